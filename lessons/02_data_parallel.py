@@ -1,0 +1,81 @@
+"""Lesson 02: one process, all GPUs of the machine, with nn.DataParallel.
+
+    python lessons/02_data_parallel.py
+
+You will see lesson 01's lines again. At every step, one process with one thread for each GPU does this:
+    scatter    GPU 0 cuts the batch into a part for each GPU
+    replicate  GPU 0 copies the whole model to all others, again at every step
+    forward    the threads run the copies; Python's global lock lets one of them at a time issue work
+    gather     the outputs travel back to GPU 0, which computes the loss
+    backward   the gradients of all copies are added up on GPU 0, and the copies are thrown away
+    step       GPU 0 updates its model alone
+GPU 0 has the most work and the fullest memory, and a second machine cannot help. PyTorch's own
+documentation advises DDP, the next lesson, on a single machine too.
+"""
+
+import time
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, RandomSampler
+
+import workload
+
+
+def train(arguments):
+    workload.set_seed(arguments.seed)
+    device = workload.pick_device()
+    train_set, test_set = workload.load_images(arguments)
+    order = torch.Generator()
+    sampler = RandomSampler(train_set, generator=order)
+    size = arguments.batch_size
+    # drop_last: the last batch may be smaller, and might not divide among the processes of later lessons.
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    share = range(len(test_set))
+    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    if workload.gpu_count() < 2:
+        print(f"GPUs here: {workload.gpu_count()}. DataParallel has nothing to be parallel over, and trains.")
+    model = nn.DataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        order.manual_seed(arguments.seed + epoch)  # without it, a resumed run would shuffle differently
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in workload.progress(train_loader, epoch):
+            images, labels = images.to(device), labels.to(device)
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+        scheduler.step()
+        mean_loss = loss_sum.item() / len(train_loader)
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model, test_loader, device)
+        accuracy = correct.item() / len(test_set)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        workload.report(arguments, epoch, mean_loss, accuracy, speed)
+
+    # From the CPU: a file of GPU tensors does not load on a laptop.
+    torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    arguments = parser.parse_args()
+    workload.check(arguments)
+    train(arguments)

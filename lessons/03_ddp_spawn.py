@@ -1,0 +1,97 @@
+"""Lesson 03: one process for each GPU, started by mp.spawn, with DistributedDataParallel (DDP).
+
+    python lessons/03_ddp_spawn.py --world-size 2
+
+You will see lesson 01's losses again. Each process has the model and its share of every batch, and
+while backward runs, DDP averages the gradients of all: every copy of the model takes the same step.
+"""
+
+import gc
+import os
+import tempfile
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+
+
+def worker(rank, world_size, folder, arguments):
+    device = workload.pick_device(rank)
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=timedelta(minutes=2),  # by default a process waits half an hour for one that is dead
+        store=dist.FileStore(f"{folder}/store", world_size),  # a port could be taken by another run
+        rank=rank,
+        world_size=world_size,
+    )
+    train(rank, world_size, device, arguments)
+    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    dist.destroy_process_group()
+
+
+def train(rank, world_size, device, arguments):
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments)
+    sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // world_size
+    # drop_last: the last batch may be smaller, and might not divide among the processes of later lessons.
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+            images, labels = images.to(device), labels.to(device)
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+        scheduler.step()
+        dist.all_reduce(loss_sum)
+        mean_loss = loss_sum.item() / len(train_loader) / world_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
+        dist.all_reduce(correct)
+        accuracy = correct.item() / len(test_set)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, accuracy, speed)
+
+    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+        torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    parser.add_argument("--world-size", type=int, default=workload.gpu_count() or 2, help="processes")
+    arguments = parser.parse_args()
+    workload.check(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else each process starts a thread for every core
+    with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
+        mp.spawn(worker, args=(arguments.world_size, folder, arguments), nprocs=arguments.world_size)

@@ -1,0 +1,130 @@
+"""Lesson 06: many machines.
+
+    bash lessons/launch/two_terminals.sh
+
+You will see lesson 01's losses again, from two torchrun agents that stand for two machines. All resume
+from the newest snapshot that a machine has. On real machines, on each, with the name of one as HOST:
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 3 \\
+        --rdzv-backend c10d --rdzv-endpoint HOST:29400 --rdzv-id rungs lessons/06_multinode.py
+"""
+
+import gc
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+
+
+def train(rank, local_rank, world_size, device, arguments):
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments)
+    sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // world_size
+    # drop_last: the last batch may be smaller, and might not divide among the processes of later lessons.
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+    settings = workload.settings(arguments, model.module)
+    path = arguments.out / f"{arguments.lesson}.snapshot"
+    done = load_newest_snapshot(path, parts, settings, world_size)
+    if done and rank == 0:
+        print(f"resumed after epoch {done} from {path}", flush=True)
+
+    for epoch in range(done + 1, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+            images, labels = images.to(device), labels.to(device)
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+        scheduler.step()
+        dist.all_reduce(loss_sum)
+        mean_loss = loss_sum.item() / len(train_loader) / world_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
+        dist.all_reduce(correct)
+        accuracy = correct.item() / len(test_set)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, accuracy, speed)
+        if local_rank == 0:  # one on each machine: the next rank 0 may run on any of them
+            save_snapshot(path, parts, settings, epoch, rank)
+
+    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+        torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+
+
+def save_snapshot(path, parts, settings, epoch, rank):
+    snapshot = {name: part.state_dict() for name, part in parts.items()}
+    snapshot |= {"settings": settings, "epoch": epoch, "random": torch.get_rng_state()}
+    aside = path.with_suffix(f".{rank}-{os.getpid()}")
+    with open(aside, "wb", buffering=0) as file:
+        torch.save(snapshot, file)
+        os.fsync(file.fileno())
+    aside.replace(path)  # only now: a crash at any moment leaves the old snapshot whole, or the new one
+
+
+def load_newest_snapshot(path, parts, settings, world_size):
+    found = [torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {"epoch": 0}]
+    epochs = [None] * world_size
+    dist.all_gather_object(epochs, found[0]["epoch"])
+    # From one to all: machines that start at different epochs would wait for each other for ever.
+    dist.broadcast_object_list(found, src=epochs.index(max(epochs)))
+    snapshot = found[0]
+    if snapshot["epoch"] == 0:
+        return 0
+    others = [name for name in settings if snapshot["settings"].get(name) != settings[name]]
+    if others:
+        workload.refuse(f"{path} has another {' and '.join(others)}: remove it, or name another --out")
+    for name, part in parts.items():
+        part.load_state_dict(snapshot[name])
+    torch.set_rng_state(snapshot["random"])
+    return snapshot["epoch"]
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
+    arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(__file__)}"
+        workload.refuse(f"this lesson is started by torchrun: {command}")
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    workload.check(arguments)
+    device = workload.pick_device(local_rank)  # rank 9 is not GPU 9: it counts over all machines
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=timedelta(seconds=arguments.time_limit),  # for a machine that never comes, or is lost
+    )
+    train(rank, local_rank, arguments.world_size, device, arguments)
+    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    dist.destroy_process_group()

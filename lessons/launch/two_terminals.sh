@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Lesson 06 on one machine: two torchrun agents, as if they ran on two machines.
+#
+#   bash lessons/launch/two_terminals.sh          both in this terminal; each line says which one wrote it
+#   bash lessons/launch/two_terminals.sh 0        one in this terminal,
+#   bash lessons/launch/two_terminals.sh 1        and the other in a second one: stop it, and start it again
+#
+# What follows goes to the lesson: two_terminals.sh 0 --epochs 20. PROCESSES=2 starts two for each agent.
+# PORT is where the agents meet; LESSON is another script to start.
+set -u
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+lesson=${LESSON:-$here/../06_multinode.py}
+processes=${PROCESSES:-1}
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+agent() {  # agent NODE ARGUMENTS...
+    # Each agent counts its GPUs from 0. Without a share of its own, both would take the same ones.
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    if [ "$gpus" -ge $((2 * processes)) ]; then
+        export CUDA_VISIBLE_DEVICES=$(seq -s, $(($1 * processes)) $(($1 * processes + processes - 1)))
+    else
+        export CUDA_VISIBLE_DEVICES=
+    fi
+    exec torchrun --nnodes 1:2 --nproc-per-node "$processes" --max-restarts 3 --rdzv-backend c10d \
+        --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 \
+        "$lesson" "${@:2}"
+}
+
+if [ "${1-}" = 0 ] || [ "${1-}" = 1 ]; then
+    port=${PORT:-29400}
+    agent "$@"
+fi
+# Below the ports that the system hands out by itself, and another one for every start of this script.
+port=${PORT:-$((20000 + $$ % 10000))}
+agents=()
+for node in 0 1; do
+    (agent "$node" "$@") > >(sed -u "s/^/node $node | /") 2> >(sed -u "s/^/node $node | /" >&2) &
+    agents+=($!)
+done
+trap 'kill "${agents[@]}" 2>/dev/null' EXIT INT TERM
+status=0
+for pid in "${agents[@]}"; do
+    wait "$pid" || status=$?
+done
+wait  # for the last lines
+exit $status
