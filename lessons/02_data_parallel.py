@@ -30,7 +30,6 @@ def train(arguments):
     order = torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
     size = arguments.batch_size
-    # drop_last: the last batch may be smaller, and might not divide among the processes of later lessons.
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     share = range(len(test_set))
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
@@ -58,9 +57,8 @@ def train(arguments):
         seconds = time.perf_counter() - start
 
         correct = count_correct(model, test_loader, device)
-        accuracy = correct.item() / len(test_set)
         speed = len(train_loader) * arguments.batch_size / seconds
-        workload.report(arguments, epoch, mean_loss, accuracy, speed)
+        workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
     # From the CPU: a file of GPU tensors does not load on a laptop.
     torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")

@@ -26,7 +26,6 @@ def train(rank, world_size, device, arguments):
     train_set, test_set = workload.load_images(arguments)
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
-    # drop_last: the last batch may be smaller, and might not divide among the processes of later lessons.
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
@@ -54,10 +53,9 @@ def train(rank, world_size, device, arguments):
 
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
-        accuracy = correct.item() / len(test_set)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
-            workload.report(arguments, epoch, mean_loss, accuracy, speed)
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")

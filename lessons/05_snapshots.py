@@ -28,7 +28,6 @@ def train(rank, world_size, device, arguments):
     train_set, test_set = workload.load_images(arguments)
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
-    # drop_last: the last batch may be smaller, and might not divide among the processes of later lessons.
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
@@ -37,6 +36,9 @@ def train(rank, world_size, device, arguments):
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+    # DDP reorders the gradients after its first backward pass: without this one, the first step after a
+    # crash would add them up in another order than the same step of a run that never crashed.
+    model(train_set.images[:1].to(device)).sum().backward()
 
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
     settings = workload.settings(arguments, model.module)
@@ -66,10 +68,9 @@ def train(rank, world_size, device, arguments):
 
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
-        accuracy = correct.item() / len(test_set)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
-            workload.report(arguments, epoch, mean_loss, accuracy, speed)
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
             save_snapshot(path, parts, settings, epoch)
 
     if rank == 0:  # they all hold the same weights, and would write them into each other's file

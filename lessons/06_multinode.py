@@ -22,12 +22,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 import workload
 
 
-def train(rank, local_rank, world_size, device, arguments):
+def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
-    # drop_last: the last batch may be smaller, and might not divide among the processes of later lessons.
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
@@ -36,6 +35,9 @@ def train(rank, local_rank, world_size, device, arguments):
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+    # DDP reorders the gradients after its first backward pass: without this one, the first step after a
+    # crash would add them up in another order than the same step of a run that never crashed.
+    model(train_set.images[:1].to(device)).sum().backward()
 
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
     settings = workload.settings(arguments, model.module)
@@ -62,11 +64,10 @@ def train(rank, local_rank, world_size, device, arguments):
 
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
-        accuracy = correct.item() / len(test_set)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
-            workload.report(arguments, epoch, mean_loss, accuracy, speed)
-        if local_rank == 0:  # one on each machine: the next rank 0 may run on any of them
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+        if dist.get_node_local_rank() == 0:  # one a machine: the next rank 0 may run on any of them
             save_snapshot(path, parts, settings, epoch, rank)
 
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
@@ -117,14 +118,13 @@ if __name__ == "__main__":
         command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(__file__)}"
         workload.refuse(f"this lesson is started by torchrun: {command}")
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ["LOCAL_RANK"])
     workload.check(arguments)
-    device = workload.pick_device(local_rank)  # rank 9 is not GPU 9: it counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # rank counts over all machines
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
         timeout=timedelta(seconds=arguments.time_limit),  # for a machine that never comes, or is lost
     )
-    train(rank, local_rank, arguments.world_size, device, arguments)
+    train(rank, arguments.world_size, device, arguments)
     gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
     dist.destroy_process_group()

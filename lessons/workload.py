@@ -77,6 +77,11 @@ def check(arguments):
         probe.unlink()
     except OSError as error:
         refuse(f"cannot write to --out {arguments.out} ({error.strerror}): name a folder that you own")
+    images = arguments.train_size or 12_000
+    if arguments.data != "digits":
+        images = len(load_images(arguments)[0])  # downloads them, before there are processes to fail in
+    if images < arguments.batch_size:
+        refuse(f"{images} training images do not fill one --batch-size of {arguments.batch_size}")
 
 
 def settings(arguments, model):
@@ -91,7 +96,8 @@ def refuse(message):
         # torchrun ends all processes as soon as one has ended: the others leave rank 0 the time to speak.
         time.sleep(10)
         os._exit(2)
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun restarts even a hopeless run
+        print(f"error: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 
@@ -121,7 +127,7 @@ def set_seed(seed):
     # then no two runs agree to the byte, and two world sizes only to the third digit.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.fp32_precision = "ieee"
 
 
 # ---- the images -------------------------------------------------------------------------------
@@ -152,10 +158,7 @@ def collate(batch):
 
 def load_images(arguments):
     """The training set and the test set that the command line asks for."""
-    train_set, test_set = DATA[arguments.data](arguments)
-    if len(train_set) < arguments.batch_size:
-        refuse(f"{len(train_set)} training images do not fill one --batch-size of {arguments.batch_size}")
-    return train_set, test_set
+    return DATA[arguments.data](arguments)
 
 
 def digits(arguments):

@@ -1,0 +1,40 @@
+# The two commands are `make run` and `make test`. PYTHON=python uses the environment you are in.
+PYTHON ?= .venv/bin/python
+OUT ?= out
+ARGUMENTS ?=
+
+.PHONY: help setup run test diffs pictures bench format
+
+help: ## list what can be made
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@echo
+	@echo "PYTHON=python uses the environment you are in instead of .venv."
+
+setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## make .venv and install requirements.txt (run and test do it too)
+	@true
+
+.venv/ready: requirements.txt
+	@command -v python3 >/dev/null || { echo "error: there is no python3 here: install Python 3.11 to 3.13" >&2; exit 1; }
+	@python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "error: python3 is $$(python3 -V 2>&1): Python 3.11 to 3.13 is needed" >&2; exit 1; }
+	python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+run: setup ## climb lessons 01 to 06 on this machine; ends with a table and out/ladder.png
+	@$(PYTHON) tests/ladder.py --out $(OUT) $(ARGUMENTS)
+
+test: setup ## run all tests; the last lines list what was skipped, and why
+	@$(PYTHON) -m pytest $(ARGUMENTS)
+
+bench: setup ## measure speed and start-up; ends with a table and out/bench.png
+	@$(PYTHON) tests/bench/bench.py --out $(OUT) $(ARGUMENTS)
+
+diffs: setup ## write each lesson's command and diff into lessons/README.md
+	@$(PYTHON) tests/diffs.py
+
+pictures: setup ## draw the pictures of the READMEs anew
+	@$(PYTHON) tests/pictures.py
+
+format: setup ## format the code
+	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .

@@ -1,0 +1,216 @@
+"""Runs lessons as a reader would, in an empty folder. After each run nothing may be alive or lie about."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import launcher
+from forks import Forks
+
+sys.path.insert(0, str(launcher.ROOT / "lessons"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--allowed-skips", help="a file of reasons, one a line; a skip for any other one fails")
+
+
+def skips(config):
+    """How often each reason was given for a skip, and which of them are not allowed on this machine."""
+    reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if not config.getoption("--allowed-skips"):
+        return reasons, []
+    lines = Path(config.getoption("--allowed-skips")).read_text().splitlines()
+    return reasons, sorted(set(reasons) - {line for line in lines if not line.startswith("#")})
+
+
+def pytest_sessionfinish(session):
+    is_main = not hasattr(session.config, "workerinput")
+    if is_main and skips(session.config)[1] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    reasons, forbidden = skips(config)
+    terminalreporter.section("skipped, by reason" if reasons else "nothing was skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:4}  {reason}")
+    for reason in forbidden:
+        terminalreporter.write_line(f"error: on this machine no test may be skipped because: {reason}")
+
+
+def alive(mark):
+    """The processes that were started with this mark in their environment, and their children."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                words = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                )
+                if words:  # a zombie has none: it only waits to be asked for its status
+                    found.append((int(folder.name), words))
+        except OSError:
+            continue
+    return found
+
+
+class Started:
+    """A command that runs in a folder of its own."""
+
+    def __init__(self, folder, words, environment, gpus=False):
+        self.folder, self.mark = folder, f"rungs-{uuid.uuid4().hex}"
+        self.out, self.home, self.temporary = folder / "out", folder / ".home", folder / ".tmp"
+        for path in (folder, self.home, self.temporary):
+            path.mkdir(parents=True, exist_ok=True)
+        environment = (
+            os.environ
+            | {
+                "HOME": str(self.home),
+                "TMPDIR": str(self.temporary),
+                "OMP_NUM_THREADS": "1",
+                "RUNGS_MARK": self.mark,
+            }
+            | environment
+        )
+        if not gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            environment.pop(name, None)
+        self.log = open(folder / ".log", "w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, limit=240):
+        """Wait for it to end, and check what it leaves behind."""
+        try:
+            stdout, _ = self.process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            self.end()
+            pytest.fail(f"still running after {limit} seconds; so far it wrote:\n{self.stderr()}")
+        left = alive(self.mark)
+        deadline = time.monotonic() + 5
+        while left and time.monotonic() < deadline:
+            time.sleep(0.05)  # the launcher has ended; those it has just killed are being taken down
+            left = alive(self.mark)
+        self.end()
+        assert not left, f"still alive after the run: {left}"
+        # torchrun leaves empty folders where temporary files go. Only files count.
+        files = [path for path in self.folder.rglob("*") if path.is_file() and path != self.folder / ".log"]
+        outside = [str(path.relative_to(self.folder)) for path in files if self.out not in path.parents]
+        assert not outside, f"files outside OUT: {outside}"
+        return SimpleNamespace(
+            code=self.process.returncode, stdout=stdout, stderr=self.stderr(), out=self.out
+        )
+
+    def stderr(self):
+        return (self.folder / ".log").read_text()
+
+    def end(self):
+        for pid, _ in alive(self.mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+        self.process.stdout.close()
+        self.log.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a lesson: start("04_ddp_torchrun", 2, "--epochs", 1). End it with .finish()."""
+    started = []
+
+    def start(stem, processes=2, *arguments, folder="run", environment=None, words=None, gpus=False):
+        if words is None:
+            words, more = launcher.command(stem, processes, *arguments)
+        else:
+            words, more = [str(word) for word in words], {}
+        started.append(Started(tmp_path / folder, words, more | (environment or {}), gpus))
+        return started[-1]
+
+    yield start
+    for run in started:
+        if run.process.poll() is None or alive(run.mark):
+            run.end()
+
+
+@pytest.fixture
+def run(start):
+    """Run a lesson to its end; it must succeed."""
+
+    def run(*arguments, **options):
+        result = start(*arguments, **options).finish()
+        assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def forks():
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture
+def fork(forks, tmp_path):
+    """Run a lesson to its end from a process that has imported torch: see forks.py."""
+
+    def fork(stem, processes, *arguments, folder="run"):
+        words, environment = launcher.command(stem, processes, *arguments)
+        if stem.startswith("06"):  # one agent; true launches have two
+            words, environment = launcher.command("05_snapshots", processes, *arguments)
+            words = [word.replace("05_snapshots.py", f"{stem}.py") for word in words]
+        folder = tmp_path / folder
+        (folder / ".tmp").mkdir(parents=True, exist_ok=True)
+        environment |= {"TMPDIR": str(folder / ".tmp")}
+        code, left = forks.run(words, folder, environment, limit=120)
+        stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
+        assert code == 0, f"status {code}\n{stdout}\n{stderr}"
+        assert not left, f"still alive after the run: {left}"
+        return SimpleNamespace(stdout=stdout, stderr=stderr, out=folder / "out")
+
+    return fork
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """Lesson 01's curve for these arguments, trained once for all the test processes."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def reference(*arguments):
+        name = "_".join(["reference", *(str(argument).lstrip("-") for argument in arguments)])
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            kept = shared / f"{name}.json"
+            if not kept.exists():
+                words, environment = launcher.command("01_single_gpu", 1, *arguments)
+                result = Started(shared / name, words, environment).finish()
+                assert result.code == 0, result.stderr
+                kept.write_text(json.dumps(launcher.read_curve(result.out, "01_single_gpu")))
+        return json.loads(kept.read_text())
+
+    return reference

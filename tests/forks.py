@@ -1,0 +1,151 @@
+"""Start a lesson in 0.1 seconds instead of 4: from a process that has imported torch already, and forks.
+
+For tests of numbers, of which there are many. The fork runs the lesson's file, torchrun's agent and the
+process groups as they are; what it spares is the import of torch in every process. Whether a lesson
+starts from nothing and ends without a trace is for tests with true launches.
+
+The server reads one JSON line for each run from its standard input, and answers with one.
+"""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+
+class Forks:
+    """The server, seen from a test process."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            text=True,
+        )
+
+    def run(self, words, folder, environment, limit):
+        """Run the words of a command in a folder. Answers with the status and the processes still alive."""
+        request = {"words": words, "folder": str(folder), "environment": environment, "limit": limit}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        return answer["code"], answer["left"]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def session(leader):
+    """The living processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, of_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(of_session) == leader and state not in "ZX":
+            found.append(int(folder.name))
+    return found
+
+
+def serve():
+    import gc
+
+    import torch
+    import torch._dynamo
+    import torch.distributed.run
+    import torch.multiprocessing.spawn
+
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lessons"))
+    import workload
+
+    workload.draw_fonts()
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            become(request)
+        deadline, code = time.monotonic() + request["limit"], None
+        while code is None and time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.01)
+        deadline = time.monotonic() + 5
+        while code is not None and session(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        left = session(pid)
+        for other in left:
+            os.kill(other, signal.SIGKILL)
+        if code is None:
+            os.waitpid(pid, 0)
+        print(json.dumps({"code": code, "left": left}), flush=True)
+
+
+def become(request):
+    """Turn this fork into the command. Never returns."""
+    import torch
+
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.update(request["environment"])
+    for name, number in ((".out", 1), (".err", 2)):
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    words, code = request["words"], 1
+    start = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
+    torch.multiprocessing.spawn = start
+    try:
+        if Path(words[0]).name == "torchrun":
+            torchrun(words[1:])
+        else:
+            script(words[1], words[2:])
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def torchrun(words):
+    """torchrun's own command line, rendezvous, agent and restarts; its processes are forks too."""
+    import torch.distributed.run as run
+    from torch.distributed.launcher.api import elastic_launch
+
+    def launch(config, entrypoint):
+        config.start_method = "fork"
+        return lambda *words: elastic_launch(config, script)(words[1], words[2:])  # words[0] is python's -u
+
+    run.elastic_launch = launch
+    run.run(run.parse_args(words))
+
+
+def script(path, words):
+    sys.argv = [path, *words]
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    exec(compile(Path(path).read_text(), path, "exec"), vars(module))
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,70 @@
+"""How each lesson is started, for `make run`, the tests and the bench: by the command its docstring gives."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
+STEMS = [path.stem for path in LESSONS]
+
+# What "the same curve" means. See the README for why it is not "the same bytes".
+EARLY_EPOCHS, EARLY, LATE, ACCURACY = 3, 1e-5, 1e-3, 0.002
+
+
+def command(stem, processes, *arguments):
+    """The command that starts a lesson on this many processes, and what it adds to the environment."""
+    script = ROOT / "lessons" / f"{stem}.py"
+    # torchrun lies beside the python that runs this; a PATH may lead to another environment's.
+    beside = Path(sys.executable).parent
+    torchrun = shutil.which("torchrun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    number = int(stem[:2])
+    environment = {}
+    if number <= 2:
+        words = [sys.executable, script]
+    elif number == 3:
+        words = [sys.executable, script, "--world-size", processes]
+    elif number <= 5 or processes % 2:  # two agents have two, four, six processes
+        words = [torchrun, "--standalone", "--nproc-per-node", processes]
+        if number == 5:
+            words += ["--max-restarts", 3]
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        words += [script]
+    else:
+        words = ["bash", ROOT / "lessons/launch/two_terminals.sh"]
+        environment["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
+        environment["PROCESSES"] = str(processes // 2)
+    return [str(word) for word in [*words, *arguments]], environment
+
+
+def as_typed(words, environment):
+    """The command as a reader would type it in the repository's root."""
+    shown = {name: value for name, value in environment.items() if name != "PATH"}
+    short = []
+    for word in words:
+        path = Path(word)
+        if path.is_absolute():
+            word = str(path.relative_to(ROOT)) if path.suffix in (".py", ".sh") else path.name
+        short.append("python" if word.startswith("python") else word)
+    return " ".join([f"{name}={value}" for name, value in shown.items()] + short)
+
+
+def read_curve(out, stem):
+    return [json.loads(line) for line in (Path(out) / f"{stem}.jsonl").read_text().splitlines()]
+
+
+def difference(curve, reference):
+    """What is different about this curve, in words; an empty string if it is the same."""
+    if [row["epoch"] for row in curve] != [row["epoch"] for row in reference]:
+        return f"epochs {[row['epoch'] for row in curve]}, not {[row['epoch'] for row in reference]}"
+    for row, expected in zip(curve, reference, strict=True):
+        limit = EARLY if row["epoch"] <= EARLY_EPOCHS else LATE
+        off = abs(row["loss"] - expected["loss"]) / expected["loss"]
+        if not off <= limit:
+            return f"the loss of epoch {row['epoch']} is off by {off:.1e}, more than {limit:.0e}"
+    off = abs(curve[-1]["accuracy"] - reference[-1]["accuracy"])
+    if not off <= ACCURACY + 1e-12:
+        return f"the accuracy is off by {off:.2%}, more than {ACCURACY:.1%}"
+    return ""

@@ -1,0 +1,193 @@
+"""One job, one curve; one command, the same bytes; every test image counted once."""
+
+import importlib
+import itertools
+import os
+import re
+
+import pytest
+import torch
+
+import launcher
+import workload
+
+SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
+PORTS = itertools.count()
+GPUS = workload.gpu_count()
+
+
+def counts(*processes):
+    """(lesson, processes) for all lessons: lessons 01 and 02 are one process, lesson 06 two agents."""
+    return [
+        pytest.param(stem, count, id=f"{stem[:2]}-{count}")
+        for stem in launcher.STEMS
+        for count in (processes if stem[:2] >= "03" else (1,))
+    ]
+
+
+@pytest.mark.parametrize(("stem", "processes"), [case for case in counts(1, 2, 4) if case.id[:2] != "01"])
+def test_the_default_run_has_lesson_01s_curve(run, reference, stem, processes):
+    curve = launcher.read_curve(run(stem, processes).out, stem)
+    assert launcher.difference(curve, reference()) == ""
+    assert {row["world_size"] for row in curve} == {processes}
+
+
+def test_the_default_run_learns_over_several_epochs(reference):
+    accuracy = [row["accuracy"] for row in reference()]
+    assert accuracy[0] < 0.90
+    assert accuracy[-1] > 0.97
+    assert sum(later > earlier for earlier, later in itertools.pairwise(accuracy)) >= 4
+
+
+@pytest.mark.parametrize(("stem", "processes"), counts(2, 3, 4))
+def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
+    """On sizes that divide by nothing: 1,000 images leave 40 over, and 997 test images make uneven shares."""
+    sizes = ("--train-size", 1000, "--batch-size", 96, "--test-size", 997, "--epochs", 2)
+    result = fork(stem, processes, *sizes, folder="first")
+    curve = launcher.read_curve(result.out, stem)
+    assert launcher.difference(curve, reference(*sizes)) == ""
+    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*sizes)]
+    assert curve[-1]["accuracy"] == recount(result.out / f"{stem}.pt", 997)
+    check_what_it_printed(result.stdout, curve)
+    assert "\r" not in result.stderr, "a progress bar, though the output is no terminal"
+    snapshot = {f"{stem}.snapshot"} if stem[:2] >= "05" else set()
+    assert {path.name for path in result.out.iterdir()} == {f"{stem}.jsonl", f"{stem}.pt"} | snapshot
+    again = fork(stem, processes, *sizes, folder="again")
+    assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
+
+
+def recount(weights, test_size):
+    """The accuracy of these weights on the test images, counted in one process, in lesson 01's model."""
+    model = importlib.import_module("01_single_gpu").workload.ConvNet((1, 28, 28))
+    model.load_state_dict(torch.load(weights, weights_only=True))
+    digits = workload.draw_digits(test_size, seed=2)
+    with torch.no_grad():
+        return (model(digits.images).argmax(dim=1) == digits.labels).sum().item() / test_size
+
+
+def check_what_it_printed(stdout, curve):
+    lines = [re.sub(r"^node \d \| ", "", line) for line in stdout.splitlines()]
+    lines = [line for line in lines if line.startswith("epoch")]
+    for line, row in zip(lines, curve, strict=True):
+        assert list(row) == ["epoch", "loss", "accuracy", "images_per_second", "world_size"]
+        assert len(str(row["loss"])) > 8, "not in full precision"
+        assert line == (
+            f"epoch {row['epoch']:2} | loss {row['loss']:.4f} | accuracy {100 * row['accuracy']:4.1f}% "
+            f"| {row['images_per_second']:,.0f} images/s"
+        )
+
+
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU")
+@pytest.mark.parametrize("stem", launcher.STEMS)
+def test_gpus_have_the_cpus_curve(run, reference, stem):
+    processes = GPUS // 2 * 2 if stem[:2] == "06" else GPUS
+    if processes == 0:
+        pytest.skip("needs 2 GPUs")
+    result = run(stem, processes if stem[:2] >= "03" else 1, gpus=True)
+    curve = launcher.read_curve(result.out, stem)
+    assert abs(curve[0]["loss"] - reference()[0]["loss"]) < 1e-3 * reference()[0]["loss"]
+    assert abs(curve[-1]["accuracy"] - reference()[-1]["accuracy"]) <= 0.01
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize("stem", launcher.STEMS[1:])
+def test_on_gpus_there_is_one_curve_too(run, stem):
+    first = launcher.read_curve(run("01_single_gpu", 1, folder="one", gpus=True).out, "01_single_gpu")
+    for processes in range(2, GPUS + 1, 2) if stem[:2] >= "03" else [1]:
+        result = run(stem, processes, folder=f"{processes}", gpus=True)
+        assert launcher.difference(launcher.read_curve(result.out, stem), first) == ""
+
+
+def test_another_seed_is_another_curve(run, reference):
+    curve = launcher.read_curve(run("01_single_gpu", 1, *SMALL, "--seed", 1).out, "01_single_gpu")
+    assert launcher.difference(curve, reference(*SMALL)) != ""
+
+
+def test_a_second_run_starts_its_curve_anew(run):
+    for epochs in (3, 2):
+        result = run("01_single_gpu", 1, "--train-size", 240, "--epochs", epochs)
+    assert [row["epoch"] for row in launcher.read_curve(result.out, "01_single_gpu")] == [1, 2]
+
+
+@pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
+def test_a_terminal_shows_a_progress_bar(run, stem):
+    # `script` gives the run a terminal of its own.
+    words, environment = launcher.command(stem, 2, "--train-size", 240, "--epochs", 1, "--test-size", 10)
+    result = run(
+        words=["script", "-qec", f"stty cols 80 rows 24; {' '.join(words)}", "/dev/null"],
+        stem=stem,
+        environment=environment,
+    )
+    assert "epoch  1:" in result.stdout
+    assert "| 0/2 [" in result.stdout
+
+
+@pytest.mark.parametrize("stem", launcher.STEMS)
+def test_the_same_command_from_nothing_gives_the_same_bytes(run, stem):
+    weights = [
+        (run(stem, 2, *SMALL, folder=folder).out / f"{stem}.pt").read_bytes() for folder in ("first", "again")
+    ]
+    assert weights[0] == weights[1]
+
+
+def check_crash(start, processes, sizes):
+    whole = start("05_snapshots", processes, *sizes, folder="whole")
+    crashed = start("05_snapshots", processes, *sizes, "--crash-at", 3, folder="crashed")
+    assert "resumed after epoch 2 from out/05_snapshots.snapshot" in crashed.stdout
+    assert [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", crashed.stdout, re.M)] == [1, 2, 3, 4]
+    weights = [(result.out / "05_snapshots.pt").read_bytes() for result in (whole, crashed)]
+    assert weights[0] == weights[1]
+    curves = [
+        [
+            (row["epoch"], row["loss"], row["accuracy"])
+            for row in launcher.read_curve(result.out, "05_snapshots")
+        ]
+        for result in (whole, crashed)
+    ]
+    assert curves[0] == curves[1]
+
+
+def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(run):
+    check_crash(run, 2, (*SMALL[:-1], 4))
+
+
+@pytest.mark.parametrize("processes", [1, 3, 4])
+def test_a_crashed_run_does_so_on_any_number_of_processes(fork, processes):
+    check_crash(fork, processes, (*SMALL[:-1], 4))
+
+
+def test_a_crash_in_the_first_epoch_is_survived_too(fork):
+    result = fork("05_snapshots", 2, *SMALL, "--crash-at", 1)
+    assert [row["epoch"] for row in launcher.read_curve(result.out, "05_snapshots")] == [1, 2]
+
+
+def test_a_finished_run_is_not_trained_again(fork):
+    weights = (fork("05_snapshots", 2, *SMALL).out / "05_snapshots.pt").read_bytes()
+    again = fork("05_snapshots", 2, *SMALL)
+    assert (again.out / "05_snapshots.pt").read_bytes() == weights
+    assert "resumed after epoch 2" in again.stdout
+    assert "loss" not in again.stdout
+
+
+def test_a_node_that_lost_its_disk_resumes_from_what_the_other_has(start):
+    def both():
+        # The agents need a port that both know. This one belongs to nobody: see two_terminals.sh.
+        port = 20000 + (os.getpid() + next(PORTS)) % 10000
+        nodes = []
+        for node in (0, 1):
+            words = ["bash", launcher.ROOT / "lessons/launch/two_terminals.sh", node, *SMALL]
+            environment = launcher.command("06_multinode", 2)[1] | {"PORT": str(port)}
+            nodes.append(start("06", words=words, environment=environment, folder=f"node{node}"))
+        results = [node.finish() for node in nodes]
+        assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
+        return results
+
+    paths = [result.out / "06_multinode.snapshot" for result in both()]
+    before = [path.read_bytes() for path in paths]
+    assert before[0] == before[1]
+    for lost in paths:
+        lost.unlink()
+        printed = "".join(result.stdout for result in both())
+        assert printed.count("resumed after epoch 2") == 1
+        assert "loss" not in printed
+        lost.write_bytes(before[0])
