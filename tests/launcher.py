@@ -45,9 +45,11 @@ def as_typed(words, environment):
     short = []
     for word in words:
         path = Path(word)
-        if path.is_absolute():
-            word = str(path.relative_to(ROOT)) if path.suffix in (".py", ".sh") else path.name
-        short.append("python" if word.startswith("python") else word)
+        if path.suffix in (".py", ".sh"):
+            word = str(path.relative_to(ROOT))
+        elif path.parent == Path(sys.executable).parent:
+            word = "python" if path.name.startswith("python") else path.name
+        short.append(word)
     return " ".join([f"{name}={value}" for name, value in shown.items()] + short)
 
 

@@ -113,17 +113,11 @@ def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
     assert line.endswith(f"lessons/{stem}.py")
 
 
-def once(stem, *arguments):
-    """The command without restarts: each would be refused again, after the same seconds."""
-    words, _ = launcher.command("04_ddp_torchrun", 2, *arguments)
-    return [word.replace("04_ddp_torchrun.py", f"{stem}.py") for word in words]
-
-
 @pytest.mark.parametrize("stem", ["05_snapshots", "06_multinode"])
-def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(start, run, stem):
-    path = run(stem, words=once(stem, *SMALL)).out / f"{stem}.snapshot"
+def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork, stem):
+    path = fork(stem, 2, *SMALL).out / f"{stem}.snapshot"
     before = path.read_bytes()
-    line = refusal(start(stem, words=once(stem, *SMALL, "--lr", 0.1, "--seed", 1)).finish(60))
+    line = refusal(fork(stem, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
     assert line == f"error: out/{stem}.snapshot has another lr and seed: remove it, or name another --out"
     assert path.read_bytes() == before
     # The same settings, and a hidden layer of another size.
@@ -132,8 +126,16 @@ def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(start, run,
         "out_features=32", "out_features=64"
     )
     torch.save(snapshot, path)
-    line = refusal(start(stem, words=once(stem, *SMALL)).finish(60))
+    line = refusal(fork(stem, 2, *SMALL, refused=True))
     assert line == f"error: out/{stem}.snapshot has another model: remove it, or name another --out"
+
+
+def test_an_out_that_holds_a_snapshot_of_another_model_is_refused_from_nothing(start, run):
+    path = run("05_snapshots", 1, *SMALL).out / "05_snapshots.snapshot"
+    snapshot = torch.load(path, weights_only=True)
+    snapshot["settings"]["model"] = "another"
+    torch.save(snapshot, path)
+    assert "has another model" in refusal(start("05_snapshots", 1, *SMALL).finish(120))
 
 
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])

@@ -12,6 +12,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 lesson=${LESSON:-$here/../06_multinode.py}
 processes=${PROCESSES:-1}
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# The agent that ends last finds the other's store gone, and would print twenty lines about that.
+export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 
 agent() {  # agent NODE ARGUMENTS...
     # Each agent counts its GPUs from 0. Without a share of its own, both would take the same ones.
