@@ -74,7 +74,7 @@ def check(arguments):
         arguments.out.mkdir(parents=True, exist_ok=True)
         probe = arguments.out / f".writable-{os.getpid()}"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another machine's process may have the same number, and disk
     except OSError as error:
         refuse(f"cannot write to --out {arguments.out} ({error.strerror}): name a folder that you own")
     images = arguments.train_size or 12_000

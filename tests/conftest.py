@@ -40,13 +40,16 @@ def pytest_sessionfinish(session):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter, config):
+    result = yield  # all other parts of the summary come first
     reasons, forbidden = skips(config)
     terminalreporter.section("skipped, by reason" if reasons else "nothing was skipped")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:4}  {reason}")
     for reason in forbidden:
         terminalreporter.write_line(f"error: on this machine no test may be skipped because: {reason}")
+    return result
 
 
 def alive(mark):

@@ -80,6 +80,38 @@ def test_make_lists_its_targets():
             assert len(re.findall(rf"^{name} +\w.+$", result.stdout, re.M)) == 1
 
 
+def test_make_uses_the_environment_one_is_in():
+    for target in ("run", "test", "setup", "bench", "diffs", "pictures", "format"):
+        assert "pip install" not in call("make", "-n", target, "PYTHON=python").stdout
+        if target != "setup":
+            assert re.search(r"^@?python ", call("make", "-n", target, "PYTHON=python").stdout, re.M)
+    assert "pip install" in call("make", "-n", "-W", "requirements.txt", "run").stdout
+
+
+@pytest.mark.parametrize(("allowed", "code"), [("needs a moon", 0), ("needs a sun", 1)])
+def test_a_skip_is_listed_last_and_must_be_allowed(tmp_path, allowed, code):
+    (tmp_path / "allowed.txt").write_text(f"# a comment\n{allowed}\n")
+    body = "import pytest\ndef test_a(): pytest.skip('needs a moon')\ndef test_b(): pass\n"
+    (tmp_path / "test_it.py").write_text(body)
+    words = (
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "-p",
+        "conftest",
+        "--allowed-skips",
+        "allowed.txt",
+        "test_it.py",
+    )
+    result = call(sys.executable, *words, cwd=tmp_path, environment={"PYTHONPATH": str(ROOT / "tests")})
+    assert result.returncode == code
+    lines = result.stdout.splitlines()
+    assert "   1  needs a moon" in lines[-3:]
+    assert any("no test may be skipped because: needs a moon" in line for line in lines) == bool(code)
+
+
 def test_there_is_one_list_of_requirements():
     assert "- -r requirements.txt" in (ROOT / "environment.yml").read_text()
     lines = (ROOT / "requirements.txt").read_text().splitlines()

@@ -220,6 +220,12 @@ def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     assert run.finish(60).code != 0
 
 
+@pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
+def test_two_runs_at_once_do_not_meet(start, stem):
+    both = [start(stem, 2, *SMALL, folder=folder) for folder in ("one", "other")]
+    assert [run.finish(60).code for run in both] == [0, 0]
+
+
 def test_a_crash_without_restarts_fails(start):
     words, environment = launcher.command("05_snapshots", 2, *SMALL[:-1], 2, "--crash-at", 2)
     del words[words.index("--max-restarts") : words.index("--max-restarts") + 2]
