@@ -2,7 +2,7 @@
 
     python lessons/01_single_gpu.py
 
-You will see one line an epoch, about two seconds apart on a laptop's CPU, and find the curve in
+You will see one line an epoch, a second or two apart on two cores, and find the curve in
 out/01_single_gpu.jsonl and the weights in out/01_single_gpu.pt. All later lessons train this same
 job, and must draw this same curve.
 """
