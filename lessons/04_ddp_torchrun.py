@@ -72,9 +72,7 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     arguments = parser.parse_args()
-    if "RANK" not in os.environ:
-        command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(__file__)}"
-        workload.refuse(f"this lesson is started by torchrun: {command}")
+    workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     device = workload.pick_device(rank)

@@ -12,6 +12,7 @@ import gc
 import os
 import time
 from datetime import timedelta
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
+import snapshot
 import workload
 
 
+@workload.let_the_first_speak
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
@@ -30,33 +33,32 @@ def train(rank, world_size, device, arguments):
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+    train_loader.generator = torch.Generator()  # or else starting it would use up a random number
 
     model = workload.ConvNet(train_set.images.shape[1:]).to(device)
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
-    # DDP reorders the gradients after its first backward pass: without this one, the first step after a
-    # crash would add them up in another order than the same step of a run that never crashed.
-    model(train_set.images[:1].to(device)).sum().backward()
-
+    snapshot.start(arguments, model, train_set.images[:1].to(device))
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
-    settings = workload.settings(arguments, model.module)
-    path = arguments.out / f"{arguments.lesson}.snapshot"
-    done = load_newest_snapshot(path, parts, settings, world_size)
-    if done and rank == 0:
-        print(f"resumed after epoch {done} from {path}", flush=True)
+    first, done, loss_sum = load_snapshot(arguments, parts, device)
 
-    for epoch in range(done + 1, arguments.epochs + 1):
+    for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        loss_sum = torch.zeros((), device=device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        batches = islice(workload.progress(train_loader, epoch, quiet=rank > 0), done, None)
+        for step, (images, labels) in enumerate(batches, done + 1):
             images, labels = images.to(device), labels.to(device)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
+            stop = snapshot.agree_to_stop()
+            if stop or (arguments.snapshot_every and step % arguments.snapshot_every == 0):
+                save_snapshot(arguments, parts, epoch, step, loss_sum)
+            if stop:
+                return
         scheduler.step()
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
@@ -64,42 +66,39 @@ def train(rank, world_size, device, arguments):
 
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
-        speed = len(train_loader) * arguments.batch_size / seconds
+        speed = (len(train_loader) - done) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        if dist.get_node_local_rank() == 0:  # one a machine: the next rank 0 may run on any of them
-            save_snapshot(path, parts, settings, epoch, rank)
+        done, loss_sum = 0, torch.zeros_like(loss_sum)
+        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
-def save_snapshot(path, parts, settings, epoch, rank):
-    snapshot = {name: part.state_dict() for name, part in parts.items()}
-    snapshot |= {"settings": settings, "epoch": epoch, "random": torch.get_rng_state()}
-    aside = path.with_suffix(f".{rank}-{os.getpid()}")
-    with open(aside, "wb", buffering=0) as file:
-        torch.save(snapshot, file)
-        os.fsync(file.fileno())
-    aside.replace(path)  # only now: a crash at any moment leaves the old snapshot whole, or the new one
+def save_snapshot(arguments, parts, epoch, step, loss_sum):
+    state = {name: part.state_dict() for name, part in parts.items()}
+    state |= {"epoch": epoch, "step": step} | snapshot.what_else(loss_sum)
+    path = snapshot.path_of(arguments, epoch, step)
+    aside = path.with_suffix(f".{dist.get_rank()}-{os.getpid()}.aside")
+    if dist.get_node_local_rank() == 0:  # one on each machine: the next rank 0 may run on any of them
+        with snapshot.survive_a_full_disk(path, aside), open(aside, "wb") as file:
+            file.write(snapshot.seal(state))
+            file.flush()
+            os.fsync(file.fileno())
+            aside.replace(path)  # only now: a crash at any moment leaves a whole snapshot, or none
 
 
-def load_newest_snapshot(path, parts, settings, world_size):
-    found = [torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {"epoch": 0}]
-    epochs = [None] * world_size
-    dist.all_gather_object(epochs, found[0]["epoch"])
-    # From one to all: machines that start at different epochs would wait for each other for ever.
-    dist.broadcast_object_list(found, src=epochs.index(max(epochs)))
-    snapshot = found[0]
-    if snapshot["epoch"] == 0:
-        return 0
-    others = [name for name in settings if snapshot["settings"].get(name) != settings[name]]
-    if others:
-        workload.refuse(f"{path} has another {' and '.join(others)}: remove it, or name another --out")
+def load_snapshot(arguments, parts, device):
+    found = [snapshot.find_newest(arguments)]  # at different steps, machines would wait for ever
+    places = snapshot.gather((found[0]["epoch"], found[0]["step"]) if found[0] else (0, 0))
+    dist.broadcast_object_list(found, src=places.index(max(places)), group=snapshot.control)
+    state = found[0]
+    if state is None:
+        return 1, 0, torch.zeros((), device=device)
     for name, part in parts.items():
-        part.load_state_dict(snapshot[name])
-    torch.set_rng_state(snapshot["random"])
-    return snapshot["epoch"]
+        part.load_state_dict(state[name])
+    return state["epoch"], state["step"], snapshot.restore(state, device)
 
 
 @torch.no_grad()
@@ -111,20 +110,21 @@ def count_correct(model, test_loader, device):
 
 
 if __name__ == "__main__":
+    workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     arguments = parser.parse_args()
-    if "RANK" not in os.environ:
-        command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(__file__)}"
-        workload.refuse(f"this lesson is started by torchrun: {command}")
+    workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # rank counts over all machines
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(seconds=arguments.time_limit),  # for a machine that never comes, or is lost
+        timeout=timedelta(seconds=arguments.time_limit),  # without it, half an hour for one that hangs
     )
     train(rank, arguments.world_size, device, arguments)
     gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
     dist.destroy_process_group()
+    workload.leave(snapshot.status)

@@ -6,18 +6,24 @@ Nothing here changes along the ladder. How a lesson trains is in the lesson itse
 import argparse
 import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
+import signal
 import socket
 import sys
+import threading
 import time
+import traceback
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import affine_grid, grid_sample, interpolate
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -87,7 +93,15 @@ def check(arguments):
 def settings(arguments, model):
     """What a snapshot must have in common with the run that resumes from it."""
     names = ("data", "train_size", "batch_size", "epochs", "lr", "seed")
-    return {name: getattr(arguments, name) for name in names} | {"model": str(model)}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    kind = f"{type(model).__name__} of {parameters:,} parameters ({zlib.crc32(str(model).encode()):08x})"
+    return {name: getattr(arguments, name) for name in names} | {"model": kind}
+
+
+def require_torchrun(file):
+    if "RANK" not in os.environ:
+        command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(file)}"
+        refuse(f"this lesson is started by torchrun: {command}")
 
 
 def refuse(message):
@@ -97,8 +111,74 @@ def refuse(message):
         time.sleep(10)
         os._exit(2)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun restarts even a hopeless run
-        print(f"error: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        say(f"error: {' '.join(str(message).split())}")
     sys.exit(2)
+
+
+def say(message):
+    print(message, file=sys.stderr, flush=True)
+
+
+# ---- processes that end together ----------------------------------------------------------------
+
+told_to_stop = threading.Event()
+
+
+def end_with_parent():
+    """End this process when the one that started it is gone: nobody else would. (Lessons 05 and later.)"""
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def listen_for_sigterm():
+    """From now on it does not end this process. The lesson asks for it between two steps."""
+    signal.signal(signal.SIGTERM, lambda number, frame: told_to_stop.set())
+
+
+def leave(status):
+    """End with a status that a scheduler can act on."""
+    if status and os.environ["RANK"] == "0":
+        say(f"told to stop: saved, and ending with status {status}. The same command goes on from here")
+    sys.exit(status)
+
+
+def crash_once(now):
+    """Die as if the machine had failed: the last process of all, and only in torchrun's first attempt."""
+    is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    if now and is_last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def let_the_first_speak(function):
+    """Show the error of this process, and hand it to torchrun for its report. But if it fails only because
+    another one is gone, leave the console to that one."""
+
+    def wait_for_the_first(*arguments):
+        try:
+            return function(*arguments)
+        except Exception as error:
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                if told_to_stop.is_set():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)  # torchrun ends this process within that time, if it finds another one dead
+            raise
+
+    @functools.wraps(function)
+    def speak(*arguments):
+        try:
+            return record(wait_for_the_first)(*arguments)
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)  # on the way out, the process group could abort with an error of its own
+
+    return speak
 
 
 # ---- the machine ------------------------------------------------------------------------------

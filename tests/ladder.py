@@ -29,8 +29,8 @@ def climb(arguments, rest):
             count = max(2, processes // 2 * 2)  # two agents, of one size
         words, environment = launcher.command(stem, count, "--out", arguments.out, *rest)
         print(f"\n{stem}\n$ {launcher.as_typed(words, environment)}", flush=True)
-        for name in (f"{stem}.jsonl", f"{stem}.pt", f"{stem}.snapshot"):
-            (arguments.out / name).unlink(missing_ok=True)  # lesson 05 would go on from yesterday's run
+        for path in arguments.out.glob(f"{stem}.*"):
+            path.unlink()  # lesson 05 would go on from yesterday's run
         start = time.perf_counter()
         code, log = run(words, os.environ | environment, arguments.out / f"{stem}.log")
         rows.append(row(arguments.out, stem, count, time.perf_counter() - start, code, rows))

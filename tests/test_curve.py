@@ -52,8 +52,10 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, pr
     assert curve[-1]["accuracy"] == recount(result.out / f"{stem}.pt", 997)
     check_what_it_printed(result.stdout, curve)
     assert "epoch  1:" not in result.stderr, "a progress bar, though the output is no terminal"
-    snapshot = {f"{stem}.snapshot"} if stem[:2] >= "05" else set()
-    assert {path.name for path in result.out.iterdir()} == {f"{stem}.jsonl", f"{stem}.pt"} | snapshot
+    names = {f"{stem}.jsonl", f"{stem}.pt"}
+    if stem[:2] >= "05":  # the last snapshot, and the one before
+        names |= {f"{stem}.lock", *(f"{stem}.epoch000{epoch}-step000000.snapshot" for epoch in (2, 3))}
+    assert {path.name for path in result.out.iterdir()} == names
     again = fork(stem, processes, *sizes, folder="again")
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
 
@@ -133,9 +135,10 @@ def test_the_same_command_from_nothing_gives_the_same_bytes(run, stem):
 
 
 def check_crash(start, processes, sizes):
+    sizes += ("--snapshot-every", 3)
     whole = start("05_snapshots", processes, *sizes, folder="whole")
     crashed = start("05_snapshots", processes, *sizes, "--crash-at", 3, folder="crashed")
-    assert crashed.stdout.count("resumed after epoch 2 from out/05_snapshots.snapshot\n") == 1
+    assert crashed.stdout.count("resumed in epoch 3 after step 3\n") == 1
     assert [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", crashed.stdout, re.M)] == [1, 2, 3, 4]
     weights = [(result.out / "05_snapshots.pt").read_bytes() for result in (whole, crashed)]
     assert weights[0] == weights[1]
@@ -167,7 +170,7 @@ def test_a_finished_run_is_not_trained_again(fork):
     weights = (fork("05_snapshots", 2, *SMALL).out / "05_snapshots.pt").read_bytes()
     again = fork("05_snapshots", 2, *SMALL)
     assert (again.out / "05_snapshots.pt").read_bytes() == weights
-    assert "resumed after epoch 2" in again.stdout
+    assert "resumed in epoch 3 after step 0" in again.stdout
     assert "loss" not in again.stdout
 
 
@@ -184,12 +187,14 @@ def test_a_node_that_lost_its_disk_resumes_from_what_the_other_has(start):
         assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
         return results
 
-    paths = [result.out / "06_multinode.snapshot" for result in both()]
-    before = [path.read_bytes() for path in paths]
-    assert before[0] == before[1]
-    for lost in paths:
-        lost.unlink()
+    disks = [sorted(result.out.glob("*.snapshot")) for result in both()]
+    assert [path.read_bytes() for path in disks[0]] == [path.read_bytes() for path in disks[1]]
+    for paths in disks:
+        before = [path.read_bytes() for path in paths]
+        for path in paths:
+            path.unlink()
         printed = "".join(result.stdout for result in both())
-        assert printed.count("resumed after epoch 2") == 1
+        assert printed.count("resumed in epoch 3 after step 0") == 1
         assert "loss" not in printed
-        lost.write_bytes(before[0])
+        for path, data in zip(paths, before, strict=True):
+            path.write_bytes(data)

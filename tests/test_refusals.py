@@ -113,31 +113,6 @@ def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
     assert line.endswith(f"lessons/{stem}.py")
 
 
-@pytest.mark.parametrize("stem", ["05_snapshots", "06_multinode"])
-def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork, stem):
-    path = fork(stem, 2, *SMALL).out / f"{stem}.snapshot"
-    before = path.read_bytes()
-    line = refusal(fork(stem, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
-    assert line == f"error: out/{stem}.snapshot has another lr and seed: remove it, or name another --out"
-    assert path.read_bytes() == before
-    # The same settings, and a hidden layer of another size.
-    snapshot = torch.load(path, weights_only=True)
-    snapshot["settings"]["model"] = snapshot["settings"]["model"].replace(
-        "out_features=32", "out_features=64"
-    )
-    torch.save(snapshot, path)
-    line = refusal(fork(stem, 2, *SMALL, refused=True))
-    assert line == f"error: out/{stem}.snapshot has another model: remove it, or name another --out"
-
-
-def test_an_out_that_holds_a_snapshot_of_another_model_is_refused_from_nothing(start, run):
-    path = run("05_snapshots", 1, *SMALL).out / "05_snapshots.snapshot"
-    snapshot = torch.load(path, weights_only=True)
-    snapshot["settings"]["model"] = "another"
-    torch.save(snapshot, path)
-    assert "has another model" in refusal(start("05_snapshots", 1, *SMALL).finish(120))
-
-
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 @pytest.mark.parametrize(("data", "files"), [("mnist", "MNIST/raw"), ("cifar10", "cifar-10-batches-py")])
 def test_without_a_network_real_data_is_refused_with_one_line(start, stem, data, files):
