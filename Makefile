@@ -2,8 +2,9 @@
 PYTHON ?= .venv/bin/python
 OUT ?= out
 ARGUMENTS ?=
+KILLS ?= 20
 
-.PHONY: help setup run test diffs pictures bench format
+.PHONY: help setup run test chaos diffs pictures bench format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -29,6 +30,9 @@ test: setup ## run all tests; the last lines list what was skipped, and why
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tests/bench/bench.py --out $(OUT) $(ARGUMENTS)
+
+chaos: setup ## kill lesson 05 in every way there is, KILLS times (20)
+	@$(PYTHON) tests/chaos.py --kills $(KILLS) $(ARGUMENTS)
 
 diffs: setup ## write each lesson's command and diff into lessons/README.md
 	@$(PYTHON) tests/diffs.py

@@ -108,6 +108,7 @@ def refuse(message):
     """End this process, non-zero, with one line from rank 0."""
     if int(os.environ.get("RANK", 0)) != 0:
         # torchrun ends all processes as soon as one has ended: the others leave rank 0 the time to speak.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun restarts even a hopeless run
@@ -408,5 +409,10 @@ def report(arguments, epoch, loss, accuracy, images_per_second):
     # A run that repeats an epoch after a crash, or starts anew, replaces what an earlier one said of it.
     kept = [text for text in earlier if json.loads(text)["epoch"] < epoch]
     aside = path.with_suffix(".jsonl.aside")
-    aside.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(values)]))
-    aside.replace(path)
+    try:
+        aside.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(values)]))
+        aside.replace(path)
+    except OSError as error:  # a full disk must not end a run that has trained for a week
+        say(f"{path} lacks epoch {epoch} ({error.strerror}); going on without it")
+        with contextlib.suppress(OSError):
+            aside.unlink()

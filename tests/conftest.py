@@ -116,8 +116,9 @@ class Started:
             left = alive(self.mark)
         self.end()
         assert not left, f"still alive after the run: {left}"
-        # torchrun leaves empty folders where temporary files go. Only files count.
-        files = [path for path in self.folder.rglob("*") if path.is_file() and path != self.folder / ".log"]
+        # torchrun leaves its folders where temporary files go, and the error of a process that failed.
+        files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "error.json"]
+        files.remove(self.folder / ".log")
         outside = [str(path.relative_to(self.folder)) for path in files if self.out not in path.parents]
         assert not outside, f"files outside OUT: {outside}"
         return SimpleNamespace(

@@ -101,6 +101,7 @@ def become(request):
 
     os.setsid()
     os.chdir(request["folder"])
+    Path(".pid").write_text(str(os.getpid()))
     os.environ.update(request["environment"])
     for name, number in ((".out", 1), (".err", 2)):
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

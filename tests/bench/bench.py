@@ -75,6 +75,11 @@ def ddp(folder, processes, variant=None, *arguments):
     return speed(folder, "04_ddp_torchrun")
 
 
+def snapshots(folder):
+    finish(lesson("05_snapshots", 2, folder, "--epochs", 3))
+    return speed(folder, "05_snapshots")
+
+
 def apart(folder, variant=None, *arguments):
     """Two processes at once that do not talk, each with the batch that one of two has."""
     both = [
@@ -96,6 +101,24 @@ def startup(folder, stem, processes):
     return dict(zip(STAGES, spent, strict=True))
 
 
+def saving(folder):
+    """The share of lesson 05's time that its snapshots take, one an epoch; and the time of one."""
+    _, stderr = finish(lesson("05_snapshots", 2, folder, variant="saving"))
+    times = json.loads(next(line for line in stderr.splitlines() if line.startswith("{")))
+    return {"share": times["saving"] / times["whole"], "seconds": times["saving"] / times["saves"]}
+
+
+def recovery(folder):
+    """Seconds from the death of one of two processes to the next step, with torchrun's real restart."""
+    words, environment = launcher.command("05_snapshots", 2, "--epochs", 2, "--crash-at", 1)
+    script = next(word for word in words if word.endswith(".py"))
+    words[words.index(script)] = HERE.parent / "victim.py"
+    finish(start(words, folder, **environment, LESSON=script))
+    steps = [line.split() for line in (folder / ".steps").read_text().splitlines()]
+    again = next(number for number, step in enumerate(steps) if step[1] != steps[0][1])
+    return float(steps[again][0]) - float(steps[again - 1][0])
+
+
 STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, optimizer", "first step")
 LARGE = ("--train-size", 1800)
 SPEEDS = {
@@ -107,6 +130,7 @@ SPEEDS = {
     "large model, 1 process": lambda folder: ddp(folder, 1, "large", *LARGE),
     "large model, 2 processes": lambda folder: ddp(folder, 2, "large", *LARGE),
     "large model, 2 that do not talk": lambda folder: apart(folder, "large", *LARGE, "--batch-size", 60),
+    "lesson 05, 2 processes": lambda folder: snapshots(folder),
     "tiny model, 1 process": lambda folder: ddp(folder, 1, "tiny"),
     "tiny model, 2 processes": lambda folder: ddp(folder, 2, "tiny"),
 }
@@ -119,6 +143,7 @@ STARTS = {
 
 def measure(repeats):
     speeds, starts = {name: [] for name in SPEEDS}, {name: [] for name in STARTS}
+    faults = {"saving": [], "recovery": []}
     for repeat in range(repeats):
         for name, run in SPEEDS.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -131,14 +156,19 @@ def measure(repeats):
                 starts[name].append(startup(Path(folder), stem, processes))
             seconds = sum(starts[name][-1].values())
             print(f"repeat {repeat + 1} of {repeats} | start of {name:23} {seconds:8.1f} seconds", flush=True)
-    return speeds, starts
+        for name, run in (("saving", saving), ("recovery", recovery)):
+            with tempfile.TemporaryDirectory() as folder:
+                faults[name].append(run(Path(folder)))
+            print(f"repeat {repeat + 1} of {repeats} | {name:32} {faults[name][-1]}", flush=True)
+    return speeds, starts, faults
 
 
-def show(speeds, starts):
+def show(speeds, starts, faults):
     middle = {name: statistics.median(values) for name, values in speeds.items()}
     against = {
         "lesson 01": ("usual tutorial loop", 1, "times the usual loop (aim: 1.5)"),
         "lesson 04, 2 processes": ("lesson 04, 1 process", 2, "of ideal (aim: 0.75)"),
+        "lesson 05, 2 processes": ("lesson 04, 2 processes", 1, "times lesson 04"),
         "2 that do not talk": ("lesson 04, 1 process", 2, "of ideal: the machine's own limit"),
         "large model, 2 processes": ("large model, 1 process", 2, "of ideal (aim: 0.85)"),
         "large model, 2 that do not talk": ("large model, 1 process", 2, "of ideal: the machine's own limit"),
@@ -157,6 +187,18 @@ def show(speeds, starts):
         print(f"{stage:32}" + "".join(f"{seconds:12.2f}" for seconds in row))
     totals = [statistics.median(sum(run.values()) for run in runs) for runs in starts.values()]
     print(f"{'together':32}" + "".join(f"{seconds:12.2f}" for seconds in totals))
+    shares = sorted(saved["share"] for saved in faults["saving"])
+    one = statistics.median(saved["seconds"] for saved in faults["saving"])
+    seconds = sorted(faults["recovery"])
+    print(f"\n{'lesson 05, 2 processes':32}     median      least       most")
+    print(
+        f"{'saving, one snapshot an epoch':32} {statistics.median(shares):10.1%} {shares[0]:10.1%} "
+        f"{shares[-1]:10.1%}  of the run (aim: 2%); one snapshot takes {1000 * one:.0f} ms"
+    )
+    print(
+        f"{'from a kill to the next step':32} {statistics.median(seconds):8.1f} s {seconds[0]:8.1f} s "
+        f"{seconds[-1]:8.1f} s  (aim: 10 s)"
+    )
 
 
 def picture(speeds, starts, path):
@@ -200,11 +242,13 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    speeds, starts = measure(arguments.repeats)
-    show(speeds, starts)
+    speeds, starts, faults = measure(arguments.repeats)
+    show(speeds, starts, faults)
     picture(speeds, starts, arguments.out / "bench.png")
     machine = {"machine": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
-    text = json.dumps(machine | {"images_per_second": speeds, "seconds_to_first_step": starts}, indent=1)
+    text = json.dumps(
+        machine | {"images_per_second": speeds, "seconds_to_first_step": starts} | faults, indent=1
+    )
     (arguments.out / "bench.json").write_text(text + "\n")
     print(
         f"\nThe same as a picture and as data: {arguments.out / 'bench.png'}, {arguments.out / 'bench.json'}"

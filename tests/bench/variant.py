@@ -4,6 +4,7 @@
     tiny     a model with next to no work a step
     kinked   ReLU and max pooling in place of GELU and average pooling
     clocked  nothing changed; process 0 prints when it reached what, as one JSON line on standard error
+    saving   nothing changed; process 0 prints how long it saved, and how long it trained in all
 
 What a lesson does is not touched: this file runs its text. It is also what mp.spawn's children import.
 """
@@ -76,9 +77,48 @@ def clock():
     workload.load_images, workload.progress = clocked_load_images, clocked_progress
 
 
+def clock_saving():
+    """Note how long snapshots take, from the gathering of what is in them to the last rename."""
+    import atexit
+    import contextlib
+
+    import snapshot
+
+    times = {"began": None, "saving": 0.0, "saves": 0}
+    progress, what_else, survive = workload.progress, snapshot.what_else, snapshot.survive_a_full_disk
+
+    def clocked_progress(*arguments, **options):
+        times["began"] = times["began"] or time.perf_counter()
+        return progress(*arguments, **options)
+
+    def clocked_what_else(loss_sum):
+        times["save"] = time.perf_counter()
+        return what_else(loss_sum)
+
+    @contextlib.contextmanager
+    def clocked_survive(*arguments):
+        with survive(*arguments):
+            yield
+        times["ended"] = time.perf_counter()
+        times["saving"] += times["ended"] - times["save"]
+        times["saves"] += 1
+
+    def tell():
+        if "ended" in times:
+            whole = times["ended"] - times["began"]
+            line = {"saving": times["saving"], "saves": times["saves"], "whole": whole}
+            print(json.dumps(line), file=sys.stderr, flush=True)
+
+    workload.progress, snapshot.what_else = clocked_progress, clocked_what_else
+    snapshot.survive_a_full_disk = clocked_survive
+    atexit.register(tell)
+
+
 Smooth = workload.ConvNet
 if os.environ["VARIANT"] == "clocked":
     clock()
+elif os.environ["VARIANT"] == "saving":
+    clock_saving()
 else:
     workload.ConvNet = {"large": Large, "tiny": Tiny, "kinked": Kinked}[os.environ["VARIANT"]]
 parser = workload.parser
