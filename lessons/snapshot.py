@@ -46,13 +46,15 @@ def start(arguments, model, images):
 
 
 def take_lock(run):
-    """Who holds the lock now. Another machine of this run may, if both have the same disk."""
-    with contextlib.suppress(BlockingIOError):
+    """Who holds the lock now. It may be another machine of this run, with the same disk."""
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+    except BlockingIOError:
+        return os.pread(lock.fileno(), 999, 0).decode()
+    with contextlib.suppress(OSError):  # a full disk: a second run is refused, but not told by whom
         lock.truncate(0)
-        print(run, end="", file=lock, flush=True)
-    lock.seek(0)
-    return lock.read()
+        os.write(lock.fileno(), run.encode())
+    return run
 
 
 def gather(value):
@@ -64,9 +66,8 @@ def gather(value):
 
 def refuse_if(problem):
     """End all processes if one of them has a problem. Only the first rank's words are heard."""
-    problems = [problem for problem in gather(problem) if problem]
-    if problems:
-        workload.refuse(problems[0])
+    for words in filter(None, gather(problem)):
+        workload.refuse(words)
 
 
 def path_of(arguments, epoch, step):

@@ -55,8 +55,8 @@ def parser(file, description):
 def check(arguments):
     """End with one line if this run cannot work; a traceback minutes later would say less."""
     world_size = arguments.world_size
-    for option in ("epochs", "batch_size", "train_size", "test_size"):
-        value = getattr(arguments, option)
+    for option in ("epochs", "batch_size", "train_size", "test_size", "snapshot_every", "time_limit"):
+        value = getattr(arguments, option, None)
         if value is not None and value < 1:
             refuse(f"--{option.replace('_', '-')} must be at least 1, not {value}")
     if world_size < 1:

@@ -113,7 +113,7 @@ def strike(run, kind, chance):
     restarted = False
     try:
         if kind == "in mid-save":
-            (run.folder / ".die-in-save").write_text(str(chance.random()))
+            (run.folder / ".die-in-save").write_text(str(min(1, chance.uniform(0, 1.2))))
             if not wait_for(run, lambda: not (run.folder / ".die-in-save").exists(), "a save"):
                 return None
         elif kind == "the agent":

@@ -30,7 +30,8 @@ def climb(arguments, rest):
         words, environment = launcher.command(stem, count, "--out", arguments.out, *rest)
         print(f"\n{stem}\n$ {launcher.as_typed(words, environment)}", flush=True)
         for path in arguments.out.glob(f"{stem}.*"):
-            path.unlink()  # lesson 05 would go on from yesterday's run
+            if path.suffix != ".lock":  # it tells of a run that is still going on
+                path.unlink()  # lesson 05 would go on from yesterday's run
         start = time.perf_counter()
         code, log = run(words, os.environ | environment, arguments.out / f"{stem}.log")
         rows.append(row(arguments.out, stem, count, time.perf_counter() - start, code, rows))

@@ -43,6 +43,8 @@ BAD = {
     "seed below zero": (("--seed", -1), "--seed must be a number from 0 to"),
     "unknown data": (("--data", "cats"), "argument --data: invalid choice: 'cats' (choose from"),
     "unknown option": (("--fast",), "unrecognized arguments: --fast"),
+    "no steps": (("--snapshot-every", 0), "--snapshot-every must be at least 1, not 0"),
+    "no time": (("--time-limit", -3), "--time-limit must be at least 1, not -3.0"),
     "few images": (("--train-size", 100), "100 training images do not fill one --batch-size of 120"),
     "unwritable out": (("--out", "/proc/here"), "cannot write to --out /proc/here"),
     "out is a file": (("--out", "/dev/null"), "cannot write to --out /dev/null"),
@@ -52,7 +54,7 @@ BAD = {
 @pytest.mark.parametrize(
     ("stem", "bad"),
     [
-        *(("01_single_gpu", bad) for bad in BAD),
+        *(("01_single_gpu", bad) for bad in BAD if bad not in ("no steps", "no time")),
         ("02_data_parallel", "zero epochs"),
         *(("03_ddp_spawn", bad) for bad in ("zero epochs", "few images", "unwritable out")),
         *(("04_ddp_torchrun", bad) for bad in ("unknown option", "unwritable out")),
@@ -61,6 +63,12 @@ BAD = {
 def test_bad_input_is_refused_with_one_line(start, stem, bad):
     arguments, message = BAD[bad]
     assert message in refusal(start(stem, 2, *arguments).finish(60))
+
+
+@pytest.mark.parametrize("bad", ["no steps", "no time"])
+def test_bad_options_of_lesson_05_are_refused(fork, bad):
+    arguments, message = BAD[bad]
+    assert message in refusal(fork("05_snapshots", 2, *SMALL, *arguments, refused=True))
 
 
 def test_bad_input_is_refused_once_although_torchrun_restarts_the_lesson(start):
