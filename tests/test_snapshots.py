@@ -250,6 +250,17 @@ def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
     assert (results["peace"] == results["crash"]) == (part == "nothing")
 
 
+def test_the_pass_that_does_not_count_leaves_no_mark(alone):
+    layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    before = [tensor.clone() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
+    alone[0].settle(model, torch.ones(4, 2))
+    after = [*model.state_dict().values(), torch.get_rng_state()]
+    assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 # ---- disks ------------------------------------------------------------------------------------
 
 
@@ -324,6 +335,7 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
     assert result.code != 0
     assert result.stderr.count("told to stop: saved, and ending with status 75") == 1
     place = [int(number) for number in re.findall(r"epoch(\d+)-step(\d+)", snapshots(result.out)[-1].name)[0]]
+    assert place[1] > 0, "a snapshot from the end of an epoch, not from the step before the end"
     again = start(STEM, 2, *long)
     assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > place[0])
     again.process.terminate()
@@ -362,6 +374,23 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
     assert (first.out / f"{STEM}.jsonl").read_text().splitlines()[: len(before)] == before
     first.process.terminate()
     first.finish(60)
+
+
+def test_a_run_that_is_going_down_is_waited_for(alone, monkeypatch):
+    snapshot, arguments, _ = alone
+    monkeypatch.setattr(snapshot.workload, "listen_for_sigterm", lambda: None)  # pytest wants to hear it
+    defaults = vars(snapshot.workload.parser(f"{STEM}.py", "").parse_args([]))
+    arguments = argparse.Namespace(**defaults | vars(arguments), time_limit=10)
+    script = "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(); time.sleep(1)"
+    path = arguments.out / f"{STEM}.lock"
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    with subprocess.Popen([sys.executable, "-uc", script, path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline()
+        began = time.monotonic()
+        snapshot.start(arguments, model, torch.ones(1, 2))
+        assert 0.5 < time.monotonic() - began < 4
+    assert path.read_text().startswith(f"process {os.getpid()} of ")
+    snapshot.lock.close()
 
 
 @pytest.mark.parametrize("stem", [STEM, "06_multinode"])
