@@ -42,7 +42,7 @@ def start(arguments, model, images):
     refuse_if(holder != run and f"{arguments.out} is in use by {holder}: end it, or name another --out")
     settings = workload.settings(arguments, model.module)
     settle(model, images)
-    workload.listen_for_sigterm()
+    workload.listen_for_the_end()
 
 
 def take_lock(run):

@@ -137,9 +137,10 @@ def end_with_parent():
     threading.Thread(target=watch, daemon=True).start()
 
 
-def listen_for_sigterm():
-    """From now on it does not end this process. The lesson asks for it between two steps."""
-    signal.signal(signal.SIGTERM, lambda number, frame: told_to_stop.set())
+def listen_for_the_end():
+    """From now on SIGTERM and Ctrl-C do not end this process. The lesson asks for them between two steps."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: told_to_stop.set())
 
 
 def leave(status):
@@ -165,7 +166,8 @@ def let_the_first_speak(function):
             return function(*arguments)
         except Exception as error:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, signal.SIG_DFL)
                 if told_to_stop.is_set():
                     os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(5)  # torchrun ends this process within that time, if it finds another one dead

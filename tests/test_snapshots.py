@@ -342,14 +342,15 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
     assert f"resumed in epoch {place[0]} after step {place[1]}\n" in again.finish(60).stdout
 
 
-def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, number):
     """As srun starts it: the process itself is what the scheduler sees."""
     names = ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     alone = dict.fromkeys(names, "0") | {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     words = ["env", *(f"{name}={value}" for name, value in alone.items()), sys.executable]
     run = start(STEM, words=[*words, LESSONS / f"{STEM}.py", *SMALL[:-1], 3000])
     wait_for(lambda: (run.out / f"{STEM}.jsonl").exists())
-    run.process.terminate()
+    run.process.send_signal(number)
     result = run.finish(60)
     assert result.code == 75
     assert "told to stop: saved, and ending with status 75" in result.stderr
@@ -378,7 +379,7 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
 
 def test_a_run_that_is_going_down_is_waited_for(alone, monkeypatch):
     snapshot, arguments, _ = alone
-    monkeypatch.setattr(snapshot.workload, "listen_for_sigterm", lambda: None)  # pytest wants to hear it
+    monkeypatch.setattr(snapshot.workload, "listen_for_the_end", lambda: None)  # pytest wants to hear it
     defaults = vars(snapshot.workload.parser(f"{STEM}.py", "").parse_args([]))
     arguments = argparse.Namespace(**defaults | vars(arguments), time_limit=10)
     script = "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(); time.sleep(1)"
