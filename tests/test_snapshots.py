@@ -423,9 +423,11 @@ def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp
     words, environment = launcher.command(STEM, 4, *SMALL, "--out", tmp_path / "run/out")
     words = [word.replace(str(LESSONS), str(tmp_path)) for word in words]
     words[words.index("--max-restarts") + 1] = "0"
+    run = start(STEM, words=words, environment=environment)
+    wait_for(lambda: "a bug of rank 2" in run.stderr())
     began = time.monotonic()
-    result = start(STEM, words=words, environment=environment).finish(60)
-    assert time.monotonic() - began < 30
+    result = run.finish(60)
+    assert time.monotonic() - began < 15
     assert result.code != 0
     errors = re.findall(r"^\w*(?:Error|Exception): .*", result.stderr, re.M)
     assert errors == ["ValueError: a bug of rank 2"]
