@@ -146,7 +146,7 @@ def listen_for_the_end():
 def leave(status):
     """End with a status that a scheduler can act on."""
     if status and os.environ["RANK"] == "0":
-        say(f"told to stop: saved, and ending with status {status}. The same command goes on from here")
+        say(f"told to stop: saved, and ending with status {status}. Started again, the run goes on from here")
     sys.exit(status)
 
 

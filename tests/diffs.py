@@ -1,7 +1,8 @@
 """Write into lessons/README.md what can be read off the lessons: `make diffs`.
 
 Under each lesson's heading stand two markers. What lies between them is written here: the command
-from the lesson's docstring, and its diff from the lesson before. A test runs this with --check.
+from the lesson's docstring, and its diff from the lesson before. The table of what can go wrong in
+lesson 06 stands between two more. A test runs this with --check.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import re
 import sys
 import textwrap
 
+import faults
 from launcher import LESSONS, ROOT
 
 PAGE = ROOT / "lessons" / "README.md"
@@ -56,12 +58,13 @@ def block(path):
 
 
 def written(page):
-    for path in LESSONS:
-        start, end = f"<!-- {path.stem}: written by `make diffs` -->", f"<!-- end of {path.stem} -->"
+    blocks = {path.stem: block(path) for path in LESSONS} | {"faults": faults.table()}
+    for name, text in blocks.items():
+        start, end = f"<!-- {name}: written by `make diffs` -->", f"<!-- end of {name} -->"
         if page.count(start) != 1 or page.count(end) != 1:
             raise SystemExit(f"error: {PAGE} needs the line {start} and, after it, {end}, once each")
         head, rest = page.split(start)
-        page = f"{head}{start}\n{block(path)}{end}{rest.split(end)[1]}"
+        page = f"{head}{start}\n{text}{end}{rest.split(end)[1]}"
     return page
 
 
