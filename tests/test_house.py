@@ -57,6 +57,7 @@ def test_lessons_are_short():
         if before:
             # Lesson 05 has two faces: a snapshot, and a run that can be stopped at any step.
             assert diffs.added(before, path) <= (55 if path.stem.startswith("05") else 45), path
+    assert len((launcher.ROOT / "lessons/snapshot.py").read_text().splitlines()) <= 160
 
 
 def test_the_command_in_a_docstring_is_the_one_that_is_tested():

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM")
 
 SCRIPT = launcher.ROOT / "lessons/launch/slurm.sbatch"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 12)
+NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
 TOLD = r"\*\*\* STEP \d+\.0 ON \S+ CANCELLED AT "  # the line that SLURM writes when it signals the tasks
 
 
@@ -54,6 +56,11 @@ def held(job, limit=90):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def environment(pid, name):
+    """The value of this name in the environment of another process."""
+    return re.search(rf"\0{name}=([^\0]*)", "\0" + Path(f"/proc/{pid}/environ").read_text())[1]
 
 
 def check_the_end(job, reference, world_size=2, restarts=0):
@@ -106,7 +113,11 @@ def test_a_time_limit_costs_nothing(cluster, submit, reference):
 )
 def test_a_job_has_lesson_01s_curve(submit, reference, way, options):
     """Two processes on each node. An agent starts as many as it has GPUs; these here only pretend."""
-    assert check_the_end(submit(way, *SIZES, options=options), reference, world_size=4) == []
+    job = submit(way, *SIZES, options=options)
+    with held(job):
+        told = sorted([environment(pid, name) for name in NAMES] for pid in job.workers())
+    assert told == [["0", "0", "2", "4"], ["1", "1", "2", "4"], ["2", "0", "2", "4"], ["3", "1", "2", "4"]]
+    assert check_the_end(job, reference, world_size=4) == []
 
 
 @pytest.mark.parametrize("way", ["torchrun", "python"])

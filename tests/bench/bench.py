@@ -159,7 +159,9 @@ def measure(repeats):
         for name, run in (("saving", saving), ("recovery", recovery)):
             with tempfile.TemporaryDirectory() as folder:
                 faults[name].append(run(Path(folder)))
-            print(f"repeat {repeat + 1} of {repeats} | {name:32} {faults[name][-1]}", flush=True)
+            last = faults[name][-1]
+            last = f"{last['share']:8.1%} of the run" if name == "saving" else f"{last:8.1f} seconds"
+            print(f"repeat {repeat + 1} of {repeats} | {name:32} {last}", flush=True)
     return speeds, starts, faults
 
 
