@@ -92,7 +92,7 @@ def save_snapshot(arguments, parts, epoch, step, loss_sum):
 def load_snapshot(arguments, parts, device):
     found = [snapshot.find_newest(arguments)]  # at different steps, machines would wait for ever
     places = snapshot.gather((found[0]["epoch"], found[0]["step"]) if found[0] else (0, 0))
-    dist.broadcast_object_list(found, src=places.index(max(places)), group=snapshot.control)
+    dist.broadcast_object_list(found, src=places.index(max(places)), group=snapshot.control())
     state = found[0]
     if state is None:
         return 1, 0, torch.zeros((), device=device)

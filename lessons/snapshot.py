@@ -4,7 +4,6 @@ The lesson saves aside, renames and resumes. Here is what it takes if
     start                 somebody starts a second run in the same folder
     seal, find_newest     a file is torn, damaged or hostile, or of a run with other settings
     survive_a_full_disk   there is no room: this snapshot is lost, and nothing else
-    what_else, restore    each process has a random state of its own, and its part of the loss
     agree_to_stop         the machine is wanted back (SIGTERM), and all must stop after the same step
 """
 
@@ -14,6 +13,7 @@ import io
 import os
 import socket
 import time
+import weakref
 import zlib
 from datetime import timedelta
 
@@ -29,8 +29,9 @@ status, control, lock, settings, question = 0, None, None, None, None
 def start(arguments, model, images):
     """Keep other runs out of this folder, and listen for SIGTERM. All processes call it together."""
     global control, lock, settings
-    # A group of its own, on the CPU: what is said here does not queue behind the gradients of a GPU.
-    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=arguments.time_limit))
+    # On the CPU, so that what is said here does not queue behind the gradients of a GPU. A weak reference:
+    # a group that outlives destroy_process_group can abort the process at exit.
+    control = weakref.ref(dist.new_group(backend="gloo", timeout=timedelta(seconds=arguments.time_limit)))
     run = gather(f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}")[0]
     holder, deadline = run, time.monotonic() + 5  # a run that was killed just now is still going down
     if dist.get_node_local_rank() == 0:
@@ -58,14 +59,13 @@ def take_lock(run):
 
 
 def gather(value):
-    """What all processes give here, in the order of their ranks."""
     values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=control)
+    dist.all_gather_object(values, value, group=control())
     return values
 
 
 def refuse_if(problem):
-    """End all processes if one of them has a problem. Only the first rank's words are heard."""
+    """All processes end if one has a problem: rank 0 says it, whose ever it is."""
     for words in filter(None, gather(problem)):
         workload.refuse(words)
 
@@ -83,7 +83,6 @@ def seal(state):
 
 
 def find_newest(arguments):
-    """The newest whole snapshot in this machine's folder; None if there is none."""
     state, refused = None, []
     for path in sorted(arguments.out.glob(f"{arguments.lesson}.epoch*.snapshot"), reverse=True):
         data = path.read_bytes()
@@ -106,7 +105,6 @@ def find_newest(arguments):
 
 @contextlib.contextmanager
 def survive_a_full_disk(path, aside):
-    """Keep the new snapshot and the one before. If the new one cannot be written, keep what is there."""
     try:
         yield
         for old in sorted(path.parent.glob(f"{path.name.split('.')[0]}.epoch*.snapshot"))[:-2]:
@@ -119,6 +117,8 @@ def survive_a_full_disk(path, aside):
 
 def what_else(loss_sum):
     """What a snapshot holds beside the parts and the place. All processes call it together."""
+    if question:  # after the last snapshot the processes end, and nothing must be under way then
+        question[1].wait()
     device = torch.get_device_module(loss_sum.device)
     random = [torch.get_rng_state()] + ([device.get_rng_state()] if loss_sum.device.type != "cpu" else [])
     processes = gather({"random": random, "loss_sum": loss_sum.item()})
@@ -153,7 +153,7 @@ def agree_to_stop():
     """The same answer in all processes. It is to the question of the step before: so nobody waits for it."""
     global question, status
     answer, told = question, torch.tensor(float(workload.told_to_stop.is_set()))
-    question = told, dist.all_reduce(told, group=control, async_op=True)
+    question = told, dist.all_reduce(told, group=control(), async_op=True)
     if answer:
         answer[1].wait()
         status = PREEMPTED if answer[0].item() else 0

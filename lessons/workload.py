@@ -147,6 +147,7 @@ def leave(status):
     """End with a status that a scheduler can act on."""
     if status and os.environ["RANK"] == "0":
         say(f"told to stop: saved, and ending with status {status}. Started again, the run goes on from here")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from srun, as soon as another process has ended with 75
     sys.exit(status)
 
 

@@ -131,6 +131,15 @@ def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference
     check_that_nothing_was_lost(job)
 
 
+def test_a_preempted_job_comes_back(cluster, submit, reference):
+    """SLURM preempts with a SIGTERM for the tasks, and nothing for the shell of the job."""
+    job = submit("python", *SIZES)
+    with held(job):
+        cluster.call("scancel", "--signal=TERM", job.number)
+    check_the_end(job, reference, restarts=1)
+    check_that_nothing_was_lost(job)
+
+
 def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, submit, reference):
     job = submit("torchrun", *SIZES)
     with held(job):
