@@ -4,7 +4,8 @@
         lessons/05_snapshots.py --snapshot-every 30 --crash-at 3
 
 You will see a process killed in the middle of epoch 3, both go on after step 30, and lesson 01's losses.
-Without --max-restarts torchrun restarts nothing; without the variable the new call the dead ones.
+Without --max-restarts, torchrun would restart nothing; without the variable, the new processes would call
+the dead ones.
 """
 
 import gc
