@@ -8,6 +8,7 @@ single digit of the curve, is not that of the run without kills.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -131,8 +132,13 @@ def strike(run, kind, chance):
         else:
             pids = sorted(run.ranks())
             number = getattr(signal, kind.split()[0], signal.SIGKILL)
+            struck_any = False
             for pid in pids if kind == "all processes" else chance.sample(pids, min(1, len(pids))):
-                os.kill(pid, number)
+                with contextlib.suppress(ProcessLookupError):  # the first one's death may have ended others
+                    os.kill(pid, number)
+                    struck_any = True
+            if not struck_any:
+                return None
     except (ProcessLookupError, FileNotFoundError):
         return None  # it had just ended
     struck = time.time()
@@ -197,7 +203,10 @@ def chaos(kills, folder, seed=0, processes=(2, 4), say=print, kinds=KINDS, forks
             assert curve == peace[count][1], f"another curve after {[row['kind'] for row in strikes]}"
             starts = 1 + len(strikes)
             seen = len({pid for _, pid, _, _ in run.steps()})
-            assert seen == starts, f"started {seen} times after {len(strikes)} kills"
+            kinds_seen = [row["kind"] for row in strikes]
+            assert seen == starts, (
+                f"started {seen} times, not {starts}, after {kinds_seen}\n{run.log()[-3000:]}"
+            )
             asides = list((run.folder / "out").glob("*.aside")) + list((run.folder / "out").glob("*.refused"))
             assert not asides, f"left over: {asides}"
             rows += strikes

@@ -74,6 +74,7 @@ def alone(tmp_path, monkeypatch):
         data = snapshot.seal(state | {"epoch": epoch})
         snapshot.path_of(arguments, epoch, 0).write_bytes(data)
     monkeypatch.setattr(snapshot, "settings", {"lr": 0.1})
+    monkeypatch.setattr(snapshot, "control", lambda: None)  # the default group
     yield snapshot, arguments, state["model"]
     dist.destroy_process_group()
 
