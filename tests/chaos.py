@@ -118,7 +118,7 @@ def strike(run, kind, chance):
     time.sleep(chance.uniform(0, 0.3))
     if run.ended():
         return None
-    at_work = run.steps()[-1][1]  # before the strike: on a busy machine the next one may be at work right after
+    at_work = run.steps()[-1][1]  # on a busy machine the next one is at work right after the strike
     try:
         if kind == "in mid-save":
             (run.folder / ".die-in-save").write_text(str(min(1, chance.uniform(0, 1.2))))
