@@ -108,8 +108,9 @@ def become(request):
         os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     words, code = request["words"], 1
-    start = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
-    torch.multiprocessing.spawn = start
+    start = torch.multiprocessing.start_processes
+    torch.multiprocessing.spawn = functools.partial(start, start_method="fork")
+    torch.multiprocessing.start_processes = functools.partial(start_all_at_once, start)
     try:
         if Path(words[0]).name == "torchrun":
             torchrun(words[1:])
@@ -127,6 +128,29 @@ def become(request):
     os._exit(code)
 
 
+gate = None  # a pipe: read to its end, it says that all processes of this start are there
+
+
+def start_all_at_once(start, *arguments, **options):
+    """Start processes that begin when the last of them exists.
+
+    torchrun's agent has threads by then, and one of them looks up the name of each process that calls the
+    store. A process forked in that moment would inherit a lock that nobody ever releases.
+    """
+    global gate
+    gate = os.pipe()
+    context = start(*arguments, **options)
+    for end in gate:
+        os.close(end)
+    return context
+
+
+def pass_the_gate():
+    os.close(gate[1])
+    os.read(gate[0], 1)
+    os.close(gate[0])
+
+
 def torchrun(words):
     """torchrun's own command line, rendezvous, agent and restarts; its processes are forks too."""
     import torch.distributed.run as run
@@ -134,10 +158,15 @@ def torchrun(words):
 
     def launch(config, entrypoint):
         config.start_method = "fork"
-        return lambda *words: elastic_launch(config, script)(words[1], words[2:])  # words[0] is python's -u
+        return lambda *words: elastic_launch(config, worker)(words[1], words[2:])  # words[0] is python's -u
 
     run.elastic_launch = launch
     run.run(run.parse_args(words))
+
+
+def worker(path, words):
+    pass_the_gate()
+    script(path, words)
 
 
 def script(path, words):
