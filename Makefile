@@ -4,7 +4,7 @@ OUT ?= out
 ARGUMENTS ?=
 KILLS ?= 20
 
-.PHONY: help setup run test chaos diffs pictures bench format
+.PHONY: help setup run test lab notebooks chaos diffs pictures bench format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -27,6 +27,12 @@ run: setup ## climb lessons 01 to 06 on this machine; ends with a table and out/
 
 test: setup ## run all tests; the last lines list what was skipped, and why
 	@$(PYTHON) -m pytest $(ARGUMENTS)
+
+lab: setup ## open the notebooks in JupyterLab, on a port that is free
+	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
+
+notebooks: setup ## execute the notebooks and keep what they show (ARGUMENTS=03_ddp_spawn for one)
+	@$(PYTHON) tests/notebooks.py $(ARGUMENTS)
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tests/bench/bench.py --out $(OUT) $(ARGUMENTS)

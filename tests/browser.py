@@ -1,0 +1,89 @@
+"""A headless Chromium, driven over its DevTools protocol."""
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from urllib.request import urlopen
+
+import websocket
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Page:
+    def __init__(self, folder, url, width=1400, height=1000):
+        self.process = subprocess.Popen(
+            [
+                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+                *("--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={folder}"),
+                *(f"--window-size={width},{height}", "about:blank"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.number = 0
+        try:
+            port = self.wait(lambda: self.port(folder), "Chromium's port", 30)
+            pages = json.load(urlopen(f"http://127.0.0.1:{port}/json", timeout=10))
+            page = next(page for page in pages if page["type"] == "page")
+            self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=60)
+            self.call("Page.navigate", url=url)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def port(folder):
+        file = folder / "DevToolsActivePort"
+        return file.read_text().splitlines()[0] if file.exists() and file.read_text() else None
+
+    def wait(self, condition, what, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not (result := condition()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds} seconds for {what}")
+            time.sleep(0.2)
+        return result
+
+    def call(self, method, **parameters):
+        self.number += 1
+        self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
+        while True:
+            answer = json.loads(self.socket.recv())
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise AssertionError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def ask(self, expression):
+        """The value of a JavaScript expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(f"{expression}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def until(self, expression, what, seconds=60):
+        return self.wait(lambda: self.ask(expression), what, seconds)
+
+    def click(self, selector, text):
+        """Press the mouse on the visible element that shows this text, as a person would."""
+        find = f"""(() => {{
+            const found = [...document.querySelectorAll({json.dumps(selector)})].find(
+                (element) => element.textContent.trim() === {json.dumps(text)} && element.offsetParent);
+            if (!found) return null;
+            const box = found.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()"""
+        x, y = self.until(find, f"{text!r} to press on")
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def photograph(self, path):
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()

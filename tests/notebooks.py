@@ -1,0 +1,191 @@
+"""Execute the notebooks from top to bottom, and keep what they show: `make notebooks`.
+
+    make notebooks
+    make notebooks ARGUMENTS="03_ddp_spawn 05_snapshots"
+
+You will see one line for each notebook, with the seconds it took. Two at a time; those that measure
+something (marked "alone" in their metadata) one after the other, when the others are done.
+A notebook that fails, or breaks a rule that test_notebooks.py checks, is not written.
+"""
+
+import argparse
+import os
+import re
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from launcher import ROOT
+
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SECONDS, BYTES = 90, 1_500_000
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def execute(path, out=None):
+    """Run a notebook in a new kernel. Returns it with its new outputs, tidied."""
+    notebook = read(path)
+    environment = os.environ | {"OUT": str(out)} if out else dict(os.environ)
+    client = NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(ROOT)}},
+        coalesce_streams=True,
+        store_widget_state=False,
+    )
+    start = time.monotonic()
+    client.execute(env=environment)
+    return tidy(notebook, time.monotonic() - start)
+
+
+def tidy(notebook, seconds):
+    """Drop what is not for a reader: when a cell ran, and widgets, which need a kernel behind them."""
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+        "rungs": notebook.metadata.get("rungs", {}) | {"seconds": round(seconds)},
+    }
+    for cell in notebook.cells:
+        cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
+        for output in cell.get("outputs", []):
+            if WIDGET in output.get("data", {}):
+                output["data"] = {"text/plain": "(Where this notebook runs, a slider stands here.)"}
+            if output["output_type"] == "execute_result":
+                output["metadata"] = {}
+    return notebook
+
+
+def texts(cell):
+    """What a cell's outputs say, as text."""
+    for output in cell.get("outputs", []):
+        if output["output_type"] == "stream":
+            yield output["text"]
+        elif output["output_type"] == "error":
+            yield "\n".join(output["traceback"])
+        else:
+            data = output["data"]
+            yield from (str(text) for kind, text in data.items() if not kind.startswith("image/"))
+
+
+FORBIDDEN = {
+    "a path of the machine": r"(?<![\w.])/(?:home|root|tmp|work|usr|var|opt|Users|mnt)/\S|site-packages",
+    "a warning": r"(?i)\bwarn(?:ing)?s?\b[:(]|\w+Warning\b",
+    "a process id": r"(?i)\b(?:pid|process id)\b\W{0,3}\d+|\bProcess \d{2,}",
+    "a port or an address": r"\b(?:localhost|127\.0\.0\.1|\d+\.\d+\.\d+\.\d+)\]?:\d{4,5}\b",
+}
+STACK = r"Traceback \(most recent call last\)|^\s+File \"[^\"]+\", line \d+"
+
+
+def complaints(path, notebook):
+    """What breaks a rule in a notebook as it is stored, one line for each."""
+    found = shown(path.name, notebook)
+    if path.stat().st_size > BYTES:
+        found.append(f"{path.name} has {path.stat().st_size:,} bytes, more than {BYTES:,}")
+    seconds = notebook.metadata.get("rungs", {}).get("seconds")
+    if seconds is None or seconds > SECONDS:
+        found.append(f"{path.name} took {seconds} seconds, more than {SECONDS}")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
+        found.append(f"{path.name} was not executed from top to bottom")
+    return found
+
+
+def shown(name, notebook):
+    """What breaks a rule in what the cells show."""
+    found = []
+    for number, cell in enumerate(notebook.cells, 1):
+        where = f"{name}, cell {number}"
+        for text in texts(cell):
+            for what, pattern in FORBIDDEN.items():
+                if match := re.search(pattern, text):
+                    found.append(f"{where} shows {what}: {match[0]}")
+            if "stack-trace" not in cell.metadata.get("tags", []) and re.search(STACK, text, re.M):
+                found.append(f"{where} shows a stack trace, and no tag says that this is the point")
+        if cell.cell_type == "code" and len(cell.source.splitlines()) > 40:
+            found.append(f"{where} has {len(cell.source.splitlines())} lines of code, more than 40")
+        if any(output["output_type"] == "error" for output in cell.get("outputs", [])):
+            found.append(f"{where} failed")
+    return found
+
+
+def drift(stored, fresh):
+    """Where what is stored is not what the cells show now. Times may differ, diffs not."""
+    found = []
+    for number, (old, new) in enumerate(zip(stored.cells, fresh.cells, strict=True), 1):
+        before, after = (list(map(kind, cell.get("outputs", []))) for cell in (old, new))
+        if set(before) != set(after):
+            found.append(f"cell {number}: stored output is missing or odd: {before}, not {after}")
+            continue
+        exact = [[output for output in cell.get("outputs", []) if is_exact(output)] for cell in (old, new)]
+        if [output["data"] for output in exact[0]] != [output["data"] for output in exact[1]]:
+            found.append(f"cell {number} shows source as it was: run make notebooks")
+    return found
+
+
+def kind(output):
+    return output["output_type"] + (" with a picture" if "image/png" in output.get("data", {}) else "")
+
+
+def is_exact(output):
+    return output.get("metadata", {}).get("rungs") in ("diff", "source")
+
+
+def make(path):
+    """Execute one notebook and write it, if it is in order. Returns what is not, and the seconds."""
+    start = time.monotonic()
+    try:
+        notebook = execute(path)
+    except CellExecutionError as error:
+        return [f"{path.name}: {error}"], time.monotonic() - start
+    aside = path.with_suffix(".aside")
+    nbformat.write(notebook, aside)
+    found = [line.replace(aside.name, path.name) for line in complaints(aside, notebook)]
+    if found:
+        aside.replace(ROOT / "out" / f"{path.stem}.refused.ipynb")
+    else:
+        aside.replace(path)
+    return found, time.monotonic() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stems", nargs="*", help="which notebooks (all)")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.stems) - {path.stem for path in NOTEBOOKS})
+    if unknown:
+        there = ", ".join(path.stem for path in NOTEBOOKS)
+        sys.exit(f"error: there is no notebook {', '.join(unknown)}: there are {there}")
+    (ROOT / "out").mkdir(exist_ok=True)
+    chosen = [path for path in NOTEBOOKS if not arguments.stems or path.stem in arguments.stems]
+    alone = [path for path in chosen if read(path).metadata.get("rungs", {}).get("alone")]
+    number, bad = 0, []
+    for group, jobs in (([path for path in chosen if path not in alone], arguments.jobs), (alone, 1)):
+        with ProcessPoolExecutor(jobs) as pool:
+            started = {pool.submit(make, path): path for path in group}
+            for done in as_completed(started):
+                found, seconds = done.result()
+                number, bad = number + 1, bad + found
+                state = "not written" if found else "written"
+                print(
+                    f"{number:2} of {len(chosen)}  {started[done].name:36} {seconds:4.0f} s  {state}",
+                    flush=True,
+                )
+    if bad:
+        sys.exit("error: " + "\n".join(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""`make lab`, a notebook opened in a browser, "Run All Cells" pressed, and its last picture looked for."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import browser
+from launcher import ROOT
+
+STEM = "01_single_gpu"
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """JupyterLab, started by `make lab` in a copy of the repository whose notebook has no outputs."""
+    copy = tmp_path / "rungs"
+    copy.mkdir()
+    for name in ("Makefile", "lessons", "notebooks"):
+        call = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        call(ROOT / name, copy / name)
+    path = copy / f"notebooks/{STEM}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    nbformat.write(notebook, path)
+    home, runtime = tmp_path / "home", tmp_path / "runtime"
+    home.mkdir()
+    environment = os.environ | {
+        "HOME": str(home),
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    environment.pop("OUT", None)
+    words = ["make", "lab", f"PYTHON={sys.executable}", "ARGUMENTS=--no-browser --allow-root"]
+    with open(tmp_path / "lab.log", "w") as log:
+        process = subprocess.Popen(
+            words, cwd=copy, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while "?token=" not in (tmp_path / "lab.log").read_text():
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "lab.log").read_text()
+            time.sleep(0.1)
+        yield json.loads(next(runtime.glob("jpserver-*.json")).read_text())
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+def test_a_notebook_runs_in_jupyterlab_from_top_to_bottom(lab, tmp_path):
+    stored = nbformat.read(ROOT / f"notebooks/{STEM}.ipynb", as_version=4)
+    pictures = sum(
+        "image/png" in output.get("data", {}) for cell in stored.cells for output in cell.get("outputs", [])
+    )
+    assert pictures >= 3
+    page = browser.Page(
+        tmp_path / "chromium", f"{lab['url']}lab/tree/notebooks/{STEM}.ipynb?token={lab['token']}"
+    )
+    try:
+        page.until("document.querySelectorAll('.jp-Notebook .jp-Cell').length > 20", "the notebook")
+        page.until(
+            "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'",
+            "the kernel",
+        )
+        seen = "document.querySelectorAll('.jp-OutputArea img').length"
+        assert page.ask(seen) == 0
+        page.click(".lm-MenuBar-itemLabel", "Run")
+        page.click(".lm-Menu-itemLabel", "Run All Cells")
+        code = sum(cell.cell_type == "code" for cell in stored.cells)
+        prompts = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map((p) => p.textContent)"
+        page.until(f"{prompts}.includes('[{code}]:')", "the last cell", 180)
+        assert (
+            page.ask(
+                "document.querySelectorAll('[data-mime-type=\"application/vnd.jupyter.stderr\"]').length"
+            )
+            == 0
+        )
+        assert page.ask(seen) == pictures
+        last = "[...document.querySelectorAll('.jp-OutputArea img')].at(-1)"
+        page.ask(f"{last}.scrollIntoView({{block: 'center'}})")
+        page.until(f"{last}.naturalWidth > 600 && {last}.getBoundingClientRect().top > 0", "the last picture")
+        time.sleep(1)  # for the photograph: the page scrolls smoothly
+    finally:
+        page.photograph(Path(os.environ.get("PHOTOGRAPH", tmp_path / "lab.png")))
+        page.close()

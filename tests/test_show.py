@@ -1,0 +1,249 @@
+"""The module beside the notebooks."""
+
+import re
+import signal
+import sys
+import time
+from types import SimpleNamespace
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import psutil
+import pytest
+
+import launcher
+
+sys.path.insert(0, str(launcher.ROOT / "notebooks"))
+import show
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    with plt.rc_context():
+        yield show.start("test")
+    plt.close("all")
+
+
+def script(folder, text):
+    path = folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+def test_start_goes_to_the_root_and_empties_only_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    (tmp_path / "out/notebooks/other").mkdir(parents=True)
+    (tmp_path / "out/notebooks/mine").mkdir()
+    (tmp_path / "out/notebooks/mine/old").touch()
+    with plt.rc_context():
+        assert list(show.start("mine").iterdir()) == []
+    assert (tmp_path / "out/notebooks/other").exists()
+    assert launcher.ROOT.samefile(".")
+
+
+def test_run_streams_what_a_command_writes_and_checks_its_status(out, capsys):
+    path = script(out, "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)")
+    running = show.run(f"GREETING=hello python {path}", code=3)
+    assert capsys.readouterr().out.splitlines() == [f"$ GREETING=hello python {path}", "one", "two"]
+    assert running.code == 3 and running.text == "one\ntwo\n"
+    with pytest.raises(RuntimeError, match="status 3, not 0"):
+        show.run(f"python {path}")
+    path = script(out, "import os, sys; print(os.environ['GREETING'], sys.executable)")
+    assert show.run(f"GREETING=hello python {path}").text.startswith("hello")
+
+
+def test_lines_come_while_the_command_runs(out, capsys):
+    path = script(out, "import time; print('first'); time.sleep(60)")
+    running = show.launch(f"python {path}")
+    assert running.until("first", limit=20) == "first\n"
+    assert running.code is None and len(running.tree()) == 1
+    running.end()
+    assert running.code == -signal.SIGKILL and running.tree() == []
+    with pytest.raises(RuntimeError, match="before it wrote"):
+        running.until("second", limit=1)
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_hangs_is_ended_with_its_children(out, capsys):
+    path = script(
+        out,
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid); time.sleep(60)",
+    )
+    running = show.run(f"python {path}", limit=2, code=None)
+    assert "still running after 2 seconds" in capsys.readouterr().out
+    child = int(running.text)
+    deadline = time.monotonic() + 5
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def test_ranks_know_who_they_are_meet_and_report(out, capsys):
+    path = script(
+        out,
+        "import json, os\n"
+        "rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
+        "print('here')\n"
+        "open(os.environ['STORE'], 'a').write(str(rank))\n"
+        "if rank < 2: json.dump([rank, size], open(os.environ['RESULT'], 'w'))\n",
+    )
+    running = show.ranks(path, 3)
+    assert [one.result for one in running] == [[0, 3], [1, 3], None]
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["rank 0 | here", "rank 1 | here", "rank 2 | here"]
+    show.ranks(path, 2, quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_ranks_that_hang_are_named_and_ended(out, capsys):
+    path = script(out, "import os, time\nif os.environ['RANK'] == '1': time.sleep(60)")
+    running = show.ranks(path, 2, limit=2)
+    assert running[0].code == 0 and running[1].code == -signal.SIGKILL
+    assert capsys.readouterr().out == "(rank 1: still there after 2 seconds, ended by the notebook)\n"
+
+
+def test_a_variant_is_the_lesson_with_one_line_changed(out, capsys):
+    path = show.variant("03_ddp_spawn", out, "no_epoch", {"sampler.set_epoch(epoch)": "pass"})
+    text = (launcher.ROOT / "lessons/03_ddp_spawn.py").read_text()
+    assert path.read_text() == text.replace("sampler.set_epoch(epoch)", "pass")
+    removed, added = capsys.readouterr().out.splitlines()
+    assert (
+        removed.startswith("-  ") and "set_epoch" in removed and added.startswith("+  ") and "pass" in added
+    )
+    with pytest.raises(ValueError, match="0 times, not once"):
+        show.variant("03_ddp_spawn", out, "odd", {"no such line": ""})
+    with pytest.raises(ValueError, match="times, not once"):
+        show.variant("03_ddp_spawn", out, "odd", {"rank": ""})
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("epoch 1 | loss 0.5\n", "epoch 1 | loss 0.5\n"),
+        (f"{launcher.ROOT}/lessons/x.py\n", "lessons/x.py\n"),
+        ("W1121 07:10:49.123000 4711 torch/distributed/run.py:766] Sending\n", None),
+        ("E1121 07:10:49.123000 4711 site-packages/torch/distributed/x.py:9] failed\n", "failed\n"),
+        ("[rank1]: ValueError: no\n", "ValueError: no\n"),
+        ('File "/a/b/lib/python3.11/site-packages/torch/x.py", line 3\n', 'File "torch/x.py", line 3\n'),
+        ("exitcode: -9 (pid: 4711)\n", "exitcode: -9 (pid: (its number))\n"),
+        ("Process 4711: python\n", "Process (its number): python\n"),
+        ("closed by [127.0.0.1]:4711\n", "closed by [this machine]:(a port)\n"),
+    ],
+)
+def test_plain_drops_what_is_true_on_this_machine_only(line, expected):
+    assert show.plain(line) == expected
+
+
+FILES = {"a": "one\ntwo\nthree\nfour\nfive\nsix\n", "b": "one\nTWO <b>\nthree\nfour\nfive\nsix\nseven\n"}
+
+
+@pytest.fixture
+def two_files(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr(show, "LESSONS", tmp_path)
+
+
+def test_a_diff_has_a_sentence_for_each_place(two_files):
+    shown = show.Diff("a", "b", {"TWO": "Now it is `loud`.", "seven": "One more."})
+    assert repr(shown) == "# Now it is `loud`.\n- two\n+ TWO <b>\n\n# One more.\n+ seven\n"
+    page = shown._repr_html_()
+    assert "Now it is <code>loud</code>." in page and "TWO &lt;b&gt;" in page and "<th" in page
+    assert page.count(">-</td>") == 1 and page.count(">+</td>") == 2
+    assert len(re.findall(r"<tr>", page)) == 1 + 2 + 3 + 2
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ({"TWO": "x"}, "2 places differ, but there are 1 sentences"),
+        ({"TWO": "x", "seven": "y", "eight": "z"}, "but there are 3"),
+        ({"seven": "y", "TWO": "x"}, "place 1 does not change 'seven'"),
+        ({"three": "x", "seven": "y"}, "place 1 does not change 'three'"),
+    ],
+)
+def test_a_diff_whose_sentences_do_not_fit_is_an_error(two_files, sentences, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        show.Diff("a", "b", sentences)
+
+
+def test_source_shows_the_function_as_it_is(monkeypatch):
+    shown = []
+    monkeypatch.setattr(show, "display", lambda what, metadata: shown.append(what))
+    show.source("05_snapshots", "train")
+    assert repr(shown[0]).startswith("@workload.let_the_first_speak\ndef train(rank")
+    assert repr(shown[0]).rstrip().endswith('arguments.out / f"{arguments.lesson}.pt")')
+    show.source(show.curve)
+    assert "```python\ndef curve(out, stem):" in shown[1]._repr_markdown_()
+
+
+def test_a_table_is_aligned_and_escaped():
+    table = show.Table(["a", "long"], [("1 < 2", 3), ("x", "`y`")])
+    assert repr(table) == "a      long\n1 < 2  3\nx      `y`"
+    assert (
+        "<td" in table._repr_html_()
+        and "1 &lt; 2" in table._repr_html_()
+        and "<code>y</code>" in table._repr_html_()
+    )
+
+
+def test_a_timeline_has_a_bar_for_each_span_and_names_only_kinds_that_occur(out):
+    axes = plt.figure().add_subplot()
+    kinds = {"compute": show.BLUE, "wait": show.ORANGE, "other": show.GREEN}
+    show.timeline(axes, {"rank 0": [(0, 1, "compute"), (1, 3, "wait")], "rank 1": [(0, 3, "compute")]}, kinds)
+    bars = [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.31)) for bar in axes.patches]
+    assert bars == [(0, 1, 0), (1, 2, 0), (0, 3, -1)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["compute", "wait"]
+
+
+def test_curves_lie_on_one_another_and_can_all_be_seen(out):
+    axes = plt.figure().add_subplot()
+    rows = [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0}]
+    show.curves(axes, {"one": rows, "two": rows, "three": rows})
+    widths = [line.get_linewidth() for line in axes.lines]
+    assert widths == sorted(widths, reverse=True) and len(set(widths)) == 3
+    assert list(axes.lines[0].get_ydata()) == [2, 1]
+
+
+def test_a_slider_leaves_a_picture_for_pages_that_do_not_run(out, monkeypatch):
+    drawn, shown = [], []
+    monkeypatch.setattr(show, "display", shown.append)
+    monkeypatch.setattr(show.plt, "show", lambda: drawn.append("shown"))
+    show.slider(drawn.append, "N", [2, 3, 4], 3)
+    assert drawn == [3, "shown"]
+    shown[0].children[0].value = 4
+    assert drawn == [3, "shown", 4, "shown"]
+
+
+def test_pictures_can_be_read_on_white_and_on_dark_pages(out):
+    """They bring their own paper; the ink on it, and the ranks' colours, stand out from it and each other."""
+
+    def light(colour):
+        channels = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+            for c in SimpleNamespace(rgb=matplotlib.colors.to_rgb(colour)).rgb
+        ]
+        return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+
+    def contrast(one, other):
+        high, low = sorted((light(one), light(other)), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
+    assert matplotlib.colors.to_rgba(plt.rcParams["figure.facecolor"])[3] == 1
+    assert matplotlib.colors.to_rgba(plt.rcParams["savefig.facecolor"])[3] == 1
+    assert contrast(show.INK, show.PAPER) > 7
+    assert min(contrast(colour, show.PAPER) for colour in show.RANKS) > 1.9
