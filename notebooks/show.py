@@ -75,7 +75,9 @@ class Running:
     def __init__(self, words, environment=None, prefix="", where=None):
         self.began, self.seconds, self.prefix = time.monotonic(), None, prefix
         self.text, self.where, self.news = "", where, queue.Queue()
-        inherited = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+        # Jupyter asks for colours, and for pictures in the page: a script has neither.
+        jupyters = ("MPLBACKEND", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PAGER", "GIT_PAGER")
+        inherited = {name: value for name, value in os.environ.items() if name not in jupyters}
         self.process = subprocess.Popen(
             words,
             env=inherited | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(LESSONS)} | (environment or {}),
@@ -234,7 +236,7 @@ def curve(out, stem):
 
 
 LOG = re.compile(
-    r"^(?:\[rank\d+\]:)?\[?([IWEC])\d{4} [\d:.]+ +\d+ (?:[\w/.-]*site-packages/)?([\w/.-]+):\d+\] ?"
+    r"^(?:\[rank\d+\]:)?\[?([IWEC])\d{4} [\d:.]+ +(?:\d+ )?(?:[\w/.-]*site-packages/)?([\w/.-]+):\d+\] ?"
 )
 
 
@@ -248,8 +250,9 @@ def plain(line):
     line = re.sub(r"^\[rank\d+\]: ", "", line)
     line = re.sub(r"[^\s\"'(]*/site-packages/", "", line)
     line = re.sub(r"[^\s\"'(]*/lib/python3\.\d+/", "", line)
+    line = re.sub(rf"{re.escape(sys.prefix)}/bin/(python)[\d.]*", r"\1", line)
     line = line.replace(f"{ROOT}/", "").replace(str(Path.home()), "~")
-    line = re.sub(r"/tmp/\S*", "(a temporary file)", line)
+    line = re.sub(r"/tmp/[^\s\"',)]*", "(a temporary file)", line)
     line = re.sub(r"(?i)\b(pid|process)([ :=]+)\d+", r"\1\2(its number)", line)
     return re.sub(r"\[(?:127\.0\.0\.1|::1|localhost|::ffff:[\d.]+)\]:\d+", "[this machine]:(a port)", line)
 
