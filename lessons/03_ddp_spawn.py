@@ -27,7 +27,7 @@ def worker(rank, world_size, folder, arguments):
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(minutes=2),  # by default a process waits half an hour for one that is dead
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
         store=dist.FileStore(f"{folder}/store", world_size),  # a port could be taken by another run
         rank=rank,
         world_size=world_size,

@@ -79,7 +79,7 @@ if __name__ == "__main__":
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(minutes=2),  # by default a process waits half an hour for one that is dead
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
     train(rank, arguments.world_size, device, arguments)
     gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then

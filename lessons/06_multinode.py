@@ -122,7 +122,7 @@ if __name__ == "__main__":
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(seconds=arguments.time_limit),  # without it, half an hour for one that hangs
+        timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
     )
     train(rank, arguments.world_size, device, arguments)
     gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then

@@ -259,7 +259,8 @@ def plain(line):
 
 # ---- what changed -------------------------------------------------------------------------------
 
-CELL = "padding:0 6px;vertical-align:top;text-align:left;white-space:pre-wrap;word-break:break-word"
+CELL = "width:50%;padding:0 6px;vertical-align:top;text-align:left;white-space:pre-wrap;word-break:break-word"
+HANGING = "padding-left:2em;text-indent:-1.4em"  # where a long line is broken, the rest stands further in
 REMOVED, ADDED = "background:rgba(213,94,0,.22)", "background:rgba(0,114,178,.22)"
 
 
@@ -296,7 +297,7 @@ class Diff:
         rows = []
         for sentence, hunk in zip(self.sentences, self.hunks, strict=True):
             rows.append(
-                f'<tr><td colspan="4" style="{CELL};font-family:sans-serif;padding:14px 6px 4px">'
+                f'<tr><td colspan="2" style="{CELL};font-family:sans-serif;padding:14px 6px 4px">'
                 f"<b>{code_in(sentence)}</b></td></tr>"
             )
             for kind, low, high, start, end in hunk:
@@ -307,18 +308,17 @@ class Diff:
                     rows.append(
                         "<tr>" + side(old, new, kind, "-", REMOVED) + side(new, old, kind, "+", ADDED)
                     )
-        head = "".join(f'<th colspan="2" style="{CELL};width:50%">{name}</th>' for name in self.names)
+        head = "".join(f'<th style="{CELL}">{name}</th>' for name in self.names)
         style = "width:100%;table-layout:fixed;border-collapse:collapse;font:12px/1.4 monospace"
-        signs = '<col style="width:1.6em"><col><col style="width:1.6em"><col>'
-        return f'<table style="{style}">{signs}<tr>{head}</tr>{"".join(rows)}</table>'
+        return f'<table style="{style}"><tr>{head}</tr>{"".join(rows)}</table>'
 
 
 def side(line, other, kind, sign, colour):
     if line is None:
-        return f'<td style="{CELL}"></td><td style="{CELL}"></td>'
-    if kind == "equal":
-        return f'<td style="{CELL}"></td><td style="{CELL};opacity:.65">{html.escape(line) or "&nbsp;"}</td>'
+        return f'<td style="{CELL}"></td>'
     inside = html.escape(line) or "&nbsp;"
+    if kind == "equal":
+        return f'<td style="{CELL};{HANGING};opacity:.65">  {inside}</td>'
     if other is not None:  # the part that differs, darker than the line
         head = same(line, other)
         tail = same(line[head:][::-1], other[head:][::-1])
@@ -326,7 +326,7 @@ def side(line, other, kind, sign, colour):
         if middle and len(middle) < 0.7 * len(line.strip()):
             parts = [html.escape(part) for part in (line[:head], middle, line[len(line) - tail :])]
             inside = f'{parts[0]}<span style="{colour}">{parts[1]}</span>{parts[2]}'
-    return f'<td style="{CELL};{colour}">{sign}</td><td style="{CELL};{colour}">{inside}</td>'
+    return f'<td style="{CELL};{HANGING};{colour}">{sign} {inside}</td>'
 
 
 def same(line, other):

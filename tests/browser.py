@@ -23,10 +23,11 @@ class Page:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.number = 0
+        self.number, self.socket = 0, None
         try:
             port = self.wait(lambda: self.port(folder), "Chromium's port", 30)
-            pages = json.load(urlopen(f"http://127.0.0.1:{port}/json", timeout=10))
+            with urlopen(f"http://127.0.0.1:{port}/json", timeout=10) as answer:
+                pages = json.load(answer)
             page = next(page for page in pages if page["type"] == "page")
             self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=60)
             self.call("Page.navigate", url=url)
@@ -85,5 +86,7 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
+        if self.socket:
+            self.socket.close()
         self.process.terminate()
         self.process.wait()

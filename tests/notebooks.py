@@ -9,6 +9,7 @@ A notebook that fails, or breaks a rule that test_notebooks.py checks, is not wr
 """
 
 import argparse
+import base64
 import os
 import re
 import sys
@@ -24,6 +25,11 @@ from launcher import ROOT
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SECONDS, BYTES = 90, 1_500_000
+# Pictures that the README shows: from which notebook, and words of the cell that draws it last.
+PICTURES = {
+    "ring.png": ("03a_how_gradients_travel", "def draw_steps"),
+    "kill.png": ("05_snapshots", "draw(left, peaceful"),
+}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -140,6 +146,19 @@ def is_exact(output):
     return output.get("metadata", {}).get("rungs") in ("diff", "source")
 
 
+def picture(name):
+    """A picture of PICTURES, as its notebook shows it."""
+    stem, words = PICTURES[name]
+    for cell in read(FOLDER / f"{stem}.ipynb").cells:
+        if cell.cell_type == "code" and words in cell.source:
+            return base64.b64decode(list(filter(None, map(png, cell.outputs)))[-1])
+    raise SystemExit(f"error: no cell of {stem}.ipynb has the words {words!r}")
+
+
+def png(output):
+    return output.get("data", {}).get("image/png")
+
+
 def make(path):
     """Execute one notebook and write it, if it is in order. Returns what is not, and the seconds."""
     start = time.monotonic()
@@ -185,6 +204,9 @@ def main():
                 )
     if bad:
         sys.exit("error: " + "\n".join(bad))
+    for name, (stem, _) in PICTURES.items():
+        if FOLDER / f"{stem}.ipynb" in chosen:
+            (ROOT / "lessons/pictures" / name).write_bytes(picture(name))
 
 
 if __name__ == "__main__":

@@ -100,6 +100,19 @@ def test_the_readme_links_each_from_its_lessons_row():
         assert f"(notebooks/{stem}.ipynb)" in row, stem
 
 
+@pytest.mark.parametrize("name", notebooks.PICTURES)
+def test_the_readme_shows_pictures_as_their_notebooks_do(name):
+    assert (ROOT / "lessons/pictures" / name).read_bytes() == notebooks.picture(name), "run make notebooks"
+    assert f"(lessons/pictures/{name})" in (ROOT / "README.md").read_text()
+
+
+def test_the_list_of_notebooks_has_the_question_of_each():
+    page = (notebooks.FOLDER / "README.md").read_text()
+    for path in notebooks.NOTEBOOKS:
+        name, question = notebooks.read(path).cells[0].source.splitlines()[0].removeprefix("# ").split(":", 1)
+        assert f"- [{name}]({path.name}):{question}\n" in page
+
+
 # ---- the checks themselves ----------------------------------------------------------------------
 
 

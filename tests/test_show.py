@@ -165,7 +165,7 @@ def test_a_diff_has_a_sentence_for_each_place(two_files):
     assert repr(shown) == "# Now it is `loud`.\n- two\n+ TWO <b>\n\n# One more.\n+ seven\n"
     page = shown._repr_html_()
     assert "Now it is <code>loud</code>." in page and "TWO &lt;b&gt;" in page and "<th" in page
-    assert page.count(">-</td>") == 1 and page.count(">+</td>") == 2
+    assert page.count(">- ") == 1 and page.count(">+ ") == 2
     assert len(re.findall(r"<tr>", page)) == 1 + 2 + 3 + 2
 
 
