@@ -37,10 +37,9 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
-def execute(path, out=None):
+def execute(path, **environment):
     """Run a notebook in a new kernel. Returns it with its new outputs, tidied."""
     notebook = read(path)
-    environment = os.environ | {"OUT": str(out)} if out else dict(os.environ)
     client = NotebookClient(
         notebook,
         timeout=120,
@@ -50,7 +49,7 @@ def execute(path, out=None):
         store_widget_state=False,
     )
     start = time.monotonic()
-    client.execute(env=environment)
+    client.execute(env=os.environ | environment)
     return tidy(notebook, time.monotonic() - start)
 
 

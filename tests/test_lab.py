@@ -34,11 +34,8 @@ def lab(tmp_path):
     nbformat.write(notebook, path)
     home, runtime = tmp_path / "home", tmp_path / "runtime"
     home.mkdir()
-    environment = os.environ | {
-        "HOME": str(home),
-        "JUPYTER_RUNTIME_DIR": str(runtime),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    environment = os.environ | {"HOME": str(home), "JUPYTER_RUNTIME_DIR": str(runtime)}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("OUT", None)
     words = ["make", "lab", f"PYTHON={sys.executable}", "ARGUMENTS=--no-browser --allow-root"]
     with open(tmp_path / "lab.log", "w") as log:
