@@ -135,7 +135,7 @@ def start_all_at_once(start, *arguments, **options):
     """Start processes that begin when the last of them exists.
 
     torchrun's agent has threads by then, and one of them looks up the name of each process that calls the
-    store. A process forked in that moment would inherit a lock that nobody ever releases.
+    store. A process forked in that moment may inherit a lock that nobody ever releases (once, one hung).
     """
     global gate
     gate = os.pipe()
