@@ -4,7 +4,7 @@ OUT ?= out
 ARGUMENTS ?=
 KILLS ?= 20
 
-.PHONY: help setup run test lab notebooks chaos diffs pictures bench format
+.PHONY: help setup run test check lab notebooks starters chaos diffs pictures bench format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -33,6 +33,9 @@ lab: setup ## open the notebooks in JupyterLab, on a port that is free
 
 notebooks: setup ## execute the notebooks and keep what they show (ARGUMENTS=03_ddp_spawn for one)
 	@$(PYTHON) tests/notebooks.py $(ARGUMENTS)
+
+starters: setup ## cut what students get in lessons/exercises out of the solutions
+	@$(PYTHON) tests/starters.py
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tests/bench/bench.py --out $(OUT) $(ARGUMENTS)

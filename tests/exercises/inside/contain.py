@@ -1,0 +1,118 @@
+"""What a worker may still do after it has given up the rest. Linux; elsewhere only the limits hold.
+
+Landlock is a promise to the kernel that a process makes about itself and cannot take back: here, to read
+nothing but Python and to write nowhere but in its folder. It needs no special user.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import struct
+import sys
+from pathlib import Path
+
+NO_NEW_PRIVS, DUMPABLE, SUBREAPER = 38, 4, 36
+READ, ALL_OF_FIRST = 0b1101, (1 << 13) - 1
+
+
+def libc():
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option, value):
+    if sys.platform == "linux":
+        libc().prctl(option, value, 0, 0, 0)
+
+
+def landlock_version():
+    """0 where there is none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, libc().syscall(444, None, ctypes.c_size_t(0), 1))
+
+
+def landlock(readable, writable):
+    """Nothing but these folders from now on, and no signal to anybody outside."""
+    version = landlock_version()
+    if not version:
+        return
+    handled = ALL_OF_FIRST | (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    attributes = struct.pack("<QQQ", handled, 0, 3)[:size]
+    rules = libc().syscall(444, attributes, ctypes.c_size_t(size), 0)
+    if rules < 0:
+        return
+    for paths, access in ((readable, READ), (writable, handled)):
+        for path in paths:
+            with contextlib.suppress(OSError):
+                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                allowed = access if os.path.isdir(path) else access & (0b111 | 1 << 14)
+                rule = struct.pack("<Qi", allowed, place)
+                libc().syscall(445, rules, 1, rule, 0)
+                os.close(place)
+    prctl(NO_NEW_PRIVS, 1)
+    if libc().syscall(446, rules, 0):
+        raise OSError(ctypes.get_errno(), "landlock")
+    os.close(rules)
+
+
+def limit(name, most):
+    kind = getattr(resource, name, None)
+    if kind is None:
+        return
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(kind, (most, most))
+
+
+def address_space():
+    """Bytes of address space this process has now. torch alone reserves gigabytes that it never touches."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def processes_of_this_user():
+    count = 0
+    for folder in Path("/proc").glob("[0-9]*/task/*") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):
+            count += folder.stat().st_uid == os.getuid()
+    return count
+
+
+def give_up(limits, uid, folder):
+    """Limits, another user id if there is one, and Landlock."""
+    limit("RLIMIT_CORE", 0)
+    limit("RLIMIT_CPU", limits["cpu_seconds"])
+    limit("RLIMIT_FSIZE", limits["file_bytes"])
+    limit("RLIMIT_NOFILE", 256)
+    if sys.platform == "linux":
+        limit("RLIMIT_AS", address_space() + limits["memory_bytes"])
+    if uid is not None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+    # Counted for the whole user: on a laptop, with all that its owner runs.
+    limit("RLIMIT_NPROC", limits["processes"] + processes_of_this_user())
+    prctl(NO_NEW_PRIVS, 1)
+    if sys.platform == "linux":
+        landlock(
+            readable={
+                sys.prefix,
+                sys.base_prefix,
+                "/usr",
+                "/lib",
+                "/lib64",
+                "/bin",
+                "/etc",
+                "/proc",
+                "/sys",
+                "/dev",
+            },
+            writable={folder, "/dev/null", "/dev/shm"},
+        )
+        # Or the counters of this process could not be read from outside.
+        prctl(DUMPABLE, 1)

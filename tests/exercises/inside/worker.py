@@ -1,0 +1,258 @@
+"""One rank: gives up its rights, loads the student's file, runs a driver, sends what came out.
+
+All that is known here may become known to the student's code, which runs in this process. So nothing here
+knows what is right: inputs come in, arrays and events go out.
+"""
+
+import contextlib
+import datetime
+import functools
+import importlib
+import linecache
+import os
+import signal
+import struct
+import sys
+import traceback
+import types
+
+import contain
+import wire
+
+COLLECTIVES = (
+    "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter "
+    "reduce_scatter_tensor all_to_all all_to_all_single barrier all_gather_object gather_object "
+    "scatter_object_list broadcast_object_list send recv isend irecv batch_isend_irecv monitored_barrier"
+).split()
+
+
+class Pipe:
+    """Packets to the nursery: a letter, a length, a frame."""
+
+    def __init__(self, outgoing, incoming):
+        self.outgoing, self.incoming, self.pid = outgoing, incoming, os.getpid()
+
+    def send(self, letter, value):
+        data = wire.pack(value)
+        data = struct.pack("<cI", letter, len(data)) + data
+        while data:
+            data = data[os.write(self.outgoing, data) :]
+
+    def wait_for_word(self):
+        return os.read(self.incoming, 1)
+
+
+class Tools:
+    """What a driver may use beside the student's code."""
+
+    def __init__(self, pipe, rank, world_size, folder, files):
+        self.rank, self.world_size, self.folder = rank, world_size, folder
+        self.files = files
+        self._pipe, self._armed, self._file_events = pipe, None, 0
+
+    def event(self, name, **more):
+        """Something that happened in this rank, with its time."""
+        self._pipe.send(b"E", {"event": name, **more})
+
+    def mark(self, name):
+        """Wait until all ranks are here; then the nursery notes memory and traffic of each, from outside."""
+        self._pipe.send(b"M", name)
+        self._pipe.wait_for_word()
+
+    def load(self, name):
+        """Load another file of the submission, for exercises that have several."""
+        return load(name, self.files[name])
+
+    def count_file_events(self, kill_at=None):
+        """From now on, count what this process does to files (open, rename, remove, make a folder); at the
+        one numbered `kill_at`, end it with SIGKILL, before it is done. Python cannot remove such a hook."""
+        kill, pid, number = os.kill, os.getpid(), signal.SIGKILL
+
+        def hook(event, arguments):
+            if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link"):
+                self._file_events += 1
+                if self._file_events == kill_at:
+                    kill(pid, number)
+
+        sys.addaudithook(hook)
+
+    @property
+    def file_events(self):
+        return self._file_events
+
+
+def load(name, text):
+    """The student's file as a module. It is not on any path, and neither is anything beside it."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = types.ModuleType("submission_" + "".join(c if c.isalnum() else "_" for c in name[:-3]))
+    module.__file__ = name
+    sys.modules[module.__name__] = module
+    exec(compile(text, name, "exec", dont_inherit=True), vars(module))
+    return module
+
+
+def line_of_student(files):
+    """The innermost line of the student's files that is being run."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in files:
+            return f"line {frame.f_lineno} of {frame.f_code.co_filename}"
+        frame = frame.f_back
+    return ""
+
+
+class Waited:
+    """The handle of an asynchronous call, which says when it is waited for."""
+
+    def __init__(self, work, tell):
+        self._work, self._tell = work, tell
+
+    def wait(self, *words, **named):
+        self._tell("wait")
+        try:
+            return self._work.wait(*words, **named)
+        finally:
+            self._tell("waited")
+
+    def __getattr__(self, name):
+        return getattr(self._work, name)
+
+
+def size_of(value):
+    if hasattr(value, "numel"):
+        return value.numel()
+    if isinstance(value, list | tuple):
+        return sum(size_of(item) for item in value)
+    return 0
+
+
+def watch(pipe, files):
+    """Tell the nursery of each collective when it begins and when it ends: if one never ends, it knows which."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    inside, number = [False], [0]
+
+    def watched(name, call):
+        @functools.wraps(call)
+        def collective(*words, **named):
+            if inside[0]:
+                return call(*words, **named)
+            inside[0], number[0] = True, number[0] + 1
+            mine = number[0]
+            sizes = [size_of(value) for value in (*words, *named.values())]
+            where = line_of_student(files)
+
+            def tell(phase, **more):
+                pipe.send(b"E", {"event": name, "number": mine, "phase": phase, **more})
+
+            tell("begin", size=max([0, *sizes]), where=where, asynchronous=bool(named.get("async_op")))
+            try:
+                result = call(*words, **named)
+            finally:
+                inside[0] = False
+            tell("end")
+            if name == "batch_isend_irecv":
+                return [Waited(work, tell) for work in result]
+            return Waited(result, tell) if isinstance(result, dist.Work) else result
+
+        return collective
+
+    for name in COLLECTIVES:
+        call = getattr(dist, name, None)
+        if call is not None:
+            wrapped = watched(name, call)
+            setattr(dist, name, wrapped)
+            setattr(distributed_c10d, name, wrapped)
+
+
+def take_away(names):
+    """What an exercise forbids is not there: `torch.nn.parallel.DistributedDataParallel`, for one."""
+    for path in names:
+        holder, _, name = path.rpartition(".")
+        parts = holder.split(".")
+        try:
+            place = importlib.import_module(parts[0])
+            for part in parts[1:]:
+                place = getattr(place, part)
+            getattr(place, name)
+        except (ImportError, AttributeError):
+            continue
+
+        def missing(*words, path=path, **named):
+            raise RuntimeError(f"{path} is not to be used in this exercise")
+
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(place, name, missing)
+
+
+def report(error, files):
+    """An exception as words, without running anything of it that the student may have written."""
+    kind = type(error)
+    name = type.__getattribute__(kind, "__name__")
+    place, text = "", ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename in files:
+            place, text = f"line {frame.lineno} of {frame.filename}", frame.line or ""
+    if isinstance(error, SyntaxError) and BaseException.__getattribute__(error, "__dict__") == {}:
+        place = f"line {error.lineno} of {error.filename}"
+    try:
+        words = str(error)[:2000]
+    except BaseException:
+        words = "(its words cannot be read)"
+    bases = [type.__getattribute__(base, "__name__") for base in type.__getattribute__(kind, "__mro__")]
+    return {"kind": str(name), "bases": bases, "words": words, "place": place, "text": text}
+
+
+def work(job, rank, outgoing, incoming):
+    """The whole life of a rank. Never returns."""
+    pipe = Pipe(outgoing, incoming)
+    files = job["files"]
+    try:
+        os.chdir(job["folder"])
+        contain.give_up(job["limits"], job["uid"], job["folder"])
+    except BaseException as error:
+        pipe.send(b"I", {"kind": type(error).__name__, "words": str(error)})
+        os._exit(1)
+    try:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        torch.manual_seed(job["seed"])
+        driver_file, _, driver_name = job["driver"].partition(".")
+        driver = getattr(importlib.import_module(driver_file), driver_name)
+        inputs = wire.unpack(bytes(job["inputs"][rank]))
+        take_away(job["forbidden"])
+        tools = Tools(pipe, rank, len(job["inputs"]), job["folder"], files)
+        if job["group"]:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{job['folder']}/.meeting-{job['number']}",
+                rank=rank,
+                world_size=len(job["inputs"]),
+                timeout=datetime.timedelta(seconds=job["limit"] + 60),
+            )
+        watch(pipe, files)
+        pipe.send(b"E", {"event": "begins"})
+    except BaseException as error:
+        pipe.send(b"I", {"kind": type(error).__name__, "words": str(error)[:2000]})
+        os._exit(1)
+    # Taken before the student's code can put others in their place.
+    pack, head, write, read, leave = wire.pack, struct.pack, os.write, os.read, os._exit
+    letter, answer = b"X", None
+    try:
+        student = load(job["main"], files[job["main"]]) if job["main"] else None
+        answer = pack(driver(student, inputs, tools))
+        letter = b"R"
+    except BaseException as error:
+        answer = pack(report(error, files))
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    data = head("<cI", letter, len(answer)) + answer
+    while data:
+        data = data[write(outgoing, data) :]
+    # The others may still wait for this rank. It stays until the nursery has seen who waits for whom.
+    read(incoming, 1)
+    leave(0)
