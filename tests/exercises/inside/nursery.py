@@ -62,7 +62,7 @@ class Rank:
             self.broken, self.done = value, True
 
     def life(self):
-        """Processor time so far and whether a thread is running: two that are equal mean that nothing moved."""
+        """Processor time so far, None while a thread runs: if it is the same later, nothing has moved."""
         used, idle = 0, True
         try:
             for task in Path(f"/proc/{self.pid}/task").iterdir():

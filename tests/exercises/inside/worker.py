@@ -19,11 +19,30 @@ import types
 import contain
 import wire
 
-COLLECTIVES = (
-    "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter "
-    "reduce_scatter_tensor all_to_all all_to_all_single barrier all_gather_object gather_object "
-    "scatter_object_list broadcast_object_list send recv isend irecv batch_isend_irecv monitored_barrier"
-).split()
+COLLECTIVES = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+    "broadcast_object_list",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "monitored_barrier",
+]
 
 
 class Pipe:
@@ -127,7 +146,7 @@ def size_of(value):
 
 
 def watch(pipe, files):
-    """Tell the nursery of each collective when it begins and when it ends: if one never ends, it knows which."""
+    """Tell the nursery when each collective begins and ends: if one never ends, it knows which."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
