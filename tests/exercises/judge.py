@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import re
+import select
 import shutil
 import struct
 import subprocess
@@ -175,15 +176,24 @@ class Nursery:
             self.start()
             self.process_says = self.receive()
 
-    def receive(self):
-        head = self.process.stdout.read(4)
-        if len(head) < 4:
-            raise Gone(self.last_words())
-        data = self.process.stdout.read(struct.unpack("<I", head)[0])
+    def receive(self, limit=120):
+        """What the nursery says. If it says nothing, somebody has stopped it: it has limits of its own."""
+        deadline = time.monotonic() + limit
+        (length,) = struct.unpack("<I", self.exactly(4, deadline))
         try:
-            return wire.unpack(data)
+            return wire.unpack(self.exactly(length, deadline))
         except wire.BadFrame as error:
             raise Gone(str(error)) from None
+
+    def exactly(self, size, deadline):
+        data, descriptor = bytearray(), self.process.stdout.fileno()
+        while len(data) < size:
+            ready, _, _ = select.select([descriptor], [], [], max(0, deadline - time.monotonic()))
+            more = os.read(descriptor, min(size - len(data), 1 << 20)) if ready else b""
+            if not more:
+                raise Gone(self.last_words() if ready else "the nursery was silent for too long")
+            data += more
+        return bytes(data)
 
     def last_words(self):
         self.errors.seek(0)
@@ -200,7 +210,7 @@ class Nursery:
             self.process.stdin.flush()
         except BrokenPipeError:
             raise Gone(self.last_words()) from None
-        return self.receive()
+        return self.receive(request["limit"] + 40)
 
     def close(self):
         if self.process is None:
@@ -208,7 +218,7 @@ class Nursery:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+            self.process.wait(2)
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, 9)
         self.process.wait()
