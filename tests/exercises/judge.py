@@ -327,7 +327,7 @@ class Trial:
 
     # -- runs
 
-    def run(self, driver, inputs, group=True, limit=RUN_SECONDS, kill=None, folder=None, main="", files=None):
+    def run(self, driver, inputs, group=True, limit=None, kill=None, folder=None, main="", files=None):
         """Run a driver on as many ranks as there are inputs. Returns the list of what they send.
 
         `self.answer` keeps the rest: events, marks. Raises Verdict if a rank does not send a result, unless
@@ -343,7 +343,7 @@ class Trial:
             "limits": LIMITS | self.exercise.get("limits", {}),
             "seed": self.seed,
             "group": group,
-            "limit": limit,
+            "limit": limit or self.exercise.get("seconds", RUN_SECONDS),
             "kill": kill,
             "folder": folder and f"kept-{self.seed}-{folder}",
             "keep": bool(folder),
@@ -515,6 +515,10 @@ def explain(answer, files, killed=None):
             hole = kind == "NotImplementedError" and re.match(r"\d\d\.\d+: ", words)
             if hole:
                 causes.append((0, error["time"], [rank], "failed", f"not written yet: {words}"))
+                continue
+            absent = re.fullmatch(r"module 'submission_\w+' has no attribute '(\w+)'", words)
+            if absent:
+                causes.append((0, error["time"], [rank], "error", f"there is no {absent[1]} in {files[0]}"))
                 continue
             if kind == "SystemExit":
                 came = f"{who} called sys.exit({words}){place}{text}"

@@ -115,6 +115,35 @@ def gradescope(record):
     }
 
 
+def matrix(rows, level):
+    """The page of the selftest: every submission that the grader was graded with."""
+    escape, number = html.escape, judge.number
+    right = sum(row["right"] for row in rows)
+    parts = [f"<h1>The grader, graded: {right} of {len(rows)} as they must be</h1>"]
+    parts.append(f"<p class=dim>Contained at {escape(level)}.</p><table>")
+    head = ("", "", "submission", "must", "points", "seconds", "what the student reads")
+    parts.append(row(*head, tag="th", numbers=(4, 5)))
+    for one in rows:
+        words = f"{one['fell_at']} {one['status']}: {one['came']}" if one["fell_at"] else ""
+        if one["expected"]:
+            words += f" (expected: {one['expected']})"
+        mark = "passed" if one["right"] else "failed"
+        parts.append(
+            row(
+                one["exercise"],
+                f'<span class="{mark}">{one["kind"]}</span>',
+                escape(one["name"].replace("_", " ")) + ("" if one["right"] else " <b>(BAD)</b>"),
+                escape(one["wanted"]),
+                f"{number(one['score'])} of {number(one['of'])}",
+                f"{one['seconds']:.1f}",
+                escape(words[:400]),
+                numbers=(4, 5),
+            )
+        )
+    parts.append("</table>")
+    return page("The grader, graded", "\n".join(parts))
+
+
 # ---- the class --------------------------------------------------------------------------------
 
 

@@ -58,6 +58,8 @@ class Rank:
             self.value, self.done = data, True
         elif letter == b"X":
             self.error, self.done = {**value, "time": now}, True
+        elif "@start" in self.marks:
+            raise wire.BadFrame("a fault of the machine, after the student's code began")
         else:
             self.broken, self.done = value, True
 
