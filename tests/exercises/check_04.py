@@ -16,7 +16,7 @@ MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing again
 
 
 def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None):
-    """One sampler for each of `world_size` ranks. A seed is far from all others: seed + epoch may be used."""
+    """One sampler for each of `world_size` ranks. Seeds are 1000 apart: whoever uses seed + epoch is right."""
     seed = int(trial.random.integers(1, 1 << 20)) * 1000 if seed is None else seed
     return {
         "size": int(size),
@@ -79,11 +79,11 @@ def samplers(trial, cases):
 
 
 def valid_numbers(trial, who, size, numbers):
-    trial.require(whole_numbers(numbers), f"{who} gives things that are no whole numbers", "numbers of images")
+    trial.require(
+        whole_numbers(numbers), f"{who} gives things that are no whole numbers", "numbers of images"
+    )
     for number in numbers:
-        trial.require(
-            0 <= number < size, f"{who} gives the number {number}", f"numbers from 0 to {size - 1}"
-        )
+        trial.require(0 <= number < size, f"{who} gives the number {number}", f"numbers from 0 to {size - 1}")
 
 
 def some(images):
@@ -166,10 +166,11 @@ def chance(trial, cases, found, what):
     sets = []
     for one, ranks in zip(cases, found, strict=True):
         counts = collections.Counter(number for rank in ranks for number in rank["passes"][0])
-        usual = 1
-        sets.append(frozenset(number for number in range(one["size"]) if counts[number] != usual))
+        sets.append(frozenset(number for number in range(one["size"]) if counts[number] != 1))
     trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} other seeds")
-    trial.require(len(set(sets)) > 1, f"{some(sets[0])} {what}, whatever the seed", "others with another seed")
+    trial.require(
+        len(set(sets)) > 1, f"{some(sets[0])} {what}, whatever the seed", "others with another seed"
+    )
 
 
 # ---- the share of a rank ----------------------------------------------------------------------
@@ -183,6 +184,20 @@ def disjoint(trial):
 
 
 @check("04.1b")
+def by_the_seed(trial):
+    trial.tried("400 images and more, 1, 2 and 4 ranks, two seeds")
+    for world_size in (2, 4, 1):
+        size = int(trial.random.integers(100, 120)) * 4
+        cases = [case(trial, size, world_size)]
+        cases.append(case(trial, size, world_size, seed=cases[0]["seed"] + 1000))
+        first, second = ([rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases))
+        trial.tried(f"{size} images, {world_size} ranks, seeds {cases[0]['seed']} and {cases[1]['seed']}")
+        for rank, numbers in enumerate(first):
+            shuffled(trial, f"the share of rank {rank}", numbers, size)
+        differ(trial, first, second, [f"seed {one['seed']}" for one in cases])
+
+
+@check("04.1c")
 def filled_up(trial):
     trial.tried("2, 3 and 4 ranks, and some images more than they can share; filled up")
     cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 1, ranks) for ranks in (2, 3, 4)]
@@ -193,7 +208,7 @@ def filled_up(trial):
     chance(trial, cases, deal(trial, cases), "come again")
 
 
-@check("04.1c")
+@check("04.1d")
 def dropped(trial):
     trial.tried("1, 2, 3 and 4 ranks, and some images more than they can share; drop_last")
     cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 7, ranks, True) for ranks in (2, 3, 4, 1)]
@@ -204,26 +219,13 @@ def dropped(trial):
     chance(trial, cases, deal(trial, cases), "are left out")
 
 
-@check("04.1d")
+@check("04.1e")
 def few(trial):
     trial.tried("fewer images than ranks, or none; with drop_last and without")
     sizes = [(3, 4), (2, 3), (2, 4), (1, 2), (1, 3), (1, 4), (0, 1), (0, 3)]
     many = int(trial.random.integers(9, 14))
     sizes += [(many // 3, many), (2, many)]
     deal(trial, [case(trial, *size, drop_last) for size in sizes for drop_last in (False, True)])
-
-
-@check("04.1e")
-def by_the_seed(trial):
-    trial.tried("400 images and more, 1, 2 and 4 ranks, two seeds")
-    for world_size in (2, 4, 1):
-        size = int(trial.random.integers(100, 120)) * 4
-        cases = [case(trial, size, world_size) for _ in range(2)]
-        first, second = ([rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases))
-        trial.tried(f"{size} images, {world_size} ranks, seeds {cases[0]['seed']} and {cases[1]['seed']}")
-        for rank, numbers in enumerate(first):
-            shuffled(trial, f"the share of rank {rank}", numbers, size)
-        differ(trial, first, second, [f"seed {one['seed']}" for one in cases])
 
 
 @check("04.1f")
@@ -304,7 +306,7 @@ def same_epoch(trial):
 def each_once(trial):
     trial.tried("evaluation_share: 1, 2, 3 and 4 ranks, shares that differ")
     sizes = [(int(trial.random.integers(5, 12)) * 12 + 5, ranks) for ranks in (2, 3, 4, 1)]
-    sizes += [(int(trial.random.integers(5, 12)) * 12, 4), (2, 4), (0, 2)]
+    sizes += [(int(trial.random.integers(5, 12)) * 12, 4), (2, 4)]
     sizes.append((int(trial.random.integers(30, 50)), int(trial.random.integers(7, 11))))
     cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
 

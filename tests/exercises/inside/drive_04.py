@@ -13,7 +13,7 @@ def numbers(found, most):
 
 
 def ranks_of(case, tools):
-    """There may be more ranks than processes: each process stands for every so manieth."""
+    """There may be more ranks than processes: then each process stands for several."""
     return range(tools.rank, case["world_size"], tools.world_size)
 
 
