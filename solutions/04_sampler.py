@@ -1,8 +1,8 @@
 """Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points.
 
-In training, each rank takes a share of the images. No rank asks another: all shuffle the numbers of the images
-alike, from a seed that they share, and deal them out like cards. Everything else that is random must stay out
-of it: the global random state (`torch.manual_seed`, `random`, numpy) is another one on each rank.
+In training, each rank takes a share of the images. No rank asks another: all shuffle the numbers of the
+images alike, from a seed that they share, and deal them out like cards. Everything else that is random must
+stay out of it: the global random state (`torch.manual_seed`, `random`, numpy) is another one on each rank.
 
 All shares must be equally long. A rank with one batch more than the others would wait for them for ever. So
 what is left over is either dropped, or images are dealt out once more until all ranks have equally many.
@@ -28,8 +28,9 @@ class ShareSampler(Sampler):
     and 0. With `drop_last`, no image comes twice. Without it, every image comes, and no image comes more
     than once more often than another. Which images are left out or come again is chance.
 
-    The order depends on `size`, `seed` and the epoch, and on nothing else: it is the same in every process and
-    on every pass. The global random state has no influence on it, and is afterwards what it was before.
+    The order that is dealt out depends on `size`, `seed` and the epoch, and on nothing else: it is the same
+    in every process and on every pass. The global random state has no influence on it, and is afterwards what
+    it was before.
     """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):
@@ -86,8 +87,8 @@ def evaluation_share(size, rank, world_size):
 def exact_accuracy(right):
     """The part of right answers among the images of all ranks: the same Python float on every rank.
 
-    `right` is a tensor of bools, one for each image of this rank's share. Shares may differ. Some may be empty,
-    never all: a rank without images must still take part, or the others wait for it for ever.
+    `right` is a tensor of bools, one for each image of this rank's share. Shares may differ. Some may be
+    empty, never all: a rank without images must still take part, or the others wait for it for ever.
 
     It must be right to 1e-12, for tens of millions of images too. float32 cannot count them: above 2**24 it
     leaves out every other whole number. Only sums may travel, through the process group: what is sent must

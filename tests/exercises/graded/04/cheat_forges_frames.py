@@ -1,4 +1,4 @@
-"""Puts its own functions into the driver, which returns what is no result: dicts and words where lists belong.
+"""Puts its own functions into the driver, which then returns dicts and words where lists belong.
 
 Earns at most: 0 points
 """

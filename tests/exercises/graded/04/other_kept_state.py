@@ -1,4 +1,4 @@
-"""Exercise 04, with the global state borrowed and given back, the order made by set_epoch, and weighted means."""
+"""Exercise 04, with the global state borrowed and given back, the order made early, and weighted means."""
 
 import torch
 import torch.distributed as dist
