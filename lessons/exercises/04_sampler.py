@@ -1,9 +1,15 @@
 """Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points.
 
-Each rank takes its share of the images. Nobody asks anybody: all shuffle alike, from a seed that they share,
-and deal out like cards. In training, all shares must be equally long, or one rank waits for ever: so what is
-left over is dropped, or the first images are dealt out once more to fill up (as often as that takes). In an
-evaluation, each image must count once: shares may differ, and only sums travel.
+In training, each rank takes a share of the images. No rank asks another: all shuffle the numbers of the
+images alike, from a seed that they share, and deal them out like cards. Everything else that is random must
+stay out of it: the global random state (`torch.manual_seed`, `random`, numpy) is another one on each rank.
+
+All shares must be equally long. A rank with one batch more than the others would wait for them for ever. So
+what is left over is either dropped, or images are dealt out once more until all ranks have equally many.
+
+In an evaluation, an image that counts twice or never makes the accuracy wrong. There each image is dealt out
+once, and shares may differ. The mean of the ranks' accuracies is not the accuracy then. What every rank can
+tell the others, whatever the length of its share, is two numbers: how many are right, and how many there are.
 
     04.1 (6 points)  the share of a rank
     04.2 (2 points)  a new order in each epoch
@@ -16,29 +22,62 @@ from torch.utils.data import Sampler
 
 
 class ShareSampler(Sampler):
-    """The numbers of the images that this rank sees in an epoch, as DistributedSampler gives them."""
+    """The numbers (0 to size - 1) of the images that this rank sees in an epoch, in order.
+
+    It needs no process group: `rank` and `world_size` are given. `size` may be smaller than `world_size`,
+    and 0. With `drop_last`, no image comes twice. Without it, every image comes, and no image comes more
+    than once more often than another. Which images are left out or come again is chance.
+
+    The order that is dealt out depends on `size`, `seed` and the epoch, and on nothing else: it is the same
+    in every process and on every pass. The global random state has no influence on it, and is afterwards what
+    it was before.
+    """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):
         self.size, self.rank, self.world_size = size, rank, world_size
         self.seed, self.drop_last, self.epoch = seed, drop_last, 0
 
     def __len__(self):
-        """As many for each rank: what is left over is dropped, or filled up."""
+        """How many numbers this rank gets: as many as every other rank.
+
+        With `drop_last`, size / world_size rounded down, otherwise rounded up.
+        """
         raise NotImplementedError("04.1: the share of a rank")
 
     def __iter__(self):
-        """Shuffle all numbers with a generator seeded with seed + epoch; the first is rank 0's, the second
-        rank 1's, and so on."""
+        """Shuffle all numbers, then deal them out.
+
+        Shuffle first: a rank that always kept the same images would only ever see those. `self.epoch` counts
+        as well as `self.seed`. The shares of all ranks together must be what the class promises.
+        """
         raise NotImplementedError("04.1: the share of a rank")
 
     def set_epoch(self, epoch):
-        """From now on, the order of this epoch."""
+        """From now on, give the order of this epoch. Before the first call, it is epoch 0.
+
+        The order of an epoch does not depend on which epochs were before: a run that resumes in epoch 7 gets
+        what it would have got without the break.
+        """
         raise NotImplementedError("04.2: a new order in each epoch")
 
 
-def exact_accuracy(right):
-    """The part of right answers over all ranks, the same float on each.
+def evaluation_share(size, rank, world_size):
+    """The numbers of the images that this rank evaluates: a list, a range or anything else to loop over.
 
-    `right` is a tensor of bools, one for each image of this rank's share. Shares may differ, and be empty.
+    Over all ranks, each of the numbers 0 to size - 1 comes exactly once. No rank has more than one image more
+    than another. The order does not matter. `size` may be smaller than `world_size`.
+    """
+    raise NotImplementedError("04.3: an accuracy that is that of one process")
+
+
+def exact_accuracy(right):
+    """The part of right answers among the images of all ranks: the same Python float on every rank.
+
+    `right` is a tensor of bools, one for each image of this rank's share. Shares may differ. Some may be
+    empty, never all: a rank without images must still take part, or the others wait for it for ever.
+
+    It must be right to 1e-12, for tens of millions of images too. float32 cannot count them: above 2**24 it
+    leaves out every other whole number. Only sums may travel, through the process group: what is sent must
+    not grow with the number of images.
     """
     raise NotImplementedError("04.3: an accuracy that is that of one process")

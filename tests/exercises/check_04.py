@@ -1,0 +1,399 @@
+"""What exercise 04 is held against. Runs in the judge.
+
+Which order a sampler gives is its own affair. What is checked is what must hold for any: shares of processes
+that cannot talk to each other fit together, and an order that ought to be another is another.
+"""
+
+import collections
+import itertools
+import random
+
+import numpy
+import torch
+from judge import check
+
+PROCESSES = 4
+MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing against 200,000 answers
+
+
+def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None):
+    """One sampler for each of `world_size` ranks. Seeds are 1000 apart: seed + epoch will do."""
+    seed = int(trial.random.integers(1, 1 << 20)) * 1000 if seed is None else seed
+    return {
+        "size": int(size),
+        "world_size": world_size,
+        "seed": seed,
+        "drop_last": drop_last,
+        "epochs": list(epochs),
+    }
+
+
+def words_for(one):
+    ranks = "1 rank" if one["world_size"] == 1 else f"{one['world_size']} ranks"
+    images = "1 image" if one["size"] == 1 else f"{one['size']} images"
+    return f"{images}, {ranks}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
+
+
+def whole_numbers(values):
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
+def dealt(trial, driver, cases, valid):
+    """What each rank of each case got: a list of lists. No process can ask another: there is no group."""
+    noise = [int(trial.random.integers(1, 1 << 30)) for _ in range(PROCESSES)]
+    inputs = [{"cases": cases, "noise": noise[process]} for process in range(PROCESSES)]
+    sent = trial.run(driver, inputs, group=False)
+    found, places = [], [0] * PROCESSES
+    for one in cases:
+        trial.tried(words_for(one) if "seed" in one else f"{one['size']} images, {one['world_size']} ranks")
+        shares = []
+        for rank in range(one["world_size"]):
+            process = rank % PROCESSES
+            values, place = sent[process], places[process]
+            places[process] += 1
+            there = isinstance(values, list) and len(values) > place
+            valid(one, rank, values[place] if there else None)
+            shares.append(values[place])
+            if isinstance(shares[-1], dict):
+                shares[-1]["noise"] = noise[process] + place
+        found.append(shares)
+    return found
+
+
+def samplers(trial, cases):
+    """Run samplers. Each rank's share has the right length, and consists of numbers of images."""
+
+    def valid(one, rank, share):
+        passes = share.get("passes") if isinstance(share, dict) else None
+        ok = isinstance(passes, list) and len(passes) == len(one["epochs"])
+        trial.require(ok, f"the sampler of rank {rank} sent no valid result", "whole numbers")
+        length = one["size"] // one["world_size"]
+        if not one["drop_last"] and one["size"] % one["world_size"]:
+            length += 1
+        for numbers in passes:
+            valid_numbers(trial, f"the sampler of rank {rank}", one["size"], numbers)
+            came = f"the sampler of rank {rank} gives {len(numbers)} numbers"
+            trial.require(len(numbers) == length, came, str(length))
+        trial.same(f"len(sampler) of rank {rank}", share.get("length"), length)
+
+    return dealt(trial, "passes", cases, valid)
+
+
+def valid_numbers(trial, who, size, numbers):
+    trial.require(
+        whole_numbers(numbers), f"{who} gives things that are no whole numbers", "numbers of images"
+    )
+    for number in numbers:
+        trial.require(
+            0 <= number < size, f"{who} gives the number {number!s:.40}", f"numbers from 0 to {size - 1}"
+        )
+
+
+def some(images):
+    images = sorted(images)
+    more = f" and {len(images) - 8} more" if len(images) > 8 else ""
+    return ("image " if len(images) == 1 else "images ") + ", ".join(map(str, images[:8])) + more
+
+
+def together(trial, one, shares):
+    """The shares of all ranks, put together, hold each image as often as they should."""
+    counts = collections.Counter(number for share in shares for number in share)
+    if one["drop_last"]:
+        low, high = 0, 1
+    else:
+        low, rest = divmod(len(shares[0]) * len(shares), max(one["size"], 1))
+        high = low + (rest > 0)
+    wanted = f"each image once over all {len(shares)} ranks" if high == 1 else f"{low} or {high} times each"
+    if one["drop_last"] and one["size"] % len(shares):
+        wanted = "no image twice"
+    often = [number for number, count in counts.items() if count > high]
+    never = [number for number in range(one["size"]) if counts[number] == 0]
+    seldom = [number for number in range(one["size"]) if counts[number] < low]
+    if often:
+        place = [rank for rank, share in enumerate(shares) if often[0] in share]
+        times = counts[often[0]]
+        lost = f", and {some(never)} never" if never and low else ""
+        came = f"{some([often[0]])} comes {times} times (on {'rank' if len(place) == 1 else 'ranks'} "
+        came += f"{', '.join(map(str, place[:4]))}{' and others' if len(place) > 4 else ''}){lost}"
+        trial.require(False, came, wanted)
+    trial.require(not (never and low), f"{some(never)} never come", wanted)
+    trial.require(not seldom, f"{some(seldom)} come less often than others", wanted)
+    return counts
+
+
+def deal(trial, cases):
+    """All shares of all cases, checked: for each case and pass, the share of each rank."""
+    found = samplers(trial, cases)
+    for one, ranks in zip(cases, found, strict=True):
+        for number, epoch in enumerate(one["epochs"]):
+            trial.tried(words_for(one) + ("" if epoch is None else f", epoch {epoch}"))
+            together(trial, one, [rank["passes"][number] for rank in ranks])
+    return found
+
+
+def shuffled(trial, who, numbers, size):
+    """A share in an order that nobody would call an order. Chance would be off by 8 deviations at least."""
+    steps = [(after - before) % size for before, after in itertools.pairwise(numbers)]
+    common, times = collections.Counter(steps).most_common(1)[0]
+    came = f"{who} begins with {', '.join(map(str, numbers[:6]))}: "
+    trial.require(
+        times <= len(steps) / 4, came + f"steps of {common} in {times} of {len(steps)} places", "a shuffle"
+    )
+    rising = sum(after > before for before, after in itertools.pairwise(numbers)) / len(steps)
+    trial.require(0.25 < rising < 0.75, came + f"{rising:.0%} of the steps go up", "a shuffle")
+
+
+def neighbours(numbers):
+    return {frozenset(pair) for pair in itertools.pairwise(numbers)}
+
+
+def differ(trial, first, second, what):
+    """Two deals of the same images: other images for each rank, in another order. `what` names the two."""
+    for rank, share in enumerate(first):
+        if len(first) > 1:
+            for other, numbers in enumerate(second):
+                common = len(set(share) & set(numbers)) / len(share)
+                came = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
+                trial.require(
+                    common < 0.9, f"with {what[0]}, {came}", "other images: shuffle all, then deal out"
+                )
+    pairs = [neighbours(numbers) for numbers in second]
+    for rank, share in enumerate(first):
+        same = max(len(neighbours(share) & other) for other in pairs) / len(share)
+        came = f"with {what[0]} and {what[1]}, {same:.0%} of rank {rank}'s images have the same neighbour"
+        trial.require(same < 0.25, came, "another order")
+
+
+def chance(trial, cases, found, what):
+    """What is left over, or comes again, is not the same for all seeds."""
+    sets = []
+    for one, ranks in zip(cases, found, strict=True):
+        counts = collections.Counter(number for rank in ranks for number in rank["passes"][0])
+        sets.append(frozenset(number for number in range(one["size"]) if counts[number] != 1))
+    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} other seeds")
+    trial.require(
+        len(set(sets)) > 1, f"{some(sets[0])} {what}, whatever the seed", "others with another seed"
+    )
+
+
+# ---- the share of a rank ----------------------------------------------------------------------
+
+
+@check("04.1a")
+def disjoint(trial):
+    trial.tried("as many images as 2, 3, 4 and 1 ranks can share; each rank is a process and has no group")
+    sizes = [int(trial.random.integers(5, 12)) * world_size for world_size in (2, 3, 4, 1)]
+    deal(trial, [case(trial, size, ranks) for size, ranks in zip(sizes, (2, 3, 4, 1), strict=True)])
+
+
+@check("04.1b")
+def by_the_seed(trial):
+    trial.tried("400 images and more, 1, 2 and 4 ranks, two seeds")
+    for world_size in (2, 4, 1):
+        size = int(trial.random.integers(100, 120)) * 4
+        cases = [case(trial, size, world_size)]
+        cases.append(case(trial, size, world_size, seed=cases[0]["seed"] + 1000))
+        first, second = ([rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases))
+        trial.tried(f"{size} images, {world_size} ranks, seeds {cases[0]['seed']} and {cases[1]['seed']}")
+        for rank, numbers in enumerate(first):
+            shuffled(trial, f"the share of rank {rank}", numbers, size)
+        differ(trial, first, second, [f"seed {one['seed']}" for one in cases])
+
+
+@check("04.1c")
+def filled_up(trial):
+    trial.tried("2, 3 and 4 ranks, and some images more than they can share; filled up")
+    cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 1, ranks) for ranks in (2, 3, 4)]
+    cases.append(case(trial, int(trial.random.integers(5, 12)) * 12 + 2, 3))
+    deal(trial, cases)
+    size = int(trial.random.integers(10, 20)) * 4 + 1
+    cases = [case(trial, size, 4) for _ in range(5)]
+    chance(trial, cases, deal(trial, cases), "come again")
+
+
+@check("04.1d")
+def dropped(trial):
+    trial.tried("1, 2, 3 and 4 ranks, and some images more than they can share; drop_last")
+    cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 7, ranks, True) for ranks in (2, 3, 4, 1)]
+    cases.append(case(trial, int(trial.random.integers(5, 12)) * 12, 4, True))
+    deal(trial, cases)
+    size = int(trial.random.integers(10, 20)) * 4 + 3
+    cases = [case(trial, size, 4, True) for _ in range(5)]
+    chance(trial, cases, deal(trial, cases), "are left out")
+
+
+@check("04.1e")
+def few(trial):
+    trial.tried("fewer images than ranks, or none; with drop_last and without")
+    sizes = [(3, 4), (2, 3), (2, 4), (1, 2), (1, 3), (1, 4), (0, 1), (0, 3)]
+    many = int(trial.random.integers(9, 14))
+    sizes += [(many // 3, many), (2, many)]
+    deal(trial, [case(trial, *size, drop_last) for size in sizes for drop_last in (False, True)])
+
+
+@check("04.1f")
+def random_state(trial):
+    trial.tried("13 images, 3 ranks; what the program draws at random afterwards")
+    cases = [case(trial, 13, 3, drop_last) for drop_last in (False, True)]
+    for one, ranks in zip(cases, deal(trial, cases), strict=True):
+        trial.tried(words_for(one) + ": what the program draws at random afterwards")
+        for rank, came in enumerate(ranks):
+            noise = came["noise"]
+            expected = {
+                "torch": torch.rand((), generator=torch.Generator().manual_seed(noise)).item(),
+                "random": random.Random(noise).random(),
+                "numpy": float(numpy.random.RandomState(noise).random_sample()),
+            }
+            drawn = came.get("drawn")
+            drawn = drawn if isinstance(drawn, list) and len(drawn) == 3 else [None] * 3
+            for got, (name, value) in zip(drawn, expected.items(), strict=True):
+                trial.require(
+                    type(got) is float and got == value,
+                    f"on rank {rank}, {name} draws {got!r:.80} after the sampler was used",
+                    f"{value}, as without the sampler: the global random state is not to be touched",
+                )
+
+
+# ---- a new order in each epoch ----------------------------------------------------------------
+
+
+@check("04.2a")
+def other_epochs(trial):
+    late = int(trial.random.integers(20, 200))
+    epochs = (0, 1, 2, late)
+    trial.tried(f"400 images and more, 3 ranks, epochs {', '.join(map(str, epochs))}")
+    size = int(trial.random.integers(134, 150)) * 3 + 1
+    cases = [case(trial, size, 3, drop_last, epochs) for drop_last in (False, True)]
+    for one, ranks in zip(cases, deal(trial, cases), strict=True):
+        trial.tried(words_for(one) + f", epochs {', '.join(map(str, epochs))}")
+        shares = [[rank["passes"][number] for rank in ranks] for number in range(len(epochs))]
+        for number, epoch in enumerate(epochs):
+            shuffled(trial, f"the share of rank 0 in epoch {epoch}", shares[number][0], size)
+            for before in range(number):
+                differ(trial, shares[before], shares[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
+
+
+@check("04.2b")
+def same_epoch(trial):
+    early, late = int(trial.random.integers(1, 10)), int(trial.random.integers(11, 50))
+    epochs = (None, early, late, None, early, 0)
+    trial.tried(f"30 images, 2 ranks, set_epoch({late}) after other epochs and at once")
+    first = case(trial, 30, 2, epochs=epochs)
+    second = case(trial, 30, 2, epochs=(late,), seed=first["seed"])
+    ways, at_once = deal(trial, [first, second])
+    for rank, (long, short) in enumerate(zip(ways, at_once, strict=True)):
+        passes = long["passes"]
+        trial.tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
+        for a, b, what in (
+            (2, 3, f"a second pass in epoch {late}"),
+            (1, 4, f"epoch {early} after epoch {late}"),
+            (0, 5, "set_epoch(0) after other epochs, against a new sampler,"),
+        ):
+            trial.require(
+                passes[a] == passes[b],
+                f"{what} gives rank {rank} another order: {passes[b][:6]} ...",
+                f"{passes[a][:6]} ...",
+            )
+        trial.tried(f"30 images, 2 ranks, set_epoch({late}) in a new sampler, as in a run that resumes")
+        trial.require(
+            short["passes"][0] == passes[2],
+            f"epoch {late} gives rank {rank} another order than after other epochs: {short['passes'][0][:6]}",
+            f"{passes[2][:6]} ...",
+        )
+
+
+# ---- an accuracy that is that of one process --------------------------------------------------
+
+
+@check("04.3a")
+def each_once(trial):
+    trial.tried("evaluation_share: 1, 2, 3 and 4 ranks, shares that differ")
+    sizes = [(int(trial.random.integers(5, 12)) * 12 + 5, ranks) for ranks in (2, 3, 4, 1)]
+    sizes += [(int(trial.random.integers(5, 12)) * 12, 4), (2, 4)]
+    sizes.append((int(trial.random.integers(30, 50)), int(trial.random.integers(7, 11))))
+    cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
+
+    def valid(one, rank, share):
+        valid_numbers(trial, f"evaluation_share of rank {rank}", one["size"], share)
+
+    for one, shares in zip(cases, dealt(trial, "evaluation", cases, valid), strict=True):
+        trial.tried(f"evaluation_share: {one['size']} images, {one['world_size']} ranks")
+        counts = collections.Counter(number for share in shares for number in share)
+        twice = [number for number, count in counts.items() if count > 1]
+        never = [number for number in range(one["size"]) if not counts[number]]
+        trial.require(not twice, f"more than once: {some(twice)}", "each image exactly once over all ranks")
+        trial.require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
+        lengths = [len(share) for share in shares]
+        came = f"the ranks have {', '.join(map(str, lengths))} images"
+        trial.require(max(lengths) - min(lengths) <= 1, came, "no rank more than one image more than another")
+
+
+def answers(trial, count):
+    """Random answers; the part that is right is another on every rank."""
+    return torch.from_numpy(trial.random.random(count) < trial.random.uniform(0.2, 0.9))
+
+
+def accuracy(trial, rights, times=1, marks=False):
+    came = trial.run("accuracy", [{"right": right, "times": times, "marks": marks} for right in rights])
+    expected = sum(int(right.sum()) for right in rights) / sum(len(right) for right in rights)
+    for rank, one in enumerate(came):
+        got = one.get("accuracy") if isinstance(one, dict) else None
+        what = f"the accuracy on rank {rank}"
+        if type(got) is not float:
+            kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
+            trial.require(False, f"{what} is {kind}", f"a Python float, {expected!r}")
+        trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}", f"{expected!r}")
+
+
+def sent_by(trial, rank):
+    """Bytes that a rank has sent before and after the call, or None where that cannot be seen."""
+    marks = trial.answer["ranks"][rank]["marks"]
+    came = f"rank {rank} did not come to where its traffic is looked at"
+    trial.require({"before", "after"} <= set(marks), came)
+    if not marks["after"]["sockets"]:
+        return None
+    return marks["before"]["sent"], marks["after"]["sent"]
+
+
+def shares_of(trial, world_size):
+    """Uneven shares: rank 0 has many, the others a few."""
+    few = [int(trial.random.integers(3, 9)) for _ in range(world_size - 1)]
+    return [answers(trial, count) for count in (int(trial.random.integers(50, 90)), *few)]
+
+
+@check("04.3b")
+def uneven(trial):
+    for world_size in (3, 4, 1, 2):
+        rights = shares_of(trial, world_size)
+        lengths = ", ".join(str(len(right)) for right in rights)
+        trial.tried(f"{world_size} processes with {lengths} images")
+        accuracy(trial, rights, marks=world_size == 2)
+    for rank in range(2):
+        sent = sent_by(trial, rank)
+        came = f"rank {rank} has sent nothing through the process group"
+        trial.require(sent is None or sent[1] > sent[0], came, "sums that travel through torch.distributed")
+
+
+@check("04.3c")
+def empty(trial):
+    trial.tried("3 processes, none of the images on rank 1")
+    first, last = shares_of(trial, 2)
+    accuracy(trial, [first, answers(trial, 0), last])
+    trial.tried("4 processes, all images on rank 2")
+    accuracy(trial, [answers(trial, 0), answers(trial, 0), first, answers(trial, 0)])
+
+
+@check("04.3d")
+def only_sums(trial):
+    images = 200_000
+    trial.tried(f"3 processes with {images} images each; the bytes that each sends, seen from outside")
+    accuracy(trial, [answers(trial, images) for _ in range(3)], marks=True)
+    for rank in range(3):
+        sent = sent_by(trial, rank)
+        if sent is not None:
+            # All that was ever sent: the mark "before" can be set again, by whoever finds it.
+            came = f"rank {rank} sent {sent[1]} bytes"
+            trial.require(sent[1] <= MOST_SENT, came, f"two numbers: at most {MOST_SENT} bytes")
+    # 2001 * (4201 + 4196) is odd and more than 2**24: float32 has no such number.
+    trial.tried(f"2 processes with {2001 * 4201} and {2001 * 4196} images")
+    accuracy(trial, [answers(trial, 4201), answers(trial, 4196)], times=2001)

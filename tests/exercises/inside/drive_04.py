@@ -1,0 +1,60 @@
+"""Runs the student's file of exercise 04 in a rank."""
+
+import itertools
+import random
+
+import numpy
+import torch
+
+
+def numbers(found, most):
+    """What an iterable gives, but not more than `most` of it: it may be endless."""
+    return [one.item() if hasattr(one, "item") else one for one in itertools.islice(found, most)]
+
+
+def ranks_of(case, tools):
+    """There may be more ranks than processes: then each process stands for several."""
+    return range(tools.rank, case["world_size"], tools.world_size)
+
+
+def passes(student, inputs, tools):
+    """For each case and rank: a sampler, and its numbers in each epoch. None means: no call of set_epoch."""
+    found = []
+    for case in inputs["cases"]:
+        for rank in ranks_of(case, tools):
+            noise = inputs["noise"] + len(found)
+            torch.manual_seed(noise)
+            random.seed(noise)
+            numpy.random.seed(noise)
+            sampler = student.ShareSampler(
+                case["size"], rank, case["world_size"], seed=case["seed"], drop_last=case["drop_last"]
+            )
+            came = []
+            for epoch in case["epochs"]:
+                if epoch is not None:
+                    sampler.set_epoch(epoch)
+                came.append(numbers(sampler, 2 * case["size"] + 50))
+            drawn = [torch.rand(()).item(), random.random(), float(numpy.random.random())]
+            found.append({"length": len(sampler), "passes": came, "drawn": drawn})
+    return found
+
+
+def evaluation(student, inputs, tools):
+    """For each case and rank: the numbers of the images to evaluate."""
+    found = []
+    for case in inputs["cases"]:
+        for rank in ranks_of(case, tools):
+            share = student.evaluation_share(case["size"], rank, case["world_size"])
+            found.append(numbers(share, 2 * case["size"] + 50))
+    return found
+
+
+def accuracy(student, inputs, tools):
+    """exact_accuracy of answers that are given, with a look from outside before and after on wish."""
+    right = torch.from_numpy(inputs["right"]).repeat(inputs.get("times", 1))
+    if inputs.get("marks"):
+        tools.mark("before")
+    value = student.exact_accuracy(right)
+    if inputs.get("marks"):
+        tools.mark("after")
+    return {"accuracy": value}
