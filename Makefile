@@ -4,10 +4,10 @@ OUT ?= out
 ARGUMENTS ?=
 KILLS ?= 20
 
-.PHONY: help setup run test check lab notebooks starters chaos diffs pictures bench format
+.PHONY: help setup run test check lab notebooks starters gradescope selftest chaos diffs pictures bench format
 
 help: ## list what can be made
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 	@echo
 	@echo "PYTHON=python uses the environment you are in instead of .venv."
 
@@ -40,6 +40,12 @@ notebooks: setup ## execute the notebooks and keep what they show (ARGUMENTS=03_
 
 starters: setup ## cut what students get in lessons/exercises out of the solutions
 	@$(PYTHON) tests/starters.py
+
+gradescope: setup ## build out/gradescope.zip, an autograder for Gradescope
+	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip
+
+selftest: setup ## grade the grader of the exercises: solutions, mutants, cheats; writes out/selftest.html
+	@$(PYTHON) tests/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tests/bench/bench.py --out $(OUT) $(ARGUMENTS)

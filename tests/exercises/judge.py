@@ -111,6 +111,12 @@ def machine():
                 for folder in (Path(place), *Path(place).parents):
                     if not folder.stat().st_mode & 0o001:
                         why[2] = f"another user could not run Python: {folder} is closed to others"
+    if 2 not in why and not contain.landlock_version():
+        for place in filter(Path.exists, (SOLUTIONS, HERE)):
+            if place.stat().st_mode & 0o005 and all(
+                folder.stat().st_mode & 0o001 for folder in place.parents
+            ):
+                why[2] = f"another user can read {place}, and there is no Landlock: chmod -R go= {place}"
     level = 3 if 3 not in why else 2 if 2 not in why else 1
     return {"level": level, "why": why, "landlock": contain.landlock_version(), "root": root}
 
@@ -137,6 +143,10 @@ class Nursery:
         self.base = None
 
     def start(self):
+        self.base = "/tmp"
+        if self.level < 3:
+            self.base = tempfile.mkdtemp(prefix="rungs-")
+            os.chmod(self.base, 0o755)
         environment = {
             "PATH": "/usr/bin:/bin",
             "HOME": "/tmp",
@@ -148,18 +158,14 @@ class Nursery:
             "CUDA_VISIBLE_DEVICES": "",
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
+            "TORCHINDUCTOR_CACHE_DIR": f"{self.base}/inductor",
         }
         if "RUNGS_SPAWN" in os.environ:
             environment["RUNGS_SPAWN"] = "1"
         words = [sys.executable, "-I", str(INSIDE / "nursery.py")]
         if self.level == 3:
-            self.base = "/tmp"
             words = [*bubblewrap(environment), *words]
             environment = {}
-        else:
-            self.base = tempfile.mkdtemp(prefix="rungs-")
-            os.chmod(self.base, 0o755)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
         self.process = subprocess.Popen(
             words,

@@ -164,7 +164,7 @@ class Canary:
 
 
 def cheat_cases():
-    """(exercise, name, files, most points, whether it would harm without a wall)."""
+    """(exercise, name, files, most points, whether it would harm without a wall, lowest level)."""
     import cheats
 
     found = []
@@ -176,17 +176,26 @@ def cheat_cases():
         cheats.ALONE: "",
     }
     for title, one in cheats.CHEATS.items():
-        found.append((third, title, {name: one["text"] + bodies[one["body"]]}, one["earns"], one["harms"]))
+        found.append(
+            (
+                third,
+                title,
+                {name: one["text"] + bodies[one["body"]]},
+                one["earns"],
+                one["harms"],
+                one["level"],
+            )
+        )
     for one in judge.manifest():
         texts = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
         for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
             title = f"{call.split()[-1]} at the top of the solution"
-            found.append((one, title, {name: call + text for name, text in texts.items()}, 0, False))
+            found.append((one, title, {name: call + text for name, text in texts.items()}, 0, False, 1))
         for path in sorted((GRADED / one["id"]).glob("cheat_*.py")):
             text = path.read_text()
             most = float(re.search(r"Earns at most: ([\d.]+)", text)[1])
             files = texts | {one["files"][0]: text}
-            found.append((one, path.stem.removeprefix("cheat_"), files, most, False))
+            found.append((one, path.stem.removeprefix("cheat_"), files, most, False, 1))
     return found
 
 
@@ -204,7 +213,7 @@ def left_over(nursery):
 
 def run_cheat(case, nursery, canary, seed=0):
     """Grade one cheat; look for harm; then an honest check in the same nursery must still pass."""
-    one, name, files, most, _ = case
+    one, name, files, most, _, _ = case
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
         for file, text in files.items():
@@ -246,7 +255,12 @@ def cheat_matrix(nursery, told=None, only=None, part=(0, 1)):
     rows, canary = [], Canary()
     try:
         for number, case in enumerate(cheat_cases()):
-            if number % part[1] != part[0] or (only and only not in case[1]) or (case[4] and not wall):
+            if (
+                number % part[1] != part[0]
+                or (only and only not in case[1])
+                or (case[4] and not wall)
+                or case[5] > nursery.level
+            ):
                 continue
             rows.append(run_cheat(case, nursery, canary))
             if told:
@@ -281,8 +295,8 @@ def sentence():
     count = totals()
     return (
         f"{count['exercises']} exercises, {count['checks']} checks, {count['points']} points. "
-        f"The grader is graded with {count['mutants']} mutants of the solutions, each killed by the check that "
-        f"is named for it, {count['other solutions']} other solutions that are right, "
+        f"The grader is graded with {count['mutants']} mutants of the solutions, each killed by the check "
+        f"that is named for it, {count['other solutions']} other solutions that are right, "
         f"and {count['cheats']} hostile or broken submissions."
     )
 

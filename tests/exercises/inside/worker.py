@@ -168,6 +168,9 @@ def watch(pipe, files):
             tell("begin", size=max([0, *sizes]), where=where, asynchronous=bool(named.get("async_op")))
             try:
                 result = call(*words, **named)
+            except BaseException:
+                tell("raised")
+                raise
             finally:
                 inside[0] = False
             tell("end")
@@ -228,19 +231,16 @@ def work(job, rank, outgoing, incoming):
     pipe = Pipe(outgoing, incoming)
     files = job["files"]
     try:
-        os.chdir(job["folder"])
-        contain.give_up(job["limits"], job["uid"], job["folder"])
-    except BaseException as error:
-        pipe.send(b"I", {"kind": type(error).__name__, "words": str(error)})
-        os._exit(1)
-    try:
+        # Before the files are out of reach.
         import torch
         import torch.distributed as dist
 
-        torch.set_num_threads(1)
-        torch.manual_seed(job["seed"])
         driver_file, _, driver_name = job["driver"].partition(".")
         driver = getattr(importlib.import_module(driver_file), driver_name)
+        os.chdir(job["folder"])
+        contain.give_up(job["limits"], job["uid"], job["folder"])
+        torch.set_num_threads(1)
+        torch.manual_seed(job["seed"])
         inputs = wire.unpack(bytes(job["inputs"][rank]))
         take_away(job["forbidden"])
         tools = Tools(pipe, rank, len(job["inputs"]), job["folder"], files)

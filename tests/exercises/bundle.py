@@ -1,0 +1,46 @@
+"""Build the zip that Gradescope takes as an autograder: `make gradescope`. No solution is in it."""
+
+import argparse
+import zipfile
+from pathlib import Path
+
+import judge
+
+RECIPES = judge.HERE / "recipes"
+OWN_PACKAGES = ("torch==",)
+
+
+def contents():
+    """Each file of the bundle, by its name in it."""
+    found = {"setup.sh": RECIPES / "setup.sh", "run_autograder": RECIPES / "run_autograder"}
+    files = [judge.ROOT / "tests" / "grade.py", judge.HERE / "manifest.toml"]
+    files += [path for path in judge.HERE.glob("*.py") if path.stem not in ("selftest", "cheats", "bundle")]
+    files += judge.INSIDE.glob("*.py")
+    for path in sorted(files):
+        found[f"grader/{path.relative_to(judge.ROOT).as_posix()}"] = path
+    return found
+
+
+def requirements():
+    """What the judge imports: torch as the lessons pin it, and numpy."""
+    lines = (judge.ROOT / "requirements.txt").read_text().splitlines()
+    return "\n".join([line for line in lines if line.startswith(OWN_PACKAGES)] + ["numpy", ""])
+
+
+def build(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, file in contents().items():
+            entry = zipfile.ZipInfo(name, date_time=(2026, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o755 if file.stat().st_mode & 0o100 else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            bundle.writestr(entry, file.read_bytes())
+        bundle.writestr("grader/requirements.txt", requirements())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/gradescope.zip"), help="where to put it")
+    path = parser.parse_args().out
+    build(path)
+    print(f"{path}: upload it as the autograder of a programming assignment")

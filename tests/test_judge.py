@@ -1,0 +1,619 @@
+"""The exercises and their judge. The grader is graded here with mutants, other solutions and cheats; then
+every way in which people meet it: pytest, grade.py, Gradescope's bundle, each level of containment."""
+
+import csv
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+
+from launcher import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "exercises"))
+import itertools
+
+import bundle
+import judge
+import pages
+import selftest
+import wire
+
+import grade
+import starters
+
+EXERCISES = [one["id"] for one in judge.manifest()]
+THIRD = "03_average_gradients.py"
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with judge.Nursery(slot=int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])) as nursery:
+        yield nursery
+
+
+def solution(name=THIRD):
+    return (judge.SOLUTIONS / name).read_text()
+
+
+# ---- the grader, graded -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("identity", EXERCISES)
+def test_solutions_mutants_and_other_solutions(identity, nursery):
+    one = judge.exercise(identity)
+    rows = selftest.exercise_matrix(one, nursery)
+    assert [selftest.line(row) for row in rows if not row["right"]] == []
+    kinds = [row["kind"] for row in rows]
+    assert kinds.count("mutant") >= 8 and kinds.count("other") >= 3
+    for entry in one["check"]:
+        fell = [row["name"] for row in rows if row["kind"] == "mutant" and row["fell_at"] == entry["id"]]
+        assert fell, f"no mutant falls at {entry['id']}: is it a check?"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
+    rows = selftest.cheat_matrix(nursery, part=(part, 4))
+    assert [selftest.line(row) for row in rows if not row["right"]] == []
+    assert len(selftest.cheat_cases()) >= 25
+
+
+# ---- the only source --------------------------------------------------------------------------
+
+
+def test_starters_are_what_their_solutions_say():
+    run = subprocess.run(
+        [sys.executable, "tests/starters.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_no_answer_is_in_a_file_that_students_get():
+    given = [
+        path for path in (ROOT / "lessons").rglob("*") if path.suffix in (".py", ".md", ".sh", ".sbatch")
+    ]
+    given += [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
+    texts = {path: path.read_text() for path in given}
+    found = []
+    for source in sorted(judge.SOLUTIONS.rglob("*.py")):
+        starter = texts[judge.STARTERS / source.relative_to(judge.SOLUTIONS)]
+        lines = [line for line in starters.answers(source.read_text()) if line not in starter]
+        for path, text in texts.items():
+            if judge.STARTERS in path.parents:
+                found += [(path.name, line) for line in lines if len(line) > 15 and line in text]
+            else:  # a lesson may show one line of an answer, never two that follow each other
+                plain = re.sub(r"\s+", " ", text.replace('\\n",', "").replace('\\"', '"'))
+                for one, two in itertools.pairwise(lines):
+                    both = f"{one} {two}"
+                    if len(both) > 40 and both in re.sub(r'" +"', " ", plain):
+                        found.append((path.name, both))
+    assert found == []
+
+
+# ---- the manifest -----------------------------------------------------------------------------
+
+
+def test_the_manifest_says_what_the_docstrings_say():
+    for one in judge.manifest():
+        text = "".join(solution(name) for name in one["files"])
+        written = {
+            part: int(points) for part, points in re.findall(r"^ +(\d\d\.\d+) \((\d+) points?\)", text, re.M)
+        }
+        counted = {}
+        for entry in one["check"]:
+            part = re.match(r"\d\d\.\d+", entry["id"])[0]
+            counted[part] = counted.get(part, 0) + entry["points"]
+        if written:
+            assert written == counted, one["id"]
+        assert f"{judge.points_of(one)} points" in text or len(one["files"]) > 1, one["id"]
+
+
+def test_the_manifest_is_in_order():
+    seen = set()
+    for one in judge.manifest():
+        assert set(one) <= {"id", "title", "files", "forbidden", "floor", "limits", "seconds", "check"}
+        for entry in one["check"]:
+            assert set(entry) <= {"id", "title", "points", "needs", "hints", "visibility"}
+            assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
+            assert set(entry.get("needs", [])) <= seen, entry["id"]
+            assert len(entry["hints"]) == 3 and entry["points"] > 0
+            assert entry.get("visibility", "visible") in (
+                "visible",
+                "hidden",
+                "after_due_date",
+                "after_published",
+            )
+            assert callable(judge.check_function(entry["id"]))
+            seen.add(entry["id"])
+    assert set(judge.CHECKS) == seen
+
+
+# ---- frames -----------------------------------------------------------------------------------
+
+
+def test_frames_come_back_as_they_were():
+    value = {
+        "a": [1, -2.5, "x", None, True, float("inf")],
+        "b": {"c": numpy.arange(6, dtype="float32").reshape(2, 3), 3: numpy.zeros((0, 4), "int64")},
+        "d": numpy.float32(3.5),
+    }
+    came = wire.unpack(wire.pack(value))
+    assert came["a"] == value["a"] and came["b"]["c"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert came["b"][3].shape == (0, 4) and came["d"] == 3.5
+    assert numpy.isnan(wire.unpack(wire.pack([float("nan")]))[0])
+
+
+def test_no_bytes_make_the_judge_fall_over():
+    chance, good = random.Random(7), wire.pack({"a": numpy.arange(5.0), "b": [1, "x"]})
+    for number in range(4000):
+        data = bytearray(good if number % 2 else chance.randbytes(chance.randrange(200)))
+        for _ in range(chance.randrange(4)):
+            if data:
+                data[chance.randrange(len(data))] = chance.randrange(256)
+        data = data[: chance.randrange(len(data) + 1)] if chance.random() < 0.3 else data
+        try:
+            wire.unpack(bytes(data))
+        except wire.BadFrame:
+            continue
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        '{"value": {"@array": 0}, "arrays": [["|O", [1]]]}',
+        '{"value": {"@array": 0}, "arrays": [["<f4", [1000000000000]]]}',
+        '{"value": {"@array": 0}, "arrays": [["<f4", [-1]]]}',
+        '{"value": {"@array": -1}, "arrays": [["<f4", []]]}',
+        '{"value": NaN, "arrays": []}',
+        '{"value": {"@run": "os.system"}, "arrays": []}',
+        '{"value": ' + "[" * 100_000 + "]" * 100_000 + ', "arrays": []}',
+    ],
+    ids=["objects", "too long", "negative", "from the end", "not a number", "a tag", "too deep"],
+)
+def test_a_frame_that_is_none_is_refused(head):
+    data = len(head).to_bytes(4, "little") + head.encode() + bytes(4)
+    with pytest.raises(wire.BadFrame):
+        wire.unpack(data)
+
+
+# ---- comparing --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (None, "is None"),
+        ("passed", "is 'passed'"),
+        (True, "is True"),
+        ([1.0, 2.0, 3.0], "is [1.0"),
+        (numpy.array([1.0, 2.0]), "has the shape 2"),
+        (numpy.array([1.0, 2.0, numpy.nan]), "nan at [2]"),
+        (numpy.array([1.0, 2.0, numpy.inf]), "inf at [2]"),
+        (numpy.array([1.0, 2.0, 3.001]), "3.001 at [2] (1 of 3 numbers are wrong)"),
+        (numpy.array([2.0, 4.0, 6.0]), "every number is 2 times what it should be"),
+        (numpy.array([1.0, 2.0, 3.00001]), ""),
+    ],
+)
+def test_what_is_close(got, words):
+    trial = judge.Trial(None, judge.exercise("03"), "03.1a", {}, 0)
+    if not words:
+        trial.close("it", got, [1.0, 2.0, 3.0])
+        return
+    with pytest.raises(judge.Verdict) as verdict:
+        trial.close("it", got, [1.0, 2.0, 3.0])
+    assert verdict.value.status == "failed" and words in verdict.value.came
+
+
+# ---- who is to blame --------------------------------------------------------------------------
+
+BLAME = {
+    "leaves early": (
+        "    has_one = torch",
+        "    if dist.get_rank() == 1:\n        return\n    has_one = torch",
+        r"rank 1 returned before all_reduce number 1 \(line \d+ of 03_av\w+.py\); rank 0 was waiting for it",
+    ),
+    "another call": (
+        "    dist.all_reduce(has_one)",
+        "    dist.broadcast(has_one, 0) if dist.get_rank() else dist.all_reduce(has_one)",
+        r"do not make the same calls: rank 0 called all_reduce number 1 .*, rank 1 called broadcast number 1",
+    ),
+    "raises": (
+        "        dist.all_reduce(parameter.grad)\n",
+        "        if dist.get_rank() == 1:\n            raise ValueError('mine')\n"
+        "        dist.all_reduce(parameter.grad)\n",
+        r"rank 1 raised ValueError: mine at line \d+ .*; rank 0 was waiting for it in all_reduce number 2",
+    ),
+    "dies": (
+        "        dist.all_reduce(parameter.grad)\n",
+        "        if dist.get_rank() == 1:\n            import os\n            os.kill(os.getpid(), 9)\n"
+        "        dist.all_reduce(parameter.grad)\n",
+        r"rank 1 was ended by SIGKILL",
+    ),
+    "never ends": (
+        "    has_one = torch",
+        "    while dist.get_rank() == 1:\n        pass\n    has_one = torch",
+        r"rank 1 had not returned after 3 s; rank 0 was waiting for it in all_reduce number 1",
+    ),
+    "send without receive": (
+        "    has_one = torch",
+        "    if dist.get_rank() < 2 and dist.get_world_size() > 1:\n"
+        "        dist.send(torch.zeros(1 << 20), 1 - dist.get_rank())\n    has_one = torch",
+        r"all ranks wait and none can go on: rank 0 in send number 1 .*; rank 1 in send number 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BLAME)
+def test_the_earliest_cause_is_named(fault, nursery, tmp_path):
+    old, new, words = BLAME[fault]
+    assert solution().count(old) == 1
+    (tmp_path / THIRD).write_text(solution().replace(old, new))
+    one = judge.exercise("03") | {"seconds": 3 if fault == "never ends" else 20}
+    result = judge.grade(one, tmp_path, nursery)[3]
+    assert result.id == "03.2a" and result.score == 0
+    assert re.search(words, result.came), result.came
+
+
+def test_three_ranks_wait_for_one(nursery, tmp_path):
+    text = solution().replace(
+        "    has_one = torch",
+        "    if dist.get_rank() == 1 and dist.get_world_size() == 3:\n        return\n    has_one = torch",
+    )
+    (tmp_path / THIRD).write_text(text)
+    came = judge.grade(judge.exercise("03"), tmp_path, nursery)[3].came
+    assert (
+        "rank 1 returned before all_reduce number 1" in came and "ranks 0 and 2 were waiting for it" in came
+    )
+
+
+def test_a_nursery_that_is_gone_is_started_again(nursery):
+    with judge.Nursery(slot=9) as other:
+        assert judge.grade_one(*first_check(), judge.SOLUTIONS, other, 0, set()).status == "passed"
+        os.killpg(other.process.pid, signal.SIGKILL)
+        assert judge.grade_one(*first_check(), judge.SOLUTIONS, other, 0, set()).status == "passed"
+
+
+def test_a_fault_of_ours_is_nobodys_zero(nursery, monkeypatch, tmp_path):
+    one, entry = first_check()
+    monkeypatch.setitem(judge.CHECKS, entry["id"], lambda trial: 1 / 0)
+    result = judge.grade_one(one, entry, judge.SOLUTIONS, nursery, 0, set())
+    assert (result.status, result.score) == ("infrastructure", 0)
+    broken = judge.Nursery(1)
+    broken.run = lambda **request: {
+        "why": "infrastructure: no process can be started",
+        "ranks": [],
+        "left": 0,
+    }
+    monkeypatch.setattr(judge, "Nursery", lambda *words: broken)
+    record = grade.grade_into("ada", judge.SOLUTIONS, tmp_path, [one], 0, 1, 0)
+    assert record["infrastructure"] and not (tmp_path / "ada" / "results.json").exists()
+    pages.write_class([record], [one], tmp_path, 0)
+    (row,) = table(tmp_path / "grades.csv")
+    assert (row["total"], row["status"]) == ("", "infrastructure: not graded")
+    assert (tmp_path / "nbgrader.csv").read_text().count("\n") == 1
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def first_check():
+    return judge.exercise("03"), judge.exercise("03")["check"][0]
+
+
+# ---- as people meet it ------------------------------------------------------------------------
+
+
+def check(*words):
+    command = [sys.executable, "-m", "pytest", "tests/exercises", "-p", "no:cacheprovider", *words]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_a_student_checks_a_starter():
+    code, text = check("-k", "03")
+    assert code == 1
+    assert "03 DDP in its simplest form: 0 of 12 points" in text
+    assert "not written yet: 03.1: all ranks begin with what rank 0 has" in text
+    assert text.count("(not reached)") == 7 and text.count("hint") == 1
+    assert "Traceback" not in text and "level" in text
+
+
+def test_a_student_asks_for_hints_and_for_one_check():
+    code, text = check("-k", "03.2a", "--hints", "--submission", str(judge.STARTERS))
+    assert code in (0, 1) and "hint 3:" in text and "1 skipped" in text
+
+
+def test_the_solutions_pass_as_a_submission():
+    code, text = check("-k", "03", "--submission", "solutions", "--seed", "another")
+    assert code == 0 and "12 of 12 points" in text and "8 passed" in text
+
+
+def test_a_folder_that_is_not_there():
+    code, text = check("--submission", "nowhere")
+    assert code == 2 and "error: there is no folder nowhere: name one with --submission" in text
+
+
+def test_it_checks_again_at_every_save(tmp_path):
+    (tmp_path / THIRD).write_text((judge.STARTERS / THIRD).read_text())
+    command = [sys.executable, "-u", "tests/exercises/watch.py", "-k", "03", "--submission", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watch:
+        try:
+            first = until(watch, "waiting for")
+            (tmp_path / THIRD).write_text(solution())
+            began = time.monotonic()
+            second = until(watch, "waiting for")
+            seconds = time.monotonic() - began
+        finally:
+            watch.send_signal(signal.SIGINT)
+            watch.wait(10)
+    assert "0 of 12 points" in first and "12 of 12 points" in second
+    assert seconds < 30  # 2 on a machine that does nothing else
+
+
+def until(process, words):
+    text = ""
+    for line in process.stdout:
+        text += line
+        if words in line:
+            return text
+    raise AssertionError(text)
+
+
+# ---- a class ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """A class of people and files as they come, graded by the documented command, twice."""
+    folder = tmp_path_factory.mktemp("class")
+    subs, out = folder / "submissions", folder / "grades"
+    for name in ("ada", "ben", "<b>eve", "=1+1", "none"):
+        (subs / name).mkdir(parents=True)
+    (subs / "ada" / THIRD).write_text(solution())
+    (subs / "ada" / "conftest.py").write_text("raise SystemExit('picked up')\n")
+    (subs / "ada" / "torch.py").write_text("raise SystemExit('picked up')\n")
+    (subs / "ben" / THIRD).write_text(
+        solution().replace("        parameter.grad /= dist.get_world_size()\n", "")
+    )
+    (subs / "<b>eve" / THIRD).write_text("print('<script>alert(1)</script>')\nraise ValueError('<i>')\n")
+    (subs / "=1+1" / THIRD).symlink_to(judge.SOLUTIONS / THIRD)
+    with zipfile.ZipFile(subs / "zoe.zip", "w") as archive:
+        archive.writestr(f"my work/deep/{THIRD}", solution())
+        archive.writestr("../../escaped.py", "x = 1\n")
+    with tarfile.open(subs / "tom.tar.gz", "w:gz") as archive:
+        data = solution().encode()
+        entry = tarfile.TarInfo(f"/abs/{THIRD}")
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    with tarfile.open(subs / "mallory.tar", "w") as archive:
+        entry = tarfile.TarInfo(THIRD)
+        entry.type, entry.linkname = tarfile.SYMTYPE, str(judge.SOLUTIONS / THIRD)
+        archive.addfile(entry)
+    with zipfile.ZipFile(subs / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(THIRD, "#" * 50_000_000)
+    (subs / "torn.zip").write_bytes(b"PK\x03\x04 not a zip")
+    (subs / ".DS_Store").write_bytes(b"")
+    (subs / "notes.txt").write_text("not a submission")
+    words = [
+        sys.executable,
+        "tests/grade.py",
+        str(subs),
+        "--out",
+        str(out),
+        "--only",
+        "03",
+        "--seed",
+        "autumn",
+    ]
+    words += ["--force"]
+    first = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    began = time.monotonic()
+    second = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    return {"out": out, "first": first, "second": second, "again": time.monotonic() - began, "folder": folder}
+
+
+def test_a_class_is_graded(graded):
+    assert (graded["first"].returncode, graded["first"].stderr) == (0, ""), graded["first"].stderr
+    rows = {row["student"]: row for row in table(graded["out"] / "grades.csv")}
+    points = {name: float(row["total"]) for name, row in rows.items()}
+    expected = dict.fromkeys(["ada", "zoe", "tom"], 12.0) | {"ben": 4.0}
+    expected |= dict.fromkeys(["<b>eve", "'=1+1", "none", "mallory", "bomb", "torn"], 0.0)
+    assert points == expected
+    assert {row["maximum"] for row in rows.values()} == {"12"}
+    assert not list(graded["folder"].glob("**/escaped.py"))
+
+
+def test_what_is_graded_is_kept(graded):
+    assert "11 graded" in graded["second"].stdout or "10 graded" in graded["second"].stdout
+    assert graded["again"] < 20 and "10 submissions" in graded["second"].stdout
+
+
+def test_each_student_gets_what_gradescope_reads(graded):
+    for folder in graded["out"].iterdir():
+        if folder.is_dir():
+            results = json.loads((folder / "results.json").read_text())
+            assert sum(test["max_score"] for test in results["tests"]) == 12
+            assert sum(test["score"] for test in results["tests"]) == results["score"]
+            assert "level" in results["output"] and results["stdout_visibility"] == "hidden"
+            assert {test["status"] for test in results["tests"]} <= {"passed", "failed"}
+    seeds = {json.loads(path.read_text())["seed"] for path in graded["out"].glob("*/grade.json")}
+    assert len(seeds) == 10  # other inputs for everybody
+
+
+def test_nothing_of_a_student_runs_in_a_page(graded):
+    text = (graded["out"] / "<b>eve" / "report.html").read_text()
+    assert "<script>" not in text and "&lt;script&gt;" in text and "&lt;b&gt;eve" in text
+    items = (graded["out"] / "items.html").read_text()
+    assert "<i>" not in items and "data:image/png;base64," in items and "10 submissions" in items
+
+
+def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
+    (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
+    third = judge.exercise("03")
+    came = [judge.grade(third, tmp_path, nursery, seed)[3].came for seed in ("a", "a", "b")]
+    assert came[0] == came[1] != came[2]
+
+
+def test_a_class_at_level_1_needs_a_word(tmp_path):
+    run = grade_here(tmp_path, "--level", "1")
+    assert (
+        run.returncode == 1
+        and "--force grades all the same" in run.stderr
+        and run.stderr.startswith("error: ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["nowhere"], "error: there is no folder nowhere"),
+        (["--only", "99", "."], "error: there is no exercise 99"),
+        (["--one", "nowhere"], "error: there is no submission nowhere"),
+        (["--jobs", "0", "."], "error: --jobs must be at least 1"),
+    ],
+)
+def test_bad_words_get_one_line(words, error):
+    run = subprocess.run([sys.executable, "tests/grade.py", *words], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode and run.stderr.startswith(error) and run.stderr.count("\n") == 1
+
+
+def grade_here(tmp_path, *words):
+    (tmp_path / "submissions" / "ada").mkdir(parents=True)
+    shutil.copy(judge.SOLUTIONS / THIRD, tmp_path / "submissions" / "ada")
+    command = [
+        sys.executable,
+        "tests/grade.py",
+        str(tmp_path / "submissions"),
+        "--out",
+        str(tmp_path / "grades"),
+    ]
+    return subprocess.run([*command, "--only", "03", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+# ---- levels of containment, and where a process may not be forked -----------------------------
+
+# A view of this machine in which everybody may read Python, and there is no bubblewrap.
+OPEN = """
+set -e
+base=$(mktemp -d); mount --bind "$1" "$base"; mount -t tmpfs -o mode=755 none /root 2>/dev/null || true
+mkdir -p "$1"; mount --bind "$base" "$1"
+for place in /usr/bin/bwrap /usr/local/bin/bwrap; do [ ! -e $place ] || mount --bind /dev/null $place; done
+shift; exec "$@"
+"""
+AS_USER = ["setpriv", "--reuid", "61990", "--regid", "61990", "--clear-groups"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_lower_levels(level, tmp_path):
+    """Root without bubblewrap is level 2, and an ordinary user without it level 1."""
+    code = """
+import sys
+sys.path.insert(0, "tests/exercises")
+import judge, selftest
+names = ("os_exit_at_import", "daemon", "reads_the_checks", "kills_the_parent", "deletes", "thread_bomb")
+with judge.Nursery() as nursery:
+    results = judge.grade(judge.exercise("03"), "solutions", nursery)
+    rows = [row for name in names for row in selftest.cheat_matrix(nursery, only=name)]
+right = all(row["right"] for row in rows)
+print(nursery.level, sum(result.score for result in results), len(rows), right)
+print([selftest.line(row) for row in rows if not row["right"]])
+"""
+    view = ["unshare", "--mount", "--propagation", "private", "bash", "-c", OPEN, "bash", sys.base_prefix]
+    words = [*view, *(AS_USER if level == 1 else []), sys.executable, "-c", code]
+    environment = os.environ | {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert run.stdout.splitlines()[:1] == [f"{level} 12 6 True"], run.stdout + run.stderr
+
+
+def test_each_rank_can_be_started_anew(monkeypatch):
+    """As on macOS, where a process that has imported torch must not fork."""
+    monkeypatch.setenv("RUNGS_SPAWN", "1")
+    with judge.Nursery(slot=8) as nursery:
+        result = judge.grade_one(*first_check(), judge.SOLUTIONS, nursery, 0, set())
+    assert (result.status, result.came) == ("passed", "")
+
+
+def test_the_doctor_says_what_there_is():
+    run = subprocess.run(
+        [sys.executable, "tests/grade.py", "--doctor"], cwd=ROOT, capture_output=True, text=True
+    )
+    level = judge.machine()["level"]
+    assert f"submissions are contained at level {level}" in run.stdout and "a nursery starts in" in run.stdout
+    assert run.returncode == (level < 2)
+
+
+# ---- recipes ----------------------------------------------------------------------------------
+
+
+def test_gradescopes_bundle_grades(tmp_path):
+    """The bundle, unpacked as Gradescope does, run by its own script; only the folder is another one."""
+    bundle.build(tmp_path / "gradescope.zip")
+    with zipfile.ZipFile(tmp_path / "gradescope.zip") as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "autograder" / "source")
+    assert {"setup.sh", "run_autograder"} <= set(names)
+    assert not [name for name in names if "solutions" in name or "graded" in name or "cheats" in name]
+    root = tmp_path / "autograder"
+    (root / "submission").mkdir()
+    shutil.copy(judge.SOLUTIONS / THIRD, root / "submission")
+    (root / "submission_metadata.json").write_text('{"id": 123}')
+    environment = os.environ | {"AUTOGRADER": str(root), "PYTHON": sys.executable, "EXERCISES": "03"}
+    words = ["bash", str(root / "source" / "run_autograder")]
+    run = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    results = json.loads((root / "results" / "results.json").read_text())
+    assert results["score"] == 12 and len(results["tests"]) == 8
+
+
+def test_gradescopes_requirements_are_those_of_the_lessons():
+    pinned = [
+        line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("torch==")
+    ]
+    assert pinned[0] in bundle.requirements()
+    assert pinned[0] in (bundle.RECIPES / "github.yml").read_text()
+
+
+def test_the_workflow_grades(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    steps = yaml.safe_load((bundle.RECIPES / "github.yml").read_text())["jobs"]["grade"]["steps"]
+    command = next(step["run"] for step in steps if step.get("name") == "Grade")
+    command = command.replace(".venv/bin/python", sys.executable).replace(
+        "--out grades", f"--out {tmp_path} --only 03"
+    )
+    run = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "results.json").read_text())["score"] == 0
+
+
+# ---- pages ------------------------------------------------------------------------------------
+
+
+def test_the_readme_says_how_the_grader_is_graded():
+    text = (ROOT / "README.md").read_text()
+    assert selftest.sentence() in text, f"run `make starters`, which writes: {selftest.sentence()}"
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for page in (ROOT / "tests" / "README.md", judge.STARTERS / "README.md"):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_paths_of_students_page_are_those_of_the_repository():
+    names = {Path(name).parts[0] for one in judge.manifest() for name in one["files"]}
+    there = {path.name for path in judge.STARTERS.iterdir()} - {"README.md", "__pycache__"}
+    assert there == names
