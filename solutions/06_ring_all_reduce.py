@@ -1,8 +1,8 @@
 """Exercise 06: a ring all-reduce, from send and recv only. 14 points.
 
-N processes have a tensor each, and all want the sum. If all sent theirs to rank 0, rank 0 would have N times
-as much to receive as the others, and to send. In a ring, all have the same to do, and each talks to two others
-only: it sends to the right (rank + 1; the last one to rank 0) and receives from the left (rank - 1).
+N processes have a tensor each, and all want the sum. If all sent theirs to rank 0, it would have N - 1 tensors
+to receive and as many to send, while the others wait. In a ring, all have the same to do, and each talks to two
+others only: it sends to the right (rank + 1; the last one to rank 0) and receives from the left (rank - 1).
 
 The tensor is cut into N chunks. There are two halves of N - 1 steps each, and in each step every process
 sends one chunk and receives one:
@@ -63,7 +63,8 @@ def sum_chunks(chunks):
     """The first half of the ring: `chunks` is a list of as many tensors as there are processes.
 
     Afterwards chunks[rank + 1] (on the last rank chunks[0]) holds, in place, its sum over all ranks. The
-    others may hold anything. With one process there is nothing to do.
+    others may hold anything. Each rank sends N - 1 messages of one chunk, to the right. With one process there
+    is nothing to do.
     """
     # cut 06.3: first half: every rank has the sum of one chunk
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -78,8 +79,8 @@ def sum_chunks(chunks):
 def ring_all_reduce(tensor):
     """Replace a tensor by its sum over all ranks, in place, with messages to the right only.
 
-    The tensor is contiguous, of any shape and any type of numbers, and may be a part of a larger one. It may
-    have fewer numbers than there are processes, or none.
+    The tensor is contiguous, of any shape (a single number without a dimension, too) and any type of numbers,
+    and may be a part of a larger one. It may have fewer numbers than there are processes, or none.
     """
     # cut 06.4: the whole: every rank has the sum of all chunks
     rank, world_size = dist.get_rank(), dist.get_world_size()
