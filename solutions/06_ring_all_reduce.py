@@ -1,8 +1,9 @@
 """Exercise 06: a ring all-reduce, from send and recv only. 14 points.
 
-N processes have a tensor each, and all want the sum. If all sent theirs to rank 0, it would have N - 1 tensors
-to receive and as many to send, while the others wait. In a ring, all have the same to do, and each talks to two
-others only: it sends to the right (rank + 1; the last one to rank 0) and receives from the left (rank - 1).
+N processes have a tensor each, and all want the sum. If all sent theirs to rank 0, it would have N - 1
+tensors to receive and as many to send, while the others wait. In a ring, all have the same to do, and each
+talks to two others only: it sends to the right (rank + 1; the last one to rank 0) and receives from the left
+(rank - 1).
 
 The tensor is cut into N chunks. There are two halves of N - 1 steps each, and in each step every process
 sends one chunk and receives one:
@@ -48,8 +49,8 @@ def chunks_of(flat, world_size):
 def pass_on(outgoing, incoming):
     """Send the tensor `outgoing` to the right, and receive from the left into `incoming`.
 
-    All ranks call this at the same time, with at least two processes. The two tensors may differ in size. When
-    it returns, both ways are done: the caller may write into `outgoing` at once.
+    All ranks call this at the same time; there are at least two. The two tensors may differ in size. When it
+    returns, both ways are done: the caller may write into `outgoing` at once.
     """
     # cut 06.2: send to the right and receive from the left
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -63,8 +64,8 @@ def sum_chunks(chunks):
     """The first half of the ring: `chunks` is a list of as many tensors as there are processes.
 
     Afterwards chunks[rank + 1] (on the last rank chunks[0]) holds, in place, its sum over all ranks. The
-    others may hold anything. Each rank sends N - 1 messages of one chunk, to the right. With one process there
-    is nothing to do.
+    others may hold anything. Each rank sends N - 1 messages of one chunk, to the right. With one process
+    there is nothing to do.
     """
     # cut 06.3: first half: every rank has the sum of one chunk
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -26,7 +26,9 @@ def sent(trial, world_size):
     for rank in range(world_size):
         before, after = trial.mark(rank, "before"), trial.mark(rank, "after")
         if not after["sockets"]:
-            raise Verdict("infrastructure", "this machine does not count the bytes of a connection: Linux does")
+            raise Verdict(
+                "infrastructure", "this machine does not count the bytes of a connection: Linux does"
+            )
         trial.require(
             before["sent"] < 1000,
             f"rank {rank} has sent {before['sent']} bytes before it was called",
@@ -83,7 +85,13 @@ def sizes_of(count, world_size):
 
 
 def cut_cases(trial):
-    given = [(int(trial.integers(5, 9)) * 4, 4), (int(trial.integers(5, 9)) * 3 + 2, 3), (11, 4), (2, 4), (7, 1)]
+    given = [
+        (int(trial.integers(5, 9)) * 4, 4),
+        (int(trial.integers(5, 9)) * 3 + 2, 3),
+        (11, 4),
+        (2, 4),
+        (7, 1),
+    ]
     return [(trial.floats(count), world_size) for count, world_size in given]
 
 
@@ -101,9 +109,13 @@ def cut(trial, cases):
 @check("06.1a")
 def chunk_sizes(trial):
     cases = cut_cases(trial)
-    trial.tried(", ".join(f"{len(flat)} numbers for {world_size}" for flat, world_size in cases) + " processes")
+    trial.tried(
+        ", ".join(f"{len(flat)} numbers for {world_size}" for flat, world_size in cases) + " processes"
+    )
     for what, flat, _, came in cut(trial, cases):
-        trial.close(f"what the chunks {what} hold, one after another", numpy.concatenate(came["chunks"]), flat)
+        trial.close(
+            f"what the chunks {what} hold, one after another", numpy.concatenate(came["chunks"]), flat
+        )
 
 
 @check("06.1b")
@@ -146,7 +158,9 @@ def neighbours(trial):
 
 @check("06.2b")
 def both_done(trial):
-    trial.tried("3 processes, rank 2 comes 0.15 s later; each overwrites what it has sent when pass_on returns")
+    trial.tried(
+        "3 processes, rank 2 comes 0.15 s later; each overwrites what it has sent when pass_on returns"
+    )
     passed_on(trial, [2000, 3000, 1000], late=[2], overwrite=True)
 
 

@@ -61,7 +61,7 @@ def by_space(tensor):
 
 def hidden(tensor):
     before, words = tensor.clone(), []
-    for way in (by_group, by_backend, by_nn, by_tensors, by_gradients, by_reloading, by_space):
+    for way in (by_group, by_backend, by_space, by_nn, by_tensors, by_gradients, by_reloading):
         try:
             way(tensor)
         except Exception as error:
