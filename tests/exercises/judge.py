@@ -569,10 +569,12 @@ def stuck(ranks, missing):
     inside = {
         rank: with_place(one, one["inside"][0]) if one["inside"] else None for rank, one in missing.items()
     }
-    returned = [rank for rank in ranks if rank not in missing]
     wait = {rank: event for rank, event in inside.items() if event}
     if not wait:
-        return f"{names(missing)} waited for {names(set(ranks) - set(missing)) if returned else 'nobody'}"
+        others = set(ranks) - set(missing)
+        return f"{names(missing)} waited for {names(others) if others else 'nobody'}"
+    # Whoever stands at a mark has come back from the student's function.
+    returned = [rank for rank in ranks if rank not in missing or (ranks[rank]["at"] and rank not in wait)]
     number = min(event["number"] for event in wait.values())
     first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
     kinds = {rank: event["event"] for rank, event in wait.items() if event["number"] == number}

@@ -77,7 +77,7 @@ class Rank:
 
 
 def sockets():
-    """TCP bytes and segments sent, by inode, as the kernel counts them."""
+    """TCP bytes and segments sent, and both ports, by inode, as the kernel knows them."""
     found = {}
     if sys.platform != "linux":
         return found
@@ -103,6 +103,7 @@ def sockets():
 
 def one_socket(message):
     inode, place, facts = struct.unpack_from("<I", message, 68)[0], 72, (0, 0)
+    ports = struct.unpack_from(">HH", message, 4)
     while place + 4 <= len(message):
         length, kind = struct.unpack_from("<HH", message, place)
         if kind == 2 and length >= 220:
@@ -110,12 +111,12 @@ def one_socket(message):
             sent, again = struct.unpack_from("<QQ", message, place + 4 + 200)
             facts = (sent - again, segments)
         place += (max(length, 4) + 3) & ~3
-    return inode, facts
+    return inode, (*facts, ports)
 
 
 def seen_from_outside(rank, counters):
     """What the kernel knows of this process, whatever the process says of itself."""
-    facts = {"sent": 0, "segments": 0, "memory": 0, "sockets": 0}
+    facts = {"sent": 0, "segments": 0, "memory": 0, "sockets": 0, "by_ports": {}}
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines():
             if line.startswith("RssAnon"):
@@ -128,11 +129,12 @@ def seen_from_outside(rank, counters):
         with contextlib.suppress(OSError, ValueError):
             name = os.readlink(f"/proc/{rank.pid}/fd/{descriptor}")
             if name.startswith("socket:["):
-                sent, segments = counters.get(int(name[8:-1]), (None, None))
+                sent, segments, ports = counters.get(int(name[8:-1]), (None, None, None))
                 if sent is not None:
                     facts["sent"] += sent
                     facts["segments"] += segments
                     facts["sockets"] += 1
+                    facts["by_ports"][ports] = sent
     return facts
 
 
@@ -331,8 +333,16 @@ def meet(ranks):
     if len(names) != 1 or None in names:
         return
     counters = sockets()
-    for rank in ranks:
-        rank.marks[rank.waits_at] = seen_from_outside(rank, counters)
+    seen = [seen_from_outside(rank, counters) for rank in ranks]
+    for facts in seen:
+        # Bytes sent to each rank: the two ends of a connection name the same ports, the other way round.
+        facts["to"] = {
+            other: sum(sent for ports, sent in facts["by_ports"].items() if ports[::-1] in its["by_ports"])
+            for other, its in enumerate(seen)
+        }
+    for rank, facts in zip(ranks, seen, strict=True):
+        del facts["by_ports"]
+        rank.marks[rank.waits_at] = facts
     for rank in ranks:
         rank.waits_at = None
         with contextlib.suppress(OSError):
