@@ -27,9 +27,9 @@ from torch.nn.functional import cross_entropy
 def add_gradients(model, parts):
     """Add the gradients of the mean loss over the images of all parts to the gradients that are there.
 
-    `parts` is a list of pairs (images, labels), which may differ in size. Each goes through the model once, by
-    itself and in order, and backward before the next goes forward. Returns the mean loss over all images, as a
-    float.
+    `parts` is a list of pairs (images, labels), which may differ in size. Each goes through the model once,
+    by itself and in order, and backward before the next goes forward. Returns the mean loss over all images,
+    a float.
     """
     # cut 01.1: add up the gradients of all parts
     size = sum(len(labels) for _, labels in parts)
@@ -45,8 +45,8 @@ def add_gradients(model, parts):
 def large_step(model, optimizer, images, labels, part_size):
     """Take one step of the optimizer for all images, with at most `part_size` of them in the model at a time.
 
-    The parts are taken in order, all of them of `part_size` images but the last, which has the rest. Gradients
-    that were there before do not count. Returns the mean loss over all images, as a float.
+    The parts are taken in order, all of them of `part_size` images but the last, which has the rest.
+    Gradients that were there before do not count. Returns the mean loss over all images, a float.
     """
     # cut 01.2: one step of the optimizer for a large batch
     optimizer.zero_grad()
@@ -59,9 +59,9 @@ def large_step(model, optimizer, images, labels, part_size):
 def train_epoch(model, optimizer, batches, parts_per_step):
     """Take one step for every `parts_per_step` of the batches, and one for what is left over at the end.
 
-    `batches` gives pairs (images, labels), and can be gone through once. It may be too large for the memory: take
-    the batches of a step from it only when the step before is done. Gradients that were there before do not
-    count. Returns a list with the mean loss over the images of each step.
+    `batches` gives pairs (images, labels), and can be gone through once. It may be too large for the memory:
+    take the batches of a step from it only when the step before is done. Gradients that were there before do
+    not count. Returns a list of floats, the mean loss over the images of each step.
     """
     # cut 01.3: an epoch over small batches, with a last group that is not full
     losses = []

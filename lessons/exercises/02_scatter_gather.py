@@ -10,10 +10,10 @@ Why a sum, and no mean: the loss is a mean over the whole batch already, and eac
 What a copy learns beside gradients is lost with it, the running mean of a batch norm for one. DataParallel
 keeps the buffers of the first copy, and so do you.
 
-    02.1 (2 points)  scatter: cut the batch
+    02.1 (1 point)   scatter: cut the batch
     02.2 (2 points)  replicate: copies of the model
     02.3 (2 points)  compute and gather: each part through its copy, and one output
-    02.4 (2 points)  reduce: the gradients of the copies, added up in the model
+    02.4 (3 points)  reduce: the gradients of the copies, added up in the model
     02.5 (2 points)  one step of training, made of these
 """
 

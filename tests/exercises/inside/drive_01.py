@@ -1,9 +1,12 @@
 """Runs the student's file of exercise 01 in a rank. Builds the model, hands over what came of it."""
 
+import ctypes
+import sys
+
 import torch
 from torch import nn
 
-WIDE = 30_000  # times 6 numbers for each image that the backward pass needs: 720 kB
+WIDE = 10_000  # times 6 numbers for each image that the backward pass needs: 240 kB
 
 
 class Model(nn.Module):
@@ -13,7 +16,7 @@ class Model(nn.Module):
     def __init__(self, inputs, tools):
         super().__init__()
         self.first = nn.Linear(5, 6)
-        self.norm = nn.BatchNorm1d(6) if inputs.get("norm") else nn.Identity()
+        self.norm = nn.BatchNorm1d(6, eps=0.1) if inputs.get("norm") else nn.Identity()
         self.last = nn.Linear(6, 3)
         self.wide, self.mark, self.sizes = inputs.get("wide"), tools.mark, []
         with torch.no_grad():
@@ -37,13 +40,18 @@ class Model(nn.Module):
     def seen(self):
         return {
             "gradients": {name: parameter.grad for name, parameter in self.named_parameters()},
-            "state": {name: tensor.detach() for name, tensor in [*self.named_parameters(), *self.named_buffers()]},
+            "state": {
+                name: tensor.detach() for name, tensor in [*self.named_parameters(), *self.named_buffers()]
+            },
             "sizes": self.sizes,
         }
 
 
 def warm_up():
-    """The first backward pass of a process takes memory of its own."""
+    """Memory from outside is to show what is held. The first backward pass takes some of its own, and malloc
+    would keep for later what tensors give back."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
     nn.Linear(2, 2)(torch.zeros(1, 2)).sum().backward()
 
 
