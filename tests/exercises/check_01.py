@@ -2,6 +2,7 @@
 
 import torch
 from judge import check
+from optimizers import Optimizer
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -71,8 +72,8 @@ def backward(model, parts):
 
 
 def steps_of(model, optimizer, groups):
-    kind, options = optimizer
-    optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
+    name, options = optimizer
+    optimizer = Optimizer(name, model.parameters(), options)
     losses = []
     for parts in groups:
         optimizer.zero_grad()

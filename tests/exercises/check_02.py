@@ -2,6 +2,7 @@
 
 import torch
 from judge import check
+from optimizers import Optimizer
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -70,27 +71,24 @@ def words(sizes):
 # ---- 02.1
 
 
-def right_parts(trial, size, count, *more):
-    batch = trial.floats(size, *more)
-    (came,) = trial.run("cut", [{"batch": batch, "count": count}], group=False)
-    right_type(trial, came, "scatter")
-    sizes, expected = (
-        [len(part) if part.ndim else "no dimension" for part in came["parts"]],
-        part_sizes(size, count),
-    )
-    trial.require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
-    for place, part in enumerate(batch.split(expected)):
-        trial.close(f"part {place}", came["parts"][place], part)
-
-
 @check("02.1a")
 def parts(trial):
-    for size, count in ((8, 2), (10, 4), (7, 3), (5, 1)):
-        trial.tried(f"a batch of {size} images, {count} copies")
-        right_parts(trial, size, count, 3, 2)
-    for size, count in ((3, 4), (1, 3), (5, 4), (9, 6)):
-        trial.tried(f"a batch of {size} images, {count} copies")
-        right_parts(trial, size, count, 5)
+    for cases in (((8, 2), (10, 4), (7, 3), (5, 1)), ((3, 4), (1, 3), (5, 4), (9, 6))):
+        trial.tried(" and ".join(f"{size} images for {count}" for size, count in cases) + " copies")
+        batches = [trial.floats(size, 3, 2) for size, _ in cases]
+        counts = [count for _, count in cases]
+        (came,) = trial.run("cut", [{"batches": batches, "counts": counts}], group=False)
+        for (size, count), batch, one in zip(cases, batches, came, strict=True):
+            trial.tried(f"a batch of {size} images, {count} copies")
+            right_type(trial, one, "scatter")
+            right_parts(trial, batch, one["parts"], part_sizes(size, count))
+
+
+def right_parts(trial, batch, parts, expected):
+    sizes = [len(part) if part.ndim else "no dimension" for part in parts]
+    trial.require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
+    for place, part in enumerate(batch.split(expected)):
+        trial.close(f"part {place}", parts[place], part)
 
 
 # ---- 02.2
@@ -246,7 +244,7 @@ def trained(trial, sizes, count, optimizer, options, old=False, **more):
     }
     (came,) = trial.run("train", [inputs], group=False)
     model = Reference(state, more.get("tied", False))
-    steps = getattr(torch.optim, optimizer)(model.parameters(), **options)
+    steps = Optimizer(optimizer, model.parameters(), options)
     losses = []
     for images, labels in batches:
         # Each part begins with the buffers from before the step: what the first makes of them is what stays.

@@ -60,8 +60,12 @@ def sequence(value, kind):
 
 
 def cut(student, inputs, tools):
-    parts = student.scatter(torch.from_numpy(inputs["batch"]), inputs["count"])
-    return {"wrong": sequence(parts, torch.Tensor), "parts": parts}
+    came = []
+    for batch, count in zip(inputs["batches"], inputs["counts"], strict=True):
+        parts = student.scatter(torch.from_numpy(batch), count)
+        wrong = sequence(parts, torch.Tensor)
+        came.append({"wrong": wrong, "parts": None if wrong else parts})
+    return came
 
 
 def copies(student, inputs, tools):
