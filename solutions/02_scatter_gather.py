@@ -1,46 +1,93 @@
 """Exercise 02: DataParallel by hand, in one process. 10 points.
 
-At each step, DataParallel cuts the batch, copies the model to every device, runs the copies, and puts the
-outputs together again. Autograd leads the gradients back along the same way, and adds them up in the one
-model that stays. You build the same, on the CPU, where every "device" is only another copy.
+At each step, DataParallel cuts the batch, copies the model to every GPU, runs each copy on its part, and puts
+the outputs together again. The loss is computed from all outputs. Its backward pass leaves gradients in the
+copies, and they are added up in the one model that stays; the copies are thrown away. You build the same on
+the CPU, where another GPU is only another copy.
 
-A copy is made of tensors that still hang on the model: `torch.func.functional_call(model, tensors, images)`
-runs the model with other parameters than its own, and `tensor * 1` is a new tensor through which gradients
-go back to `tensor`.
+Why a sum, and no mean: the loss is a mean over the whole batch already, and each copy has its part of it.
 
-    02.1 (3 points)  cut a batch into parts
-    02.2 (3 points)  a copy of the parameters through which gradients flow back
-    02.3 (4 points)  replicate, compute and gather
+What a copy learns beside gradients is lost with it, the running mean of a batch norm for one. DataParallel
+keeps the buffers of the first copy, and so do you.
+
+    02.1 (1 point)   scatter: cut the batch
+    02.2 (2 points)  replicate: copies of the model
+    02.3 (2 points)  compute and gather: each part through its copy, and one output
+    02.4 (3 points)  reduce: the gradients of the copies, added up in the model
+    02.5 (2 points)  one step of training, made of these
 """
 
+import copy
+
 import torch
-from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 
-def scatter(images, copies):
-    """Cut the batch along its first dimension into at most `copies` parts, in order.
+def scatter(batch, count):
+    """Cut a tensor along its first dimension into a list of at most `count` parts, in order.
 
-    The first parts are as large as any, no part is empty, and sizes differ as `torch.chunk` lets them.
+    All parts have the same size, the smallest with which `count` parts are enough; only the last may be
+    smaller. No part is empty. So 10 images for 4 copies make 3, 3, 3 and 1, and 5 images make 2, 2 and 1.
     """
-    # cut 02.1: cut a batch into parts
-    return list(images.chunk(copies))
+    # cut 02.1: scatter: cut the batch
+    return list(batch.chunk(count))
     # end
 
 
-def replicate(model):
-    """The model's parameters by name, as new tensors. backward() through them reaches the model's own."""
-    # cut 02.2: a copy of the parameters through which gradients flow back
-    return {name: parameter * 1 for name, parameter in model.named_parameters()}
+def replicate(model, count):
+    """A list of `count` copies of the model, modules too, with parameters and buffers of their own.
+
+    What is frozen in the model is frozen in a copy; what two layers share in the model, they share in a copy.
+    """
+    # cut 02.2: replicate: copies of the model
+    return [copy.deepcopy(model) for _ in range(count)]
     # end
 
 
-def data_parallel(model, images, copies):
-    """The model's output for the whole batch, computed part by part on copies, in the order of the images.
+def compute_and_gather(copies, parts):
+    """Run the first copy on the first part, the second on the second, and so on; return all outputs as one
+    tensor, in the order of the parts.
 
-    Afterwards `output.sum().backward()` must leave the same gradients in the model as model(images) would.
+    There may be fewer parts than copies: the last copies have nothing to do then. backward() from the result
+    must reach the copies.
     """
-    # cut 02.3: replicate, compute and gather
-    parts = scatter(images, copies)
-    outputs = [functional_call(model, replicate(model), part) for part in parts]
-    return torch.cat(outputs)
+    # cut 02.3: compute and gather: each part through its copy, and one output
+    return torch.cat([one(part) for one, part in zip(copies, parts, strict=False)])
+    # end
+
+
+def reduce(model, copies):
+    """After backward: add the gradients of all copies to those of the model, parameter by parameter.
+
+    As with backward(), what a gradient of the model was before counts too. A copy whose gradient is None adds
+    nothing, and a parameter for which all are None keeps what it had. The buffers of the first copy are
+    written into those of the model, in place. The parameters themselves do not change.
+    """
+    # cut 02.4: reduce: the gradients of the copies, added up in the model
+    for one in copies:
+        for parameter, copied in zip(model.parameters(), one.parameters(), strict=True):
+            if copied.grad is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad += copied.grad
+    for buffer, copied in zip(model.buffers(), copies[0].buffers(), strict=True):
+        buffer.copy_(copied)
+    # end
+
+
+def train_step(model, optimizer, images, labels, count):
+    """One step of the optimizer with cross_entropy over all images, computed on `count` copies.
+
+    Gradients that were there before do not count. Returns the mean loss over all images, as a float.
+    """
+    # cut 02.5: one step of training, made of these
+    copies = replicate(model, count)
+    outputs = compute_and_gather(copies, scatter(images, count))
+    loss = cross_entropy(outputs, labels)
+    loss.backward()
+    optimizer.zero_grad()
+    reduce(model, copies)
+    optimizer.step()
+    return loss.item()
     # end

@@ -1,0 +1,294 @@
+"""What exercise 02 is held against. Runs in the judge."""
+
+import torch
+from judge import check
+from optimizers import Optimizer
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+SHAPES = {
+    "first.weight": (4, 5),
+    "first.bias": (4,),
+    "norm.weight": (4,),
+    "norm.bias": (4,),
+    "second.weight": (4, 4),
+    "second.bias": (4,),
+}
+COUNTER = "norm.num_batches_tracked"
+BUFFERS = ["norm.running_mean", "norm.running_var", COUNTER]
+
+
+class Reference(nn.Module):
+    """The model of the driver, in float64."""
+
+    def __init__(self, state, tied=False):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(5, 4), nn.BatchNorm1d(4, eps=0.1), nn.Linear(4, 4)
+        self.tied = tied
+        self.double()
+        self.load_state_dict(state)
+
+    def forward(self, images):
+        hidden = self.second(self.norm(self.first(images)).tanh())
+        return hidden @ self.second.weight.T if self.tied else hidden
+
+
+def drawn_state(trial):
+    state = {name: trial.floats(*shape) for name, shape in SHAPES.items()}
+    state["norm.weight"] = state["norm.weight"].abs() + 0.5
+    state["norm.running_mean"] = trial.floats(4)
+    state["norm.running_var"] = trial.floats(4).abs() + 0.5
+    state[COUNTER] = trial.integers(1, 1 << 20)
+    return state
+
+
+def drawn_gradients(trial, factor=1, names=SHAPES):
+    return {name: trial.floats(*SHAPES[name]) * factor for name in names}
+
+
+def right_type(trial, came, function):
+    trial.require(came["wrong"] is None, f"{function} returns {came['wrong']}", "what its docstring says")
+
+
+def right_state(trial, what, came, expected, relative=2e-5):
+    for name, value in expected.items():
+        if name == COUNTER:
+            trial.same(f"{name} {what}", came.get(name), int(value))
+        else:
+            trial.close(f"{name} {what}", came.get(name), value, relative=relative, scale=1.0)
+
+
+def part_sizes(size, count):
+    each = -(-size // count)
+    return [min(each, size - start) for start in range(0, size, each)]
+
+
+def words(sizes):
+    return ", ".join(map(str, sizes)) or "nothing"
+
+
+# ---- 02.1
+
+
+@check("02.1a")
+def parts(trial):
+    for cases in (((8, 2), (10, 4), (7, 3), (5, 1)), ((3, 4), (1, 3), (5, 4), (9, 6))):
+        trial.tried(" and ".join(f"{size} images for {count}" for size, count in cases) + " copies")
+        batches = [trial.floats(size, 3, 2) for size, _ in cases]
+        counts = [count for _, count in cases]
+        (came,) = trial.run("cut", [{"batches": batches, "counts": counts}], group=False)
+        for (size, count), batch, one in zip(cases, batches, came, strict=True):
+            trial.tried(f"a batch of {size} images, {count} copies")
+            right_type(trial, one, "scatter")
+            right_parts(trial, batch, one["parts"], part_sizes(size, count))
+
+
+def right_parts(trial, batch, parts, expected):
+    sizes = [len(part) if part.ndim else "no dimension" for part in parts]
+    trial.require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
+    for place, part in enumerate(batch.split(expected)):
+        trial.close(f"part {place}", parts[place], part)
+
+
+# ---- 02.2
+
+
+def replicated(trial, count, **more):
+    state = drawn_state(trial)
+    (came,) = trial.run("copies", [{"state": state, "count": count, **more}], group=False)
+    right_type(trial, came, "replicate")
+    trial.same("the number of copies", len(came["seen"]), count)
+    return came, state
+
+
+@check("02.2a")
+def equal_and_apart(trial):
+    for count in (3, 1):
+        trial.tried(f"{count} copies of a model with batch norm; afterwards, each is changed")
+        came, state = replicated(trial, count)
+        for place, seen in enumerate(came["seen"]):
+            right_state(trial, f"in copy {place}", seen, state)
+        right_state(trial, "in the model, after the copies were changed,", came["model"], state)
+        for place, changed in enumerate(came["changed"]):
+            expected = {name: tensor + place + 1 for name, tensor in state.items()}
+            right_state(
+                trial, f"in copy {place}, after {place + 1} was added to all its tensors,", changed, expected
+            )
+
+
+@check("02.2b")
+def tied_and_frozen(trial):
+    trial.tried("2 copies of a model with its first layer frozen, and with one weight in two layers")
+    frozen = ["first.weight", "first.bias"]
+    came, state = replicated(trial, 2, tied=True, frozen=frozen)
+    for place in range(2):
+        trial.same(f"the list of parameters of copy {place}", came["parameters"][place], list(SHAPES))
+        trial.same(f"the list of frozen parameters of copy {place}", came["frozen"][place], frozen)
+        right_state(trial, f"in copy {place}", came["seen"][place], state)
+
+
+# ---- 02.3
+
+
+def computed(trial, count, sizes):
+    """Returns what came, and a reference after its backward pass for each copy that has a part."""
+    states = [drawn_state(trial) for _ in range(count)]
+    given = [trial.floats(size, 5) for size in sizes]
+    upstream = trial.floats(sum(sizes), 4)
+    inputs = {"states": states, "parts": given, "upstream": upstream}
+    (came,) = trial.run("compute", [inputs], group=False)
+    right_type(trial, came, "compute_and_gather")
+    expected = []
+    for state, part, above in zip(states, given, upstream.split(sizes), strict=False):
+        reference = Reference(state)
+        output = reference(part.double())
+        output.backward(above.double())
+        expected.append((reference, output.detach()))
+    outputs = torch.cat([output for _, output in expected])
+    trial.close("the output", came["outputs"], outputs, relative=1e-4)
+    return came, [reference for reference, _ in expected]
+
+
+@check("02.3a")
+def in_order(trial):
+    for sizes in ([4, 4, 3], [4], [3, 3]):
+        trial.tried(f"copies with weights that differ, and as many parts, of {words(sizes)} images")
+        computed(trial, len(sizes), sizes)
+    trial.tried("4 copies with weights that differ, and 3 parts, of 4, 4 and 3 images")
+    computed(trial, 4, [4, 4, 3])
+
+
+@check("02.3b")
+def backward_reaches(trial):
+    trial.tried("3 copies with weights that differ, parts of 4 and 3 images, then backward()")
+    came, references = computed(trial, 3, [4, 3])
+    trial.require(came["reaches"], "the output does not hang on the copies: backward() goes nowhere")
+    for place, reference in enumerate(references):
+        for name, parameter in reference.named_parameters():
+            trial.close(
+                f"the gradient of {name} in copy {place}",
+                came["gradients"][place].get(name),
+                parameter.grad,
+                relative=1e-4,
+                scale=1.0,
+            )
+
+
+# ---- 02.4
+
+
+def reduced(trial, gradients, old, **more):
+    state = drawn_state(trial)
+    states = [drawn_state(trial) for _ in gradients]
+    inputs = {"state": state, "states": states, "gradients": gradients, "old": old, **more}
+    (came,) = trial.run("add_up", [inputs], group=False)
+    for name in SHAPES:
+        there = [given[name] for given in (old, *gradients) if name in given]
+        what, got = f"the gradient of {name}", came["gradients"].get(name)
+        if there:
+            trial.close(what, got, sum(one.double() for one in there))
+        else:
+            trial.same(what, got if got is None else "a tensor", None)
+    right_state(trial, "after reduce", came["state"], {name: state[name] for name in SHAPES})
+    return came, states[0]
+
+
+@check("02.4a")
+def added_up(trial):
+    for count in (3, 1):
+        trial.tried(f"gradients in {count} copies, none in the model")
+        reduced(trial, [drawn_gradients(trial, 10**place) for place in range(count)], {})
+    trial.tried("gradients in 2 copies, and others in the model before")
+    reduced(trial, [drawn_gradients(trial), drawn_gradients(trial, 10)], drawn_gradients(trial, 3))
+
+
+@check("02.4b")
+def hard_models(trial):
+    trial.tried(
+        "3 copies: the last has had no part, norm.bias has a gradient in copy 1 only, second.bias in none"
+    )
+    names = [name for name in SHAPES if name not in ("norm.bias", "second.bias")]
+    reduced(
+        trial, [drawn_gradients(trial, 1, names), drawn_gradients(trial, 10, [*names, "norm.bias"]), {}], {}
+    )
+    trial.tried("2 copies, first layer frozen, two layers with one weight")
+    names = [name for name in SHAPES if not name.startswith("first")]
+    given = [drawn_gradients(trial, 10**place, names) for place in range(2)]
+    reduced(trial, given, {}, tied=True, frozen=["first.weight", "first.bias"])
+
+
+@check("02.4c")
+def buffers(trial):
+    trial.tried("3 copies, each with other running means, variances and counters")
+    came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {})
+    expected = {name: first[name] for name in BUFFERS}
+    right_state(trial, "in the model after reduce", came["state"], expected)
+    right_state(trial, "in the model, as others hold it,", came["held"], expected)
+
+
+# ---- 02.5
+
+
+def trained(trial, sizes, count, optimizer, options, old=False, **more):
+    state = drawn_state(trial)
+    batches = [(trial.floats(size, 5), trial.integers(0, 4, size)) for size in sizes]
+    inputs = {
+        "state": state,
+        "batches": [list(pair) for pair in batches],
+        "count": count,
+        "optimizer": optimizer,
+        "options": options,
+        "old": drawn_gradients(trial) if old else {},
+        **more,
+    }
+    (came,) = trial.run("train", [inputs], group=False)
+    model = Reference(state, more.get("tied", False))
+    steps = Optimizer(optimizer, model.parameters(), options)
+    losses = []
+    for images, labels in batches:
+        # Each part begins with the buffers from before the step: what the first makes of them is what stays.
+        outputs, buffers = [], []
+        for part in images.double().split(part_sizes(len(images), count)):
+            buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
+            outputs.append(functional_call(model, buffers[-1], part))
+        loss = cross_entropy(torch.cat(outputs), labels)
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+        model.load_state_dict(buffers[0], strict=False)
+        losses.append(loss.item())
+    trial.same("the number of steps of the optimizer", came["steps"], len(sizes))
+    for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True)):
+        expected = part_sizes(size, count)
+        trial.require(
+            sorted(calls["sizes"]) == sorted(expected),
+            f"in step {number}, the copies were called with {words(calls['sizes'])} images",
+            words(expected),
+        )
+        trial.require(
+            calls["copies"] == len(expected),
+            f"in step {number}, {calls['copies']} models were called",
+            f"{len(expected)}, one for each part",
+        )
+    right_state(trial, "after the last step", came["state"], model.state_dict(), relative=2e-4)
+    for number, expected in enumerate(losses):
+        got = came["loss"][number]
+        kind = "a tensor" if hasattr(got, "shape") else type(got).__name__
+        trial.require(isinstance(got, float), f"the loss of step {number} is {kind}", "a float")
+        trial.close(f"the loss of step {number}", got, expected, relative=1e-4)
+
+
+@check("02.5a")
+def step(trial):
+    for size, count in ((11, 3), (6, 1), (9, 4)):
+        trial.tried(f"one step of SGD with {size} images on {count} copies")
+        trained(trial, [size], count, "SGD", {"lr": 0.1})
+
+
+@check("02.5b")
+def steps(trial):
+    trial.tried("3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model has gradients before")
+    trained(trial, [8, 7, 9], 2, "SGD", {"lr": 0.1, "momentum": 0.9}, old=True)
+    trial.tried("2 steps of Adam on 3 copies, 9 and 11 images, two layers with one weight")
+    trained(trial, [9, 11], 3, "Adam", {"lr": 0.05, "eps": 0.02}, tied=True)
