@@ -314,6 +314,9 @@ class Trial:
         self.words, self.output, self.runs, self.left = [], "", 0, 0
         self.answer = None
 
+    # Whether bytes and memory can be seen from outside: only Linux tells. Elsewhere those checks count less.
+    counted = sys.platform == "linux"
+
     # -- inputs
 
     def floats(self, *shape):
