@@ -52,7 +52,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.owners = dict(zip(everything, owners, strict=True))
         rank = dist.get_rank()
         shares = [
-            {**group, "params": [parameter for parameter in group["params"] if self.owners[parameter] == rank]}
+            {
+                **group,
+                "params": [parameter for parameter in group["params"] if self.owners[parameter] == rank],
+            }
             for group in self.param_groups
         ]
         self.own = optimizer_class(shares, **defaults)
@@ -93,7 +96,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             {**group, "params": [numbers[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
-        return {"state": {number: share[number] for share in shares for number in share}, "param_groups": groups}
+        return {
+            "state": {number: share[number] for share in shares for number in share},
+            "param_groups": groups,
+        }
         # end
 
     def load_state_dict(self, whole):

@@ -87,21 +87,28 @@ def most_of_a_rank(sizes, world_size):
 def deal(trial):
     deals = [[trial.integers(1, 1000, 9).tolist(), world_size] for world_size in (1, 2, 3, 4)]
     deals += [[[5000, 1] * 6, 2], [[1, 1, 9000] * 5, 3], [sorted(trial.integers(1, 1000, 12).tolist()), 4]]
-    deals += [[[50, 50, 50], 4], [[7], 3]]
+    deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3]]
     trial.tried(f"2 processes, {len(deals)} lists of sizes and 1 to 4 ranks to deal them to")
     ranks = trial.run("deal", [{"deals": deals}] * 2)
     for rank, came in enumerate(ranks):
-        trial.require(isinstance(came, list) and len(came) == len(deals), f"rank {rank} sent no lists", "lists")
+        trial.require(
+            isinstance(came, list) and len(came) == len(deals), f"rank {rank} sent no lists", "lists"
+        )
         for (sizes, world_size), owners in zip(deals, came, strict=True):
             words = f"deal({sizes}, {world_size}) on rank {rank}"
             owners = owners.tolist() if isinstance(owners, numpy.ndarray) else owners
             good = isinstance(owners, list) and len(owners) == len(sizes)
             good = good and all(type(owner) is int and 0 <= owner < world_size for owner in owners)
             trial.require(good, f"{words} gives {owners}", f"{len(sizes)} ranks from 0 to {world_size - 1}")
-            held = [sum(s for s, owner in zip(sizes, owners, strict=True) if owner == r) for r in range(world_size)]
+            held = [
+                sum(s for s, owner in zip(sizes, owners, strict=True) if owner == r)
+                for r in range(world_size)
+            ]
             most = most_of_a_rank(sizes, world_size)
             came_words = f"{words} gives {owners}: the ranks get {held} numbers"
-            trial.require(max(held) <= most, came_words, f"no rank with more than {most:.1f} (average and largest)")
+            trial.require(
+                max(held) <= most, came_words, f"no rank with more than {most:.1f} (average and largest)"
+            )
     for place, (sizes, world_size) in enumerate(deals):
         one, other = ranks[0][place], ranks[1][place]
         words = f"deal({sizes}, {world_size}) gives {one} on rank 0 and {other} on rank 1"
@@ -144,7 +151,9 @@ def weights(trial):
         (4, "AdamW", {"lr": 0.05, "weight_decay": 0.1}),
         (1, "Adam", {"lr": 0.05}),
     ):
-        trial.tried(f"{world_size} processes, 3 steps of {name} with {options}, the same gradients on all ranks")
+        trial.tried(
+            f"{world_size} processes, 3 steps of {name} with {options}, the same gradients on all ranks"
+        )
         train(trial, drawn(trial, optimizer=name, options=options), world_size)
     by_their_owners(trial)
 
@@ -166,7 +175,9 @@ def by_their_owners(trial):
             trial.require(good, f"rank {rank} sent no weights", "weights after each of 2 steps")
             got.append(steps[1][number])
             trial.close(f"parameter {number} on rank {rank} (owned by one rank, as all)", got[rank], got[0])
-        owners = [rank for rank in range(world_size) if numpy.allclose(got[0], expected[rank][number], atol=1e-4)]
+        owners = [
+            rank for rank in range(world_size) if numpy.allclose(got[0], expected[rank][number], atol=1e-4)
+        ]
         came = f"parameter {number} is not what any one rank would have made of its gradients"
         trial.require(len(owners) == 1, came, "the update that its owner makes, on all ranks")
         held[owners[0]] += weight.numel()
@@ -203,19 +214,27 @@ def state(trial):
         for rank, came in enumerate(train(trial, given, 3)[0]):
             # One number more for each parameter: Adam and Adagrad count their steps.
             allowed = each * int(most) + len(SHAPES)
-            words = f"rank {rank} keeps {came.get('kept')} numbers with {name}, beside parameters and gradients"
+            words = (
+                f"rank {rank} keeps {came.get('kept')} numbers with {name}, beside parameters and gradients"
+            )
             wanted = f"its share of {each * total + len(SHAPES)}: {allowed} at most"
             trial.require(type(came.get("kept")) is int and came["kept"] <= allowed, words, wanted)
-    rows = trial.integers(300, 700, 12).tolist()
+    rows = trial.integers(200, 450, 12).tolist()
     trial.tried("4 processes, 2 steps of Adam with 12 large parameters; their memory as the kernel counts it")
     sizes = large(trial, 4, rows, 1024)
     if sys.platform != "linux":
         return
     whole = 2 * sum(sizes)
-    growth = [trial.mark(rank, "step 1")["memory"] - trial.mark(rank, "before")["memory"] for rank in range(4)]
+    growth = [
+        min(trial.mark(rank, f"step 1, look {look}")["memory"] for look in range(3))
+        - trial.mark(rank, "before")["memory"]
+        for rank in range(4)
+    ]
     allowed = 2 * most_of_a_rank(sizes, 4) + whole / 8
     for rank, grown in enumerate(growth):
-        words = f"rank {rank} has grown by {megabytes(grown)}; the whole state of Adam is {megabytes(whole)} here"
+        words = (
+            f"rank {rank} has grown by {megabytes(grown)}; the whole state of Adam is {megabytes(whole)} here"
+        )
         trial.require(grown <= allowed, words, f"about {megabytes(whole / 4)}, {megabytes(allowed)} at most")
     # State that is nowhere has been put where this does not look: in a file, say.
     words = f"all ranks together have grown by {megabytes(sum(growth))}"
@@ -229,11 +248,11 @@ def traffic(trial):
         sizes = large(trial, world_size, trial.integers(100, 140, 12).tolist(), 256)
         if sys.platform != "linux":
             continue
-        for one, other in (("before", "step 0"), ("step 0", "step 1")):
+        for step, one, other in ((1, "before", "step 0, look 0"), (2, "step 0, look 2", "step 1, look 0")):
             marks = [(trial.mark(rank, one), trial.mark(rank, other)) for rank in range(world_size)]
             sent = sum(after["sent"] - before["sent"] for before, after in marks)
             least = (world_size - 1) * sum(sizes)
-            words = f"in {other} all {world_size} processes together sent {megabytes(sent)}"
+            words = f"in step {step} all {world_size} processes together sent {megabytes(sent)}"
             wanted = f"about {megabytes(least)}: {megabytes(sum(sizes))} of parameters, to {world_size - 1}"
             trial.require(0.95 * least <= sent <= 1.5 * least, words, wanted)
 
@@ -254,8 +273,12 @@ def classes(trial):
 @check("08.3e")
 def without_gradient(trial):
     for world_size, name, options in ((2, "SGD", {"lr": 0.1, "momentum": 0.9}), (3, "AdamW", {"lr": 0.1})):
-        trial.tried(f"{world_size} processes, 3 steps of {name} with weight decay; parameters 1 and 4 are frozen;")
-        trial.words.append("parameter 0 has a gradient in step 1 only, parameter 3 never, parameter 2 not in step 1")
+        trial.tried(
+            f"{world_size} processes, 3 steps of {name} with weight decay; parameters 1 and 4 are frozen;"
+        )
+        trial.words.append(
+            "parameter 0 has a gradient in step 1 only, parameter 3 never, parameter 2 not in step 1"
+        )
         given = drawn(trial, optimizer=name, options=options | {"weight_decay": 0.2}, frozen=[1, 4])
         for step, gradients in enumerate(given["gradients"]):
             for number in (1, 3, 4, 0 if step else 2):
@@ -291,7 +314,9 @@ def state_out(trial):
         (3, "Adam", {"lr": 0.05}),
         (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
     ):
-        trial.tried(f"{world_size} processes, state_dict() after 2 steps of {name}; parameter 6 never has a gradient")
+        trial.tried(
+            f"{world_size} processes, state_dict() after 2 steps of {name}; parameter 6 never has a gradient"
+        )
         groups = grouped(trial, lr=0.03)
         given = drawn(trial, steps=2, optimizer=name, options=options, groups=groups, whole=True)
         for gradients in given["gradients"]:
@@ -303,11 +328,15 @@ def state_out(trial):
 
 
 def compare_whole(trial, whole, expected):
-    trial.require(isinstance(whole, dict), f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups")
+    trial.require(
+        isinstance(whole, dict), f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups"
+    )
     state = {number: as_dict(one) for number, one in as_dict(whole.get("state")).items() if one}
     numbers = sorted(expected["state"])
     came = sorted(state, key=lambda name: (len(name), name))
-    trial.same("the numbers of the parameters that have a state on rank 0", came, [str(number) for number in numbers])
+    trial.same(
+        "the numbers of the parameters that have a state on rank 0", came, [str(number) for number in numbers]
+    )
     for number in numbers:
         for name, value in expected["state"][number].items():
             what = f"{name} in the state of parameter {number} on rank 0"
@@ -328,14 +357,18 @@ def state_in(trial):
         (3, "Adam", {"lr": 0.05}),
         (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
     ):
-        trial.tried(f"{world_size} processes go on with {name} from the state of one optimizer, options changed in it")
+        trial.tried(
+            f"{world_size} processes go on with {name} from the state of one optimizer, options changed in it"
+        )
         groups = grouped(trial, lr=0.03)
         given = drawn(trial, steps=2, optimizer=name, options=options, groups=groups)
         given["gradients"][0][5] = given["gradients"][1][5] = None
         changes = [[1, 0, "lr", 0.2], [1, 1, "weight_decay", 0.4]]
         weights, optimizer = unsharded(given | {"changes": changes})
         state = optimizer.state_dict()
-        later = drawn(trial, steps=2, optimizer=name, options=options, groups=groups, state=single(state), count=True)
+        later = drawn(
+            trial, steps=2, optimizer=name, options=options, groups=groups, state=single(state), count=True
+        )
         later["weights"] = [torch.from_numpy(weight).float() for weight in weights[-1]]
         ranks, _ = train(trial, later, world_size)
         sizes = [weight.numel() for weight in later["weights"]]

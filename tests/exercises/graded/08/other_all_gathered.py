@@ -22,10 +22,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         world_size = dist.get_world_size()
         owners = deal([p.numel() for p in everything], world_size)
         self.number = {p: number for number, p in enumerate(everything)}
-        self.share = [[p for p, o in zip(everything, owners, strict=True) if o == r] for r in range(world_size)]
+        self.share = [
+            [p for p, o in zip(everything, owners, strict=True) if o == r] for r in range(world_size)
+        ]
         self.length = max(sum(p.numel() for p in share) for share in self.share)
         own = set(self.share[dist.get_rank()])
-        groups = [{**group, "params": [p for p in group["params"] if p in own]} for group in self.param_groups]
+        groups = [
+            {**group, "params": [p for p in group["params"] if p in own]} for group in self.param_groups
+        ]
         self.own = optimizer_class(groups, **defaults)
 
     @torch.no_grad()
@@ -58,7 +62,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 dist.broadcast_object_list(box, src=owner)
                 if box[0]:
                     state[self.number[parameter]] = box[0]
-        groups = [group | {"params": [self.number[p] for p in group["params"]]} for group in self.param_groups]
+        groups = [
+            group | {"params": [self.number[p] for p in group["params"]]} for group in self.param_groups
+        ]
         return {"state": state, "param_groups": groups} if dist.get_rank() == 0 else None
 
     def load_state_dict(self, whole):

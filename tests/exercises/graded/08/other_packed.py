@@ -28,7 +28,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.shares[owner].append(number)
         mine = {id(self.all[number]) for number in self.shares[self.rank]}
         self.inner = optimizer_class(
-            [{**group, "params": [p for p in group["params"] if id(p) in mine]} for group in self.param_groups],
+            [
+                {**group, "params": [p for p in group["params"] if id(p) in mine]}
+                for group in self.param_groups
+            ],
             **defaults,
         )
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
