@@ -34,6 +34,12 @@ def deal(sizes, world_size):
     # end
 
 
+def copy_options(source, target):
+    """Copy everything but the parameters from some groups to as many others. Yours to use."""
+    for one, other in zip(source, target, strict=True):
+        other.update({name: value for name, value in one.items() if name != "params"})
+
+
 class ShardedOptimizer(torch.optim.Optimizer):
     """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its share only.
 
@@ -50,12 +56,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
         owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())
         self.owners = dict(zip(everything, owners, strict=True))
-        rank = dist.get_rank()
+        own = {parameter for parameter, owner in self.owners.items() if owner == dist.get_rank()}
         shares = [
-            {
-                **group,
-                "params": [parameter for parameter in group["params"] if self.owners[parameter] == rank],
-            }
+            {**group, "params": [parameter for parameter in group["params"] if parameter in own]}
             for group in self.param_groups
         ]
         self.own = optimizer_class(shares, **defaults)
@@ -96,10 +99,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             {**group, "params": [numbers[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
-        return {
-            "state": {number: share[number] for share in shares for number in share},
-            "param_groups": groups,
-        }
+        state = {number: one for share in shares for number, one in share.items()}
+        return {"state": state, "param_groups": groups}
         # end
 
     def load_state_dict(self, whole):
@@ -118,9 +119,3 @@ class ShardedOptimizer(torch.optim.Optimizer):
         }
         self.own.load_state_dict({"state": state, "param_groups": self.own.state_dict()["param_groups"]})
         # end
-
-
-def copy_options(source, target):
-    """Copy everything but the parameters from some groups to as many others."""
-    for one, other in zip(source, target, strict=True):
-        other.update({name: value for name, value in one.items() if name != "params"})

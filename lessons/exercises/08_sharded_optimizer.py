@@ -28,6 +28,12 @@ def deal(sizes, world_size):
     raise NotImplementedError("08.1: deal the parameters to the ranks")
 
 
+def copy_options(source, target):
+    """Copy everything but the parameters from some groups to as many others. Yours to use."""
+    for one, other in zip(source, target, strict=True):
+        other.update({name: value for name, value in one.items() if name != "params"})
+
+
 class ShardedOptimizer(torch.optim.Optimizer):
     """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its share only.
 
@@ -66,9 +72,3 @@ class ShardedOptimizer(torch.optim.Optimizer):
         It may come from any number of processes, or from one optimizer for all parameters.
         """
         raise NotImplementedError("08.4: take one's share of the whole state")
-
-
-def copy_options(source, target):
-    """Copy everything but the parameters from some groups to as many others."""
-    for one, other in zip(source, target, strict=True):
-        other.update({name: value for name, value in one.items() if name != "params"})

@@ -17,8 +17,9 @@ def drawn(trial, shapes=SHAPES, steps=3, **more):
     return {"weights": weights, "gradients": gradients, **more}
 
 
-def grouped(trial, count=len(SHAPES), **options):
-    """Two groups, the parameters mixed: the first with the options given, the second with those of the class."""
+def grouped(trial, **options):
+    """Two groups, the parameters mixed: the first with these options, the second with those of the class."""
+    count = len(SHAPES)
     order = trial.random.permutation(count).tolist()
     return [{"params": order[: count // 2], **options}, {"params": order[count // 2 :]}]
 

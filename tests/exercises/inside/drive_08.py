@@ -1,4 +1,4 @@
-"""Runs the student's file of exercise 08 in a rank: sets gradients, lets the optimizer step, hands over weights."""
+"""Runs the student's file of exercise 08 in a rank: gives gradients, hands over weights."""
 
 import contextlib
 import ctypes
@@ -138,7 +138,7 @@ def settle():
 
 def large(student, inputs, tools):
     """Two steps with large parameters, all rows of each alike, while others look at memory and traffic."""
-    # Give every large block pages of its own (M_MMAP_THRESHOLD), which go back to the system when it is freed.
+    # Give every large block pages of its own (M_MMAP_THRESHOLD), which go back when it is freed.
     # By itself the C library raises the threshold, and a thread's heap keeps what gloo had in it.
     libc("mallopt", -3, 1 << 17)
     warm = [nn.Parameter(torch.ones(2)) for _ in range(tools.world_size)]

@@ -1,4 +1,4 @@
-"""Exercise 08, with the whole optimizer on every rank and nothing sent: the gradients are the same, after all.
+"""Exercise 08, with the whole optimizer on every rank and nothing sent: the gradients are the same.
 
 Earns at most: 2 points
 """

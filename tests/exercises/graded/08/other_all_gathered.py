@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 
 def deal(sizes, world_size):
@@ -18,7 +18,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         # A meta optimizer knows the defaults of the class, and costs nothing.
         model = optimizer_class([torch.nn.Parameter(torch.empty(1, device="meta"))], **defaults)
         super().__init__(parameters, model.defaults)
-        everything = sum((group["params"] for group in self.param_groups), [])
+        everything = [p for group in self.param_groups for p in group["params"]]
         world_size = dist.get_world_size()
         owners = deal([p.numel() for p in everything], world_size)
         self.number = {p: number for number, p in enumerate(everything)}
@@ -51,7 +51,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for parameter in share:
                 parameter.copy_(part[offset : offset + parameter.numel()].view_as(parameter))
                 offset += parameter.numel()
-        assert vector_to_parameters
 
     def state_dict(self):
         """Parameter after parameter: the owner tells rank 0."""

@@ -1,4 +1,4 @@
-"""Exercise 08, with one optimizer for all parameters that sees the own gradients only and forgets other state."""
+"""Exercise 08, with one optimizer for all parameters that sees its own gradients only and forgets."""
 
 import torch
 import torch.distributed as dist
