@@ -164,7 +164,11 @@ def by_their_owners(trial):
     world_size = 3
     trial.tried("3 processes, 2 steps of SGD; a parameter's gradient is right on the rank of its owner only")
     given = drawn(trial, steps=2, optimizer="SGD", options={"lr": 0.1, "momentum": 0.9})
-    each = [given | {"gradients": drawn(trial, steps=2)["gradients"]} for _ in range(world_size)]
+    # So far apart that no parameter, however small, can seem to have another owner.
+    each = [
+        given | {"gradients": [[gradient + 10 * rank for gradient in step] for step in given["gradients"]]}
+        for rank in range(world_size)
+    ]
     expected = [unsharded(one)[0][-1] for one in each]
     ranks = [as_dict(came) for came in trial.run("train", each)]
     held = [0] * world_size
