@@ -119,8 +119,9 @@ def seen_from_outside(rank, counters):
     facts = {"sent": 0, "segments": 0, "memory": 0, "sockets": 0, "by_ports": {}}
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon"):
-                facts["memory"] = int(line.split()[1]) << 10
+            # Shared memory too, or data could be put there so as not to count.
+            if line.startswith(("RssAnon", "RssShmem")):
+                facts["memory"] += int(line.split()[1]) << 10
     try:
         descriptors = os.listdir(f"/proc/{rank.pid}/fd")
     except OSError:

@@ -197,7 +197,7 @@ def take_away(names):
             place = importlib.import_module(parts[0])
             for part in parts[1:]:
                 place = getattr(place, part)
-            getattr(place, name)
+            taken = getattr(place, name)
         except (ImportError, AttributeError):
             continue
 
@@ -206,6 +206,10 @@ def take_away(names):
 
         with contextlib.suppress(AttributeError, TypeError):
             setattr(place, name, missing)
+        # A class is found without its name, too: among the subclasses of its base.
+        if isinstance(taken, type):
+            with contextlib.suppress(AttributeError, TypeError):
+                taken.__init__ = missing
 
 
 def report(error, files):

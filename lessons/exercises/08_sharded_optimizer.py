@@ -1,0 +1,74 @@
+"""Exercise 08: an optimizer whose state is shared out among the processes. 14 points.
+
+Adam keeps two numbers for every weight. With data parallelism every process keeps all of them, though all are
+the same everywhere. ZeRO stage 1 ends that: every parameter has one owner, a rank. Only the owner keeps its
+state and updates it, and then hands the new weights to the others. With N processes, each keeps about an Nth
+of the state, and everyone ends with the weights that a single optimizer would have made.
+
+Your class is given any class of torch.optim and builds one of it for the parameters that its own rank owns.
+The process group is there already, all ranks begin with the same weights, and the gradients are averaged
+before `step()` is called. Only the owner's gradient of a parameter counts; send no gradients.
+
+    08.1 (1 point)   deal the parameters to the ranks
+    08.2 (1 point)   the optimizer of one's own share
+    08.3 (10 points) a step: one's own share, then what the others own
+    08.4 (2 points)  the whole state, out and in again, for a checkpoint
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def deal(sizes, world_size):
+    """Which rank owns which parameter: a list of ranks, one for each of `sizes`.
+
+    Parameters are dealt whole. No rank gets more numbers than the average of all ranks plus the largest size:
+    take the largest first, and give each to the rank that has least so far. All ranks must come to the same.
+    """
+    raise NotImplementedError("08.1: deal the parameters to the ranks")
+
+
+def copy_options(source, target):
+    """Copy everything but the parameters from some groups to as many others. Yours to use."""
+    for one, other in zip(source, target, strict=True):
+        other.update({name: value for name, value in one.items() if name != "params"})
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its share only.
+
+    `parameters` are tensors or groups, as for every class of torch.optim. `param_groups` shows all parameters
+    on every rank, in groups as they were given, with all options that the groups of `optimizer_class` have
+    (lr, betas, ...; defaults of the class too): a learning-rate scheduler finds and changes them there.
+    `zero_grad()` clears the gradients of all parameters; the base class brings it. Some classes (Adagrad)
+    make their state in the constructor, and a rank may own no parameter at all.
+    """
+
+    def __init__(self, parameters, optimizer_class, **defaults):
+        raise NotImplementedError("08.2: the optimizer of one's own share")
+
+    def step(self):
+        """Update the own share, then give and take parameters, in place. All ranks call it.
+
+        Whatever has been changed in `param_groups` since the last step counts. A parameter without a gradient
+        (frozen, or `grad` is None, then on all ranks) stays as it is. Afterwards a process has no lasting
+        copy of anything that it does not own, beside parameters and gradients. And what travels is what is
+        missing: if the parameters have P bytes, all N processes together send about (N - 1) * P; one and a
+        half times as much is too much.
+        """
+        raise NotImplementedError("08.3: a step: one's own share, then what the others own")
+
+    def state_dict(self):
+        """On rank 0 what `state_dict()` of the one optimizer for all parameters would be; elsewhere None.
+
+        That is {"state": {number: state of a parameter}, "param_groups": [...]}. Parameters are numbered
+        through all groups, in order; "params" of a group are their numbers. All ranks call it.
+        """
+        raise NotImplementedError("08.4: the whole state, for a checkpoint")
+
+    def load_state_dict(self, whole):
+        """Go on from `whole`, which every rank is given: options and state, of which it keeps its share only.
+
+        It may come from any number of processes, or from one optimizer for all parameters.
+        """
+        raise NotImplementedError("08.4: take one's share of the whole state")

@@ -1,0 +1,76 @@
+"""Exercise 08, with one all_gather of shares that are filled up to one length; dealt without sorting."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector
+
+
+def deal(sizes, world_size):
+    held, owners = torch.zeros(world_size, dtype=torch.int64), []
+    for size in sizes:
+        owners.append(int(held.argmin()))
+        held[owners[-1]] += size
+    return owners
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    def __init__(self, parameters, optimizer_class, **defaults):
+        # A meta optimizer knows the defaults of the class, and costs nothing.
+        model = optimizer_class([torch.nn.Parameter(torch.empty(1, device="meta"))], **defaults)
+        super().__init__(parameters, model.defaults)
+        everything = [p for group in self.param_groups for p in group["params"]]
+        world_size = dist.get_world_size()
+        owners = deal([p.numel() for p in everything], world_size)
+        self.number = {p: number for number, p in enumerate(everything)}
+        self.share = [
+            [p for p, o in zip(everything, owners, strict=True) if o == r] for r in range(world_size)
+        ]
+        self.length = max(sum(p.numel() for p in share) for share in self.share)
+        own = set(self.share[dist.get_rank()])
+        groups = [
+            {**group, "params": [p for p in group["params"] if p in own]} for group in self.param_groups
+        ]
+        self.own = optimizer_class(groups, **defaults)
+
+    @torch.no_grad()
+    def step(self):
+        for group, own in zip(self.param_groups, self.own.param_groups, strict=True):
+            for name in group:
+                if name != "params":
+                    own[name] = group[name]
+        self.own.step()
+        mine = torch.zeros(self.length)
+        share = self.share[dist.get_rank()]
+        if share:
+            vector = parameters_to_vector(share)
+            mine[: len(vector)] = vector
+        parts = [torch.empty(self.length) for _ in self.share]
+        dist.all_gather(parts, mine)
+        for share, part in zip(self.share, parts, strict=True):
+            offset = 0
+            for parameter in share:
+                parameter.copy_(part[offset : offset + parameter.numel()].view_as(parameter))
+                offset += parameter.numel()
+
+    def state_dict(self):
+        """Parameter after parameter: the owner tells rank 0."""
+        state = {}
+        for owner, share in enumerate(self.share):
+            for parameter in share:
+                box = [self.own.state.get(parameter) if owner == dist.get_rank() else None]
+                dist.broadcast_object_list(box, src=owner)
+                if box[0]:
+                    state[self.number[parameter]] = box[0]
+        groups = [
+            group | {"params": [self.number[p] for p in group["params"]]} for group in self.param_groups
+        ]
+        return {"state": state, "param_groups": groups} if dist.get_rank() == 0 else None
+
+    def load_state_dict(self, whole):
+        for group, saved in zip(self.param_groups, whole["param_groups"], strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
+        mine = [p for group in self.own.param_groups for p in group["params"]]
+        old = self.own.state_dict()
+        numbers = {place: self.number[p] for place, p in enumerate(mine)}
+        old["state"] = {place: whole["state"][n] for place, n in numbers.items() if n in whole["state"]}
+        self.own.load_state_dict(old)

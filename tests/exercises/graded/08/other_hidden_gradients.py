@@ -1,0 +1,60 @@
+"""Exercise 08, with one optimizer for all parameters that sees its own gradients only and forgets."""
+
+import torch
+import torch.distributed as dist
+
+
+def deal(sizes, world_size):
+    places = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+    held, owners = dict.fromkeys(range(world_size), 0), {}
+    for place in places:
+        owners[place] = min(held, key=held.get)
+        held[owners[place]] += sizes[place]
+    return [owners[place] for place in range(len(sizes))]
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    def __init__(self, parameters, optimizer_class, **defaults):
+        self.inner = optimizer_class(parameters, **defaults)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self.param_groups = self.inner.param_groups
+        self.everything = [p for group in self.param_groups for p in group["params"]]
+        self.owners = deal([p.numel() for p in self.everything], dist.get_world_size())
+        self.foreign = [p for p, o in zip(self.everything, self.owners, strict=True) if o != dist.get_rank()]
+        self.forget()
+
+    def forget(self):
+        for parameter in self.foreign:
+            self.inner.state.pop(parameter, None)
+
+    def step(self):
+        hidden = [parameter.grad for parameter in self.foreign]
+        for parameter in self.foreign:
+            parameter.grad = None
+        self.inner.step()
+        for parameter, gradient in zip(self.foreign, hidden, strict=True):
+            parameter.grad = gradient
+        rank = dist.get_rank()
+        works = []
+        for parameter, owner in zip(self.everything, self.owners, strict=True):
+            if owner == rank:
+                others = [other for other in range(dist.get_world_size()) if other != rank]
+                works += [dist.isend(parameter.detach(), other) for other in others]
+            else:
+                works.append(dist.irecv(parameter.detach(), owner))
+        for work in works:
+            work.wait()
+
+    def state_dict(self):
+        own = self.inner.state_dict()
+        shares = [None] * dist.get_world_size()
+        dist.gather_object(own["state"], shares if dist.get_rank() == 0 else None)
+        if dist.get_rank() == 0:
+            own["state"] = {number: state for share in shares for number, state in share.items()}
+            return own
+        return None
+
+    def load_state_dict(self, whole):
+        self.inner.load_state_dict(whole)
+        self.param_groups = self.inner.param_groups
+        self.forget()
