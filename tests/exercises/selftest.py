@@ -3,7 +3,8 @@ earned, each mutant of the solution falls at the check that is named for it, and
 all points too.
 
 `graded/NN/mutants.toml` names the mutants: `old` text of the solution, `new` text in its place, and the check
-that must be the first to fail. `graded/NN/other_*` are solutions that are built differently.
+that must be the first to fail. `graded/NN/other_*` are solutions that are built differently: a file, or a
+folder with some of the files of an exercise that has several.
 """
 
 import shutil
@@ -24,7 +25,8 @@ def cases(one):
     folder = GRADED / one["id"]
     for path in sorted(folder.glob("other_*")):
         if path.is_dir():
-            files = {name: (path / Path(name).name).read_text() for name in one["files"]}
+            own = {name: path / Path(name).name for name in one["files"]}
+            files = solution | {name: file.read_text() for name, file in own.items() if file.exists()}
         else:
             files = solution | {one["files"][0]: path.read_text()}
         found.append(("other", path.stem, files, None))
