@@ -152,12 +152,9 @@ def named(part):
         trial.part = part
         trial.tried(f"KIND of {script(trial)}")
         (came,) = trial.run("kind", [None], group=False, main=script(trial))
-        wanted = "the name of another kind, in KINDS.md"
-        if came == "":
-            trial.require(False, 'KIND is still ""', "the name of a kind, from KINDS.md")
-        if came not in (*KINDS.values(), *OTHERS):
-            wanted = "one of the names in KINDS.md"
-        trial.require(came == KINDS[part], f"KIND is {came!r}"[:200], wanted)
+        known = isinstance(came, str) and came in (*KINDS.values(), *OTHERS)
+        wanted = "the name of another kind, in KINDS.md" if known else "one of the names in KINDS.md"
+        trial.require(known and came == KINDS[part], f"KIND is {came!r}"[:200], wanted)
 
 
 for part in KINDS:
@@ -293,7 +290,7 @@ def collective(trial):
 
 @mend("09.4")
 def mean(trial):
-    for world_size in (2, 3, 4, 1):
+    for world_size in (3, 4, 1):
         trial.tried(f"{world_size} processes with 11 images each, batches of 4, momentum and weight decay")
         states = [parameters(trial) for _ in range(world_size)]
         parts = pictures(trial, *[11] * world_size)
@@ -305,7 +302,7 @@ def mean(trial):
 
 @mend("09.5")
 def clipping(trial):
-    for world_size in (2, 1, 3):
+    for world_size in (2, 3):
         trial.tried(f"{world_size} processes, 6 steps; an image of the third is broken (inf), on one process")
         state, parts = parameters(trial), pictures(trial, *[18] * world_size)
         parts[-1][0][7, 2] = float("inf")
@@ -319,7 +316,7 @@ def clipping(trial):
 
 @mend("09.6")
 def exchange(trial):
-    for world_size, accumulate in ((2, 4), (3, 2), (2, 1)):
+    for world_size, accumulate in ((2, 4), (3, 2)):
         steps, width = 3, 4000
         trial.tried(f"{world_size} processes, {steps} steps of {accumulate} batches with 2 images each")
         state, parts = (
@@ -328,9 +325,12 @@ def exchange(trial):
         )
         large = steps_of(parts, 2 * accumulate)
         expected = learnt(state, large, 0.3)
-        ranks = train(trial, state, parts, batch_size=2, accumulate=accumulate, lr=0.3)
+        more = [{"marks": True}] * world_size
+        ranks = train(trial, state, parts, more, batch_size=2, accumulate=accumulate, lr=0.3)
         compare(trial, ranks, expected)
         once = 4 * sum(value.numel() for value in state.values()) * 2 * (world_size - 1) / world_size
+        for rank, one in enumerate(trial.answer["ranks"]):
+            trial.require({"begins", "ends"} <= set(one["marks"]), f"rank {rank} has not come to the end")
         marks = [(trial.mark(rank, "begins"), trial.mark(rank, "ends")) for rank in range(world_size)]
         sent = [ends["sent"] - begins["sent"] for begins, ends in marks]
         for rank, came in enumerate(ranks):
@@ -350,7 +350,7 @@ def exchange(trial):
 
 @mend("09.7")
 def uneven(trial):
-    for sizes, steps in (((13, 4), 3), ((5, 11, 3, 8), 2), ((9, 9), 2)):
+    for sizes, steps in (((13, 4), 3), ((5, 11, 3, 8), 2)):
         trial.tried(f"{len(sizes)} processes with {', '.join(map(str, sizes))} images, {steps} steps")
         state, parts = parameters(trial), pictures(trial, *sizes)
         cut = [
@@ -415,7 +415,7 @@ def resume(trial):
 @mend("09.9")
 def device(trial):
     # For each machine how many processes it has, and how many devices.
-    for machines in (((1, 2), (2, 3)), ((2, 2), (2, 2)), ((2, 4), (1, 1))):
+    for machines in (((1, 2), (2, 3)), ((2, 4), (1, 1))):
         words = " and ".join(f"{count} on {devices} devices" for count, devices in machines)
         trial.tried(f"two machines, their processes: {words}")
         more = []
@@ -440,6 +440,7 @@ def device(trial):
                 f"device {local} only",
             )
             what = [one[1] for one in came["put"] if isinstance(one, list) and len(one) == 2]
+            what = [one for one in what if isinstance(one, str | int)]
             trial.require(
                 "model" in what and sum(size for size in what if isinstance(size, int)) >= 7,
                 f"process {rank} has put only this on its device: {what}"[:200],
@@ -454,7 +455,7 @@ def names_of(devices):
 
 @mend("09.10")
 def buffers(trial):
-    for world_size in (2, 3, 1):
+    for world_size in (2, 3):
         trial.tried(f"{world_size} processes with 12 images each, batches of 4, and 5 test images")
         state = parameters(trial) | {
             "norm.weight": trial.floats(5) + 2,

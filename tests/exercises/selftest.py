@@ -3,7 +3,8 @@ earned, each mutant of the solution falls at the check that is named for it, and
 all points too.
 
 `graded/NN/mutants.toml` names the mutants: `old` text of the solution, `new` text in its place, and the check
-that must be the first to fail. `graded/NN/other_*` are solutions that are built differently: a file, or a
+that must be the first to fail. With `of = "starter"`, it is the starter that is changed: a planted bug whose
+symptom is hidden. `graded/NN/other_*` are solutions that are built differently: a file, or a
 folder with some of the files of an exercise that has several.
 """
 
@@ -11,6 +12,7 @@ import shutil
 import tempfile
 import tomllib
 from pathlib import Path
+from string import ascii_lowercase
 
 import judge
 
@@ -32,10 +34,11 @@ def cases(one):
         found.append(("other", path.stem, files, None))
     for mutant in tomllib.loads((folder / "mutants.toml").read_text())["mutant"]:
         name = mutant.get("file", one["files"][0])
-        count = solution[name].count(mutant["old"])
+        text = (starter if mutant.get("of") == "starter" else solution)[name]
+        count = text.count(mutant["old"])
         if count != 1:
             raise SystemExit(f"error: mutant {mutant['name']!r} of {one['id']}: `old` is there {count} times")
-        changed = solution[name].replace(mutant["old"], mutant["new"])
+        changed = text.replace(mutant["old"], mutant["new"])
         found.append(("mutant", mutant["name"], solution | {name: changed}, mutant["killed_by"]))
     return found
 
@@ -43,16 +46,22 @@ def cases(one):
 def run_case(one, case, nursery, seed=0):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, name, files, killed_by = case
+    only = None
+    if kind == "mutant" and len(one["files"]) > 1:
+        # The other files are the solution's: their checks need not be run for each mutant.
+        part = killed_by.rstrip(ascii_lowercase)
+        only = [entry["id"] for entry in one["check"] if entry["id"].rstrip(ascii_lowercase) == part]
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
-        results = judge.grade(one, folder, nursery, seed)
+        results = judge.grade(one, folder, nursery, seed, only)
     finally:
         shutil.rmtree(folder)
     score = sum(result.score for result in results)
-    first = next((result for result in results if result.status != "passed"), None)
+    run = [result for result in results if only is None or result.id in only]
+    first = next((result for result in run if result.status != "passed"), None)
     full = judge.points_of(one)
     if any(result.status == "infrastructure" for result in results):
         right, wanted = False, "no infrastructure"

@@ -22,7 +22,7 @@ KIND = ""
 def train(model, images, labels, batch_size, lr, test_images):
     """Every process has images of its own, equally many, and the same test images. Returns the answers."""
     model.train()
-    parallel = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    parallel = nn.parallel.DistributedDataParallel(model, forward_sync_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for batch, targets in zip(images.split(batch_size), labels.split(batch_size), strict=True):
         loss = cross_entropy(parallel(batch), targets)

@@ -48,7 +48,7 @@ def tensors(inputs):
 
 def kind(student, inputs, tools):
     """What the student calls the bug."""
-    return student.KIND
+    return getattr(student, "KIND", None)
 
 
 def train(student, inputs, tools):
@@ -61,12 +61,15 @@ def train(student, inputs, tools):
     if "snapshot" in inputs:
         more["path"] = os.path.join(tools.folder, inputs["snapshot"])
     result, stopped = None, False
-    tools.mark("begins")
+    # Only where traffic counts: ranks that wait at a mark look as if they had not returned.
+    if inputs.get("marks"):
+        tools.mark("begins")
     try:
         result = student.train(model, **tensors(inputs), **more)
     except Stopped:
         stopped = True
-    tools.mark("ends")
+    if inputs.get("marks"):
+        tools.mark("ends")
     return {
         "state": model.state_dict(),
         "given": model.given,
