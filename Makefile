@@ -26,7 +26,11 @@ run: setup ## climb lessons 01 to 06 on this machine; ends with a table and out/
 	@$(PYTHON) tests/ladder.py --out $(OUT) $(ARGUMENTS)
 
 test: setup ## run all tests; the last lines list what was skipped, and why
-	@$(PYTHON) -m pytest $(ARGUMENTS)
+	@$(PYTHON) -m pytest -n 3 --dist worksteal --durations 15 $(ARGUMENTS)
+
+check: setup ## check an exercise: EX=03, and SUBMISSION=solutions, HINTS=1, WATCH=1 (again at every save)
+	@$(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),-k $(EX)) \
+		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) $(ARGUMENTS)
 
 lab: setup ## open the notebooks in JupyterLab, on a port that is free
 	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)

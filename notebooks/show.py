@@ -180,7 +180,7 @@ def run(command, limit=60, code=0, environment=None):
     return running
 
 
-def ranks(script, world_size, limit=20, environment=None, quiet=False):
+def ranks(script, world_size, limit=60, environment=None, quiet=False):
     """Start a script once for each rank, and show what they write. Each finds in its environment RANK,
     WORLD_SIZE, STORE (a new file to meet at) and RESULT (a file for what it has to say to the notebook)."""
     folder = Path(script).resolve().parent / f"{Path(script).stem}-{time.time_ns()}"

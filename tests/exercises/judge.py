@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import re
+import select
 import shutil
 import struct
 import subprocess
@@ -29,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 INSIDE = HERE / "inside"
 sys.path[:0] = [str(HERE), str(INSIDE)]
-import wire
+import wire  # noqa: E402
 
 STARTERS, SOLUTIONS = ROOT / "lessons" / "exercises", ROOT / "solutions"
 LIMITS = {"cpu_seconds": 6, "file_bytes": 64 << 20, "memory_bytes": 3 << 30, "processes": 64}
@@ -159,7 +160,7 @@ class Nursery:
         else:
             self.base = tempfile.mkdtemp(prefix="rungs-")
             os.chmod(self.base, 0o755)
-        self.errors = tempfile.TemporaryFile()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
         self.process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
@@ -175,15 +176,24 @@ class Nursery:
             self.start()
             self.process_says = self.receive()
 
-    def receive(self):
-        head = self.process.stdout.read(4)
-        if len(head) < 4:
-            raise Gone(self.last_words())
-        data = self.process.stdout.read(struct.unpack("<I", head)[0])
+    def receive(self, limit=120):
+        """What the nursery says. If it says nothing, somebody has stopped it: it has limits of its own."""
+        deadline = time.monotonic() + limit
+        (length,) = struct.unpack("<I", self.exactly(4, deadline))
         try:
-            return wire.unpack(data)
+            return wire.unpack(self.exactly(length, deadline))
         except wire.BadFrame as error:
             raise Gone(str(error)) from None
+
+    def exactly(self, size, deadline):
+        data, descriptor = bytearray(), self.process.stdout.fileno()
+        while len(data) < size:
+            ready, _, _ = select.select([descriptor], [], [], max(0, deadline - time.monotonic()))
+            more = os.read(descriptor, min(size - len(data), 1 << 20)) if ready else b""
+            if not more:
+                raise Gone(self.last_words() if ready else "the nursery was silent for too long")
+            data += more
+        return bytes(data)
 
     def last_words(self):
         self.errors.seek(0)
@@ -200,7 +210,7 @@ class Nursery:
             self.process.stdin.flush()
         except BrokenPipeError:
             raise Gone(self.last_words()) from None
-        return self.receive()
+        return self.receive(request["limit"] + 40)
 
     def close(self):
         if self.process is None:
@@ -208,7 +218,7 @@ class Nursery:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+            self.process.wait(2)
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, 9)
         self.process.wait()
@@ -317,7 +327,7 @@ class Trial:
 
     # -- runs
 
-    def run(self, driver, inputs, group=True, limit=RUN_SECONDS, kill=None, folder=None, main="", files=None):
+    def run(self, driver, inputs, group=True, limit=None, kill=None, folder=None, main="", files=None):
         """Run a driver on as many ranks as there are inputs. Returns the list of what they send.
 
         `self.answer` keeps the rest: events, marks. Raises Verdict if a rank does not send a result, unless
@@ -333,7 +343,7 @@ class Trial:
             "limits": LIMITS | self.exercise.get("limits", {}),
             "seed": self.seed,
             "group": group,
-            "limit": limit,
+            "limit": limit or self.exercise.get("seconds", RUN_SECONDS),
             "kill": kill,
             "folder": folder and f"kept-{self.seed}-{folder}",
             "keep": bool(folder),
@@ -506,6 +516,10 @@ def explain(answer, files, killed=None):
             if hole:
                 causes.append((0, error["time"], [rank], "failed", f"not written yet: {words}"))
                 continue
+            absent = re.fullmatch(r"module 'submission_\w+' has no attribute '(\w+)'", words)
+            if absent:
+                causes.append((0, error["time"], [rank], "error", f"there is no {absent[1]} in {files[0]}"))
+                continue
             if kind == "SystemExit":
                 came = f"{who} called sys.exit({words}){place}{text}"
             elif kind == "BadFrame":
@@ -624,39 +638,38 @@ def refuse_names(one, name, text):
             )
 
 
-def grade(one, folder, nursery, seed=0, only=None, told=None):
+def grade(one, folder, nursery, seed=0, told=None):
     """All checks of one exercise, in order. `told` is called with each Result as soon as it is there."""
     results, passed = [], set()
-    trouble, files = None, {}
+    for entry in one["check"]:
+        results.append(grade_one(one, entry, folder, nursery, seed, passed))
+        if results[-1].status == "passed":
+            passed.add(entry["id"])
+        if told:
+            told(results[-1])
+    return results
+
+
+def grade_one(one, entry, folder, nursery, seed, passed):
+    """One check. `passed` holds the names of those that have been passed before."""
+    result = Result(
+        entry["id"],
+        entry["title"],
+        entry["points"],
+        hints=entry["hints"],
+        visibility=entry.get("visibility", "visible"),
+    )
+    missing = [need for need in entry.get("needs", []) if need not in passed]
+    if missing:
+        result.came = f"comes after {' and '.join(missing)}"
+        return result
     try:
         files = read_files(one, folder)
     except Verdict as verdict:
-        trouble = verdict
-    for entry in one["check"]:
-        result = Result(
-            entry["id"],
-            entry["title"],
-            entry["points"],
-            hints=entry["hints"],
-            visibility=entry.get("visibility", "visible"),
-        )
-        results.append(result)
-        missing = [need for need in entry.get("needs", []) if need not in passed]
-        if only is not None and entry["id"] not in only:
-            continue
-        if trouble is not None:
-            first = entry is one["check"][0]
-            result.status = trouble.status if first or trouble.status == "infrastructure" else "not reached"
-            result.came, result.expected = (trouble.came, trouble.expected) if first else ("", "")
-        elif missing:
-            result.came = f"comes after {' and '.join(missing)}"
-        else:
-            one_check(one, entry, files, nursery, seed, result)
-            if result.status == "passed":
-                passed.add(entry["id"])
-        if told:
-            told(result)
-    return results
+        result.status, result.came, result.expected = verdict.status, verdict.came, verdict.expected
+        return result
+    one_check(one, entry, files, nursery, seed, result)
+    return result
 
 
 def one_check(one, entry, files, nursery, seed, result):
@@ -704,7 +717,10 @@ def number(value):
 def report(one, results, hints=1, level=None):
     """What a student reads: the first check that fails at the top, then all checks in order."""
     earned, total = sum(result.score for result in results), points_of(one)
-    lines = [f"{one['id']} {one['title']}: {number(earned)} of {number(total)} points"]
+    if len(results) < len(one["check"]):
+        total = sum(result.points for result in results)
+    some = "" if len(results) == len(one["check"]) else f" of {len(results)} checks"
+    lines = [f"{one['id']} {one['title']}: {number(earned)} of {number(total)} points{some}"]
     first = next((result for result in results if result.status not in ("passed", "not reached")), None)
     if first:
         lines += ["", *detail(first, hints)]

@@ -8,15 +8,24 @@ symptom is hidden. `graded/NN/other_*` are solutions that are built differently:
 folder with some of the files of an exercise that has several.
 """
 
+import contextlib
+import re
 import shutil
+import socket
+import subprocess
 import tempfile
+import threading
+import time
 import tomllib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from string import ascii_lowercase
 
 import judge
 
 GRADED = judge.HERE / "graded"
+KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 
 
 def cases(one):
@@ -108,16 +117,231 @@ def line(row):
     return text
 
 
+# ---- cheats -----------------------------------------------------------------------------------
+
+
+class Canary:
+    """A folder, a process and a port that nobody may touch."""
+
+    def __init__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="rungs-canary-"))
+        self.folder.chmod(0o755)
+        shutil.copytree(
+            judge.SOLUTIONS, self.folder / "solutions", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        (self.folder / "checks").mkdir()
+        for path in judge.HERE.glob("*.py"):
+            shutil.copy(path, self.folder / "checks")
+        (self.folder / "results").mkdir()
+        (self.folder / "results" / "results.json").write_text('{"score": 0}')
+        self.before = self.digest()
+        self.victim = subprocess.Popen(["sleep", "100000"], start_new_session=True)
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.door.setblocking(False)
+
+    def fill(self, text):
+        text = text.replace("{canary}", str(self.folder)).replace("{victim}", str(self.victim.pid))
+        return text.replace("{port}", str(self.door.getsockname()[1]))
+
+    def digest(self):
+        return {
+            str(path.relative_to(self.folder)): (
+                path.read_bytes() if path.is_file() else None,
+                path.lstat().st_mode,
+            )
+            for path in sorted(self.folder.rglob("*"))
+        }
+
+    def harm(self):
+        """What has been done to it, in words."""
+        found = []
+        if self.digest() != self.before:
+            found.append("files outside were changed")
+        state = Path(f"/proc/{self.victim.pid}/stat")
+        if self.victim.poll() is not None:
+            found.append("a process outside was ended")
+        elif state.exists() and state.read_text().rpartition(")")[2].split()[0] == "T":
+            found.append("a process outside was stopped")
+        with contextlib.suppress(BlockingIOError):
+            self.door.accept()
+            found.append("somebody called from inside")
+        return found
+
+    def close(self):
+        self.victim.kill()
+        self.victim.wait()
+        self.door.close()
+        shutil.rmtree(self.folder)
+
+
+def cheat_cases():
+    """(exercise, name, files, most points, whether it would harm without a wall)."""
+    import cheats
+
+    found = []
+    third = judge.exercise("03")
+    name = third["files"][0]
+    bodies = {
+        cheats.STARTER: (judge.STARTERS / name).read_text(),
+        cheats.SOLUTION: (judge.SOLUTIONS / name).read_text(),
+        cheats.ALONE: "",
+    }
+    for title, one in cheats.CHEATS.items():
+        found.append((third, title, {name: one["text"] + bodies[one["body"]]}, one["earns"], one["harms"]))
+    for one in judge.manifest():
+        texts = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
+        for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
+            title = f"{call.split()[-1]} at the top of the solution"
+            found.append((one, title, {name: call + text for name, text in texts.items()}, 0, False))
+        for path in sorted((GRADED / one["id"]).glob("cheat_*.py")):
+            text = path.read_text()
+            most = float(re.search(r"Earns at most: ([\d.]+)", text)[1])
+            files = texts | {one["files"][0]: text}
+            found.append((one, path.stem.removeprefix("cheat_"), files, most, False))
+    return found
+
+
+def left_over(nursery):
+    """Processes of the user that only workers have, and what a run has left in the folder of all runs."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if nursery.uid is not None and folder.stat().st_uid == nursery.uid:
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX":
+                    found.append(f"process {folder.name} is left")
+    return found
+
+
+def run_cheat(case, nursery, canary, seed=0):
+    """Grade one cheat; look for harm; then an honest check in the same nursery must still pass."""
+    one, name, files, most, _ = case
+    folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
+    try:
+        for file, text in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(canary.fill(text), errors="surrogateescape")
+        # Some never end: they need not be given as long as an honest one.
+        results = judge.grade(one | {"seconds": 5}, folder, nursery, seed)
+    finally:
+        shutil.rmtree(folder)
+    score = sum(result.score for result in results)
+    trouble = canary.harm() + left_over(nursery)
+    if score > most:
+        trouble.append(f"{judge.number(score)} points")
+    if any(result.status == "infrastructure" for result in results):
+        trouble.append("counted as a fault of the machine")
+    first = next((result for result in results if result.status != "passed"), None)
+    honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, seed, set())
+    if honest.status != "passed":
+        trouble.append(f"an honest check after it: {honest.status}: {honest.came}")
+    return {
+        "exercise": one["id"],
+        "kind": "cheat",
+        "name": name,
+        "wanted": f"at most {judge.number(most)} points",
+        "score": score,
+        "of": judge.points_of(one),
+        "fell_at": first and first.id,
+        "status": first.status if first else "passed",
+        "came": "; ".join(trouble) or (first.came if first else ""),
+        "expected": first.expected if first else "",
+        "seconds": round(sum(result.seconds for result in results), 2),
+        "right": not trouble,
+    }
+
+
+def cheat_matrix(nursery, told=None, only=None, part=(0, 1)):
+    """All rows of cheats, or every n-th of them. What would harm this machine is left out without a wall."""
+    wall = nursery.level > 1 or judge.machine()["landlock"] >= 6
+    rows, canary = [], Canary()
+    try:
+        for number, case in enumerate(cheat_cases()):
+            if number % part[1] != part[0] or (only and only not in case[1]) or (case[4] and not wall):
+                continue
+            rows.append(run_cheat(case, nursery, canary))
+            if told:
+                told(rows[-1])
+            if canary.harm():
+                canary.close()
+                canary = Canary()
+    finally:
+        canary.close()
+    return rows
+
+
+# ---- all of it --------------------------------------------------------------------------------
+
+
+def totals():
+    """How much the grader is graded with, counted without running anything."""
+    rows = [case for one in judge.manifest() for case in cases(one)]
+    kinds = Counter(kind for kind, *_ in rows)
+    return {
+        "exercises": len(judge.manifest()),
+        "checks": sum(len(one["check"]) for one in judge.manifest()),
+        "points": sum(judge.points_of(one) for one in judge.manifest()),
+        "mutants": kinds["mutant"],
+        "other solutions": kinds["other"],
+        "cheats": len(cheat_cases()),
+    }
+
+
+def sentence():
+    """What the README says of it."""
+    count = totals()
+    return (
+        f"{count['exercises']} exercises, {count['checks']} checks, {count['points']} points. "
+        f"The grader is graded with {count['mutants']} mutants of the solutions, each killed by the check that "
+        f"is named for it, {count['other solutions']} other solutions that are right, "
+        f"and {count['cheats']} hostile or broken submissions."
+    )
+
+
+def main(exercises, arguments):
+    """The whole matrix, on `jobs` nurseries at once. Writes out/selftest.html."""
+    import pages
+
+    began, rows, lock = time.monotonic(), [], threading.Lock()
+
+    def told(row):
+        with lock:
+            rows.append(row)
+            print(line(row), flush=True)
+
+    def work(slot_and_task):
+        slot, task = slot_and_task
+        with judge.Nursery(arguments.level, slot) as nursery:
+            task(nursery)
+
+    tasks = [lambda nursery, one=one: exercise_matrix(one, nursery, told) for one in exercises]
+    if not arguments.only:
+        for part in range(4):
+            tasks.append(lambda nursery, part=part: cheat_matrix(nursery, told, part=(part, 4)))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(work, enumerate(tasks)))
+    level = judge.containment(arguments.level or judge.machine()["level"])
+    path = arguments.out.parent / "selftest.html" if arguments.out.name == "grades" else arguments.out
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        pages.matrix(sorted(rows, key=lambda row: (row["exercise"], KINDS.index(row["kind"]))), level)
+    )
+    right = sum(row["right"] for row in rows)
+    print(f"{right} of {len(rows)} as they must be, {level}, {time.monotonic() - began:.0f} s: see {path}")
+    if right != len(rows):
+        raise SystemExit("error: the grader is not as it must be: see the lines with BAD")
+
+
 if __name__ == "__main__":
     import sys
 
-    # python tests/exercises/selftest.py 03 [part of a name]: for whoever writes an exercise
+    # For whoever writes an exercise: python tests/exercises/selftest.py 03 [part of a name], or `cheats`
     with judge.Nursery() as nursery:
-        rows = exercise_matrix(
-            judge.exercise(sys.argv[1]),
-            nursery,
-            lambda row: print(line(row), flush=True),
-            *sys.argv[2:3] and [sys.argv[2]],
-        )
+        part = sys.argv[2] if len(sys.argv) > 2 else None
+        if sys.argv[1] == "cheats":
+            rows = cheat_matrix(nursery, lambda row: print(line(row), flush=True), part)
+        else:
+            one = judge.exercise(sys.argv[1])
+            rows = exercise_matrix(one, nursery, lambda row: print(line(row), flush=True), part)
     print(f"{sum(row['right'] for row in rows)} of {len(rows)} as they must be")
     sys.exit(not all(row["right"] for row in rows))

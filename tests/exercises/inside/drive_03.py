@@ -5,7 +5,7 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """Two layers and a batch norm (it has buffers), and on wish a third layer that shares the second's weight."""
+    """Two layers and a batch norm, which has buffers; on wish a third layer with the second's weight."""
 
     def __init__(self, inputs):
         super().__init__()

@@ -58,11 +58,13 @@ class Rank:
             self.value, self.done = data, True
         elif letter == b"X":
             self.error, self.done = {**value, "time": now}, True
+        elif "@start" in self.marks:
+            raise wire.BadFrame("a fault of the machine, after the student's code began")
         else:
             self.broken, self.done = value, True
 
     def life(self):
-        """Processor time so far and whether a thread is running: two that are equal mean that nothing moved."""
+        """Processor time so far, None while a thread runs: if it is the same later, nothing has moved."""
         used, idle = 0, True
         try:
             for task in Path(f"/proc/{self.pid}/task").iterdir():
@@ -140,11 +142,8 @@ def start(job, rank):
     their_reads, writes = os.pipe()
     rank.reads, rank.writes = reads, writes
     os.set_blocking(reads, False)
-    output = os.open(
-        f"{job['folder']}/.output-{job['number']}-{rank.number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666
-    )
-    if job["uid"] is not None:
-        os.fchown(output, job["uid"], job["uid"])
+    # Not in the folder of the run: there, a student could put a link to another file in its place.
+    output = os.open(output_file(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     if not FORK:
         words = [
             sys.executable,
@@ -235,23 +234,26 @@ def run(request):
     return {"why": why, "seconds": time.monotonic() - began, "ranks": answer, "left": left}
 
 
+def output_file(request, rank):
+    folder = Path(request["folder"]).parent / "printed"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{request['number']}-{rank.number}"
+
+
 def output_of(request, rank):
-    """The beginning and the end of what it printed, without links followed."""
+    """The beginning and the end of what it printed."""
+    path = output_file(request, rank)
     try:
-        place = os.open(
-            f"{request['folder']}/.output-{request['number']}-{rank.number}", os.O_RDONLY | os.O_NOFOLLOW
-        )
+        with path.open("rb") as file:
+            data, size = file.read(8000), os.fstat(file.fileno()).st_size
+            if size > 12000:
+                data += f"\n... {size - 12000} bytes left out ...\n".encode()
+            if size > 8000:
+                file.seek(max(8000, size - 4000))
+                data += file.read(4000)
+        path.unlink()
     except OSError:
         return ""
-    with open(place, "rb") as file:
-        data = file.read(4000)
-        size = os.fstat(place).st_size
-        if size > 8000:
-            file.seek(-4000, os.SEEK_END)
-            data += f"\n... {size - 8000} bytes left out ...\n".encode()
-            data += file.read(4000)
-        elif size > 4000:
-            data += file.read(4000)
     return data.decode(errors="replace").replace("\0", "")
 
 

@@ -1,0 +1,113 @@
+"""`pytest tests/exercises -k 03`: one test for each check, in the order in which one would work.
+
+The decision is the judge's, which runs nothing of the submission in this process.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import judge
+
+SESSION = pytest.StashKey()
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("exercises")
+    group.addoption("--submission", default=str(judge.STARTERS), help="folder to check (lessons/exercises)")
+    group.addoption("--hints", action="store_true", help="show all hints to what fails, not only the first")
+    group.addoption("--seed", default="0", help="other inputs for the checks (0)")
+
+
+def pytest_configure(config):
+    # One check after the other, and the judge's words instead of a traceback through the judge.
+    if config.getoption("numprocesses", None):
+        config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
+    config.option.tbstyle = "no"
+    config.option.reportchars = "N"
+
+
+def pytest_collect_file(file_path, parent):
+    if file_path.name == "manifest.toml" and file_path.parent == judge.HERE:
+        return Manifest.from_parent(parent, path=file_path)
+    return None
+
+
+class Manifest(pytest.File):
+    def collect(self):
+        for one in judge.manifest():
+            for entry in one["check"]:
+                yield Check.from_parent(self, name=f"{entry['id']} {entry['title']}", one=one, entry=entry)
+
+
+class Check(pytest.Item):
+    """One check of one exercise."""
+
+    def __init__(self, one, entry, **more):
+        super().__init__(**more)
+        self.one, self.entry = one, entry
+
+    def runtest(self):
+        session = self.config.stash.setdefault(SESSION, Session(self.config))
+        result = session.check(self.one, self.entry)
+        if result.status == "not reached":
+            pytest.skip(f"not reached: {result.came}")
+        if result.status != "passed":
+            raise NotPassed(result.came)
+
+    def repr_failure(self, excinfo):
+        return str(excinfo.value) if isinstance(excinfo.value, NotPassed) else super().repr_failure(excinfo)
+
+    def reportinfo(self):
+        return self.path, None, self.name
+
+
+class NotPassed(Exception):
+    pass
+
+
+class Session:
+    """The nursery, started once, and what has been found so far."""
+
+    def __init__(self, config):
+        folder = Path(config.getoption("--submission"))
+        if not folder.is_dir():
+            pytest.exit(f"error: there is no folder {folder}: name one with --submission", returncode=2)
+        self.folder, self.seed = folder.resolve(), config.getoption("--seed")
+        self.nursery, self.results = judge.Nursery(), {}
+
+    def check(self, one, entry):
+        results = self.results.setdefault(one["id"], {})
+        # What comes before is run too if it was not asked for: `-k 03.2d` is a question about 03.2d.
+        for need in entry.get("needs", []):
+            if need not in results:
+                self.check(one, next(other for other in one["check"] if other["id"] == need))
+        passed = {identity for identity, result in results.items() if result.status == "passed"}
+        result = judge.grade_one(one, entry, self.folder, self.nursery, self.seed, passed)
+        results[entry["id"]] = result
+        return result
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_terminal_summary(terminalreporter, config):
+    session = config.stash.get(SESSION, None)
+    if session is not None:
+        for identity, results in session.results.items():
+            one = judge.exercise(identity)
+            terminalreporter.section(f"exercise {identity}")
+            terminalreporter.write_line(
+                judge.report(one, list(results.values()), 4 if config.getoption("--hints") else 1)
+            )
+        terminalreporter.section("containment")
+        terminalreporter.write_line(
+            f"{judge.containment(session.nursery.level)}; seed {session.seed}; {session.folder}"
+        )
+    return (yield)
+
+
+def pytest_unconfigure(config):
+    session = config.stash.get(SESSION, None)
+    if session is not None:
+        session.nursery.close()

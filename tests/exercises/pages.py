@@ -1,0 +1,276 @@
+"""What a graded submission looks like: for Gradescope, as a page, and the tables and the item analysis of a
+class. All that a student wrote is escaped before it gets into a page."""
+
+import base64
+import csv
+import html
+import io
+import re
+from collections import Counter
+from statistics import mean, median
+
+import judge
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dim: #8a8f98 }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse; width: 100%; margin: 1em 0 2em }
+th, td { text-align: left; vertical-align: top; padding: .35em .6em; border-bottom: 1px solid var(--line) }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+.passed { color: var(--good) } .failed, .error, .timeout { color: var(--bad) }
+.not-reached, .infrastructure, .dim { color: var(--dim) }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #8881; padding: .5em; font-size: .85em }
+img { max-width: 100%; background: white }
+dt { float: left; width: 6em; color: var(--dim) } dd { margin-left: 6em }
+"""
+
+
+def page(title, body):
+    head = '<!doctype html><html lang="en"><meta charset="utf-8">'
+    head += '<meta name="viewport" content="width=device-width">'
+    return f"{head}<title>{html.escape(title)}</title><style>{STYLE}</style>\n{body}\n</html>\n"
+
+
+def row(*cells, tag="td", numbers=()):
+    words = (f"<{tag}{' class=n' if n in numbers else ''}>{cell}</{tag}>" for n, cell in enumerate(cells))
+    return f"<tr>{''.join(words)}</tr>"
+
+
+def total(record):
+    return sum(result["score"] for results in record["exercises"].values() for result in results)
+
+
+def most(record):
+    return sum(result["points"] for results in record["exercises"].values() for result in results)
+
+
+def report(record):
+    """The page of one student."""
+    escape, number = html.escape, judge.number
+    parts = [
+        f"<h1>{escape(record['student'])}: {number(total(record))} of {number(most(record))} points</h1>"
+    ]
+    parts.append(
+        f"<p class=dim>Contained at {escape(record['containment'])}. Seed {escape(str(record['seed']))}.</p>"
+    )
+    for identity, results in record["exercises"].items():
+        one = judge.exercise(identity)
+        score, points = sum(r["score"] for r in results), judge.points_of(one)
+        parts.append(
+            f"<h2>{identity} {escape(one['title'])}: {number(score)} of {number(points)}</h2><table>"
+        )
+        parts.append(row("check", "", "points", "", tag="th", numbers=(2,)))
+        for result in results:
+            status = result["status"].replace(" ", "-")
+            parts.append(
+                row(
+                    result["id"],
+                    escape(result["title"]) + details(result),
+                    f"{number(result['score'])} of {number(result['points'])}",
+                    f'<span class="{status}">{result["status"]}</span>',
+                    numbers=(2,),
+                )
+            )
+        parts.append("</table>")
+    return page(f"{record['student']}: exercises", "\n".join(parts))
+
+
+def details(result):
+    if result["status"] == "passed" or result["visibility"] != "visible":
+        return ""
+    words = []
+    for name in ("tried", "came", "expected"):
+        if result[name]:
+            words.append(f"<dt>{name}</dt><dd>{html.escape(result[name])}</dd>")
+    if result["hints"] and result["status"] not in ("not reached", "infrastructure"):
+        words.append(f"<dt>hint</dt><dd>{html.escape(result['hints'][0])}</dd>")
+    printed = f"<pre>{html.escape(result['output'][-3000:])}</pre>" if result["output"].strip() else ""
+    return (f"<dl>{''.join(words)}</dl>" if words else "") + printed
+
+
+def gradescope(record):
+    """results.json. The maximum of each test is that of the manifest, whatever ran."""
+    tests = []
+    for results in record["exercises"].values():
+        for result in results:
+            detail = judge.detail(judge.Result(**result), 1) if result["status"] != "passed" else []
+            tests.append(
+                {
+                    "number": result["id"],
+                    "name": result["title"],
+                    "score": result["score"],
+                    "max_score": result["points"],
+                    "status": "passed" if result["status"] == "passed" else "failed",
+                    "visibility": result["visibility"],
+                    "output": "\n".join(detail),
+                    "output_format": "text",
+                }
+            )
+    return {
+        "score": total(record),
+        "output": f"Contained at {record['containment']}. Seed {record['seed']}.",
+        "output_format": "text",
+        "stdout_visibility": "hidden",
+        "tests": tests,
+    }
+
+
+def matrix(rows, level):
+    """The page of the selftest: every submission that the grader was graded with."""
+    escape, number = html.escape, judge.number
+    right = sum(row["right"] for row in rows)
+    parts = [f"<h1>The grader, graded: {right} of {len(rows)} as they must be</h1>"]
+    parts.append(f"<p class=dim>Contained at {escape(level)}.</p><table>")
+    head = ("", "", "submission", "must", "points", "seconds", "what the student reads")
+    parts.append(row(*head, tag="th", numbers=(4, 5)))
+    for one in rows:
+        words = f"{one['fell_at']} {one['status']}: {one['came']}" if one["fell_at"] else ""
+        if one["expected"]:
+            words += f" (expected: {one['expected']})"
+        mark = "passed" if one["right"] else "failed"
+        parts.append(
+            row(
+                one["exercise"],
+                f'<span class="{mark}">{one["kind"]}</span>',
+                escape(one["name"].replace("_", " ")) + ("" if one["right"] else " <b>(BAD)</b>"),
+                escape(one["wanted"]),
+                f"{number(one['score'])} of {number(one['of'])}",
+                f"{one['seconds']:.1f}",
+                escape(words[:400]),
+                numbers=(4, 5),
+            )
+        )
+    parts.append("</table>")
+    return page("The grader, graded", "\n".join(parts))
+
+
+# ---- the class --------------------------------------------------------------------------------
+
+
+def write_class(records, exercises, out, seed):
+    graded = [record for record in records if not record["infrastructure"]]
+    with (out / "grades.csv").open("w", newline="") as file:
+        write = csv.writer(file)
+        write.writerow(["student", *[one["id"] for one in exercises], "total", "maximum", "status"])
+        maximum = sum(judge.points_of(one) for one in exercises)
+        for record in records:
+            if record["infrastructure"]:
+                empty = [""] * (len(exercises) + 1)
+                write.writerow(
+                    [safe(record["student"]), *empty, judge.number(maximum), "infrastructure: not graded"]
+                )
+                continue
+            scores = [sum(r["score"] for r in record["exercises"][one["id"]]) for one in exercises]
+            words = [judge.number(score) for score in (*scores, sum(scores), maximum)]
+            write.writerow([safe(record["student"]), *words, "graded"])
+    with (out / "nbgrader.csv").open("w", newline="") as file:
+        write = csv.writer(file)
+        write.writerow(["assignment", "student_id", "score", "max_score"])
+        for record in graded:
+            for one in exercises:
+                score = sum(result["score"] for result in record["exercises"][one["id"]])
+                name = one["files"][0].split("/")[0].removesuffix(".py")
+                write.writerow(
+                    [name, safe(record["student"]), judge.number(score), judge.number(judge.points_of(one))]
+                )
+    (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
+
+
+def safe(word):
+    """A spreadsheet runs what begins like a formula."""
+    return f"'{word}" if word[:1] in "=+-@\t\r" else word
+
+
+def common(words):
+    """A failure without its numbers: two students rarely fail with the same ones."""
+    return re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", words)
+
+
+def items(records, exercises, seed, missing):
+    escape, number = html.escape, judge.number
+    parts = [f"<h1>Item analysis: {len(records)} submissions</h1>"]
+    kinds = Counter(record["containment"] for record in records)
+    where = "; ".join(f"{count} at {kind}" if len(kinds) > 1 else kind for kind, count in kinds.items())
+    parts.append(f"<p class=dim>Seed {escape(str(seed))}. Contained at {escape(where)}.</p>")
+    if missing:
+        parts.append(
+            f"<p><b>{missing} not graded, since the machine failed. They are not in these figures.</b></p>"
+        )
+    if records:
+        parts.append(
+            f'<img alt="How many points, and which checks are passed" src="{plots(records, exercises)}">'
+        )
+    for one in exercises:
+        parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table>")
+        head = (
+            "check",
+            "",
+            "passed",
+            "failed",
+            "not reached",
+            "points, mean",
+            "seconds",
+            "commonest failure",
+        )
+        parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6)))
+        for place, entry in enumerate(one["check"]):
+            results = [record["exercises"][one["id"]][place] for record in records]
+            statuses = Counter(result["status"] for result in results)
+            failed = [r for r in results if r["status"] in ("failed", "error", "timeout")]
+            causes = Counter(common(result["came"]) for result in failed).most_common(1)
+            ran = [result["seconds"] for result in results if result["status"] != "not reached"]
+            parts.append(
+                row(
+                    entry["id"],
+                    escape(entry["title"]),
+                    statuses["passed"],
+                    len(failed),
+                    statuses["not reached"],
+                    f"{mean(r['score'] for r in results):.2f} of {number(entry['points'])}"
+                    if results
+                    else "",
+                    f"{median(ran):.2f}" if ran else "",
+                    f"{escape(causes[0][0][:200])} ({causes[0][1]})" if causes else "",
+                    numbers=(2, 3, 4, 5, 6),
+                )
+            )
+        parts.append("</table>")
+    return page("Item analysis", "\n".join(parts))
+
+
+def plots(records, exercises):
+    """A picture as a data address: the spread of the totals, and the share that passes each check."""
+    from matplotlib.figure import Figure
+
+    names = [entry["id"] for one in exercises for entry in one["check"]]
+    by_check = {name: Counter() for name in names}
+    for record in records:
+        for results in record["exercises"].values():
+            for result in results:
+                by_check[result["id"]][result["status"]] += 1
+    figure = Figure(figsize=(9, 2.4 + 0.17 * len(names)), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[2, 0.17 * len(names) + 0.4])
+    maximum = sum(judge.points_of(one) for one in exercises)
+    above.hist(
+        [total(record) for record in records], bins=min(20, maximum), range=(0, maximum), color="#4477aa"
+    )
+    above.set(xlabel="points", ylabel="students", xlim=(0, maximum))
+    above.yaxis.get_major_locator().set_params(integer=True)
+    left = [0.0] * len(names)
+    for label, statuses, color in (
+        ("passed", ["passed"], "#228833"),
+        ("failed", ["failed", "error", "timeout"], "#ee6677"),
+        ("not reached", ["not reached"], "#cccccc"),
+    ):
+        share = [100 * sum(by_check[name][status] for status in statuses) / len(records) for name in names]
+        below.barh(names, share, left=left, color=color, label=label)
+        left = [a + b for a, b in zip(left, share, strict=True)]
+    below.invert_yaxis()
+    below.set(xlabel="percent of the students", xlim=(0, 100), ylim=(len(names) - 0.4, -0.6))
+    below.tick_params(axis="y", labelsize=7)
+    below.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,46 @@
+"""Check an exercise again at every save: `make check EX=03 WATCH=1`. Ctrl-C ends it."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import judge
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-k", dest="exercise", required=True, help="the number of an exercise, 03")
+    parser.add_argument("--submission", type=Path, default=judge.STARTERS, help="folder (lessons/exercises)")
+    parser.add_argument("--hints", action="store_true", help="show all hints to what fails")
+    parser.add_argument("--seed", default="0", help="other inputs for the checks (0)")
+    arguments = parser.parse_args()
+    one = judge.exercise(arguments.exercise[:2])
+    with judge.Nursery() as nursery:
+        before = None
+        while True:
+            now = saved(one, arguments.submission)
+            if now == before:
+                time.sleep(0.2)
+                continue
+            before = now
+            results = judge.grade(one, arguments.submission, nursery, arguments.seed)
+            clear = "\033[2J\033[H" if sys.stdout.isatty() else ""
+            print(clear + judge.report(one, results, 4 if arguments.hints else 1))
+            print(f"\nwaiting for {' or '.join(one['files'][:3])} to change (Ctrl-C ends this)", flush=True)
+
+
+def saved(one, folder):
+    """When each file was last written; None for one that is not there, or is being written."""
+    times = []
+    for name in one["files"]:
+        path = Path(folder) / name
+        times.append(path.stat().st_mtime_ns if path.exists() else None)
+    return times
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print()

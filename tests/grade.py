@@ -1,0 +1,316 @@
+"""Grade the exercises of a class.
+
+    python tests/grade.py SUBMISSIONS --out grades --jobs 2
+
+SUBMISSIONS holds a folder, a zip or a tar for each student. Expect a progress bar, and in `grades` for each
+student results.json (as Gradescope reads it) and report.html; for the class grades.csv, nbgrader.csv and
+items.html. Run it again after an interruption: what is graded already is kept.
+
+    python tests/grade.py --one FOLDER --out DIR    one submission, for an autograder
+    python tests/grade.py --doctor                  what this machine offers to contain submissions
+    python tests/grade.py --selftest                grade the grader: solutions, mutants and cheats
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "exercises"))
+import judge  # noqa: E402
+
+LARGEST_ARCHIVE = 50 << 20
+
+
+def refuse(words):
+    sys.exit(f"error: {words}")
+
+
+# ---- submissions ------------------------------------------------------------------------------
+
+
+def students(folder):
+    """Each submission by the name of its student."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        name = path.name
+        for ending in (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz"):
+            name = name.removesuffix(ending)
+        if path.name.startswith(".") or not (path.is_dir() or name != path.name):
+            continue
+        if name in found:
+            refuse(f"{path} and {found[name]} are both of {name}: leave one")
+        found[name] = path
+    return found
+
+
+def declared(exercises):
+    return [name for one in exercises for name in one["files"]]
+
+
+def collect(path, exercises):
+    """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
+    folder or an archive is found too; links are not followed."""
+    wanted, found = declared(exercises), {}
+
+    def offer(name, read):
+        parts = PurePosixPath(name.replace("\\", "/")).parts
+        for want in wanted:
+            ours = PurePosixPath(want).parts
+            if parts[-len(ours) :] == ours:
+                depth = len(parts)
+                if want not in found or depth < found[want][0]:
+                    found[want] = (depth, read)
+
+    with contextlib.ExitStack() as stack:
+        if path.is_dir():
+            for file in sorted(path.rglob("*.py")):
+                if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
+                    offer(file.relative_to(path).as_posix(), lambda file=file: limited(file.open("rb")))
+        elif path.stat().st_size > LARGEST_ARCHIVE:
+            raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
+        elif path.suffix == ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            for entry in archive.infolist():
+                if not entry.is_dir():
+                    offer(entry.filename, lambda entry=entry: limited(archive.open(entry)))
+        else:
+            archive = stack.enter_context(tarfile.open(path))
+            for entry in archive:
+                if entry.isfile():
+                    offer(entry.name, lambda entry=entry: limited(archive.extractfile(entry)))
+        return {name: read() for name, (_, read) in found.items()}
+
+
+def limited(file):
+    """At most one byte more than is allowed: an archive may claim to be small."""
+    with file:
+        return file.read(judge.LARGEST_FILE + 1)
+
+
+# ---- one submission ---------------------------------------------------------------------------
+
+
+def grade_submission(path, exercises, seed, level, slot=0):
+    """All results of one submission by exercise, and the level of containment."""
+    import tempfile
+
+    with (
+        tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder,
+        judge.Nursery(level, slot) as nursery,
+    ):
+        trouble = ""
+        try:
+            for name, data in collect(path, exercises).items():
+                file = Path(folder) / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+        except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
+            trouble = f"the submission cannot be opened: {error}"
+        except (zipfile.BadZipFile, tarfile.TarError) as error:
+            trouble = f"the submission cannot be opened: {error}"
+        graded = {one["id"]: judge.grade(one, folder, nursery, seed) for one in exercises}
+        if trouble:
+            for results in graded.values():
+                results[0].came = trouble
+        return graded, nursery.level
+
+
+def seed_of(seed, student):
+    return hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
+
+
+def fingerprint(path, exercises, seed, level):
+    """What a grade depends on: the submission, the grader, the seed. If it is the same, the grade is kept."""
+    digest = hashlib.sha256(f"{seed}/{level}/{[one['id'] for one in exercises]}".encode())
+    for file in sorted(
+        [*(HERE / "exercises").glob("*.py"), *judge.INSIDE.glob("*.py"), judge.HERE / "manifest.toml"]
+    ):
+        digest.update(file.read_bytes())
+    for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+        if file.is_file() and not file.is_symlink():
+            digest.update(
+                file.read_bytes()
+                if path.is_dir()
+                else hashlib.file_digest(file.open("rb"), "sha256").digest()
+            )
+            digest.update(file.name.encode())
+    return digest.hexdigest()
+
+
+def grade_into(student, path, out, exercises, seed, level, slot):
+    """Grade one student into a folder of its own. Returns what the class's tables need."""
+    import pages
+
+    folder = out / student
+    folder.mkdir(parents=True, exist_ok=True)
+    mark, own_seed = fingerprint(path, exercises, seed, level), seed_of(seed, student)
+    kept = folder / "grade.json"
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        record = json.loads(kept.read_text())
+        if record["fingerprint"] == mark and not record["infrastructure"]:
+            return record
+    began = time.monotonic()
+    graded, level = grade_submission(path, exercises, own_seed, level, slot)
+    record = {
+        "student": student,
+        "fingerprint": mark,
+        "seed": own_seed,
+        "containment": judge.containment(level),
+        "seconds": round(time.monotonic() - began, 2),
+        "infrastructure": any(r.status == "infrastructure" for results in graded.values() for r in results),
+        "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
+    }
+    (folder / "report.html").write_text(pages.report(record))
+    results = folder / "results.json"
+    if record["infrastructure"]:
+        # A machine that failed must not become a student's zero.
+        results.unlink(missing_ok=True)
+    else:
+        results.write_text(json.dumps(pages.gradescope(record), indent=1))
+    kept.write_text(json.dumps(record))
+    return record
+
+
+# ---- the class --------------------------------------------------------------------------------
+
+
+def grade_class(arguments, exercises):
+    import pages
+    from tqdm import tqdm
+
+    folder, out = arguments.submissions, arguments.out
+    if not folder.is_dir():
+        refuse(f"there is no folder {folder}")
+    found = students(folder)
+    if not found:
+        refuse(f"there is no submission in {folder}: a folder, zip or tar for each student")
+    level = arguments.level or judge.machine()["level"]
+    if level < 2 and not arguments.force:
+        why = "; ".join(f"level {n}: {words}" for n, words in sorted(judge.machine()["why"].items()))
+        refuse(f"submissions can only be contained at level 1 here ({why}). --force grades all the same")
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"{len(found)} submissions, {judge.containment(level)}, seed {arguments.seed}")
+    slots, records, began = list(range(arguments.jobs)), [], time.monotonic()
+    lock = threading.Lock()
+
+    def one(student):
+        with lock:
+            slot = slots.pop()
+        try:
+            return grade_into(student, found[student], out, exercises, arguments.seed, level, slot)
+        except Exception as error:  # one bad submission never stops the rest
+            return {
+                "student": student,
+                "infrastructure": True,
+                "exercises": {},
+                "seconds": 0,
+                "trouble": f"{type(error).__name__}: {error}",
+            }
+        finally:
+            with lock:
+                slots.append(slot)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for record in tqdm(pool.map(one, found), total=len(found), unit="submission", disable=None):
+            records.append(record)
+    pages.write_class(records, exercises, out, arguments.seed)
+    failed = [record for record in records if record["infrastructure"]]
+    seconds = time.monotonic() - began
+    print(f"{len(records) - len(failed)} graded in {seconds:.0f} s")
+    print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
+    for record in failed:
+        print(f"not graded, this machine failed: {record['student']} {record.get('trouble', '')}".rstrip())
+    if failed:
+        refuse(f"{len(failed)} not graded: run the same command again")
+
+
+def grade_one(arguments, exercises):
+    if not arguments.one.exists():
+        refuse(f"there is no submission {arguments.one}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    level = arguments.level or judge.machine()["level"]
+    import pages
+
+    graded, level = grade_submission(arguments.one, exercises, arguments.seed, level)
+    for one in exercises:
+        print(judge.report(one, graded[one["id"]]), end="\n\n")
+    record = {
+        "student": arguments.one.name,
+        "seed": arguments.seed,
+        "containment": judge.containment(level),
+        "seconds": 0,
+        "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
+    }
+    print(record["containment"])
+    (arguments.out / "report.html").write_text(pages.report(record))
+    if any(r.status == "infrastructure" for results in graded.values() for r in results):
+        refuse("this machine failed, so there is no grade: see report.html")
+    (arguments.out / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
+
+
+def doctor():
+    found = judge.machine()
+    print(f"submissions are contained at {judge.containment(found['level'])}")
+    for level in (3, 2, 1):
+        why = found["why"].get(level)
+        print(f"  level {level}: {'no: ' + why if why else 'yes'} ({judge.MEANING[level]})")
+    print(f"  Landlock: {'version ' + str(found['landlock']) if found['landlock'] else 'no'}")
+    began = time.monotonic()
+    with judge.Nursery() as nursery:
+        try:
+            nursery.ready()
+        except judge.Gone as gone:
+            refuse(f"the nursery does not start: {gone}")
+        print(f"  a nursery starts in {time.monotonic() - began:.1f} s")
+    if found["level"] < 2:
+        refuse("a class is graded at level 2 or 3: install bubblewrap, or run this as root in a container")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("submissions", type=Path, nargs="?", help="a folder, zip or tar for each student")
+    option("--out", type=Path, default=Path("out/grades"), help="folder for all that is written (out/grades)")
+    option("--jobs", type=int, default=2, help="submissions at once (2)")
+    option("--seed", default="0", help="inputs are drawn from it for each student; it is recorded (0)")
+    option("--only", default="", help="exercises to grade: 03,06 (all)")
+    option("--force", action="store_true", help="grade a class at level 1, too")
+    option("--level", type=int, choices=(1, 2, 3), help="contain at this level (the best that works here)")
+    option("--one", type=Path, help="grade one submission into --out")
+    option("--doctor", action="store_true", help="say what this machine offers")
+    option("--selftest", action="store_true", help="grade the grader")
+    arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        refuse("--jobs must be at least 1")
+    if arguments.level and arguments.level > 1 and arguments.level in judge.machine()["why"]:
+        refuse(f"level {arguments.level} does not work here: {judge.machine()['why'][arguments.level]}")
+    exercises = (
+        [judge.exercise(one) for one in arguments.only.split(",")] if arguments.only else judge.manifest()
+    )
+    if arguments.doctor:
+        doctor()
+    elif arguments.selftest:
+        import selftest
+
+        selftest.main(exercises, arguments)
+    elif arguments.one:
+        grade_one(arguments, exercises)
+    elif arguments.submissions:
+        grade_class(arguments, exercises)
+    else:
+        parser.error("name a folder of submissions, or --one, --doctor or --selftest")
+
+
+if __name__ == "__main__":
+    main()
