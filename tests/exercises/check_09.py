@@ -23,7 +23,6 @@ KINDS = {
     "09.10": "buffers",
 }
 OTHERS = ("mode", "start", "writer", "zero_grad")
-LIMIT = 12  # ranks that wait for each other inside DDP are seen by nobody
 
 
 # ---- inputs -----------------------------------------------------------------------------------
@@ -48,10 +47,11 @@ def joined(lists):
 
 
 def script(trial):
-    return f"09_bug_hunt/bug_{int(trial.part.partition('.')[2]):02}.py"
+    (name,) = trial.files
+    return name
 
 
-def train(trial, states, parts, more=None, **numbers):
+def train(trial, states, parts, more=None, folder=None, **numbers):
     """Run the script on as many ranks as there are parts. Checks the form of what came."""
     inputs = []
     for rank, (images, labels) in enumerate(parts):
@@ -60,8 +60,7 @@ def train(trial, states, parts, more=None, **numbers):
         for name, value in (more[rank] if more else {}).items():
             (one["tensors"] if torch.is_tensor(value) else one)[name] = value
         inputs.append(one)
-    folder = "job" if more and "snapshot" in more[0] else None
-    ranks = trial.run("train", inputs, main=script(trial), limit=LIMIT, folder=folder)
+    ranks = trial.run("train", inputs, main=script(trial), folder=folder)
     for rank, came in enumerate(ranks):
         form = isinstance(came, dict) and isinstance(came.get("state"), dict)
         trial.require(form and isinstance(came.get("given"), list), f"rank {rank} has sent no result")
@@ -136,20 +135,12 @@ def compare(trial, ranks, expected):
             trial.close(f"{name} on rank {rank} after training", came["state"].get(name), value, 1e-4, 0.1)
 
 
-def moved(expected, state):
-    """The judge's own numbers must tell one training from another."""
-    for name, value in state.items():
-        if float((expected[name] - value).abs().max()) < 0.01:
-            raise RuntimeError(f"{name} does not move enough for a comparison")
-
-
 # ---- the kinds --------------------------------------------------------------------------------
 
 
 def named(part):
     @check(f"{part}b")
     def kind(trial):
-        trial.part = part
         trial.tried(f"KIND of {script(trial)}")
         (came,) = trial.run("kind", [None], group=False, main=script(trial))
         known = isinstance(came, str) and came in (*KINDS.values(), *OTHERS)
@@ -162,19 +153,6 @@ for part in KINDS:
 
 
 # ---- the bugs ---------------------------------------------------------------------------------
-
-
-def mend(part):
-    """A check of behaviour: `trial.part` says which script."""
-
-    def mark(function):
-        def behaviour(trial):
-            trial.part = part
-            function(trial)
-
-        return check(f"{part}a")(behaviour)
-
-    return mark
 
 
 def epochs_of(trial, ranks, images, epochs, size, share):
@@ -216,7 +194,7 @@ def anew(trial, found):
                 )
 
 
-@mend("09.1")
+@check("09.1a")
 def order(trial):
     for world_size, size, epochs in ((2, 23, 4), (3, 25, 3)):
         trial.tried(f"{world_size} processes, {size} images, {epochs} epochs, batches of 4")
@@ -231,11 +209,10 @@ def order(trial):
             )
         anew(trial, found)
         expected = learnt(state, chosen(batches, *both), 0.5)
-        moved(expected, state)
         compare(trial, ranks, expected)
 
 
-@mend("09.2")
+@check("09.2a")
 def seed(trial):
     for world_size, size, epochs in ((3, 25, 3), (2, 22, 4)):
         trial.tried(f"{world_size} processes, {size} images, {epochs} epochs, batches of 4")
@@ -253,11 +230,10 @@ def seed(trial):
             )
         anew(trial, found)
         expected = learnt(state, chosen(batches, *both), 0.5)
-        moved(expected, state)
         compare(trial, ranks, expected)
 
 
-@mend("09.3")
+@check("09.3a")
 def collective(trial):
     for sizes in ((13, 6, 9), (11, 8), (12,)):
         alone = len(sizes) == 1
@@ -269,7 +245,6 @@ def collective(trial):
         state, parts = parameters(trial), pictures(trial, *[7] * len(sizes))
         steps = [parts] * 3
         expected = learnt(state, steps, 0.7)
-        moved(expected, state)
         tests, right = [], 0
         for rank, size in enumerate(sizes):
             # Labels that the trained model gives, but for some: each rank has another accuracy.
@@ -288,19 +263,18 @@ def collective(trial):
             trial.same(f"what process {rank} returns", came.get("result"), None)
 
 
-@mend("09.4")
+@check("09.4a")
 def mean(trial):
     for world_size in (3, 4, 1):
         trial.tried(f"{world_size} processes with 11 images each, batches of 4, momentum and weight decay")
         states = [parameters(trial) for _ in range(world_size)]
         parts = pictures(trial, *[11] * world_size)
         expected = learnt(states[0], steps_of(parts, 4), 0.4, 0.8, 0.1)
-        moved(expected, states[0])
         ranks = train(trial, states, parts, batch_size=4, lr=0.4, momentum=0.8, weight_decay=0.1)
         compare(trial, ranks, expected)
 
 
-@mend("09.5")
+@check("09.5a")
 def clipping(trial):
     for world_size in (2, 3):
         trial.tried(f"{world_size} processes, 6 steps; an image of the third is broken (inf), on one process")
@@ -309,12 +283,11 @@ def clipping(trial):
         # Some steps are to be clipped and some not: 0.5 is a usual size of a gradient here.
         settings = {"lr": 0.4, "momentum": 0.8}
         expected = learnt(state, steps_of(parts, 3), **settings, most=0.5)
-        moved(expected, state)
         ranks = train(trial, state, parts, batch_size=3, max_norm=0.5, **settings)
         compare(trial, ranks, expected)
 
 
-@mend("09.6")
+@check("09.6a")
 def exchange(trial):
     for world_size, accumulate in ((2, 4), (3, 2)):
         steps, width = 3, 4000
@@ -348,7 +321,7 @@ def exchange(trial):
             )
 
 
-@mend("09.7")
+@check("09.7a")
 def uneven(trial):
     for sizes, steps in (((13, 4), 3), ((5, 11, 3, 8), 2)):
         trial.tried(f"{len(sizes)} processes with {', '.join(map(str, sizes))} images, {steps} steps")
@@ -358,7 +331,6 @@ def uneven(trial):
             for images, labels in parts
         ]
         expected = learnt(state, list(zip(*cut, strict=True)), 0.8, alike=True)
-        moved(expected, state)
         ranks = train(trial, state, parts, steps=steps, lr=0.8)
         for rank, came in enumerate(ranks):
             seen = sorted(joined(numbers_of(trial, rank, came, parts[rank][0])))
@@ -370,9 +342,10 @@ def uneven(trial):
         compare(trial, ranks, expected)
 
 
-@mend("09.8")
+@check("09.8a")
 def resume(trial):
     world_size, size, settings = 2, 3, {"lr": 0.4, "momentum": 0.8}
+    folder = f"job-{trial.nursery.number}"  # what another submission has saved is not there
     state, parts = parameters(trial), pictures(trial, *[8] * world_size)
     batches = [
         torch.randperm(8, generator=torch.Generator().manual_seed(epoch)).split(size) for epoch in range(5)
@@ -387,7 +360,7 @@ def resume(trial):
         trial.tried(f"{world_size} processes; {start}: {until}")
         inputs = [{"snapshot": "snapshot.pt", "stop": stop}] * world_size
         begin = state if number == 0 else parameters(trial)
-        ranks = train(trial, begin, parts, inputs, epochs=epochs, batch_size=size, **settings)
+        ranks = train(trial, begin, parts, inputs, folder, epochs=epochs, batch_size=size, **settings)
         if stop:
             for rank, came in enumerate(ranks):
                 trial.same(f"the batches of rank {rank} until it is stopped", len(came["given"]), stop)
@@ -408,11 +381,10 @@ def resume(trial):
                 f"{wanted}, the order of the epochs from {first} to {epochs - 1}"[:200],
             )
         expected = learnt(state, joined(steps[:epochs]), **settings)
-        moved(expected, state)
         compare(trial, ranks, expected)
 
 
-@mend("09.9")
+@check("09.9a")
 def device(trial):
     # For each machine how many processes it has, and how many devices.
     for machines in (((1, 2), (2, 3)), ((2, 4), (1, 1))):
@@ -429,7 +401,6 @@ def device(trial):
         state, (both,) = parameters(trial), pictures(trial, 7 * world_size + 1)
         mine = [[value[7 * rank : 7 * rank + 7] for value in both] for rank in range(world_size)]
         expected = learnt(state, steps_of(mine, 4), 0.8)
-        moved(expected, state)
         ranks = train(trial, state, [both] * world_size, more, batch_size=4, lr=0.8)
         for rank, came in enumerate(ranks):
             local = int(more[rank]["environment"]["LOCAL_RANK"])
@@ -453,7 +424,7 @@ def names_of(devices):
     return f"device {' and '.join(devices)}" if devices else "no device"
 
 
-@mend("09.10")
+@check("09.10a")
 def buffers(trial):
     for world_size in (2, 3):
         trial.tried(f"{world_size} processes with 12 images each, batches of 4, and 5 test images")

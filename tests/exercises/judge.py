@@ -664,7 +664,8 @@ def grade_one(one, entry, folder, nursery, seed, passed):
         result.came = f"comes after {' and '.join(missing)}"
         return result
     try:
-        files = read_files(one, folder)
+        # A check of one script of several has nothing to do with the others.
+        files = read_files(one | {"files": entry.get("files", one["files"])}, folder)
     except Verdict as verdict:
         result.status, result.came, result.expected = verdict.status, verdict.came, verdict.expected
         return result

@@ -4,8 +4,8 @@ all points too.
 
 `graded/NN/mutants.toml` names the mutants: `old` text of the solution, `new` text in its place, and the check
 that must be the first to fail. With `of = "starter"`, it is the starter that is changed: a planted bug whose
-symptom is hidden. `graded/NN/other_*` are solutions that are built differently: a file, or a
-folder with some of the files of an exercise that has several.
+symptom is hidden. `graded/NN/other_*` are solutions that are built differently: a file, or a folder with some
+of the files of an exercise that has several.
 """
 
 import contextlib
@@ -55,22 +55,21 @@ def cases(one):
 def run_case(one, case, nursery, seed=0):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, name, files, killed_by = case
-    only = None
     if kind == "mutant" and len(one["files"]) > 1:
         # The other files are the solution's: their checks need not be run for each mutant.
         part = killed_by.rstrip(ascii_lowercase)
-        only = [entry["id"] for entry in one["check"] if entry["id"].rstrip(ascii_lowercase) == part]
+        checks = [entry for entry in one["check"] if entry["id"].rstrip(ascii_lowercase) == part]
+        one = one | {"check": checks}
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
-        results = judge.grade(one, folder, nursery, seed, only)
+        results = judge.grade(one, folder, nursery, seed)
     finally:
         shutil.rmtree(folder)
     score = sum(result.score for result in results)
-    run = [result for result in results if only is None or result.id in only]
-    first = next((result for result in run if result.status != "passed"), None)
+    first = next((result for result in results if result.status != "passed"), None)
     full = judge.points_of(one)
     if any(result.status == "infrastructure" for result in results):
         right, wanted = False, "no infrastructure"
