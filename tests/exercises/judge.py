@@ -566,7 +566,8 @@ def stuck(ranks, missing):
     returned = [rank for rank in ranks if rank not in missing]
     wait = {rank: event for rank, event in inside.items() if event}
     if not wait:
-        return f"{names(missing)} waited for {names(set(ranks) - set(missing)) if returned else 'nobody'}"
+        those = f"{names(returned)} returned, and " if returned else ""
+        return f"{those}{names(missing)} waited for ever, in a call of DDP or one that is not of torch.distributed"
     number = min(event["number"] for event in wait.values())
     first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
     kinds = {rank: event["event"] for rank, event in wait.items() if event["number"] == number}
