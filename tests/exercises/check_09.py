@@ -363,7 +363,9 @@ def resume(trial):
         ranks = train(trial, begin, parts, inputs, folder, epochs=epochs, batch_size=size, **settings)
         if stop:
             for rank, came in enumerate(ranks):
-                trial.same(f"the batches of rank {rank} until it is stopped", len(came["given"]), stop)
+                trial.same(
+                    f"the number of batches of rank {rank} until it is stopped", len(came["given"]), stop
+                )
             continue
         for rank, came in enumerate(ranks):
             given = numbers_of(trial, rank, came, parts[rank][0])

@@ -20,7 +20,10 @@ KIND = ""
 
 
 def train(model, images, labels, batch_size, lr, momentum, max_norm):
-    """Every process has images of its own. The model is trained in place."""
+    """Every process has images of its own. The model is trained in place.
+
+    Autocast is left out: the bug is there without it.
+    """
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
