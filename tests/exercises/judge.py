@@ -567,7 +567,7 @@ def stuck(ranks, missing):
     wait = {rank: event for rank, event in inside.items() if event}
     if not wait:
         those = f"{names(returned)} returned, and " if returned else ""
-        return f"{those}{names(missing)} waited for ever, in a call of DDP or one that is not of torch.distributed"
+        return f"{those}{names(missing)} waited for ever, in a call of DDP or one outside torch.distributed"
     number = min(event["number"] for event in wait.values())
     first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
     kinds = {rank: event["event"] for rank, event in wait.items() if event["number"] == number}
