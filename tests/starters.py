@@ -1,8 +1,9 @@
 """Cut the starters of the exercises out of their solutions: `make starters`.
 
 In a solution, an answer stands between two lines, `# cut 03.2: average the gradients over all processes` and
-`# end`. In the starter, one line stands in its place: it raises NotImplementedError with the same words. The
-solution is the only source. A test runs this with --check.
+`# end`. In the starter, one line stands in its place: it raises NotImplementedError with the same words. If
+lines `# instead: code` stand in the answer, that code stands in its place: a bug to be found. The solution is
+the only source. A test runs this with --check.
 """
 
 import argparse
@@ -12,20 +13,39 @@ import sys
 from launcher import ROOT
 
 SOLUTIONS, STARTERS = ROOT / "solutions", ROOT / "lessons" / "exercises"
+NUMBERED = re.compile(r"\d\d_[^/]+(\.py|/[^/]+\.(py|md))$")
 CUT = re.compile(r"^( *)# cut (\d\d\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
+INSTEAD = re.compile(r"^ *# instead:(?: (.*))?\n", re.M)
+
+
+def hole(found):
+    """What stands in the starter where the solution has an answer."""
+    instead = INSTEAD.findall(found[3])
+    if not instead:
+        return f'{found[1]}raise NotImplementedError("{found[2]}")\n'
+    return "".join(f"{found[1]}{line}\n" for line in instead if line)
 
 
 def starter(text):
     """What students get of a solution."""
-    cut = CUT.sub(lambda found: f'{found[1]}raise NotImplementedError("{found[2]}")\n', text)
-    if "# cut" in cut or re.search(r"^ *# end$", cut, re.M):
+    cut = CUT.sub(hole, text)
+    if "# cut" in cut or re.search(r"^ *# (end$|instead:)", cut, re.M):
         raise SystemExit("error: a cut without its end, or an end without its cut")
     return cut
 
 
 def answers(text):
-    """The lines of a solution that no student may find anywhere."""
-    return [line.strip() for found in CUT.finditer(text) for line in found[3].splitlines()]
+    """The lines of a solution that no student may find anywhere: those that its starter has not."""
+    known = {line.strip() for line in starter(text).splitlines()}
+    lines = [line.strip() for found in CUT.finditer(text) for line in INSTEAD.sub("", found[3]).splitlines()]
+    return [line for line in lines if line not in known]
+
+
+def sources():
+    """All that students get a copy of, seen from the folder of the solutions."""
+    return [
+        path for path in sorted(SOLUTIONS.rglob("*.*")) if NUMBERED.match(str(path.relative_to(SOLUTIONS)))
+    ]
 
 
 def main():
@@ -35,9 +55,11 @@ def main():
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
     arguments = parser.parse_args()
     STARTERS.mkdir(exist_ok=True)
-    for path in sorted(SOLUTIONS.glob("[0-9][0-9]_*.py")):
-        text, copy = starter(path.read_text()), STARTERS / path.name
+    for path in sources():
+        text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
+        text = starter(text) if path.suffix == ".py" else text
         if not arguments.check:
+            copy.parent.mkdir(exist_ok=True)
             copy.write_text(text)
         elif not copy.exists() or copy.read_text() != text:
             sys.exit(f"error: {copy.relative_to(ROOT)} is not what its solution says: run make starters")

@@ -574,8 +574,9 @@ def stuck(ranks, missing):
     }
     wait = {rank: event for rank, event in inside.items() if event}
     if not wait:
-        others = set(ranks) - set(missing)
-        return f"{names(missing)} waited for {names(others) if others else 'nobody'}"
+        others = [rank for rank in ranks if rank not in missing]
+        those = f"{names(others)} returned, and " if others else ""
+        return f"{those}{names(missing)} waited for ever, in a call of DDP or one outside torch.distributed"
     # Whoever stands at a mark has come back from the student's function.
     returned = [rank for rank in ranks if rank not in missing or (ranks[rank]["at"] and rank not in wait)]
     number = min(event["number"] for event in wait.values())
@@ -675,7 +676,8 @@ def grade_one(one, entry, folder, nursery, seed, passed):
         result.came = f"comes after {' and '.join(missing)}"
         return result
     try:
-        files = read_files(one, folder)
+        # A check of one script of several has nothing to do with the others.
+        files = read_files(one | {"files": entry.get("files", one["files"])}, folder)
     except Verdict as verdict:
         result.status, result.came, result.expected = verdict.status, verdict.came, verdict.expected
         return result

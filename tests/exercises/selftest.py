@@ -3,7 +3,9 @@ earned, each mutant of the solution falls at the check that is named for it, and
 all points too.
 
 `graded/NN/mutants.toml` names the mutants: `old` text of the solution, `new` text in its place, and the check
-that must be the first to fail. `graded/NN/other_*` are solutions that are built differently.
+that must be the first to fail. With `of = "starter"`, it is the starter that is changed: a planted bug whose
+symptom is hidden. `graded/NN/other_*` are solutions that are built differently: a file, or a folder with some
+of the files of an exercise that has several.
 """
 
 import contextlib
@@ -18,6 +20,7 @@ import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from string import ascii_lowercase
 
 import judge
 
@@ -33,16 +36,18 @@ def cases(one):
     folder = GRADED / one["id"]
     for path in sorted(folder.glob("other_*")):
         if path.is_dir():
-            files = {name: (path / Path(name).name).read_text() for name in one["files"]}
+            own = {name: path / Path(name).name for name in one["files"]}
+            files = solution | {name: file.read_text() for name, file in own.items() if file.exists()}
         else:
             files = solution | {one["files"][0]: path.read_text()}
         found.append(("other", path.stem, files, None))
     for mutant in tomllib.loads((folder / "mutants.toml").read_text())["mutant"]:
         name = mutant.get("file", one["files"][0])
-        count = solution[name].count(mutant["old"])
+        text = (starter if mutant.get("of") == "starter" else solution)[name]
+        count = text.count(mutant["old"])
         if count != 1:
             raise SystemExit(f"error: mutant {mutant['name']!r} of {one['id']}: `old` is there {count} times")
-        changed = solution[name].replace(mutant["old"], mutant["new"])
+        changed = text.replace(mutant["old"], mutant["new"])
         found.append(("mutant", mutant["name"], solution | {name: changed}, mutant["killed_by"]))
     return found
 
@@ -50,6 +55,11 @@ def cases(one):
 def run_case(one, case, nursery, seed=0):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, name, files, killed_by = case
+    if kind == "mutant" and len(one["files"]) > 1:
+        # The other files are the solution's: their checks need not be run for each mutant.
+        part = killed_by.rstrip(ascii_lowercase)
+        checks = [entry for entry in one["check"] if entry["id"].rstrip(ascii_lowercase) == part]
+        one = one | {"check": checks}
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
         for file, text in files.items():

@@ -26,6 +26,7 @@ FORK = sys.platform == "linux" and "RUNGS_SPAWN" not in os.environ
 MOST = {b"R": 256 << 20, b"X": 1 << 20, b"I": 1 << 16, b"M": 1 << 10, b"E": 1 << 12}
 MOST_EVENTS = 50_000
 STILL = 0.4  # seconds without any sign of life until ranks that wait for each other count as stuck
+STILL_UNSEEN = 3  # the same for ranks that wait where it is not seen for whom, inside DDP for one
 
 
 class Rank:
@@ -271,7 +272,8 @@ def watch(request, ranks, choose, began):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(ranks[kill["rank"]].pid, signal.SIGKILL)
             kill = None
-        for key, _ in choose.select(0.05):
+        ready = choose.select(0.05)
+        for key, _ in ready:
             if take(key.data, time.monotonic() - began) is False:
                 choose.unregister(key.fd)
         running = [rank for rank in ranks if rank.ended is None and not rank.done]
@@ -280,15 +282,16 @@ def watch(request, ranks, choose, began):
         meet(ranks)
         if time.monotonic() > deadline:
             return "timeout"
-        # Stuck: whoever still runs is inside a call that waits for others, and no thread of any has moved.
-        if all(rank.inside or rank.waits_at for rank in running):
-            now_lives = [rank.life() for rank in running]
-            if None in now_lives or now_lives != lives:
-                still_since, lives = time.monotonic(), now_lives
-            elif time.monotonic() - still_since > STILL:
-                return "stuck"
-        else:
+        if ready:
             lives = None
+            continue
+        # Stuck: whoever still runs is inside a call that waits for others, and no thread of any has moved.
+        seen = all(rank.inside or rank.waits_at for rank in running)
+        now_lives = [rank.life() for rank in running]
+        if None in now_lives or now_lives != lives:
+            still_since, lives = time.monotonic(), now_lives
+        elif time.monotonic() - still_since > (STILL if seen else STILL_UNSEEN):
+            return "stuck"
 
 
 def take(rank, now):

@@ -1,0 +1,466 @@
+"""What exercise 09 is held against. Runs in the judge.
+
+Every script is held against one process in float64 that makes each step with the images of all ranks.
+"""
+
+from itertools import chain, pairwise
+
+import numpy
+import torch
+from judge import check
+from torch.nn.functional import batch_norm, cross_entropy
+
+KINDS = {
+    "09.1": "order",
+    "09.2": "seed",
+    "09.3": "collective",
+    "09.4": "sum",
+    "09.5": "clipping",
+    "09.6": "exchange",
+    "09.7": "mean of means",
+    "09.8": "resume",
+    "09.9": "device",
+    "09.10": "buffers",
+}
+OTHERS = ("mode", "start", "writer", "zero_grad")
+
+
+# ---- inputs -----------------------------------------------------------------------------------
+
+
+def parameters(trial, width=5):
+    return {
+        "first.weight": trial.floats(width, 6) / 2,
+        "first.bias": trial.floats(width) / 2,
+        "second.weight": trial.floats(3, width) / width**0.5,
+        "second.bias": trial.floats(3),
+    }
+
+
+def pictures(trial, *sizes):
+    """For each size, as many images and labels. No two images are alike."""
+    return [(trial.floats(size, 6), trial.integers(0, 3, size)) for size in sizes]
+
+
+def joined(lists):
+    return list(chain.from_iterable(lists))
+
+
+def script(trial):
+    (name,) = trial.files
+    return name
+
+
+def train(trial, states, parts, more=None, folder=None, **numbers):
+    """Run the script on as many ranks as there are parts. Checks the form of what came."""
+    inputs = []
+    for rank, (images, labels) in enumerate(parts):
+        one = {"state": states if isinstance(states, dict) else states[rank], "numbers": numbers}
+        one["tensors"] = {"images": images, "labels": labels}
+        for name, value in (more[rank] if more else {}).items():
+            (one["tensors"] if torch.is_tensor(value) else one)[name] = value
+        inputs.append(one)
+    ranks = trial.run("train", inputs, main=script(trial), folder=folder)
+    for rank, came in enumerate(ranks):
+        form = isinstance(came, dict) and isinstance(came.get("state"), dict)
+        trial.require(form and isinstance(came.get("given"), list), f"rank {rank} has sent no result")
+        came["put"] = came.get("put") if isinstance(came.get("put"), list) else []
+    return ranks
+
+
+def numbers_of(trial, rank, came, images):
+    """For each batch that the model was given: which images they are."""
+    known = {row.tobytes(): number for number, row in enumerate(images.numpy())}
+    batches = []
+    for batch in came["given"]:
+        right = isinstance(batch, numpy.ndarray) and batch.ndim == 2 and batch.dtype == numpy.float32
+        trial.require(right, f"rank {rank} gave the model something that is no batch of images")
+        found = [known.get(row.tobytes()) for row in batch]
+        trial.require(None not in found, f"rank {rank} gave the model an image that is none of the given")
+        batches.append(found)
+    return batches
+
+
+# ---- what is right ----------------------------------------------------------------------------
+
+
+def answers(state, images, buffers=None):
+    """The model, in float64. With buffers: in evaluation mode."""
+    hidden = images.double() @ state["first.weight"].T + state["first.bias"]
+    if "norm.weight" in state:
+        hidden = batch_norm(
+            hidden, *(buffers or (None, None)), state["norm.weight"], state["norm.bias"], buffers is None
+        )
+    return torch.tanh(hidden) @ state["second.weight"].T + state["second.bias"]
+
+
+def learnt(state, steps, lr, momentum=0, decay=0, most=None, alike=False):
+    """Parameters after steps of one process. A step has a batch of each rank; the ranks count alike, or the
+    images do. A step whose gradients are not finite is left out."""
+    state = {name: value.double().requires_grad_() for name, value in state.items()}
+    optimizer = torch.optim.SGD(state.values(), lr, momentum, weight_decay=decay)
+    for parts in steps:
+        losses = [cross_entropy(answers(state, images), labels, reduction="sum") for images, labels in parts]
+        sizes = [len(labels) for _, labels in parts]
+        if alike:
+            loss = sum(losses) / sum(sizes)
+        else:
+            loss = sum(loss / size for loss, size in zip(losses, sizes, strict=True)) / len(parts)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([value.grad for value in state.values()])
+        if not norm.isfinite():
+            continue
+        if most is not None and norm > most:
+            for value in state.values():
+                value.grad *= most / norm
+        optimizer.step()
+    return {name: value.detach() for name, value in state.items()}
+
+
+def steps_of(parts, size):
+    """Batches of `size` of each rank, step by step."""
+    ranks = [zip(images.split(size), labels.split(size), strict=True) for images, labels in parts]
+    return list(zip(*ranks, strict=True))
+
+
+def chosen(batches, images, labels):
+    """The same from the numbers of images that each rank has given to its model."""
+    return [[(images[batch], labels[batch]) for batch in parts] for parts in zip(*batches, strict=True)]
+
+
+def compare(trial, ranks, expected):
+    for rank, came in enumerate(ranks):
+        for name, value in expected.items():
+            trial.close(f"{name} on rank {rank} after training", came["state"].get(name), value, 1e-4, 0.1)
+
+
+# ---- the kinds --------------------------------------------------------------------------------
+
+
+def named(part):
+    @check(f"{part}b")
+    def kind(trial):
+        trial.tried(f"KIND of {script(trial)}")
+        (came,) = trial.run("kind", [None], group=False, main=script(trial))
+        known = isinstance(came, str) and came in (*KINDS.values(), *OTHERS)
+        wanted = "the name of another kind, in KINDS.md" if known else "one of the names in KINDS.md"
+        trial.require(known and came == KINDS[part], f"KIND is {came!r}"[:200], wanted)
+
+
+for part in KINDS:
+    named(part)
+
+
+# ---- the bugs ---------------------------------------------------------------------------------
+
+
+def epochs_of(trial, ranks, images, epochs, size, share):
+    """For each epoch, for each rank, the images in their order. All ranks must have `share` in each epoch."""
+    batches = [numbers_of(trial, rank, came, images) for rank, came in enumerate(ranks)]
+    sizes = [size] * (share // size) + [share % size] * (share % size > 0)
+    for rank, mine in enumerate(batches):
+        came = [len(batch) for batch in mine]
+        trial.require(
+            came == sizes * epochs,
+            f"the sizes of the batches of rank {rank} are {came}"[:200],
+            f"in each of {epochs} epochs {sizes}",
+        )
+    count = len(sizes)
+    found = [
+        [joined(mine[epoch * count : (epoch + 1) * count]) for mine in batches] for epoch in range(epochs)
+    ]
+    return batches, found
+
+
+def anew(trial, found):
+    """Each epoch has an order of its own, is dealt anew, and is shuffled at all."""
+    for epoch, shares in enumerate(found):
+        for rank, share in enumerate(shares):
+            steps = {after - before for before, after in pairwise(share)}
+            trial.require(
+                len(steps) > 1, f"in epoch {epoch} rank {rank} has the images {share}", "a random order"
+            )
+            for before in range(epoch):
+                trial.require(
+                    share != found[before][rank],
+                    f"rank {rank} has the same order in epochs {before} and {epoch}: {share}",
+                    "a new order in each epoch",
+                )
+                trial.require(
+                    sorted(share) != sorted(found[before][rank]),
+                    f"rank {rank} has the same images, in another order, in epochs {before} and {epoch}",
+                    "in each epoch all images are dealt anew",
+                )
+
+
+@check("09.1a")
+def order(trial):
+    for world_size, size, epochs in ((2, 23, 4), (3, 25, 3)):
+        trial.tried(f"{world_size} processes, {size} images, {epochs} epochs, batches of 4")
+        state, (both,) = parameters(trial), pictures(trial, size)
+        ranks = train(trial, state, [both] * world_size, epochs=epochs, batch_size=4, lr=0.5)
+        share = -(-size // world_size)
+        batches, found = epochs_of(trial, ranks, both[0], epochs, 4, share)
+        for epoch, shares in enumerate(found):
+            missing = set(range(size)) - set(joined(shares))
+            trial.require(
+                not missing, f"in epoch {epoch} nobody has the images {sorted(missing)}", "every image"
+            )
+        anew(trial, found)
+        expected = learnt(state, chosen(batches, *both), 0.5)
+        compare(trial, ranks, expected)
+
+
+@check("09.2a")
+def seed(trial):
+    for world_size, size, epochs in ((3, 25, 3), (2, 22, 4)):
+        trial.tried(f"{world_size} processes, {size} images, {epochs} epochs, batches of 4")
+        state, (both,) = parameters(trial), pictures(trial, size)
+        begin = int(trial.integers(1, 10_000, 1))
+        ranks = train(trial, state, [both] * world_size, epochs=epochs, batch_size=4, lr=0.5, seed=begin)
+        share = size // world_size
+        batches, found = epochs_of(trial, ranks, both[0], epochs, 4, share)
+        for epoch, shares in enumerate(found):
+            different = len(set(joined(shares)))
+            trial.require(
+                different == share * world_size,
+                f"in epoch {epoch} all processes together have {different} different images",
+                f"{share * world_size}",
+            )
+        anew(trial, found)
+        expected = learnt(state, chosen(batches, *both), 0.5)
+        compare(trial, ranks, expected)
+
+
+@check("09.3a")
+def collective(trial):
+    for sizes in ((13, 6, 9), (11, 8), (12,)):
+        alone = len(sizes) == 1
+        trial.tried(
+            f"one process with {sizes[0]} test images"
+            if alone
+            else f"{len(sizes)} processes with {', '.join(map(str, sizes))} test images"
+        )
+        state, parts = parameters(trial), pictures(trial, *[7] * len(sizes))
+        steps = [parts] * 3
+        expected = learnt(state, steps, 0.7)
+        tests, right = [], 0
+        for rank, size in enumerate(sizes):
+            # Labels that the trained model gives, but for some: each rank has another accuracy.
+            images = trial.floats(200, 6)
+            best = answers(expected, images).topk(2).values
+            images = images[best[:, 0] - best[:, 1] > 0.05][:size]
+            labels = answers(expected, images).argmax(1)
+            wrong = (0, 3, 1)[rank]
+            labels[:wrong] = (labels[:wrong] + 1) % 3
+            right += size - wrong
+            tests.append({"test_images": images, "test_labels": labels})
+        ranks = train(trial, state, parts, tests, epochs=3, lr=0.7)
+        compare(trial, ranks, expected)
+        trial.close("the accuracy that process 0 returns", ranks[0].get("result"), right / sum(sizes))
+        for rank, came in enumerate(ranks[1:], start=1):
+            trial.same(f"what process {rank} returns", came.get("result"), None)
+
+
+@check("09.4a")
+def mean(trial):
+    for world_size in (3, 4, 1):
+        trial.tried(f"{world_size} processes with 11 images each, batches of 4, momentum and weight decay")
+        states = [parameters(trial) for _ in range(world_size)]
+        parts = pictures(trial, *[11] * world_size)
+        expected = learnt(states[0], steps_of(parts, 4), 0.4, 0.8, 0.1)
+        ranks = train(trial, states, parts, batch_size=4, lr=0.4, momentum=0.8, weight_decay=0.1)
+        compare(trial, ranks, expected)
+
+
+@check("09.5a")
+def clipping(trial):
+    for world_size in (2, 3):
+        trial.tried(f"{world_size} processes, 6 steps; an image of the third is broken (inf), on one process")
+        state, parts = parameters(trial), pictures(trial, *[18] * world_size)
+        parts[-1][0][7, 2] = float("inf")
+        # Some steps are to be clipped and some not: 0.5 is a usual size of a gradient here.
+        settings = {"lr": 0.4, "momentum": 0.8}
+        expected = learnt(state, steps_of(parts, 3), **settings, most=0.5)
+        ranks = train(trial, state, parts, batch_size=3, max_norm=0.5, **settings)
+        compare(trial, ranks, expected)
+
+
+@check("09.6a")
+def exchange(trial):
+    for world_size, accumulate in ((2, 4), (3, 2)):
+        steps, width = 3, 4000
+        trial.tried(f"{world_size} processes, {steps} steps of {accumulate} batches with 2 images each")
+        state, parts = (
+            parameters(trial, width),
+            pictures(trial, *[2 * steps * accumulate] * world_size),
+        )
+        large = steps_of(parts, 2 * accumulate)
+        expected = learnt(state, large, 0.3)
+        more = [{"marks": True}] * world_size
+        ranks = train(trial, state, parts, more, batch_size=2, accumulate=accumulate, lr=0.3)
+        compare(trial, ranks, expected)
+        once = 4 * sum(value.numel() for value in state.values()) * 2 * (world_size - 1) / world_size
+        for rank, one in enumerate(trial.answer["ranks"]):
+            trial.require({"begins", "ends"} <= set(one["marks"]), f"rank {rank} has not come to the end")
+        marks = [(trial.mark(rank, "begins"), trial.mark(rank, "ends")) for rank in range(world_size)]
+        sent = [ends["sent"] - begins["sent"] for begins, ends in marks]
+        for rank, came in enumerate(ranks):
+            trial.same(f"the number of batches of rank {rank}", len(came["given"]), steps * accumulate)
+        # DDP sends the parameters once when it begins. Elsewhere than on Linux nothing is counted.
+        if marks[0][0]["sockets"]:
+            times = sum(sent) / once / world_size
+            trial.require(
+                times < steps + 1.8,
+                f"the processes send as much as {times:.1f} exchanges of all gradients",
+                f"{steps} exchanges, one for each step, and the parameters at the beginning",
+            )
+            trial.require(
+                times > steps * 0.9, f"the processes send as much as {times:.1f} exchanges", f"{steps}"
+            )
+
+
+@check("09.7a")
+def uneven(trial):
+    for sizes, steps in (((13, 4), 3), ((5, 11, 3, 8), 2)):
+        trial.tried(f"{len(sizes)} processes with {', '.join(map(str, sizes))} images, {steps} steps")
+        state, parts = parameters(trial), pictures(trial, *sizes)
+        cut = [
+            list(zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True))
+            for images, labels in parts
+        ]
+        expected = learnt(state, list(zip(*cut, strict=True)), 0.8, alike=True)
+        ranks = train(trial, state, parts, steps=steps, lr=0.8)
+        for rank, came in enumerate(ranks):
+            seen = sorted(joined(numbers_of(trial, rank, came, parts[rank][0])))
+            trial.require(
+                seen == list(range(sizes[rank])),
+                f"rank {rank} trained with {len(seen)} images, {len(set(seen))} different ones",
+                f"each of its {sizes[rank]} images once",
+            )
+        compare(trial, ranks, expected)
+
+
+@check("09.8a")
+def resume(trial):
+    world_size, size, settings = 2, 3, {"lr": 0.4, "momentum": 0.8}
+    folder = f"job-{trial.nursery.number}"  # what another submission has saved is not there
+    state, parts = parameters(trial), pictures(trial, *[8] * world_size)
+    batches = [
+        torch.randperm(8, generator=torch.Generator().manual_seed(epoch)).split(size) for epoch in range(5)
+    ]
+    steps = [
+        [[(images[batch], labels[batch]) for images, labels in parts] for batch in epoch] for epoch in batches
+    ]
+    # Each line: epochs to reach, the forward pass in which all ranks are stopped, and the first epoch.
+    for number, (epochs, stop, first) in enumerate(((5, 7, 0), (4, None, 2), (5, None, 4), (5, None, 5))):
+        start = "first start" if number == 0 else f"start number {number + 1}"
+        until = "stopped in epoch 2" if stop else f"{epochs} epochs in all"
+        trial.tried(f"{world_size} processes; {start}: {until}")
+        inputs = [{"snapshot": "snapshot.pt", "stop": stop}] * world_size
+        begin = state if number == 0 else parameters(trial)
+        ranks = train(trial, begin, parts, inputs, folder, epochs=epochs, batch_size=size, **settings)
+        if stop:
+            for rank, came in enumerate(ranks):
+                trial.same(
+                    f"the number of batches of rank {rank} until it is stopped", len(came["given"]), stop
+                )
+            continue
+        for rank, came in enumerate(ranks):
+            given = numbers_of(trial, rank, came, parts[rank][0])
+            wanted = [batch.tolist() for epoch in batches[first:epochs] for batch in epoch]
+            trial.require(
+                len(given) == len(wanted),
+                f"rank {rank} trains with {len(given)} batches after this start",
+                f"{len(wanted)}: the epochs from {first} to {epochs - 1}"
+                if wanted
+                else "none: all is trained",
+            )
+            trial.require(
+                given == wanted,
+                f"rank {rank} trains with the images {given} after this start"[:200],
+                f"{wanted}, the order of the epochs from {first} to {epochs - 1}"[:200],
+            )
+        expected = learnt(state, joined(steps[:epochs]), **settings)
+        compare(trial, ranks, expected)
+
+
+@check("09.9a")
+def device(trial):
+    # For each machine how many processes it has, and how many devices.
+    for machines in (((1, 2), (2, 3)), ((2, 4), (1, 1))):
+        words = " and ".join(f"{count} on {devices} devices" for count, devices in machines)
+        trial.tried(f"two machines, their processes: {words}")
+        more = []
+        world_size = sum(count for count, _ in machines)
+        for machine, (count, devices) in enumerate(machines):
+            for local in range(count):
+                environment = {"RANK": len(more), "LOCAL_RANK": local, "WORLD_SIZE": world_size}
+                environment |= {"LOCAL_WORLD_SIZE": count, "GROUP_RANK": machine, "GROUP_WORLD_SIZE": 2}
+                environment = {name: str(value) for name, value in environment.items()}
+                more.append({"environment": environment, "devices": devices})
+        state, (both,) = parameters(trial), pictures(trial, 7 * world_size + 1)
+        mine = [[value[7 * rank : 7 * rank + 7] for value in both] for rank in range(world_size)]
+        expected = learnt(state, steps_of(mine, 4), 0.8)
+        ranks = train(trial, state, [both] * world_size, more, batch_size=4, lr=0.8)
+        for rank, came in enumerate(ranks):
+            local = int(more[rank]["environment"]["LOCAL_RANK"])
+            used = sorted({str(one[0]) for one in came["put"] if isinstance(one, list) and one})
+            trial.require(
+                used == [str(local)],
+                f"process {rank}, on its machine number {local}, uses {names_of(used)}",
+                f"device {local} only",
+            )
+            what = [one[1] for one in came["put"] if isinstance(one, list) and len(one) == 2]
+            what = [one for one in what if isinstance(one, str | int)]
+            trial.require(
+                "model" in what and sum(size for size in what if isinstance(size, int)) >= 7,
+                f"process {rank} has put only this on its device: {what}"[:200],
+                "the model and its images",
+            )
+        compare(trial, ranks, expected)
+
+
+def names_of(devices):
+    return f"device {' and '.join(devices)}" if devices else "no device"
+
+
+@check("09.10a")
+def buffers(trial):
+    for world_size in (2, 3):
+        trial.tried(f"{world_size} processes with 12 images each, batches of 4, and 5 test images")
+        state = parameters(trial) | {
+            "norm.weight": trial.floats(5) + 2,
+            "norm.bias": trial.floats(5),
+            "norm.running_mean": trial.floats(5),
+            "norm.running_var": trial.floats(5) ** 2 + 0.5,
+            "norm.num_batches_tracked": torch.tensor(0),
+        }
+        # Images of another brightness and contrast on each rank, as from another camera.
+        parts = [
+            (images * (1 + rank) + 2 * rank, labels)
+            for rank, (images, labels) in enumerate(pictures(trial, *[12] * world_size))
+        ]
+        test = trial.floats(5, 6) + 1
+        ranks = train(trial, state, parts, [{"test_images": test}] * world_size, batch_size=4, lr=0.3)
+        learns = {name: value for name, value in state.items() if not name.startswith(("norm.r", "norm.num"))}
+        expected = learnt(learns, steps_of(parts, 4), 0.3)
+        running = running_of(learns, state, parts, 4, 0.3)
+        compare(trial, ranks, expected)
+        answered = answers(expected, test, running)
+        for rank, came in enumerate(ranks):
+            trial.close(f"the answers of rank {rank}", came.get("result"), answered, 1e-4, 1)
+
+
+def running_of(learns, state, parts, size, lr):
+    """The mean over the ranks of running mean and variance, as batch norm keeps them in each."""
+    steps = steps_of(parts, size)
+    ranks = [[state["norm.running_mean"].double(), state["norm.running_var"].double()] for _ in parts]
+    for number, step in enumerate(steps):
+        now = learnt(learns, steps[:number], lr)
+        for kept, (images, _) in zip(ranks, step, strict=True):
+            hidden = images.double() @ now["first.weight"].T + now["first.bias"]
+            kept[0] = 0.9 * kept[0] + 0.1 * hidden.mean(0)
+            kept[1] = 0.9 * kept[1] + 0.1 * hidden.var(0)
+    return [sum(kept[which] for kept in ranks) / len(ranks) for which in (0, 1)]
