@@ -36,8 +36,8 @@ def a_state(trial):
     }
 
 
-def saves(trial, *steps):
-    return [{"step": step, "state": a_state(trial)} for step in steps]
+def saves(trial, folder, job, *steps):
+    return [{"folder": folder, "job": job, "step": step, "state": a_state(trial)} for step in steps]
 
 
 def equal(trial, what, got, expected):
@@ -88,12 +88,12 @@ def loaded(trial, where, came, expected):
     equal(trial, f"{where} the state of step {expected['step']}", came[1], expected["state"])
 
 
-def one(trial, driver, folder, **inputs):
+def one(trial, driver, folder, /, **inputs):
     """A run of one process with the student's code."""
     return trial.run(driver, [inputs], group=False, folder=folder)[0]
 
 
-def ours(trial, driver, folder, **inputs):
+def ours(trial, driver, folder, /, **inputs):
     """A run of one process without the student's code."""
     return trial.run(driver, [inputs], group=False, folder=folder, main=None)[0]
 
@@ -102,7 +102,7 @@ def look(trial, folder, *names):
     return ours(trial, "look", folder, folders=list(names))
 
 
-def one_killed(trial, driver, folder, after=None, **inputs):
+def one_killed(trial, driver, folder, /, after=None, **inputs):
     """A run that may be killed. Returns how it ended (a signal, negative), or None if it came to its end."""
     kill = {"rank": 0} if after is None else {"rank": 0, "after": after}
     (value,) = trial.run(driver, [inputs], group=False, folder=folder, kill=kill)
@@ -112,9 +112,13 @@ def one_killed(trial, driver, folder, after=None, **inputs):
     return None if value is not None else ended
 
 
-def said(trial, name):
+def output_of(trial):
+    """What the last run has printed."""
+    return trial.answer["ranks"][0]["output"]
+
+
+def said(trial, output, name):
     """The student's code has said what file it refuses."""
-    output = trial.answer["ranks"][0]["output"]
     trial.require(
         name in output, "nothing on stderr has its name", f"a line that says that {name} is refused"
     )
@@ -125,18 +129,15 @@ def said(trial, name):
 
 @check("05.1a")
 def two_newest(trial):
-    trial.tried("saves after the steps 1, 9, 10 and 100, and one of step 100 again")
-    job = a_job(trial)
-    for steps in ((1,), (9,), (10, 100), (100,)):
-        one(trial, "save", "a", folder="snapshots", job=job, saves=saves(trial, *steps))
-        there = look(trial, "a", "snapshots")["snapshots"]
-        expected = {1: [1], 9: [1, 9], 10: [10, 100], 100: [10, 100]}[steps[0]]
-        trial.same(
-            f"what lies in the folder after a save of step {steps[-1]}",
-            sorted(there),
-            [name_of(step) for step in expected],
-        )
-        for name, facts in there.items():
+    trial.tried("saves after the steps 1, 9, 10 and 100, and once more of step 100")
+    job, steps = a_job(trial), (1, 9, 10, 100, 100)
+    given = [one for number in range(1, 6) for one in saves(trial, f"{number} saves", job, *steps[:number])]
+    one(trial, "save", "a", saves=given)
+    left = {"1 saves": [1], "2 saves": [1, 9], "3 saves": [9, 10], "4 saves": [10, 100], "5 saves": [10, 100]}
+    for folder, files in look(trial, "a", *left).items():
+        trial.tried(f"saves after the steps {', '.join(map(str, steps[: int(folder[0])]))}, in this order")
+        trial.same("what lies in the folder", sorted(files), [name_of(step) for step in left[folder]])
+        for name, facts in files.items():
             size = facts["size"]
             trial.require(size > 90, f"{name} has {size} bytes", "more than the tensors that were saved")
 
@@ -144,7 +145,7 @@ def two_newest(trial):
 @check("05.1b")
 def on_disk_first(trial):
     trial.tried("two saves; in the second, each fsync and each rename is noted")
-    one(trial, "save", "b", folder="snapshots", job=a_job(trial), saves=saves(trial, 1, 2), events=True)
+    one(trial, "save", "b", saves=saves(trial, "snapshots", a_job(trial), 1, 2), events=True)
     events, name = trial.events(0), name_of(2)
     there = look(trial, "b", "snapshots")["snapshots"].get(name)
     trial.require(there is not None, f"{name} is not there", "it is")
@@ -175,7 +176,7 @@ def on_disk_first(trial):
 def killed_in_a_save(trial):
     job, state = a_job(trial), a_state(trial)
     trial.tried("saves of steps 1, 2 and 3, none killed")
-    one(trial, "save", "c", folder="before", job=job, saves=saves(trial, 1, 2))
+    one(trial, "save", "c", saves=saves(trial, "before", job, 1, 2))
     inputs = {"from": "before", "job": job, "step": 3, "state": state}
     one(trial, "save_and_die", "c", to="whole", at=0, **inputs)
     there = look(trial, "c", "before", "whole")
@@ -218,7 +219,7 @@ def killed_in_a_save(trial):
             )
 
     trial.tried("one more save in each folder in which a save was killed")
-    one(trial, "save_in_each", "c", folders=list(folders), job=job, step=4, state=state)
+    one(trial, "save", "c", saves=[one for folder in folders for one in saves(trial, folder, job, 4)])
     for folder, files in look(trial, "c", *folders).items():
         good = name_of(4) in files and len(files) == 2 and name_of(1) not in files
         trial.require(
@@ -250,8 +251,8 @@ def newest(trial):
         "load in an empty folder; after saves of the steps 99 and 100, of which 99 has the later date"
     )
     job = a_job(trial)
-    given = saves(trial, 99, 100)
-    one(trial, "save", "a", folder="snapshots", job=job, saves=given)
+    given = saves(trial, "snapshots", job, 99, 100)
+    one(trial, "save", "a", saves=given)
     other = {"notes.txt": b"step-00000500.snapshot", f"{name_of(400)}.refused": b"not for load"}
     age = {name_of(99): 2_000_000_000, name_of(100): 1_000_000_000}
     cases = [
@@ -268,19 +269,21 @@ def newest(trial):
     trial.same("what lies in the folder afterwards", sorted(there), sorted([*age, *other]))
 
 
-def prepare(trial, folder):
-    """Steps 1 and 2 in `snapshots`, by the student's save."""
-    job, given = a_job(trial), saves(trial, 1, 2)
-    one(trial, "save", folder, folder="snapshots", job=job, saves=given)
-    there = look(trial, folder, "snapshots")["snapshots"]
-    trial.require(name_of(2) in there, f"there are {words(there)}", name_of(2))
-    return job, given, there[name_of(2)]["size"]
+def prepare(trial, folder, *more):
+    """Steps 1 and 2 in `snapshots`, by the student's save, and more saves elsewhere."""
+    job = a_job(trial)
+    given = saves(trial, "snapshots", job, 1, 2)
+    others = [one for to, step, change in more for one in saves(trial, to, change(job), step)]
+    one(trial, "save", folder, saves=[*given, *others])
+    return job, given
 
 
 @check("05.2b")
 def damaged(trial):
     trial.tried("steps 1 and 2, and the snapshot of step 2 cut in the middle")
-    job, given, size = prepare(trial, "b")
+    job, given = prepare(trial, "b")
+    size = look(trial, "b", "snapshots")["snapshots"].get(name_of(2), {}).get("size", 0)
+    trial.require(size > 90, f"{name_of(2)} has {size} bytes", "a snapshot")
     cases, told = [{"from": "snapshots", "to": "cut", "cut": {name_of(2): size // 2}}], {}
     cuts = {0, 1, 2, 3, 4, 8, size - 1, size - 2, size - 4, size - 5, *trial.integers(0, size, 10).tolist()}
     for cut in sorted(cut for cut in cuts if 0 <= cut < size):
@@ -302,11 +305,10 @@ def damaged(trial):
     ours(trial, "change", "b", cases=cases)
     came = one(trial, "load", "b", folders=["cut"], job=job)
     loaded(trial, "with the newest cut in the middle,", came["cut"], given[0])
-    said(trial, name_of(2))
-    trial.tried("steps 1 and 2, both cut")
-    loaded(trial, "with both cut,", one(trial, "load", "b", folders=["both"], job=job)["both"], None)
+    said(trial, output_of(trial), name_of(2))
     trial.tried("steps 1 and 2, and the snapshot of step 2 cut short anywhere, or with damaged bytes")
-    came = one(trial, "load", "b", folders=list(told), job=job)
+    came = one(trial, "load", "b", folders=[*told, "both"], job=job)
+    loaded(trial, "if both are cut,", came["both"], None)
     for to, what in told.items():
         # A byte may be damaged that means nothing: then it is no fault to take the file.
         got = came[to]
@@ -316,92 +318,84 @@ def damaged(trial):
 
 @check("05.2c")
 def foreign(trial):
-    job, given, _ = prepare(trial, "c")
-    others = {
-        "another-seed": job | {"seed": job["seed"] + 1},
-        "one-more": job | {"epochs": 3},
-        "one-less": {key: value for key, value in job.items() if key != "lr"},
-    }
-    cases = []
-    for to, other in others.items():
-        folder = f"of-{to}"
-        one(trial, "save", "c", folder=folder, job=other, saves=saves(trial, 7))
-        cases.append({"from": "snapshots", "to": to, "copy": {name_of(7): f"{folder}/{name_of(7)}"}})
-    content = {
-        "text": b"step 7 of my other program\n" * 40,
-        "zeros": bytes(1000),
+    others = (
+        ("a snapshot of a job with another seed", 11, lambda job: job | {"seed": job["seed"] + 1}),
+        ("a snapshot of a job with one more setting", 12, lambda job: job | {"epochs": 3}),
+        ("a snapshot of a job with one setting less", 13, lambda job: {"name": job["name"]}),
+    )
+    contents = {
+        "a text": b"step 7 of my other program\n" * 40,
+        "a file of zeros": bytes(1000),
         "noise": trial.integers(0, 256, 3000).to(torch.uint8).numpy().tobytes(),
     }
-    cases += [{"from": "snapshots", "to": to, "write": {name_of(7): data}} for to, data in content.items()]
-    cases.append({"from": "snapshots", "to": "torch", "plant": {name_of(7): "other"}})
+    job, given = prepare(trial, "c", *((f"of-{step}", step, change) for _, step, change in others))
+    files, cases = {}, []
+    for what, step, _ in others:
+        files[what] = name_of(step)
+        copied = {name_of(step): f"of-{step}/{name_of(step)}"}
+        cases.append({"from": "snapshots", "to": what, "copy": copied})
+    for step, (what, data) in enumerate(contents.items(), 14):
+        files[what] = name_of(step)
+        cases.append({"from": "snapshots", "to": what, "write": {name_of(step): data}})
+    files["a tensor in a file of torch.save"] = name_of(17)
+    planted = {name_of(17): ["other", ""]}
+    cases.append({"from": "snapshots", "to": "a tensor in a file of torch.save", "plant": planted})
+    trial.tried("steps 1 and 2, and as a newer one what is none of this job's")
     ours(trial, "change", "c", cases=cases)
-    names = [("a snapshot of another job", to) for to in others]
-    names += [("a file of another program", to) for to in (*content, "torch")]
-    for what, to in names:
-        trial.tried(f"steps 1 and 2, and as {name_of(7)} {what} ({to})")
-        if to in ("another-seed", "text"):
-            came = one(trial, "load", "c", folders=[to], job=job)
-            loaded(trial, f"beside {what},", came[to], given[1])
-            said(trial, name_of(7))
-    rest = [to for _, to in names if to not in ("another-seed", "text")]
-    came = one(trial, "load", "c", folders=rest, job=job)
-    for what, to in names:
-        trial.tried(f"steps 1 and 2, and as {name_of(7)} {what} ({to})")
-        if to in came:
-            loaded(trial, f"beside {what},", came[to], given[1])
+    came = one(trial, "load", "c", folders=list(files), job=job)
+    for what, name in files.items():
+        trial.tried(f"steps 1 and 2, and as {name} {what}")
+        loaded(trial, f"beside {what},", came[what], given[1])
+        said(trial, output_of(trial), name)
 
 
 @check("05.2d")
 def hostile(trial):
-    job, given, _ = prepare(trial, "d")
-    trial.tried(
-        "steps 1 and 2, and your own save of a state that has an object which runs code when it is loaded"
-    )
-    sealed = one(trial, "save_hostile", "d", folder="sealed", step=9, job=job)
-    made = name_of(9) in look(trial, "d", "sealed")["sealed"]
-    trial.same("whether that snapshot is there", made, bool(sealed.get("saved")))
-    cases = [{"from": "snapshots", "to": kind, "plant": {name_of(9): kind}} for kind in ("pickle", "torch")]
-    if made:
-        copied = {name_of(9): f"sealed/{name_of(9)}"}
-        cases.append({"from": "snapshots", "to": "sealed-too", "copy": copied})
+    job, given = prepare(trial, "d")
+    trial.tried("your own save, of a state that has an object which runs code when it is loaded")
+    one(trial, "save_hostile", "d", folder="own", step=21, job=job, ran="ran-own")
+    kinds = {
+        "own": "what your own save has written of an object that runs code when it is loaded",
+        "pickle": "a pickle that runs code when it is loaded",
+        "torch": "a file of torch.save that runs code when it is loaded",
+    }
+    names = {kind: name_of(step) for step, kind in enumerate(kinds, 21)}
+    cases = [{"from": "snapshots", "to": "with-own", "copy": {names["own"]: f"own/{names['own']}"}}]
+    for kind in ("pickle", "torch"):
+        planted = {names[kind]: [kind, f"ran-{kind}"]}
+        cases.append({"from": "snapshots", "to": f"with-{kind}", "plant": planted})
     ours(trial, "change", "d", cases=cases)
-    for case in cases:
-        to = case["to"]
-        if to != "sealed-too":
-            trial.tried(f"steps 1 and 2, and as {name_of(9)} a {to} file that runs code when it is loaded")
-        came = one(trial, "load", "d", folders=[to], job=job)
-        output = trial.answer["ranks"][0]["output"]
-        ran = "ran" in look(trial, "d", ".")["."]
-        trial.require(not ran, f"loading {name_of(9)} has run the code in it", "no code in a file is run")
-        loaded(trial, "beside the hostile file,", came[to], given[1])
-        trial.require(
-            name_of(9) in output,
-            "nothing on stderr has its name",
-            f"a line that says that {name_of(9)} is refused",
-        )
+    trial.tried("steps 1 and 2, and as a newer one a file that runs code when it is loaded")
+    there = look(trial, "d", "with-own")["with-own"]
+    came = one(trial, "load", "d", folders=[case["to"] for case in cases], job=job)
+    output, ran = output_of(trial), look(trial, "d", ".")["."]
+    for kind, what in kinds.items():
+        trial.tried(f"steps 1 and 2, and as {names[kind]} {what}")
+        harmless = f"ran-{kind}" not in ran
+        trial.require(harmless, f"loading {names[kind]} has run its code", "no code in a file is run")
+        loaded(trial, "beside the hostile file,", came[f"with-{kind}"], given[1])
+        if kind != "own" or names[kind] in there:
+            said(trial, output, names[kind])
 
 
 @check("05.2e")
 def put_aside(trial):
     trial.tried("steps 1 and 2 and another job's step 7; load, saves of the steps 3 and 4, load")
-    job, given, _ = prepare(trial, "e")
-    one(trial, "save", "e", folder="other", job=job | {"lr": 0.2}, saves=saves(trial, 7))
-    precious = look(trial, "e", "other")["other"].get(name_of(7), {}).get("digest")
-    more = saves(trial, 3, 4)
-    cases = [{"from": "snapshots", "to": "both", "copy": {name_of(7): f"other/{name_of(7)}"}}]
-    ours(trial, "change", "e", cases=cases)
+    job, given = prepare(trial, "e", ("other", 7, lambda job: job | {"lr": 0.2}))
+    copied, refused = {name_of(7): f"other/{name_of(7)}"}, f"{name_of(7)}.refused"
+    ours(trial, "change", "e", cases=[{"from": "snapshots", "to": "both", "copy": copied}])
     loaded(trial, "first", one(trial, "load", "e", folders=["both"], job=job)["both"], given[1])
-    for expected in ([1, 2], [2, 3], [3, 4]):
-        if expected[1] > 2:
-            one(trial, "save", "e", folder="both", job=job, saves=[more[expected[1] - 3]])
-        there = look(trial, "e", "both")["both"]
-        trial.same(
-            f"what lies in the folder after {'the load' if expected[1] == 2 else 'one more save'}",
-            sorted(there),
-            [*map(name_of, expected), f"{name_of(7)}.refused"],
-        )
-        same = there[f"{name_of(7)}.refused"]["digest"] == precious
-        trial.require(same, f"{name_of(7)}.refused has another content", "the other job's snapshot")
+    there = look(trial, "e", "both", "other")
+    trial.same(
+        "what lies in the folder after the load", sorted(there["both"]), [name_of(1), name_of(2), refused]
+    )
+    precious = there["other"].get(name_of(7), {}).get("digest")
+    more = saves(trial, "both", job, 3, 4)
+    one(trial, "save", "e", saves=more)
+    there = look(trial, "e", "both")["both"]
+    trial.same("what lies there after two more saves", sorted(there), [name_of(3), name_of(4), refused])
+    same = there[refused]["digest"] == precious
+    trial.require(same, f"{refused} has another content", "the other job's snapshot")
     loaded(trial, "at last", one(trial, "load", "e", folders=["both"], job=job)["both"], more[1])
 
 
@@ -433,7 +427,7 @@ def rest_of_epoch(trial):
         job, step = case["job"], case["step"]
         expected = batches_of(case["count"], job)[step:]
         trial.tried(
-            f"{case['count']} images, batches of {job['batch_size']}, {job['epochs']} epochs, after step {step}"
+            f"{case['count']} images by {job['batch_size']}, {job['epochs']} epochs, after {step} steps"
         )
         trial.same("the number of batches", len(got), len(expected))
         for number, batch in enumerate(expected):
@@ -465,19 +459,17 @@ class Training:
         with torch.random.fork_rng():
             torch.manual_seed(self.random)
             model = drive_05.Model(self.weights)
-            optimizer = drive_05.optimizer_of(model)
+            parameters = dict(model.named_parameters())
+            self.momentum = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
             for step, batch in enumerate(self.batches, 1):
                 loss = cross_entropy(model(self.images[batch]), self.labels[batch])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                gradients = torch.autograd.grad(loss, list(parameters.values()))
                 self.losses[step] = loss.item()
+                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                    self.momentum[name] = 0.9 * self.momentum[name] + gradient
+                    parameter.data -= 0.1 * self.momentum[name]
             self.next_random = torch.rand(8)
         self.state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        self.momentum = {
-            name: optimizer.state[parameter]["momentum_buffer"]
-            for name, parameter in model.named_parameters()
-        }
 
     def some_weights(self):
         return {name: self.trial.floats(*shape) for name, shape in SHAPES.items()}
@@ -523,8 +515,8 @@ def one_curve(trial):
     )
     trial.same("the step of the newest snapshot", training.newest("b"), 8)
     trial.tried(
-        "12 steps, two epochs; SIGKILL in step 10; another process goes on from step 8, with other weights and "
-        "random numbers in the beginning, and NaN in all images that were seen in the second epoch before"
+        "12 steps, two epochs; SIGKILL in step 10; another process goes on from step 8, with other weights "
+        "and random numbers to begin with, and NaN in all images that the second epoch has seen before"
     )
     inputs = training.inputs(8)
     inputs["images"] = training.images.clone()
@@ -538,7 +530,7 @@ def killed_again_and_again(trial):
     for number, kind in enumerate(("file", "step", "file", "step"), 1):
         if kind == "file":
             at = int(trial.integers(2, 9))
-            what = f"process {number} begins after step {after}; SIGKILL at its {at}. opening, renaming or removing"
+            what = f"process {number} begins after step {after}; SIGKILL at its {at}. open, rename or remove"
             inputs = training.inputs(after, at=at)
         else:
             what = f"process {number} begins after step {after}; SIGKILL in its 4. step"
@@ -561,11 +553,12 @@ def killed_again_and_again(trial):
 # ---- several processes ------------------------------------------------------------------------
 
 
-def save_all(trial, folder, world_size, *steps):
+def save_all(trial, folder, disk, world_size, *steps):
     """Each rank saves, at each step, its own state. Returns the job and the saves by rank."""
-    job, given = a_job(trial), [saves(trial, *steps) for _ in range(world_size)]
-    ranks = trial.run("together", [{"job": job, "saves": mine} for mine in given], folder=folder)
-    for rank, came in enumerate(ranks):
+    job = a_job(trial)
+    given = [saves(trial, disk, job, *steps) for _ in range(world_size)]
+    inputs = [{"job": job, "disk": disk, "saves": mine} for mine in given]
+    for rank, came in enumerate(trial.run("together", inputs, folder=folder)):
         for step, there in zip(steps, came["there"], strict=True):
             trial.require(
                 there,
@@ -586,32 +579,38 @@ def together(trial):
         trial.tried(
             f"{world_size} processes, other states on each, each with a disk of its own; steps 1 and 2"
         )
-        folder = f"a-{world_size}"
-        job, given = save_all(trial, folder, world_size, 1, 2)
-        disks = [f"disk-{rank}" for rank in range(world_size)]
-        for disk, files in look(trial, folder, *disks).items():
-            expected = [name_of(1), name_of(2)] if disk == "disk-0" else []
-            trial.same(f"what lies on the disk of rank {disk[5:]}", sorted(files), expected)
+        disk = f"disk-of-{world_size}"
+        job, given = save_all(trial, "a", disk, world_size, 1, 2)
+        disks = [f"{disk}-{rank}" for rank in range(world_size)]
+        for rank, files in enumerate(look(trial, "a", *disks).values()):
+            expected = [] if rank else [name_of(1), name_of(2)]
+            trial.same(f"what lies on the disk of rank {rank}", sorted(files), expected)
         trial.tried(f"{world_size} processes load what {world_size} others have saved")
-        ranks = trial.run("load_together", [{"job": job, "disk": "disk"}] * world_size, folder=folder)
+        ranks = trial.run("load_together", [{"job": job, "disk": disk}] * world_size, folder="a")
         all_loaded(trial, ranks, [mine[1] for mine in given])
 
 
 @check("05.4b")
 def the_same_everywhere(trial):
-    job, given = save_all(trial, "b", 3, 1, 2)
+    trial.tried("4 processes save the steps 1 and 2")
+    job, given = save_all(trial, "b", "disk", 4, 1, 2)
     files = look(trial, "b", "disk-0")["disk-0"]
+    trial.require(name_of(2) in files, f"on the disk of rank 0 there are {words(files)}", name_of(2))
     cases = [
         {"from": "disk-0", "to": "torn-0", "cut": {name_of(2): files[name_of(2)]["size"] // 2}},
         {"from": "disk-0", "to": "torn-1"},
         {"to": "torn-2"},
+        {"from": "disk-0", "to": "torn-3", "remove": [name_of(1)]},
         {"to": "none-0"},
         {"from": "disk-0", "to": "none-1"},
         {"from": "disk-0", "to": "none-2", "remove": [name_of(2)]},
+        {"to": "none-3"},
     ]
     ours(trial, "change", "b", cases=cases)
-    trial.tried("3 processes; on rank 0 step 2 is cut, on rank 1 it is whole, on rank 2 there is nothing")
-    ranks = trial.run("load_together", [{"job": job, "disk": "torn"}] * 3, folder="b")
+    trial.tried(
+        "4 processes; on rank 0 step 2 is cut, on ranks 1 and 3 it is whole, on rank 2 there is nothing"
+    )
+    ranks = trial.run("load_together", [{"job": job, "disk": "torn"}] * 4, folder="b")
     all_loaded(trial, ranks, [mine[0] for mine in given])
-    trial.tried("3 processes; rank 0 has no snapshot, the others have one")
-    all_loaded(trial, trial.run("load_together", [{"job": job, "disk": "none"}] * 3, folder="b"), None)
+    trial.tried("4 processes; rank 0 has no snapshot, the others have one")
+    all_loaded(trial, trial.run("load_together", [{"job": job, "disk": "none"}] * 4, folder="b"), None)

@@ -58,9 +58,10 @@ def change(_, inputs, tools):
         for name, content in case.get("write", {}).items():
             (to / name).write_bytes(bytes(content))
         for name, source in case.get("copy", {}).items():
-            shutil.copyfile(Path(tools.folder, source), to / name)
-        for name, kind in case.get("plant", {}).items():
-            plant(to / name, kind, str(Path(tools.folder, "ran")))
+            if Path(tools.folder, source).is_file():
+                shutil.copyfile(Path(tools.folder, source), to / name)
+        for name, (kind, ran) in case.get("plant", {}).items():
+            plant(to / name, kind, str(Path(tools.folder, ran)))
         for name, seconds in case.get("age", {}).items():
             os.utime(to / name, (seconds, seconds))
     return {}
@@ -135,19 +136,17 @@ def watch_the_disk(student, tools):
 
 def save(student, inputs, tools):
     """Some saves, one after the other. `events` has the disk watched in the last."""
-    folder = place(tools, inputs["folder"])
     for number, one in enumerate(inputs["saves"], 1):
         if inputs.get("events") and number == len(inputs["saves"]):
             watch_the_disk(student, tools)
-        state = tensors(one["state"])
-        student.save(folder, one["step"], inputs["job"], state)
+        student.save(place(tools, one["folder"]), one["step"], one["job"], tensors(one["state"]))
     return {}
 
 
 def save_hostile(student, inputs, tools):
     """The student's own save, given an object that runs code when it is unpickled."""
     folder = place(tools, inputs["folder"])
-    state = {"weights": RunsCode(str(Path(tools.folder, "ran")))}
+    state = {"weights": RunsCode(str(Path(tools.folder, inputs["ran"])))}
     try:
         student.save(folder, inputs["step"], inputs["job"], state)
     except NotImplementedError:
@@ -184,13 +183,6 @@ def save_for_ever(student, inputs, tools):
         step += 1
         student.save(folder, step, inputs["job"], state)
         tools.event("saved", step=step)
-    return {}
-
-
-def save_in_each(student, inputs, tools):
-    """One more save in each of many folders."""
-    for name in inputs["folders"]:
-        student.save(place(tools, name), inputs["step"], inputs["job"], tensors(inputs["state"]))
     return {}
 
 
@@ -234,7 +226,7 @@ def optimizer_of(model):
 def batches(student, inputs, tools):
     before, found = torch.get_rng_state(), []
     for one in inputs["cases"]:
-        found.append([batch for batch in student.batches_from(one["step"], one["count"], one["job"])])
+        found.append(list(student.batches_from(one["step"], one["count"], one["job"])))
     return {"batches": found, "untouched": before.equal(torch.get_rng_state())}
 
 
@@ -247,12 +239,13 @@ def train(student, inputs, tools):
     folder = place(tools, "snapshots")
     if inputs.get("at"):
         # Or what torch imports at the first step and the first save would be counted as well.
+        random = torch.get_rng_state()
         spare = Model(inputs["weights"])
         spare(images[:2]).sum().backward()
         optimizer_of(spare).step()
         student.save(place(tools, "to-import-all"), 1, inputs["job"], {})
         student.load(place(tools, "to-import-all"), inputs["job"])
-        torch.manual_seed(inputs["random"])
+        torch.set_rng_state(random)
         tools.count_file_events(kill_at=inputs["at"])
     losses = student.train(folder, inputs["job"], model, optimizer, images, labels)
     memory = {
@@ -273,11 +266,11 @@ def train(student, inputs, tools):
 def together(student, inputs, tools):
     """Saves of all ranks, each with a disk of its own. The disk of rank 0 is slow, or a rank that does not
     wait for it would not be found out."""
-    disk, disk_0 = place(tools, f"disk-{tools.rank}"), os.path.join(tools.folder, "disk-0")
+    disk, disk_0 = (place(tools, f"{inputs['disk']}-{rank}") for rank in (tools.rank, 0))
     flush = os.fsync
 
     def slow(descriptor):
-        time.sleep(0.1)
+        time.sleep(0.05)
         return flush(descriptor)
 
     os.fsync = slow
