@@ -5,8 +5,8 @@ So every few minutes a run writes down all that it needs to go on, and the next 
 if nothing had happened: the same images in the same order, the same losses, one curve.
 
 The process may be killed while it saves. So a snapshot is written aside, under another name in the same
-folder. It is flushed out of Python (`file.flush()`) and then out of the system's memory onto the disk
-(`os.fsync(file.fileno())`). Only then it gets its name: a rename within a folder happens at once or not at
+folder. It is flushed out of Python (`file.flush`) and then out of the system's memory onto the disk
+(`os.fsync` of `file.fileno()`). Only then it gets its name: a rename within a folder happens at once or not at
 all (`os.replace`, `Path.replace`). The file of before is needed until that has happened.
 
 What lies in the folder may still be no good: cut short or damaged by a full disk or a bad one (a checksum,
@@ -103,15 +103,16 @@ def train(folder, job, model, optimizer, images, labels):
 
 
 def save_together(folder, step, job, state):
-    """All ranks call it, each with its own state (random numbers differ). Rank 0 alone writes, one snapshot
-    with the states of all. No rank returns before the snapshot has its name."""
+    """All ranks call it, each with its own state (random numbers differ). The states travel through the
+    process group, and rank 0 alone writes, one snapshot with the states of all. No rank returns before the
+    snapshot has its name."""
     raise NotImplementedError("05.4: rank 0 saves what all ranks have")
 
 
 def load_together(folder, job):
     """All ranks call it. Returns `(step, state)` on each rank, with this rank's own state, or None on all.
 
-    Rank 0 alone looks into its folder, and all take what it finds: on another machine the folder of that
+    Rank 0 alone looks into its folder, and sends what it finds to all: on another machine the folder of that
     name may hold something else, or nothing, and ranks that go on from different steps train nonsense.
     The number of processes is the same as when it was saved.
     """

@@ -4,6 +4,8 @@ What lies in the folders is read by runs without the student's code. What was sa
 that `load` returns it proves that it came out of the folder.
 """
 
+import re
+
 import drive_05
 import numpy
 import torch
@@ -16,6 +18,11 @@ MOST_EVENTS = 40
 
 def name_of(step):
     return f"step-{step:08}.snapshot"
+
+
+def snapshots(names):
+    """Those of the files that have a snapshot's name, the oldest first."""
+    return sorted(name for name in names if re.fullmatch(r"step-\d{8}\.snapshot", name))
 
 
 def words(names):
@@ -36,8 +43,8 @@ def a_state(trial):
     }
 
 
-def saves(trial, folder, job, *steps):
-    return [{"folder": folder, "job": job, "step": step, "state": a_state(trial)} for step in steps]
+def saves(trial, folder, job, *steps, state=a_state):
+    return [{"folder": folder, "job": job, "step": step, "state": state(trial)} for step in steps]
 
 
 def equal(trial, what, got, expected):
@@ -52,11 +59,10 @@ def equal(trial, what, got, expected):
             f"{what} is a tensor of {got.dtype} of the shape {list(got.shape)}",
             f"{expected.dtype}, {list(expected.shape)}",
         )
-        trial.require(
-            numpy.array_equal(got, expected),
-            f"{what} is not what was saved: {got.ravel()[:3]} ...",
-            f"{expected.ravel()[:3]} ...",
-        )
+        wrong = numpy.argwhere(got != expected).tolist()
+        if wrong:
+            place = tuple(wrong[0])
+            trial.require(False, f"{what} has {got[place]} at {list(place)}", f"{expected[place]}, as saved")
     elif isinstance(expected, dict):
         keys = list(got) if isinstance(got, dict) else got
         trial.require(
@@ -172,76 +178,6 @@ def on_disk_first(trial):
     )
 
 
-@check("05.1c")
-def killed_in_a_save(trial):
-    job, state = a_job(trial), a_state(trial)
-    trial.tried("saves of steps 1, 2 and 3, none killed")
-    one(trial, "save", "c", saves=saves(trial, "before", job, 1, 2))
-    inputs = {"from": "before", "job": job, "step": 3, "state": state}
-    one(trial, "save_and_die", "c", to="whole", at=0, **inputs)
-    there = look(trial, "c", "before", "whole")
-    before, whole = there["before"], there["whole"].get(name_of(3))
-    trial.require(whole is not None, f"{name_of(3)} is not there", "it is")
-
-    folders = {}
-    for at in range(1, MOST_EVENTS):
-        trial.tried(f"SIGKILL at the {at}. time that a save of step 3 opens, renames or removes a file")
-        if one_killed(trial, "save_and_die", "c", to=f"at-{at}", at=at, **inputs) is None:
-            break
-        folders[f"at-{at}"] = f"SIGKILL at file event {at} of a save of step 3"
-    trial.require(folders, "it was not ended: no file was opened, renamed or removed", "a save")
-    for part in (0.03, 0.5, 0.97):
-        largest = int(whole["size"] * part)
-        to, what = f"of-{largest}", f"an end after {largest} of {whole['size']} bytes of step 3 are written"
-        trial.tried(what)
-        ended = one_killed(trial, "save_and_die", "c", to=to, largest=largest, **inputs)
-        trial.require(ended == TOO_LARGE, "it was not ended", "a file that is written from the beginning")
-        folders[to] = what
-    trial.tried("the folder after each of these")
-    there = look(trial, "c", *folders)
-    for folder, what in folders.items():
-        trial.tried(what)
-        names = {name for name in there[folder] if name.startswith("step-")}
-        trial.require(
-            len(names) >= 2 and names <= {*map(name_of, (1, 2, 3))},
-            f"afterwards there are {words(names)}",
-            f"{words(before)}, or {name_of(2)} with {name_of(3)}",
-        )
-        for name in names & before.keys():
-            same = there[folder][name]["digest"] == before[name]["digest"]
-            trial.require(same, f"{name} has changed", "it is as it was")
-        if name_of(3) in names:
-            size = there[folder][name_of(3)]["size"]
-            trial.require(
-                size >= 0.98 * whole["size"] and not folder.startswith("of-"),
-                f"{name_of(3)} is there and has {size} bytes",
-                f"{whole['size']} bytes, or no file of that name",
-            )
-
-    trial.tried("one more save in each folder in which a save was killed")
-    one(trial, "save", "c", saves=[one for folder in folders for one in saves(trial, folder, job, 4)])
-    for folder, files in look(trial, "c", *folders).items():
-        good = name_of(4) in files and len(files) == 2 and name_of(1) not in files
-        trial.require(
-            good,
-            f"after {folders[folder]} and one more save, of step 4, there lie {words(files)}",
-            "the two newest snapshots",
-        )
-
-    trial.tried("saves without a pause, and SIGKILL from outside")
-    ended = one_killed(
-        trial, "save_for_ever", "c", after=0.2, folder="for-ever", job=job, state=state, seconds=3
-    )
-    trial.require(ended == KILLED, "it was not ended by SIGKILL", "saves that go on")
-    last = max([0, *(event["step"] for event in trial.events(0, "saved"))])
-    names = sorted(name for name in look(trial, "c", "for-ever")["for-ever"] if name.startswith("step-"))
-    trial.require(
-        last < 2 or (len(names) >= 2 and names[-1] >= name_of(last)),
-        f"after save had returned for step {last} there are {words(names)}",
-        "at least that and the one before",
-    )
-
-
 # ---- load -------------------------------------------------------------------------------------
 
 
@@ -267,6 +203,90 @@ def newest(trial):
     loaded(trial, f"with {name_of(99)} and {name_of(100)},", came["aged"], given[1])
     there = look(trial, "a", "aged")["aged"]
     trial.same("what lies in the folder afterwards", sorted(there), sorted([*age, *other]))
+
+
+@check("05.1c")
+def killed_in_a_save(trial):
+    job, state = a_job(trial), a_state(trial)
+    trial.tried("saves of steps 1, 2 and 3, none killed")
+    given = saves(trial, "before", job, 1, 2)
+    one(trial, "save", "c", saves=given)
+    inputs = {"from": "before", "job": job, "step": 3, "state": state}
+    one(trial, "save_and_die", "c", to="whole", at=0, **inputs)
+    there = look(trial, "c", "before", "whole")
+    before, whole = there["before"], there["whole"].get(name_of(3))
+    trial.require(whole is not None, f"{name_of(3)} is not there", "it is")
+
+    folders = {}
+    for at in range(1, MOST_EVENTS):
+        trial.tried(f"SIGKILL at the {at}. time that a save of step 3 opens, renames or removes a file")
+        if one_killed(trial, "save_and_die", "c", to=f"at-{at}", at=at, **inputs) is None:
+            break
+        folders[f"at-{at}"] = f"SIGKILL at file event {at} of a save of step 3"
+    trial.require(folders, "it was not ended: no file was opened, renamed or removed", "a save")
+    for part in (0.03, 0.5, 0.97):
+        largest = int(whole["size"] * part)
+        to, what = f"of-{largest}", f"an end after {largest} of {whole['size']} bytes of step 3 are written"
+        trial.tried(what)
+        ended = one_killed(trial, "save_and_die", "c", to=to, largest=largest, **inputs)
+        trial.require(
+            ended == TOO_LARGE,
+            f"a file could not become larger than {largest} bytes, and save returned as if it had",
+            "all bytes written (os.write may write less than it is given, and returns how much)",
+        )
+        folders[to] = what
+    trial.tried("saves without a pause, and SIGKILL from outside")
+    ended = one_killed(
+        trial, "save_for_ever", "c", after=0.2, folder="for-ever", job=job, state=state, seconds=3
+    )
+    trial.require(ended == KILLED, "it was not ended by SIGKILL", "saves that go on")
+    last = max([0, *(event["step"] for event in trial.events(0, "saved"))])
+
+    there = look(trial, "c", "for-ever", *folders)
+    names = snapshots(there["for-ever"])
+    trial.require(
+        last < 2 or (len(names) >= 2 and names[-1] >= name_of(last)),
+        f"after save had returned for step {last} there are {words(names)}",
+        "at least that and the one before",
+    )
+    for folder, what in folders.items():
+        trial.tried(what)
+        names = snapshots(there[folder])
+        trial.require(
+            len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))},
+            f"afterwards there are {words(names)}",
+            f"{words(before)}, or {name_of(2)} with {name_of(3)}",
+        )
+        for name in before.keys() & {*names}:
+            same = there[folder][name]["digest"] == before[name]["digest"]
+            trial.require(same, f"{name} has changed", "it is as it was")
+        if name_of(3) in names:
+            size = there[folder][name_of(3)]["size"]
+            trial.require(
+                size >= 0.98 * whole["size"] and not folder.startswith("of-"),
+                f"{name_of(3)} is there and has {size} bytes",
+                f"{whole['size']} bytes, or no file of that name",
+            )
+    trial.tried("load in each folder in which a save was killed")
+    came = one(trial, "load", "c", folders=["for-ever", *folders], job=job)
+    for folder, what in folders.items():
+        trial.tried(f"{what}; then load in another process")
+        new = name_of(3) in there[folder]
+        loaded(trial, "afterwards", came[folder], {"step": 3, "state": state} if new else given[1])
+    trial.tried("saves without a pause, and SIGKILL from outside; then load in another process")
+    names = snapshots(there["for-ever"])
+    newest = {"step": int(names[-1][5:13]), "state": state} if names else None
+    loaded(trial, "afterwards", came["for-ever"], newest)
+
+    trial.tried("one more save in each folder in which a save was killed")
+    one(trial, "save", "c", saves=[one for folder in folders for one in saves(trial, folder, job, 4)])
+    for folder, files in look(trial, "c", *folders).items():
+        good = name_of(4) in files and len(files) == 2 and name_of(1) not in files
+        trial.require(
+            good,
+            f"after {folders[folder]} and one more save, of step 4, there lie {words(files)}",
+            "the two newest snapshots",
+        )
 
 
 def prepare(trial, folder, *more):
@@ -553,10 +573,26 @@ def killed_again_and_again(trial):
 # ---- several processes ------------------------------------------------------------------------
 
 
+MANY = 20_000
+
+
+def large_state(trial):
+    """So large that its bytes stand out from all others that processes send."""
+    return a_state(trial) | {"large": trial.floats(MANY)}
+
+
+def sent(trial, world_size):
+    """Bytes that each rank has sent between the marks, as the kernel counts them; None if it does not."""
+    marks = [[trial.mark(rank, name) for name in ("before", "after")] for rank in range(world_size)]
+    if not any(mark["sockets"] for pair in marks for mark in pair):
+        return None
+    return [after["sent"] - before["sent"] for before, after in marks]
+
+
 def save_all(trial, folder, disk, world_size, *steps):
     """Each rank saves, at each step, its own state. Returns the job and the saves by rank."""
     job = a_job(trial)
-    given = [saves(trial, disk, job, *steps) for _ in range(world_size)]
+    given = [saves(trial, disk, job, *steps, state=large_state) for _ in range(world_size)]
     inputs = [{"job": job, "disk": disk, "saves": mine} for mine in given]
     for rank, came in enumerate(trial.run("together", inputs, folder=folder)):
         for step, there in zip(steps, came["there"], strict=True):
@@ -565,12 +601,24 @@ def save_all(trial, folder, disk, world_size, *steps):
                 f"save_together returned on rank {rank} before {name_of(step)} was there",
                 "no rank goes on before",
             )
+    for rank, count in enumerate(sent(trial, world_size) or ()):
+        trial.require(
+            rank == 0 or count > 2 * MANY * len(steps),
+            f"rank {rank} has sent {count} bytes in {len(steps)} saves",
+            f"its state of {4 * MANY} bytes each time, for rank 0 to write",
+        )
     return job, given
 
 
 def all_loaded(trial, ranks, expected):
     for rank, came in enumerate(ranks):
         loaded(trial, f"on rank {rank}", came.get("came"), expected[rank] if expected else None)
+    for rank, count in enumerate(sent(trial, len(ranks)) or ()):
+        trial.require(
+            rank or not expected or count >= 2 * MANY * (len(ranks) - 1),
+            f"rank 0 has sent {count} bytes to the others",
+            f"at least the state of each, of {4 * MANY} bytes: what rank 0 has found",
+        )
 
 
 @check("05.4a")

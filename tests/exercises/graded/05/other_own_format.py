@@ -47,8 +47,9 @@ def save(folder, step, job, state):
     aside = os.path.join(folder, "next.part")
     place = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        for part in (hashlib.sha256(text).hexdigest().encode(), b"\n", text):
-            os.write(place, part)
+        rest = memoryview(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+        while rest:
+            rest = rest[os.write(place, rest) :]
         os.fdatasync(place) if hasattr(os, "fdatasync") else os.fsync(place)
     finally:
         os.close(place)
