@@ -6,8 +6,8 @@ if nothing had happened: the same images in the same order, the same losses, one
 
 The process may be killed while it saves. So a snapshot is written aside, under another name in the same
 folder. It is flushed out of Python (`file.flush`) and then out of the system's memory onto the disk
-(`os.fsync` of `file.fileno()`). Only then it gets its name: a rename within a folder happens at once or not at
-all (`os.replace`, `Path.replace`). The file of before is needed until that has happened.
+(`os.fsync` of `file.fileno()`). Only then it gets its name: a rename within a folder happens at once or not
+at all (`os.replace`, `Path.replace`). The file of before is needed until that has happened.
 
 What lies in the folder may still be no good: cut short or damaged by a full disk or a bad one (a checksum,
 `zlib.crc32` say, notices what torch.load does not), of another job, or no snapshot at all. And a pickle may
