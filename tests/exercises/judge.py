@@ -140,7 +140,7 @@ class Nursery:
         self.level = machine()["level"] if level is None else level
         self.uid = 61000 + (os.getpid() * 16 + slot) % 4000 if self.level > 1 and machine()["root"] else None
         self.number, self.process = 0, None
-        self.base = None
+        self.base, self.over = None, []
 
     def start(self):
         self.base = "/tmp"
@@ -210,6 +210,7 @@ class Nursery:
         self.number += 1
         folder = request.pop("folder") or f"run-{self.number}"
         request |= {"number": self.number, "uid": self.uid, "folder": f"{self.base}/{folder}"}
+        request["remove"], self.over = [f"{self.base}/{name}" for name in self.over], []
         data = wire.pack(request)
         try:
             self.process.stdin.write(struct.pack("<I", len(data)) + data)
@@ -312,7 +313,7 @@ class Trial:
         self.seed = int.from_bytes(digest[:6], "big")
         self.random = numpy.random.default_rng(self.seed)
         self.words, self.output, self.runs, self.left = [], "", 0, 0
-        self.answer = None
+        self.answer, self.folders = None, set()
 
     # Whether bytes and memory can be seen from outside: only Linux tells. Elsewhere those checks count less.
     counted = sys.platform == "linux"
@@ -343,6 +344,9 @@ class Trial:
         `kill` says that one is to die: its place in the list is None then.
         """
         files = self.files if files is None else files
+        if folder:
+            folder = f"kept-{self.seed}-{folder}"
+            self.folders.add(folder)
         request = {
             "driver": f"drive_{self.exercise['id']}.{driver}",
             "inputs": [wire.pack(value) for value in inputs],
@@ -354,7 +358,7 @@ class Trial:
             "group": group,
             "limit": limit or self.exercise.get("seconds", RUN_SECONDS),
             "kill": kill,
-            "folder": folder and f"kept-{self.seed}-{folder}",
+            "folder": folder,
             "keep": bool(folder),
         }
         self.runs += 1
@@ -711,6 +715,8 @@ def one_check(one, entry, files, nursery, seed, result):
             result.status = "infrastructure"
             result.came = f"the check itself failed: {type(error).__name__}: {error}"
             result.output = traceback.format_exc()[-3000:]
+        finally:
+            nursery.over += trial.folders
         break
     if result.status != "passed":
         result.score = 0

@@ -192,6 +192,8 @@ def start(job, rank):
 
 def run(request):
     """One run of all ranks of a job."""
+    for path in request["remove"]:  # or what one submission has saved would be there for the next
+        shutil.rmtree(path, ignore_errors=True)
     folder = Path(request["folder"])
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

@@ -82,10 +82,11 @@ class Tools:
         """Load another file of the submission, for exercises that have several."""
         return load(name, self.files[name])
 
-    def count_file_events(self, kill_at=None):
+    # The functions as they were before the student's code could put others in their place.
+    def count_file_events(self, kill_at=None, kill=os.kill, add_hook=sys.addaudithook):
         """From now on, count what this process does to files (open, rename, remove, make a folder); at the
         one numbered `kill_at`, end it with SIGKILL, before it is done. Python cannot remove such a hook."""
-        kill, pid, number = os.kill, os.getpid(), signal.SIGKILL
+        pid, number = os.getpid(), signal.SIGKILL
 
         def hook(event, arguments):
             if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link"):
@@ -93,7 +94,7 @@ class Tools:
                 if self._file_events == kill_at:
                     kill(pid, number)
 
-        sys.addaudithook(hook)
+        add_hook(hook)
 
     @property
     def file_events(self):

@@ -1,0 +1,149 @@
+"""Exercise 05 with temporary files that get their names by link, and a head with size and checksum."""
+
+import os
+import struct
+import tempfile
+import warnings
+import zlib
+from io import BytesIO
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+HEAD = struct.Struct(">8sQI")
+
+
+class Refused(Exception):
+    pass
+
+
+class Folder:
+    """The snapshots of a folder, the oldest first."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def names(self):
+        names = sorted(os.scandir(self.place), key=lambda entry: entry.name)
+        return [one.path for one in names if one.name.startswith("step-") and one.name.endswith(".snapshot")]
+
+    def tidy(self, keep):
+        for entry in list(os.scandir(self.place)):
+            if entry.name.startswith("tmp"):
+                os.unlink(entry.path)
+        for path in self.names()[:-keep]:
+            os.unlink(path)
+
+    def write(self, name, data):
+        path = os.path.join(self.place, name)
+        with tempfile.NamedTemporaryFile(dir=self.place, delete=False) as file:
+            file.write(HEAD.pack(b"SNAPSHOT", len(data), zlib.crc32(data)))
+            file.write(data)
+            file.flush()
+            os.fsync(file)
+            if os.path.exists(path):
+                os.replace(file.name, path)
+            else:
+                os.link(file.name, path)
+
+    def read(self, path):
+        with open(path, "rb") as file:
+            head = file.read(HEAD.size)
+            if len(head) < HEAD.size:
+                raise Refused("too short")
+            word, size, checksum = HEAD.unpack(head)
+            data = file.read()
+        if word != b"SNAPSHOT" or size != len(data) or zlib.crc32(data) != checksum:
+            raise Refused("no snapshot, or damaged")
+        return data
+
+
+def save(folder, step, job, state):
+    buffer = BytesIO()
+    torch.save((step, tuple(sorted(job.items())), state), buffer)
+    folder = Folder(folder)
+    folder.write(f"step-{step:08d}.snapshot", buffer.getvalue())
+    folder.tidy(2)
+
+
+def load(folder, job):
+    folder = Folder(folder)
+    for path in folder.names()[::-1]:
+        try:
+            try:
+                content = torch.load(BytesIO(folder.read(path)), map_location="cpu", weights_only=True)
+            except Exception as error:
+                raise Refused(str(error)) from error
+            step, items, state = content
+            if dict(items) != job:
+                raise Refused("of another job")
+        except Refused as error:
+            warnings.warn(f"{path} is refused: {error}", stacklevel=2)
+            os.rename(path, path + ".refused")
+        else:
+            return step, state
+    return None
+
+
+def batches_from(step, count, job):
+    batches = []
+    for epoch in range(job["epochs"]):
+        generator = torch.Generator()
+        generator.manual_seed(job["seed"] + epoch)
+        batches.extend(torch.randperm(count, generator=generator).split(job["batch_size"]))
+    yield from batches[step:]
+
+
+def state_of(model, optimizer):
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+
+
+def restore(model, optimizer, state):
+    torch.set_rng_state(state["rng"])
+    optimizer.load_state_dict(state["optimizer"])
+    model.load_state_dict(state["model"])
+
+
+def train(folder, job, model, optimizer, images, labels):
+    step, losses = 0, {}
+    found = load(folder, job)
+    if found:
+        step, state = found
+        restore(model, optimizer, state)
+    for batch in batches_from(step, len(images), job):
+        step += 1
+        loss = cross_entropy(model(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[step] = float(loss)
+        if step % job["every"] == 0:
+            save(folder, step, job, state_of(model, optimizer))
+    return losses
+
+
+def save_together(folder, step, job, state):
+    buffer = BytesIO()
+    torch.save(state, buffer)
+    mine = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    largest = int(max(sizes))
+    padded = torch.zeros(largest, dtype=torch.uint8)
+    padded[: len(mine)] = mine
+    parts = [torch.zeros(largest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(parts, padded)
+    if dist.get_rank() == 0:
+        save(folder, step, job, [part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+    dist.barrier()
+
+
+def load_together(folder, job):
+    found = load(folder, job) if dist.get_rank() == 0 else None
+    box = [found]
+    dist.broadcast_object_list(box, src=0)
+    if box[0] is None:
+        return None
+    step, parts = box[0]
+    return step, torch.load(BytesIO(parts[dist.get_rank()].numpy().tobytes()), weights_only=True)
