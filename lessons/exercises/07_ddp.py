@@ -30,8 +30,11 @@ Gradients that do not come. A model may use other parameters on each rank, and a
 pass at all in some step. `finish()` is called on all ranks in any case and sends what is left. A missing
 gradient counts as zero in the mean (the sum of all ranks' gradients, divided by their number). One that is
 None on all ranks is None afterwards, too. A rank cannot know that alone: a number more for each parameter
-may travel in the flat tensor, or in one more `all_reduce` in `finish()`. More than that is too much: what
-you send is counted, from outside of your process.
+may travel in the flat tensor, or in one more `all_reduce` in `finish()`. One all_reduce for each bucket and
+that one are all the calls in a step: the system counts what your process sends.
+
+Steps. `zero_grad` may set gradients to None, or write zeros into them. So what you give to `parameter.grad`
+must not share memory with anything that you use again.
 
 Accumulation. Forward and backward passes in `with model.no_sync():` send nothing at all. Their gradients add
 up in `parameter.grad`, and the next backward outside sends the sums, those of parameters included which only

@@ -377,8 +377,9 @@ def overlap(trial):
     for world_size in (2, 3):
         widths, bucket_bytes = wide(trial)
         trial.tried(
-            f"{world_size} processes, {len(widths) - 1} layers with widths {widths}, "
-            f" bucket_bytes={bucket_bytes}; before each layer's backward, the system is asked how much each has sent"
+            f"{world_size} processes, {len(widths) - 1} layers with widths {widths},"
+            f" bucket_bytes={bucket_bytes}; before each layer's backward, the system is asked how much"
+            " each process has sent"
         )
         timed(trial, world_size, model_of(trial, widths), bucket_bytes)
 
