@@ -65,11 +65,14 @@ class Model(nn.Module):
 
 
 def buckets(student, inputs, tools):
-    """Buckets as lists of the parameters' places in model.parameters()."""
-    model = Model(inputs)
-    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    found = student.make_buckets(model.parameters(), inputs["bucket_bytes"])
-    return [[places.get(id(parameter), -1) for parameter in bucket] for bucket in found]
+    """Buckets as lists of the parameters' places in model.parameters(), for several models."""
+    answers = []
+    for case in inputs:
+        model = Model(case)
+        places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+        found = student.make_buckets(model.parameters(), case["bucket_bytes"])
+        answers.append([[places.get(id(parameter), -1) for parameter in bucket] for bucket in found])
+    return answers
 
 
 def wrap(student, inputs, tools):
@@ -106,7 +109,10 @@ def steps(student, inputs, tools):
 
     def mark(name):
         if inputs.get("pause"):
-            time.sleep(inputs["pause"])  # what is on its way now has time to leave
+            name = f"{name} {len(found)}"
+            time.sleep(
+                inputs.get("pauses", {}).get(name, inputs["pause"])
+            )  # what is on its way now can leave
             tools.event(name)
             tools.mark(name)
 

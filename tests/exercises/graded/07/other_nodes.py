@@ -1,4 +1,4 @@
-"""Exercise 07, with hooks on the nodes of autograd that add gradients up, and futures that do the division."""
+"""Exercise 07, with hooks on the nodes of autograd that add up, and futures that divide."""
 
 from contextlib import contextmanager
 from functools import partial
