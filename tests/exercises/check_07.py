@@ -382,10 +382,19 @@ def averaged(trial):
             ]
             steps[0]["sleep"] = 0.05 * (rank == late and world_size > 1)
             ranks.append(steps)
-        came = run_steps(trial, inputs_of(model, 200, ranks))
+        came = run_steps(trial, inputs_of(model, 200, ranks, pause=0.001, marks=["begin", "finish"]))
         for number in range(2):
             expected = mean(model, model["state"], [steps[number] for steps in ranks])
             gradients(trial, model, came, expected, number, f" in step {number + 1}")
+            before, after = sent(trial, f"begin {number}"), sent(trial, f"finish {number}")
+            data = 2 * (world_size - 1) / world_size * sum(timetable(model, 200)[1])
+            for rank in range(world_size if before else 0):
+                got = after[rank] - before[rank]
+                trial.require(
+                    got >= 0.9 * data,
+                    f"in step {number + 1}, rank {rank} sent {got} bytes through the process group",
+                    f"at least {data:.0f} bytes: all gradients in all_reduce",
+                )
 
 
 @check("07.3b")

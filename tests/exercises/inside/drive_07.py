@@ -108,7 +108,7 @@ def steps(student, inputs, tools):
     parameters, found = dict(model.named_parameters()), []
 
     def mark(name):
-        if inputs.get("pause"):
+        if inputs.get("pause") and name in inputs.get("marks", [name]):
             name = f"{name} {len(found)}"
             time.sleep(
                 inputs.get("pauses", {}).get(name, inputs["pause"])
@@ -130,8 +130,8 @@ def steps(student, inputs, tools):
                 parameter.grad = None
         if step.get("late"):
             tools.mark("backward has ended")
-        time.sleep(step.get("sleep", 0))
         mark("begin")
+        time.sleep(step.get("sleep", 0))
         losses = []
         for number, batch in enumerate(step["batches"]):
             alone = step.get("alone", True) and number < len(step["batches"]) - 1

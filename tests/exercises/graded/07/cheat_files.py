@@ -1,6 +1,6 @@
 """Exercise 07: ranks exchange gradients through files in their folder, in backward, and send nothing.
 
-Earns at most: 12 points.
+Earns at most: 4 points.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def write(number, flat):
     os.rename(f"part-{number}-{dist.get_rank()}.new", f"part-{number}-{dist.get_rank()}")
 
 
-def total(number):
+def collect(number):
     found = 0
     for rank in range(dist.get_world_size()):
         while not os.path.exists(f"part-{number}-{rank}"):
@@ -87,7 +87,7 @@ class Overlapped(nn.Module):
         while len(self.in_flight) < len(self.buckets):
             self.send_next()
         for bucket, (flat, work) in zip(self.buckets, self.in_flight, strict=True):
-            flat = total(work)
+            flat = collect(work)
             *sums, there = flat.split([*(parameter.numel() for parameter in bucket), len(bucket)])
             for parameter, total, count in zip(bucket, sums, there.tolist(), strict=True):
                 if count > 0:
