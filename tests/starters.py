@@ -12,6 +12,7 @@ import sys
 
 from launcher import ROOT
 
+sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 SOLUTIONS, STARTERS = ROOT / "solutions", ROOT / "lessons" / "exercises"
 NUMBERED = re.compile(r"\d\d_[^/]+(\.py|/[^/]+\.(py|md))$")
 CUT = re.compile(r"^( *)# cut (\d\d\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
@@ -48,6 +49,25 @@ def sources():
     ]
 
 
+def table():
+    """The exercises, for the students' page."""
+    import judge
+
+    lines = ["| exercise | points | what you build |", "| --- | ---: | --- |"]
+    for one in judge.manifest():
+        first = one["files"][0]
+        link = first.split("/")[0]
+        lines.append(f"| [{link.removesuffix('.py')}]({link}) | {judge.points_of(one)} | {one['title']} |")
+    return "\n".join(lines) + "\n"
+
+
+def graded():
+    """What the README says of the grader."""
+    import selftest
+
+    return selftest.sentence() + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,6 +75,17 @@ def main():
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
     arguments = parser.parse_args()
     STARTERS.mkdir(exist_ok=True)
+    for page, name, words in (
+        (STARTERS / "README.md", "exercises", table()),
+        (ROOT / "README.md", "selftest", graded()),
+    ):
+        text = page.read_text()
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        written = f"{before}<!-- {name} -->\n{words}{rest[rest.index('<!-- end -->') :]}"
+        if not arguments.check:
+            page.write_text(written)
+        elif written != text:
+            sys.exit(f"error: {page.relative_to(ROOT)} is not what the manifest says: run make starters")
     for path in sources():
         text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
         text = starter(text) if path.suffix == ".py" else text

@@ -20,7 +20,6 @@ import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from string import ascii_lowercase
 
 import judge
 
@@ -52,14 +51,19 @@ def cases(one):
     return found
 
 
+def before(one, identity):
+    """All checks that must pass before this one."""
+    entry = next(entry for entry in one["check"] if entry["id"] == identity)
+    return {name for need in entry.get("needs", []) for name in {need} | before(one, need)}
+
+
 def run_case(one, case, nursery, seed=0):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, name, files, killed_by = case
-    if kind == "mutant" and len(one["files"]) > 1:
-        # The other files are the solution's: their checks need not be run for each mutant.
-        part = killed_by.rstrip(ascii_lowercase)
-        checks = [entry for entry in one["check"] if entry["id"].rstrip(ascii_lowercase) == part]
-        one = one | {"check": checks}
+    if kind == "mutant":
+        # The check that is named, and what must pass before it: the others would tell nothing.
+        wanted = before(one, killed_by) | {killed_by}
+        one = one | {"check": [entry for entry in one["check"] if entry["id"] in wanted]}
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
         for file, text in files.items():
