@@ -146,6 +146,11 @@ def run_steps(trial, inputs, **more):
                     f"the ranks do not make the same calls. Call number {number + 1} is, {said}"[:500],
                     "the same calls with the same sizes in the same order on all ranks",
                 ) from None
+        at = {rank: one["at"] for rank, one in enumerate(trial.answer["ranks"]) if one["at"]}
+        if verdict.status == "timeout" and at:
+            done = [f"rank {rank} was done with {name.split()[0]}" for rank, name in at.items()]
+            done = [words for words in done if words.endswith(("finish", "backward"))]
+            verdict.came += "".join(f"; {words}" for words in done)
         raise
 
 

@@ -1,6 +1,6 @@
 """Exercise 07: sends all in finish, and takes away the function by which ranks are looked at in backward.
 
-Earns at most: 10 points.
+Earns at most: 4 points.
 """
 
 import contextlib
