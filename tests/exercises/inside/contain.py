@@ -12,7 +12,7 @@ import struct
 import sys
 from pathlib import Path
 
-NO_NEW_PRIVS, DUMPABLE, SUBREAPER = 38, 4, 36
+NO_NEW_PRIVS, DUMPABLE, SUBREAPER, NO_LARGE_PAGES = 38, 4, 36, 41
 READ, ALL_OF_FIRST = 0b1101, (1 << 13) - 1
 
 
@@ -85,6 +85,8 @@ def processes_of_this_user():
 
 def give_up(limits, uid, folder):
     """Limits, another user id if there is one, and Landlock."""
+    # Or the memory of a rank would be counted in steps of two megabytes.
+    prctl(NO_LARGE_PAGES, 1)
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_CPU", limits["cpu_seconds"])
     limit("RLIMIT_FSIZE", limits["file_bytes"])
