@@ -99,14 +99,11 @@ def limited(file):
 # ---- one submission ---------------------------------------------------------------------------
 
 
-def grade_submission(path, exercises, seed, level, slot=0):
-    """All results of one submission by exercise, and the level of containment."""
+def grade_submission(path, exercises, seed, nursery):
+    """All results of one submission, by exercise."""
     import tempfile
 
-    with (
-        tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder,
-        judge.Nursery(level, slot) as nursery,
-    ):
+    with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
         trouble = ""
         try:
             for name, data in collect(path, exercises).items():
@@ -118,10 +115,14 @@ def grade_submission(path, exercises, seed, level, slot=0):
         except (zipfile.BadZipFile, tarfile.TarError) as error:
             trouble = f"the submission cannot be opened: {error}"
         graded = {one["id"]: judge.grade(one, folder, nursery, seed) for one in exercises}
-        if trouble:
-            for results in graded.values():
-                results[0].came = trouble
-        return graded, nursery.level
+    if trouble:
+        for results in graded.values():
+            results[0].came = trouble
+    if any(r.left or r.status == "timeout" for results in graded.values() for r in results):
+        nursery.close()  # the next submission gets a new one
+    else:
+        nursery.wipe()
+    return graded
 
 
 def seed_of(seed, student):
@@ -146,25 +147,25 @@ def fingerprint(path, exercises, seed, level):
     return digest.hexdigest()
 
 
-def grade_into(student, path, out, exercises, seed, level, slot):
+def grade_into(student, path, out, exercises, seed, nursery):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     import pages
 
     folder = out / student
     folder.mkdir(parents=True, exist_ok=True)
-    mark, own_seed = fingerprint(path, exercises, seed, level), seed_of(seed, student)
+    mark, own_seed = fingerprint(path, exercises, seed, nursery.level), seed_of(seed, student)
     kept = folder / "grade.json"
     with contextlib.suppress(OSError, ValueError, KeyError):
         record = json.loads(kept.read_text())
         if record["fingerprint"] == mark and not record["infrastructure"]:
             return record
     began = time.monotonic()
-    graded, level = grade_submission(path, exercises, own_seed, level, slot)
+    graded = grade_submission(path, exercises, own_seed, nursery)
     record = {
         "student": student,
         "fingerprint": mark,
         "seed": own_seed,
-        "containment": judge.containment(level),
+        "containment": judge.containment(nursery.level),
         "seconds": round(time.monotonic() - began, 2),
         "infrastructure": any(r.status == "infrastructure" for results in graded.values() for r in results),
         "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
@@ -199,15 +200,16 @@ def grade_class(arguments, exercises):
         refuse(f"submissions can only be contained at level 1 here ({why}). --force grades all the same")
     out.mkdir(parents=True, exist_ok=True)
     print(f"{len(found)} submissions, {judge.containment(level)}, seed {arguments.seed}")
-    slots, records, began = list(range(arguments.jobs)), [], time.monotonic()
-    lock = threading.Lock()
+    records, began, lock = [], time.monotonic(), threading.Lock()
+    free = [judge.Nursery(level, slot) for slot in range(arguments.jobs)]
 
     def one(student):
         with lock:
-            slot = slots.pop()
+            nursery = free.pop()
         try:
-            return grade_into(student, found[student], out, exercises, arguments.seed, level, slot)
+            return grade_into(student, found[student], out, exercises, arguments.seed, nursery)
         except Exception as error:  # one bad submission never stops the rest
+            nursery.close()
             return {
                 "student": student,
                 "infrastructure": True,
@@ -217,11 +219,15 @@ def grade_class(arguments, exercises):
             }
         finally:
             with lock:
-                slots.append(slot)
+                free.append(nursery)
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for record in tqdm(pool.map(one, found), total=len(found), unit="submission", disable=None):
-            records.append(record)
+    try:
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            for record in tqdm(pool.map(one, found), total=len(found), unit="submission", disable=None):
+                records.append(record)
+    finally:
+        for nursery in free:
+            nursery.close()
     pages.write_class(records, exercises, out, arguments.seed)
     failed = [record for record in records if record["infrastructure"]]
     seconds = time.monotonic() - began
@@ -240,7 +246,8 @@ def grade_one(arguments, exercises):
     level = arguments.level or judge.machine()["level"]
     import pages
 
-    graded, level = grade_submission(arguments.one, exercises, arguments.seed, level)
+    with judge.Nursery(level) as nursery:
+        graded = grade_submission(arguments.one, exercises, arguments.seed, nursery)
     for one in exercises:
         print(judge.report(one, graded[one["id"]]), end="\n\n")
     record = {

@@ -295,8 +295,7 @@ def test_a_fault_of_ours_is_nobodys_zero(nursery, monkeypatch, tmp_path):
         "ranks": [],
         "left": 0,
     }
-    monkeypatch.setattr(judge, "Nursery", lambda *words: broken)
-    record = grade.grade_into("ada", judge.SOLUTIONS, tmp_path, [one], 0, 1, 0)
+    record = grade.grade_into("ada", judge.SOLUTIONS, tmp_path, [one], 0, broken)
     assert record["infrastructure"] and not (tmp_path / "ada" / "results.json").exists()
     pages.write_class([record], [one], tmp_path, 0)
     (row,) = table(tmp_path / "grades.csv")

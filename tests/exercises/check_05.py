@@ -470,6 +470,8 @@ class Training:
 
     def __init__(self, trial):
         self.trial = trial
+        # Twelve steps blow up a rounding error: the model has no kink, and a batch norm that never divides by
+        # almost nothing, or one seed in some hundred would not come out close enough.
         count = 22  # 6 steps in an epoch, the last with 2 images
         self.job = {"epochs": 2, "batch_size": 4, "every": 2, "seed": int(trial.integers(0, 10**6))}
         self.images, self.labels = trial.floats(count, 6), trial.integers(0, 3, count)
@@ -515,11 +517,12 @@ class Training:
         steps = sorted(losses) if isinstance(losses, dict) else losses
         trial.same("the steps that were taken", steps, sorted(expected))
         for step, loss in expected.items():
-            trial.close(f"the loss of step {step}", losses[step], loss)
+            trial.close(f"the loss of step {step}", losses[step], loss, relative=2e-4, scale=1.0)
         for name, tensor in self.state.items():
-            trial.close(f"{name} in the end", came["model"].get(name), tensor, scale=1.0)
+            trial.close(f"{name} in the end", came["model"].get(name), tensor, relative=2e-4, scale=1.0)
         for name, tensor in self.momentum.items():
-            trial.close(f"the momentum of {name} in the end", came["momentum"].get(name), tensor, scale=1.0)
+            what, got = f"the momentum of {name} in the end", came["momentum"].get(name)
+            trial.close(what, got, tensor, relative=2e-4, scale=1.0)
         trial.close("the next random numbers", came["random"], self.next_random)
 
 

@@ -214,13 +214,24 @@ class Nursery:
         folder = request.pop("folder") or f"run-{self.number}"
         request |= {"number": self.number, "uid": self.uid, "folder": f"{self.base}/{folder}"}
         request["remove"], self.over = [f"{self.base}/{name}" for name in self.over], []
+        return self.ask(request, request["limit"] + 40)
+
+    def ask(self, request, limit=60):
         data = wire.pack(request)
         try:
             self.process.stdin.write(struct.pack("<I", len(data)) + data)
             self.process.stdin.flush()
         except BrokenPipeError:
             raise Gone(self.last_words()) from None
-        return self.receive(request["limit"] + 40)
+        return self.receive(limit)
+
+    def wipe(self):
+        """Make it as good as new for another submission: no process and no file of the last is left."""
+        if self.process is not None:
+            try:
+                self.ask({"wipe": self.base, "uid": self.uid})
+            except Gone:
+                self.close()
 
     def close(self):
         if self.process is None:

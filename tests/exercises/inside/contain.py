@@ -16,8 +16,11 @@ NO_NEW_PRIVS, DUMPABLE, SUBREAPER, NO_LARGE_PAGES = 38, 4, 36, 41
 READ, ALL_OF_FIRST = 0b1101, (1 << 13) - 1
 
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
 def libc():
-    return ctypes.CDLL(None, use_errno=True)
+    return LIBC
 
 
 def prctl(option, value):
@@ -75,11 +78,14 @@ def address_space():
         return 0
 
 
-def processes_of_this_user():
+def threads_of(uid):
+    """Threads of a user on this machine: RLIMIT_NPROC counts them all."""
     count = 0
-    for folder in Path("/proc").glob("[0-9]*/task/*") if sys.platform == "linux" else ():
-        with contextlib.suppress(OSError):
-            count += folder.stat().st_uid == os.getuid()
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        if name.isdecimal():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    count += len(os.listdir(f"/proc/{name}/task"))
     return count
 
 
@@ -98,7 +104,7 @@ def give_up(limits, uid, folder):
         os.setgid(uid)
         os.setuid(uid)
     # Counted for the whole user: on a laptop, with all that its owner runs.
-    limit("RLIMIT_NPROC", limits["processes"] + processes_of_this_user())
+    limit("RLIMIT_NPROC", limits["processes"] + threads_of(os.getuid()))
     prctl(NO_NEW_PRIVS, 1)
     if sys.platform == "linux":
         landlock(

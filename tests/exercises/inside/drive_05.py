@@ -212,7 +212,7 @@ class Model(nn.Module):
     def __init__(self, weights, die_in=None):
         super().__init__()
         self.first = nn.Linear(6, 8)
-        self.norm = nn.BatchNorm1d(8)
+        self.norm = nn.BatchNorm1d(8, eps=0.1)
         self.dropout = nn.Dropout(0.4)
         self.second = nn.Linear(8, 3)
         self.step, self.die_in = 0, die_in
@@ -224,7 +224,7 @@ class Model(nn.Module):
         self.step += 1
         if self.step == self.die_in:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.second(self.dropout(self.norm(self.first(images)).relu()))
+        return self.second(self.dropout(self.norm(self.first(images)).tanh()))
 
 
 def optimizer_of(model):

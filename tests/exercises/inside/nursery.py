@@ -212,9 +212,6 @@ def run(request):
     finally:
         left = sweep(request["uid"], {rank.pid for rank in ranks if rank.ended is None and rank.pid})
         for rank in ranks:
-            if rank.pid is not None and rank.ended is None:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(rank.pid, 0)
             for end in (rank.reads, rank.writes):
                 if end is not None:
                     with contextlib.suppress(OSError):
@@ -238,6 +235,22 @@ def run(request):
     if not request["keep"]:
         shutil.rmtree(folder, ignore_errors=True)
     return {"why": why, "seconds": time.monotonic() - began, "ranks": answer, "left": left}
+
+
+def wipe(request):
+    """Nothing of one submission may be there for the next: no process, no file."""
+    left = sweep(request["uid"], set())
+    for path in Path(request["wipe"]).iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    for folder in ("/dev/shm", "/tmp") if request["uid"] is not None else ():
+        for path in Path(folder).iterdir():
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid == request["uid"]:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return {"left": left}
 
 
 def output_file(request, rank):
@@ -356,24 +369,25 @@ def meet(ranks):
 
 
 def sweep(uid, mine):
-    """End everything that the ranks have left. Says how many processes were left beside the ranks."""
-    if sys.platform != "linux":
-        for pid in mine:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-        return 0
+    """End the ranks and everything that they have left. Says how many processes were left beside them."""
+    for pid in mine:
+        with contextlib.suppress(OSError):
+            (os.kill if sys.platform == "linux" else os.killpg)(pid, signal.SIGKILL)
+    for pid in mine:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
     left = set()
-    for _ in range(50):
+    for _ in range(500 if sys.platform == "linux" else 0):
+        reap()
         found = descendants(uid)
-        left |= found - mine
         if not found:
             break
+        left |= found
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if uid is not None:
             end_all_of(uid)
-        reap(mine)
         time.sleep(0.002)
     return len(left)
 
@@ -381,13 +395,16 @@ def sweep(uid, mine):
 def descendants(uid):
     """Living processes below this one (which adopts orphans), or of the user that only workers have."""
     parents, theirs = {}, set()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
         with contextlib.suppress(OSError, ValueError):
-            rest = (folder / "stat").read_text().rpartition(")")[2].split()
-            if rest[0] not in "ZX":
-                parents[int(folder.name)] = int(rest[1])
-                if uid is not None and folder.stat().st_uid == uid:
-                    theirs.add(int(folder.name))
+            with open(f"/proc/{name}/stat", "rb") as file:
+                rest = file.read().rpartition(b")")[2].split()
+            if rest[0] not in (b"Z", b"X"):
+                parents[int(name)] = int(rest[1])
+                if uid is not None and os.stat(f"/proc/{name}").st_uid == uid:
+                    theirs.add(int(name))
     found, me = set(), os.getpid()
     for pid in parents:
         above, seen = parents.get(pid), set()
@@ -413,13 +430,11 @@ def end_all_of(uid):
     os.waitpid(pid, 0)
 
 
-def reap(mine):
+def reap():
+    """Take leave of whatever has ended, orphans among them."""
     with contextlib.suppress(ChildProcessError):
-        while True:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is None or found.si_pid in mine:
-                return
-            os.waitpid(found.si_pid, 0)
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def serve(incoming, outgoing):
@@ -434,6 +449,7 @@ def serve(incoming, outgoing):
         import torch.distributed
         import torch.nn.utils.parametrize
         import torch.utils.data.distributed
+        import torch.utils.serialization.config
         import worker  # noqa: F401
 
         for file in sorted(Path(__file__).parent.glob("drive_*.py")):
@@ -447,7 +463,7 @@ def serve(incoming, outgoing):
         if len(head) < 4:
             return
         request = wire.unpack(exactly(incoming, struct.unpack("<I", head)[0]))
-        say(outgoing, run(request))
+        say(outgoing, wipe(request) if "wipe" in request else run(request))
 
 
 def exactly(descriptor, size):

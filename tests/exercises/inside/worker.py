@@ -245,7 +245,7 @@ def work(job, rank, outgoing, incoming):
         os.chdir(job["folder"])
         contain.give_up(job["limits"], job["uid"], job["folder"])
         torch.set_num_threads(1)
-        torch.manual_seed(job["seed"])
+        torch.default_generator.manual_seed(job["seed"])
         inputs = wire.unpack(bytes(job["inputs"][rank]))
         take_away(job["forbidden"])
         tools = Tools(pipe, rank, len(job["inputs"]), job["folder"], files)
