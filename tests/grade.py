@@ -247,6 +247,7 @@ def grade_one(arguments, exercises):
     import pages
 
     with judge.Nursery(level) as nursery:
+        nursery.start()
         graded = grade_submission(arguments.one, exercises, arguments.seed, nursery)
     for one in exercises:
         print(judge.report(one, graded[one["id"]]), end="\n\n")

@@ -77,6 +77,7 @@ class Session:
             pytest.exit(f"error: there is no folder {folder}: name one with --submission", returncode=2)
         self.folder, self.seed = folder.resolve(), config.getoption("--seed")
         self.nursery, self.results = judge.Nursery(), {}
+        self.nursery.start()
 
     def check(self, one, entry):
         results = self.results.setdefault(one["id"], {})

@@ -140,10 +140,11 @@ class Nursery:
         self.level = machine()["level"] if level is None else level
         self.uid = 61000 + (os.getpid() * 16 + slot) % 4000 if self.level > 1 and machine()["root"] else None
         self.number, self.process = 0, None
-        self.base, self.over = None, []
+        self.base, self.over, self.greeted = None, [], False
 
     def start(self):
-        self.base = "/tmp"
+        """Begin to start it. It takes seconds: what the judge has to import, it may import meanwhile."""
+        self.greeted, self.base = False, "/tmp"
         if self.level < 3:
             self.base = tempfile.mkdtemp(prefix="rungs-")
             os.chmod(self.base, 0o755)
@@ -183,7 +184,9 @@ class Nursery:
     def ready(self):
         if self.process is None:
             self.start()
-            self.process_says = self.receive()
+        if not self.greeted:
+            self.receive()
+            self.greeted = True
 
     def receive(self, limit=120):
         """What the nursery says. If it says nothing, somebody has stopped it: it has limits of its own."""
@@ -469,6 +472,8 @@ def factor(got, expected, allowed):
         ratio = got[numpy.abs(expected) > 100 * allowed] / expected[numpy.abs(expected) > 100 * allowed]
     if ratio.size < 3 or not numpy.isfinite(ratio).all() or numpy.ptp(ratio) > 1e-3 * abs(ratio.mean()):
         return ""
+    if abs(ratio.mean() - 1) < 0.01:
+        return "; all numbers are nearly right: is this more than rounding?"
     return f"; every number is {ratio.mean():.4g} times what it should be"
 
 

@@ -16,6 +16,9 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; width: 100%; margin: 1em 0 2em }
 th, td { text-align: left; vertical-align: top; padding: .35em .6em; border-bottom: 1px solid var(--line) }
+dd, td:last-child { overflow-wrap: anywhere }
+th, td:first-child, .not-reached { white-space: nowrap }
+.matrix { max-width: 90em } .matrix td:nth-child(2), .matrix td:nth-child(4) { white-space: nowrap }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 .passed { color: var(--good) } .failed, .error, .timeout { color: var(--bad) }
 .not-reached, .infrastructure, .dim { color: var(--dim) }
@@ -25,10 +28,11 @@ dt { float: left; width: 6em; color: var(--dim) } dd { margin-left: 6em }
 """
 
 
-def page(title, body):
+def page(title, body, kind=""):
     head = '<!doctype html><html lang="en"><meta charset="utf-8">'
     head += '<meta name="viewport" content="width=device-width">'
-    return f"{head}<title>{html.escape(title)}</title><style>{STYLE}</style>\n{body}\n</html>\n"
+    head += f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
+    return f'{head}\n<body class="{kind}">\n{body}\n</body></html>\n'
 
 
 def row(*cells, tag="td", numbers=()):
@@ -78,6 +82,8 @@ def report(record):
 def details(result):
     if result["status"] == "passed" or result["visibility"] != "visible":
         return ""
+    if result["status"] == "not reached":
+        return f" <span class=dim>{html.escape(result['came'])}</span>"
     words = []
     for name in ("tried", "came", "expected"):
         if result[name]:
@@ -141,7 +147,7 @@ def matrix(rows, level):
             )
         )
     parts.append("</table>")
-    return page("The grader, graded", "\n".join(parts))
+    return page("The grader, graded", "\n".join(parts), "matrix")
 
 
 # ---- the class --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ def main():
     arguments = parser.parse_args()
     one = judge.exercise(arguments.exercise[:2])
     with judge.Nursery() as nursery:
+        nursery.start()
         before = None
         while True:
             now = saved(one, arguments.submission)
