@@ -224,6 +224,27 @@ def test_what_is_close(got, words):
     assert verdict.value.status == "failed" and words in verdict.value.came
 
 
+DEEP = {
+    "minus": "-" * 190_000 + "1",
+    "plus": "1" + "+1" * 90_000,
+    "points": "a" + ".b" * 90_000,
+    "calls": "f" + "()" * 90_000,
+    "brackets": "[" * 190_000,
+    "lambdas": "lambda:" * 25_000 + "1",
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_no_text_makes_the_judge_fall_over(kind):
+    with pytest.raises(judge.Verdict) as verdict:
+        judge.refuse_names(judge.exercise("03"), THIRD, DEEP[kind])
+    assert verdict.value.status == "error" and THIRD in verdict.value.came
+
+
+def test_a_warning_is_no_error():
+    judge.refuse_names(judge.exercise("03"), THIRD, 'pattern = "\\d+"\n')
+
+
 # ---- who is to blame --------------------------------------------------------------------------
 
 BLAME = {
