@@ -17,14 +17,14 @@ import hashlib
 import json
 import sys
 import tarfile
-import threading
 import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed
 from pathlib import Path, PurePosixPath
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "exercises"))
+import jobs  # noqa: E402
 import judge  # noqa: E402
 
 LARGEST_ARCHIVE = 50 << 20
@@ -184,6 +184,20 @@ def grade_into(student, path, out, exercises, seed, nursery):
 # ---- the class --------------------------------------------------------------------------------
 
 
+def failed_record(student, error):
+    trouble = f"{type(error).__name__}: {error}"
+    return {"student": student, "infrastructure": True, "exercises": {}, "seconds": 0, "trouble": trouble}
+
+
+def grade_safely(student, path, out, exercises, seed):
+    """In a process of the pool: one bad submission never stops the rest."""
+    try:
+        return grade_into(student, path, out, exercises, seed, jobs.NURSERY)
+    except Exception as error:
+        jobs.NURSERY.close()
+        return failed_record(student, error)
+
+
 def grade_class(arguments, exercises):
     import pages
     from tqdm import tqdm
@@ -200,34 +214,22 @@ def grade_class(arguments, exercises):
         refuse(f"submissions can only be contained at level 1 here ({why}). --force grades all the same")
     out.mkdir(parents=True, exist_ok=True)
     print(f"{len(found)} submissions, {judge.containment(level)}, seed {arguments.seed}")
-    records, began, lock = [], time.monotonic(), threading.Lock()
-    free = [judge.Nursery(level, slot) for slot in range(arguments.jobs)]
-
-    def one(student):
-        with lock:
-            nursery = free.pop()
+    records, began = {}, time.monotonic()
+    bar = tqdm(total=len(found), unit="submission", disable=None)
+    with bar, jobs.pool(arguments.jobs, level) as pool:
+        given = {
+            pool.submit(grade_safely, student, path, out, exercises, arguments.seed): student
+            for student, path in found.items()
+        }
         try:
-            return grade_into(student, found[student], out, exercises, arguments.seed, nursery)
-        except Exception as error:  # one bad submission never stops the rest
-            nursery.close()
-            return {
-                "student": student,
-                "infrastructure": True,
-                "exercises": {},
-                "seconds": 0,
-                "trouble": f"{type(error).__name__}: {error}",
-            }
-        finally:
-            with lock:
-                free.append(nursery)
-
-    try:
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            for record in tqdm(pool.map(one, found), total=len(found), unit="submission", disable=None):
-                records.append(record)
-    finally:
-        for nursery in free:
-            nursery.close()
+            for done in as_completed(given):
+                error = done.exception()
+                records[given[done]] = failed_record(given[done], error) if error else done.result()
+                bar.update()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            refuse("interrupted: the same command goes on from here")
+    records = [records[student] for student in found]
     pages.write_class(records, exercises, out, arguments.seed)
     failed = [record for record in records if record["infrastructure"]]
     seconds = time.monotonic() - began

@@ -14,13 +14,12 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 import tomllib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jobs
 import judge
 
 GRADED = judge.HERE / "graded"
@@ -315,28 +314,29 @@ def sentence():
     )
 
 
+def matrix_of(task):
+    """In a process of the pool: the rows of an exercise, or a part of the cheats."""
+
+    def told(row):
+        print(line(row), flush=True)
+
+    identity, part = task
+    if identity:
+        return exercise_matrix(judge.exercise(identity), jobs.NURSERY, told)
+    return cheat_matrix(jobs.NURSERY, told, part=part)
+
+
 def main(exercises, arguments):
     """The whole matrix, on `jobs` nurseries at once. Writes out/selftest.html."""
     import pages
 
-    began, rows, lock = time.monotonic(), [], threading.Lock()
-
-    def told(row):
-        with lock:
-            rows.append(row)
-            print(line(row), flush=True)
-
-    def work(slot_and_task):
-        slot, task = slot_and_task
-        with judge.Nursery(arguments.level, slot) as nursery:
-            task(nursery)
-
-    tasks = [lambda nursery, one=one: exercise_matrix(one, nursery, told) for one in exercises]
+    began, rows = time.monotonic(), []
+    tasks = [(one["id"], None) for one in exercises]
     if not arguments.only:
-        for part in range(4):
-            tasks.append(lambda nursery, part=part: cheat_matrix(nursery, told, part=(part, 4)))
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(work, enumerate(tasks)))
+        tasks += [(None, (part, 4)) for part in range(4)]
+    with jobs.pool(arguments.jobs, arguments.level) as pool:
+        for some in pool.map(matrix_of, tasks):
+            rows += some
     level = judge.containment(arguments.level or judge.machine()["level"])
     path = arguments.out.parent / "selftest.html" if arguments.out.name == "grades" else arguments.out
     path.parent.mkdir(parents=True, exist_ok=True)
