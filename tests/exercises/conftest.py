@@ -50,7 +50,9 @@ class Check(pytest.Item):
         self.one, self.entry = one, entry
 
     def runtest(self):
-        session = self.config.stash.setdefault(SESSION, Session(self.config))
+        if SESSION not in self.config.stash:
+            self.config.stash[SESSION] = Session(self.config)
+        session = self.config.stash[SESSION]
         result = session.check(self.one, self.entry)
         if result.status == "not reached":
             pytest.skip(f"not reached: {result.came}")
