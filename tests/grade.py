@@ -38,18 +38,21 @@ def refuse(words):
 
 
 def students(folder):
-    """Each submission by the name of its student."""
-    found = {}
+    """Each submission by the name of its student, and what lies there and is none."""
+    found, ignored = {}, []
     for path in sorted(folder.iterdir()):
         name = path.name
         for ending in (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz"):
             name = name.removesuffix(ending)
-        if path.name.startswith(".") or not (path.is_dir() or name != path.name):
+        if path.name.startswith("."):
             continue
-        if name in found:
+        if not path.is_dir() and name == path.name:
+            ignored.append(path.name)
+        elif name in found:
             refuse(f"{path} and {found[name]} are both of {name}: leave one")
-        found[name] = path
-    return found
+        else:
+            found[name] = path
+    return found, ignored
 
 
 def declared(exercises):
@@ -99,25 +102,26 @@ def limited(file):
 # ---- one submission ---------------------------------------------------------------------------
 
 
-def grade_submission(path, exercises, seed, nursery):
+def opened(path, exercises):
+    """The files of a submission, and why it cannot be opened, if so."""
+    try:
+        return collect(path, exercises), ""
+    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
+        return {}, f"{path.name} cannot be opened: {error}"
+    except (zipfile.BadZipFile, tarfile.TarError) as error:
+        return {}, f"{path.name} cannot be opened: {error}"
+
+
+def grade_files(files, exercises, seed, nursery):
     """All results of one submission, by exercise."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
-        trouble = ""
-        try:
-            for name, data in collect(path, exercises).items():
-                file = Path(folder) / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(data)
-        except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
-            trouble = f"the submission cannot be opened: {error}"
-        except (zipfile.BadZipFile, tarfile.TarError) as error:
-            trouble = f"the submission cannot be opened: {error}"
+        for name, data in files.items():
+            file = Path(folder) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
         graded = {one["id"]: judge.grade(one, folder, nursery, seed) for one in exercises}
-    if trouble:
-        for results in graded.values():
-            results[0].came = trouble
     if any(r.left or r.status == "timeout" for results in graded.values() for r in results):
         nursery.close()  # the next submission gets a new one
     else:
@@ -129,21 +133,14 @@ def seed_of(seed, student):
     return hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
 
 
-def fingerprint(path, exercises, seed, level):
-    """What a grade depends on: the submission, the grader, the seed. If it is the same, the grade is kept."""
-    digest = hashlib.sha256(f"{seed}/{level}/{[one['id'] for one in exercises]}".encode())
-    for file in sorted(
-        [*(HERE / "exercises").glob("*.py"), *judge.INSIDE.glob("*.py"), judge.HERE / "manifest.toml"]
-    ):
+def fingerprint(one, files, seed, level):
+    """What the grade of an exercise depends on: its files, the grader, the seed. If all that is as it was,
+    the grade is kept."""
+    digest = hashlib.sha256(json.dumps([seed, level, one]).encode())
+    for name in one["files"]:
+        digest.update(files.get(name, b"none"))
+    for file in [*sorted(judge.HERE.glob("*.py")), *sorted(judge.INSIDE.glob("*.py"))]:
         digest.update(file.read_bytes())
-    for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-        if file.is_file() and not file.is_symlink():
-            digest.update(
-                file.read_bytes()
-                if path.is_dir()
-                else hashlib.file_digest(file.open("rb"), "sha256").digest()
-            )
-            digest.update(file.name.encode())
     return digest.hexdigest()
 
 
@@ -151,33 +148,39 @@ def grade_into(student, path, out, exercises, seed, nursery):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     import pages
 
-    folder = out / student
+    folder, own_seed = out / student, seed_of(seed, student)
     folder.mkdir(parents=True, exist_ok=True)
-    mark, own_seed = fingerprint(path, exercises, seed, nursery.level), seed_of(seed, student)
-    kept = folder / "grade.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        record = json.loads(kept.read_text())
-        if record["fingerprint"] == mark and not record["infrastructure"]:
-            return record
+    files, trouble = opened(path, exercises)
+    marks = {one["id"]: fingerprint(one, files, own_seed, nursery.level) for one in exercises}
+    record = {"marks": {}, "exercises": {}, "absent": []}
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads((folder / "grade.json").read_text())
+    todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
     began = time.monotonic()
-    graded = grade_submission(path, exercises, own_seed, nursery)
+    graded = grade_files(files, todo, own_seed, nursery)
+    results = record["exercises"] | {name: [r.as_dict() for r in some] for name, some in graded.items()}
+    broken = [name for name, some in results.items() if any(r["status"] == "infrastructure" for r in some)]
+    absent = set(record["absent"]) - set(marks)
+    absent |= {one["id"] for one in exercises if not any(name in files for name in one["files"])}
     record = {
         "student": student,
-        "fingerprint": mark,
         "seed": own_seed,
         "containment": judge.containment(nursery.level),
         "seconds": round(time.monotonic() - began, 2),
-        "infrastructure": any(r.status == "infrastructure" for results in graded.values() for r in results),
-        "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
+        "infrastructure": bool(broken),
+        "trouble": trouble,
+        "absent": sorted(absent),
+        "kept": not todo,
+        "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
+        "exercises": dict(sorted(results.items())),
     }
     (folder / "report.html").write_text(pages.report(record))
-    results = folder / "results.json"
-    if record["infrastructure"]:
+    if broken:
         # A machine that failed must not become a student's zero.
-        results.unlink(missing_ok=True)
+        (folder / "results.json").unlink(missing_ok=True)
     else:
-        results.write_text(json.dumps(pages.gradescope(record), indent=1))
-    kept.write_text(json.dumps(record))
+        (folder / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
+    (folder / "grade.json").write_text(json.dumps(record))
     return record
 
 
@@ -205,15 +208,21 @@ def grade_class(arguments, exercises):
     folder, out = arguments.submissions, arguments.out
     if not folder.is_dir():
         refuse(f"there is no folder {folder}")
-    found = students(folder)
+    found, ignored = students(folder)
     if not found:
         refuse(f"there is no submission in {folder}: a folder, zip or tar for each student")
     level = arguments.level or judge.machine()["level"]
     if level < 2 and not arguments.force:
         why = "; ".join(f"level {n}: {words}" for n, words in sorted(judge.machine()["why"].items()))
-        refuse(f"submissions can only be contained at level 1 here ({why}). --force grades all the same")
+        refuse(f"level 1 is not enough for a class ({why or 'more is to be had here'}). --force lifts that")
     out.mkdir(parents=True, exist_ok=True)
-    print(f"{len(found)} submissions, {judge.containment(level)}, seed {arguments.seed}")
+    seed_file = out / "seed.txt"
+    if seed_file.exists() and seed_file.read_text() != str(arguments.seed):
+        refuse(f"{out} holds grades of the seed {seed_file.read_text()}: name another --out")
+    seed_file.write_text(str(arguments.seed))
+    print(
+        f"{len(found)} submission{'s' * (len(found) != 1)}, {judge.containment(level)}, seed {arguments.seed}"
+    )
     records, began = {}, time.monotonic()
     bar = tqdm(total=len(found), unit="submission", disable=None)
     with bar, jobs.pool(arguments.jobs, level) as pool:
@@ -230,13 +239,19 @@ def grade_class(arguments, exercises):
             pool.shutdown(wait=False, cancel_futures=True)
             refuse("interrupted: the same command goes on from here")
     records = [records[student] for student in found]
-    pages.write_class(records, exercises, out, arguments.seed)
+    pages.write_class(records, out, arguments.seed)
     failed = [record for record in records if record["infrastructure"]]
     seconds = time.monotonic() - began
-    print(f"{len(records) - len(failed)} graded in {seconds:.0f} s")
+    kept = sum(bool(record.get("kept")) for record in records)
+    print(f"{len(records) - len(failed) - kept} graded, {kept} kept from before, {seconds:.0f} s")
     print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
+    for record in records:
+        if record["trouble"] and not record["infrastructure"]:
+            print(f"unreadable, so it has no points: {record['trouble']}")
+    if ignored:
+        print(f"ignored, since it is no folder, zip or tar: {', '.join(ignored)}")
     for record in failed:
-        print(f"not graded, this machine failed: {record['student']} {record.get('trouble', '')}".rstrip())
+        print(f"not graded, this machine failed: {record['student']} {record['trouble']}".rstrip())
     if failed:
         refuse(f"{len(failed)} not graded: run the same command again")
 
@@ -248,9 +263,10 @@ def grade_one(arguments, exercises):
     level = arguments.level or judge.machine()["level"]
     import pages
 
+    files, trouble = opened(arguments.one, exercises)
     with judge.Nursery(level) as nursery:
         nursery.start()
-        graded = grade_submission(arguments.one, exercises, arguments.seed, nursery)
+        graded = grade_files(files, exercises, arguments.seed, nursery)
     for one in exercises:
         print(judge.report(one, graded[one["id"]]), end="\n\n")
     record = {
@@ -258,6 +274,7 @@ def grade_one(arguments, exercises):
         "seed": arguments.seed,
         "containment": judge.containment(level),
         "seconds": 0,
+        "trouble": trouble,
         "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
     }
     print(record["containment"])

@@ -327,7 +327,7 @@ def test_a_fault_of_ours_is_nobodys_zero(nursery, monkeypatch, tmp_path):
     }
     record = grade.grade_into("ada", judge.SOLUTIONS, tmp_path, [one], 0, broken)
     assert record["infrastructure"] and not (tmp_path / "ada" / "results.json").exists()
-    pages.write_class([record], [one], tmp_path, 0)
+    pages.write_class([record], tmp_path, 0)
     (row,) = table(tmp_path / "grades.csv")
     assert (row["total"], row["status"]) == ("", "infrastructure: not graded")
     assert (tmp_path / "nbgrader.csv").read_text().count("\n") == 1
@@ -356,13 +356,40 @@ def test_a_student_checks_a_starter():
     assert code == 1
     assert "03 DDP in its simplest form: 0 of 12 points" in text
     assert "not written yet: 03.1: all ranks begin with what rank 0 has" in text
-    assert text.count("(not reached)") == 7 and text.count("hint") == 1
-    assert "Traceback" not in text and "level" in text
+    assert text.count("(not reached)") == 7 and "hint" not in text
+    assert "Traceback" not in text and "contained at level" in text
 
 
 def test_a_student_asks_for_hints_and_for_one_check():
     code, text = check("-k", "03.2a", "--hints", "--submission", str(judge.STARTERS))
     assert code in (0, 1) and "hint 3:" in text and "1 skipped" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "checks"), [("3", 8), ("03", 8), ("03.2", 5), ("9.1", 2), ("06.4c", 1), ("12", 0)]
+)
+def test_a_number_names_an_exercise_a_part_or_a_check(words, checks):
+    wanted = subprocess.run(
+        [sys.executable, "-c", KEPT, words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (
+        wanted.stdout.split("\n")[-2:-1] == [str(checks)]
+        if checks
+        else "there is no exercise 12" in wanted.stdout
+    )
+
+
+KEPT = """
+import sys, pytest
+class Count:
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session):
+        self.found = len(session.items)
+        session.items.clear()
+count = Count()
+pytest.main(["tests/exercises", "-p", "no:cacheprovider", "-k", sys.argv[1]], plugins=[count])
+print(getattr(count, "found", 0))
+"""
 
 
 def test_the_solutions_pass_as_a_submission():
@@ -462,12 +489,28 @@ def test_a_class_is_graded(graded):
     expected |= dict.fromkeys(["<b>eve", "'=1+1", "none", "mallory", "bomb", "torn"], 0.0)
     assert points == expected
     assert {row["maximum"] for row in rows.values()} == {"12"}
+    assert rows["torn"]["status"].startswith("unreadable: torn.zip cannot be opened")
+    assert rows["none"]["not handed in"] == "03" and rows["ada"]["not handed in"] == ""
+    assert "unreadable, so it has no points: torn.zip" in graded["first"].stdout
+    assert "ignored, since it is no folder, zip or tar: notes.txt" in graded["first"].stdout
     assert not list(graded["folder"].glob("**/escaped.py"))
 
 
 def test_what_is_graded_is_kept(graded):
-    assert "11 graded" in graded["second"].stdout or "10 graded" in graded["second"].stdout
-    assert graded["again"] < 20 and "10 submissions" in graded["second"].stdout
+    assert "0 graded, 10 kept from before" in graded["second"].stdout
+    assert graded["again"] < 30 and "10 submissions" in graded["second"].stdout
+
+
+def test_another_seed_needs_another_folder(graded):
+    words = [
+        sys.executable,
+        "tests/grade.py",
+        str(graded["folder"] / "submissions"),
+        "--out",
+        str(graded["out"]),
+    ]
+    run = subprocess.run([*words, "--force", "--seed", "spring"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1 and "holds grades of the seed autumn: name another --out" in run.stderr
 
 
 def test_each_student_gets_what_gradescope_reads(graded):
@@ -500,7 +543,7 @@ def test_a_class_at_level_1_needs_a_word(tmp_path):
     run = grade_here(tmp_path, "--level", "1")
     assert (
         run.returncode == 1
-        and "--force grades all the same" in run.stderr
+        and "level 1 is not enough for a class" in run.stderr
         and run.stderr.startswith("error: ")
     )
 

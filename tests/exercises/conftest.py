@@ -3,7 +3,9 @@
 The decision is the judge's, which runs nothing of the submission in this process.
 """
 
+import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,10 @@ class Session:
         folder = Path(config.getoption("--submission"))
         if not folder.is_dir():
             pytest.exit(f"error: there is no folder {folder}: name one with --submission", returncode=2)
+        if find_spec("torch") is None:
+            pytest.exit(
+                "error: this Python has no torch: use make check, or activate .venv first", returncode=2
+            )
         self.folder, self.seed = folder.resolve(), config.getoption("--seed")
         self.nursery, self.results = judge.Nursery(), {}
         self.nursery.start()
@@ -90,7 +96,28 @@ class Session:
         passed = {identity for identity, result in results.items() if result.status == "passed"}
         result = judge.grade_one(one, entry, self.folder, self.nursery, self.seed, passed)
         results[entry["id"]] = result
+        judge.said_before(list(results.values()))
         return result
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """`-k 3` and `-k 03.1` mean an exercise, a part or a check, and not whatever has a 3 in its name."""
+    found = re.fullmatch(r"(\d{1,2})(\.\d+[a-z]?)?", config.option.keyword.strip())
+    if not found or config.option.collectonly:
+        return
+    wanted = f"{int(found[1]):02}{found[2] or ''}"
+    kept = [
+        item
+        for item in items
+        if re.match(re.escape(wanted) + r"(?!\d)", getattr(item, "entry", {}).get("id", ""))
+    ]
+    if not kept:
+        pytest.exit(
+            f"error: there is no exercise {wanted}: {', '.join(one['id'] for one in judge.manifest())}", 2
+        )
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -103,10 +130,8 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(
                 judge.report(one, list(results.values()), 4 if config.getoption("--hints") else 1)
             )
-        terminalreporter.section("containment")
-        terminalreporter.write_line(
-            f"{judge.containment(session.nursery.level)}; seed {session.seed}; {session.folder}"
-        )
+        level = f"contained at level {session.nursery.level} of 3 (tests/README.md)"
+        terminalreporter.write_line(f"\n{session.folder}, seed {session.seed}, {level}")
     return (yield)
 
 

@@ -323,6 +323,7 @@ class Result:
     visibility: str = "visible"
     seconds: float = 0
     left: int = 0
+    about_file: bool = False  # the file is not there, or is no Python: nothing of it was run
 
     def as_dict(self):
         return asdict(self)
@@ -480,6 +481,7 @@ def factor(got, expected, allowed):
 
 # ---- why a run gave no result -----------------------------------------------------------------
 
+GLOO = re.compile(r"SIGABRT|enforce fail|gloo/transport", re.I)
 BYSTANDER = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Timed out waiting|Connection refused|Application timeout"
     r"|another rank|Connection closed",
@@ -523,9 +525,9 @@ def ended_words(code):
     if code == -99:
         return "closed the pipe to the judge"
     if code == -24:
-        return "was still computing when its processor time was used up: an endless loop?"
+        return f"had used up {LIMITS['cpu_seconds']} s of processor time: is there a loop that never ends?"
     if code == -25:
-        return "wrote more to a file or the terminal than is allowed: an endless output?"
+        return f"wrote more than {LIMITS['file_bytes'] >> 20} MB: is there an output that never ends?"
     if code < 0:
         return f"was ended by {SIGNALS.get(-code, f'signal {-code}')}"
     return f"left the process with status {code} before it had returned"
@@ -550,7 +552,7 @@ def explain(answer, files, killed=None):
             error = one["error"]
             words, kind = str(error.get("words", "")), str(error.get("kind", "an exception"))
             place = f" at {error['place']}" if error.get("place") else ""
-            text = f": {error['text']}" if error.get("text") else ""
+            text = f": `{error['text']}`" if error.get("text") else ""
             hole = kind == "NotImplementedError" and re.match(r"\d\d\.\d+: ", words)
             if hole:
                 causes.append((0, error["time"], [rank], "failed", f"not written yet: {words}"))
@@ -578,6 +580,9 @@ def explain(answer, files, killed=None):
             causes.append((1, when, [rank], status, came))
     if causes:
         _, _, who, status, came = min(causes)
+        # gloo ends a process that gets more or fewer numbers than it waits for, and says so in its own words.
+        if GLOO.search(came):
+            came = unequal(ranks) or came
         raise Verdict(status, came + ("" if came.startswith("not written") else waiting(ranks, who)))
     if answer["why"] == "stuck":
         raise Verdict("timeout", stuck(ranks, missing))
@@ -594,6 +599,27 @@ def with_last(one):
     for _, event in reversed(one["events"]):
         if event.get("phase"):
             return f"; the last call was {call(with_place(one, event))}"
+    return ""
+
+
+def unequal(ranks):
+    """The first collective in which the ranks did not do the same, in words, or nothing."""
+    calls = {}
+    for rank, one in ranks.items():
+        for _, event in one["events"]:
+            if event.get("phase") == "begin" and event["event"] not in ("send", "recv", "isend", "irecv"):
+                calls.setdefault(event["number"], {})[rank] = event
+    for number in sorted(calls):
+        same = calls[number]
+        first, *others = same.values()
+        if any(event["event"] != first["event"] for event in others):
+            lines = ", ".join(f"rank {rank} called {call(event)}" for rank, event in same.items())
+            return f"the ranks do not make the same calls: {lines}"
+        if first["event"] in ("all_reduce", "broadcast", "reduce") and any(
+            event["size"] != first["size"] for event in others
+        ):
+            lines = ", ".join(f"rank {rank} with {event['size']}" for rank, event in same.items())
+            return f"the ranks give {call(first)} tensors of different size: {lines} numbers"
     return ""
 
 
@@ -649,7 +675,7 @@ def read_files(one, folder):
         path = Path(folder) / name
         try:
             if not path.is_file():
-                raise Verdict("error", f"{name} is not there", f"a file {name} in {folder}")
+                raise Verdict("error", f"{name} is not there")
             if path.stat().st_size > LARGEST_FILE:
                 raise Verdict("error", f"{name} is larger than {LARGEST_FILE // 1000} kB")
             files[name] = path.read_text(encoding="utf-8")
@@ -667,7 +693,7 @@ def refuse_names(one, name, text):
             warnings.simplefilter("ignore")
             tree = ast.parse(text, name)
     except SyntaxError as error:
-        raise Verdict("error", f"{name} is not Python: {error.msg} (line {error.lineno})") from None
+        raise Verdict("error", f"{name} has a syntax error in line {error.lineno}: {error.msg}") from None
     except (RecursionError, MemoryError, ValueError):
         raise Verdict("error", f"{name} cannot be read as Python") from None
     for node in ast.walk(tree):
@@ -687,11 +713,21 @@ def grade(one, folder, nursery, seed=0, told=None):
     results, passed = [], set()
     for entry in one["check"]:
         results.append(grade_one(one, entry, folder, nursery, seed, passed))
+        said_before(results)
         if results[-1].status == "passed":
             passed.add(entry["id"])
         if told:
             told(results[-1])
     return results
+
+
+def said_before(results):
+    """A file that is not there, or is no Python, is said once."""
+    last = results[-1]
+    for result in results[:-1]:
+        if last.about_file and result.about_file and result.came == last.came:
+            last.status, last.came, last.expected = "not reached", f"see {result.id}", ""
+            return
 
 
 def grade_one(one, entry, folder, nursery, seed, passed):
@@ -712,6 +748,7 @@ def grade_one(one, entry, folder, nursery, seed, passed):
         files = read_files(one | {"files": entry.get("files", one["files"])}, folder)
     except Verdict as verdict:
         result.status, result.came, result.expected = verdict.status, verdict.came, verdict.expected
+        result.about_file = True
         return result
     one_check(one, entry, files, nursery, seed, result)
     return result
@@ -761,29 +798,30 @@ def number(value):
     return f"{value:g}"
 
 
-def report(one, results, hints=1, level=None):
-    """What a student reads: the first check that fails at the top, then all checks in order."""
+def report(one, results, hints=1):
+    """What a student reads: what fails, the first of it at the top, and all checks in order at the end."""
     earned, total = sum(result.score for result in results), points_of(one)
     if len(results) < len(one["check"]):
         total = sum(result.points for result in results)
     some = "" if len(results) == len(one["check"]) else f" of {len(results)} checks"
-    lines = [f"{one['id']} {one['title']}: {number(earned)} of {number(total)} points{some}"]
-    first = next((result for result in results if result.status not in ("passed", "not reached")), None)
-    if first:
-        lines += ["", *detail(first, hints)]
-    lines.append("")
+    lines = [f"{one['id']} {one['title']}: {number(earned)} of {number(total)} points{some}", ""]
+    for result in results:
+        if result.status not in ("passed", "not reached"):
+            lines += [*detail(result, hints), ""]
     for result in results:
         mark = {"passed": "ok  ", "not reached": "  - "}.get(result.status, "NOT ")
         lines.append(
             f"  {mark} {result.id:6} {number(result.score):>4} of {number(result.points):<3} {result.title}"
             + (f" ({result.status})" if result.status not in ("passed", "failed") else "")
         )
-    rest = [
-        result for result in results if result.status not in ("passed", "not reached") and result is not first
-    ]
-    for result in rest:
-        lines += ["", *detail(result, hints)]
     return "\n".join(lines)
+
+
+def helpful(result, hints):
+    """As many hints as fit: none where the code was not looked at, or not written yet, unless asked for."""
+    if result.status == "infrastructure" or result.about_file:
+        return []
+    return [] if hints == 1 and result.came.startswith("not written yet") else result.hints[:hints]
 
 
 def detail(result, hints):
@@ -794,7 +832,7 @@ def detail(result, hints):
         lines.append(f"  came:     {result.came}")
     if result.expected:
         lines.append(f"  expected: {result.expected}")
-    for place, hint in enumerate(result.hints[:hints]):
+    for place, hint in enumerate(helpful(result, hints)):
         lines.append(f"  hint:     {hint}" if place == 0 else f"  hint {place + 1}:   {hint}")
     if result.output.strip():
         lines.append("  printed:")

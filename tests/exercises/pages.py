@@ -57,8 +57,16 @@ def report(record):
     parts.append(
         f"<p class=dim>Contained at {escape(record['containment'])}. Seed {escape(str(record['seed']))}.</p>"
     )
+    if record["trouble"]:
+        parts.append(f"<p class=failed>{escape(record['trouble'])}</p>")
+    if len(record["exercises"]) > 1:
+        parts.append(overview(record))
     for identity, results in record["exercises"].items():
         one = judge.exercise(identity)
+        if all(result["about_file"] or result["status"] == "not reached" for result in results):
+            head = f"{identity} {escape(one['title'])}: 0 of {number(judge.points_of(one))}"
+            parts.append(f"<h2>{head}</h2><p>{escape(results[0]['came'])}</p>")
+            continue
         score, points = sum(r["score"] for r in results), judge.points_of(one)
         parts.append(
             f"<h2>{identity} {escape(one['title'])}: {number(score)} of {number(points)}</h2><table>"
@@ -79,6 +87,16 @@ def report(record):
     return page(f"{record['student']}: exercises", "\n".join(parts))
 
 
+def overview(record):
+    """A line for each exercise."""
+    lines = [row("exercise", "", "points", tag="th", numbers=(2,))]
+    for identity, results in record["exercises"].items():
+        one = judge.exercise(identity)
+        points = f"{judge.number(sum(r['score'] for r in results))} of {judge.number(judge.points_of(one))}"
+        lines.append(row(identity, html.escape(one["title"]), points, numbers=(2,)))
+    return f"<table>{''.join(lines)}</table>"
+
+
 def details(result):
     if result["status"] == "passed" or result["visibility"] != "visible":
         return ""
@@ -88,8 +106,8 @@ def details(result):
     for name in ("tried", "came", "expected"):
         if result[name]:
             words.append(f"<dt>{name}</dt><dd>{html.escape(result[name])}</dd>")
-    if result["hints"] and result["status"] not in ("not reached", "infrastructure"):
-        words.append(f"<dt>hint</dt><dd>{html.escape(result['hints'][0])}</dd>")
+    for hint in judge.helpful(judge.Result(**result), 1):
+        words.append(f"<dt>hint</dt><dd>{html.escape(hint)}</dd>")
     printed = f"<pre>{html.escape(result['output'][-3000:])}</pre>" if result["output"].strip() else ""
     return (f"<dl>{''.join(words)}</dl>" if words else "") + printed
 
@@ -153,32 +171,34 @@ def matrix(rows, level):
 # ---- the class --------------------------------------------------------------------------------
 
 
-def write_class(records, exercises, out, seed):
+def write_class(records, out, seed):
     graded = [record for record in records if not record["infrastructure"]]
+    there = {identity for record in records for identity in record["exercises"]}
+    exercises = [one for one in judge.manifest() if one["id"] in there]
+    maximum = judge.number(sum(judge.points_of(one) for one in exercises))
     with (out / "grades.csv").open("w", newline="") as file:
         write = csv.writer(file)
-        write.writerow(["student", *[one["id"] for one in exercises], "total", "maximum", "status"])
-        maximum = sum(judge.points_of(one) for one in exercises)
+        names = [one["id"] for one in exercises]
+        write.writerow(["student", *names, "total", "maximum", "status", "not handed in"])
         for record in records:
             if record["infrastructure"]:
                 empty = [""] * (len(exercises) + 1)
-                write.writerow(
-                    [safe(record["student"]), *empty, judge.number(maximum), "infrastructure: not graded"]
-                )
+                write.writerow([safe(record["student"]), *empty, maximum, "infrastructure: not graded", ""])
                 continue
-            scores = [sum(r["score"] for r in record["exercises"][one["id"]]) for one in exercises]
-            words = [judge.number(score) for score in (*scores, sum(scores), maximum)]
-            write.writerow([safe(record["student"]), *words, "graded"])
+            scores = [sum(r["score"] for r in record["exercises"].get(name, [])) for name in names]
+            status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
+            points = map(judge.number, (*scores, sum(scores)))
+            absent = " ".join(record["absent"])
+            write.writerow([safe(record["student"]), *points, maximum, status, absent])
     with (out / "nbgrader.csv").open("w", newline="") as file:
         write = csv.writer(file)
         write.writerow(["assignment", "student_id", "score", "max_score"])
         for record in graded:
             for one in exercises:
-                score = sum(result["score"] for result in record["exercises"][one["id"]])
+                score = sum(result["score"] for result in record["exercises"].get(one["id"], []))
                 name = one["files"][0].split("/")[0].removesuffix(".py")
-                write.writerow(
-                    [name, safe(record["student"]), judge.number(score), judge.number(judge.points_of(one))]
-                )
+                points = judge.number(judge.points_of(one))
+                write.writerow([name, safe(record["student"]), judge.number(score), points])
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
 
 
@@ -190,6 +210,22 @@ def safe(word):
 def common(words):
     """A failure without its numbers: two students rarely fail with the same ones."""
     return re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", words)
+
+
+KIND_OF = {"failed": "failed", "error": "failed", "timeout": "failed"}
+
+
+def kind(result):
+    """What the item analysis counts: a file that was not handed in says nothing about a check."""
+    if result["about_file"] or result["came"].startswith(("see ", "not written yet")):
+        return "not tried"
+    return KIND_OF.get(result["status"], result["status"])
+
+
+def of_check(records, one, identity):
+    """The results of a check, of all who have been graded in its exercise."""
+    every = [record["exercises"][one["id"]] for record in records if one["id"] in record["exercises"]]
+    return [next(result for result in results if result["id"] == identity) for results in every]
 
 
 def items(records, exercises, seed, missing):
@@ -206,42 +242,45 @@ def items(records, exercises, seed, missing):
         parts.append(
             f'<img alt="How many points, and which checks are passed" src="{plots(records, exercises)}">'
         )
+    parts.append(
+        "<p>Not tried: the file was not handed in, or the function not written. Seconds: the median.</p>"
+    )
     for one in exercises:
-        parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table>")
+        parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table class=wide>")
         head = (
             "check",
             "",
             "passed",
             "failed",
             "not reached",
-            "points, mean",
+            "not tried",
+            "points",
             "seconds",
             "commonest failure",
         )
-        parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6)))
-        for place, entry in enumerate(one["check"]):
-            results = [record["exercises"][one["id"]][place] for record in records]
-            statuses = Counter(result["status"] for result in results)
-            failed = [r for r in results if r["status"] in ("failed", "error", "timeout")]
-            causes = Counter(common(result["came"]) for result in failed).most_common(1)
-            ran = [result["seconds"] for result in results if result["status"] != "not reached"]
+        parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6, 7)))
+        for entry in one["check"]:
+            results = of_check(records, one, entry["id"])
+            counts = Counter(map(kind, results))
+            failed = [result["came"] for result in results if kind(result) == "failed"]
+            causes = Counter(map(common, failed)).most_common(1)
+            example = next((came for came in failed if common(came) == causes[0][0]), "") if causes else ""
+            ran = [result["seconds"] for result in results if result["seconds"] > 0]
             parts.append(
                 row(
                     entry["id"],
                     escape(entry["title"]),
-                    statuses["passed"],
-                    len(failed),
-                    statuses["not reached"],
+                    *(counts[name] for name in ("passed", "failed", "not reached", "not tried")),
                     f"{mean(r['score'] for r in results):.2f} of {number(entry['points'])}"
                     if results
                     else "",
                     f"{median(ran):.2f}" if ran else "",
-                    f"{escape(causes[0][0][:200])} ({causes[0][1]})" if causes else "",
-                    numbers=(2, 3, 4, 5, 6),
+                    f"{causes[0][1]} times, for one: {escape(example[:200])}" if causes else "",
+                    numbers=(2, 3, 4, 5, 6, 7),
                 )
             )
         parts.append("</table>")
-    return page("Item analysis", "\n".join(parts))
+    return page("Item analysis", "\n".join(parts), "matrix")
 
 
 def plots(records, exercises):
@@ -249,11 +288,11 @@ def plots(records, exercises):
     from matplotlib.figure import Figure
 
     names = [entry["id"] for one in exercises for entry in one["check"]]
-    by_check = {name: Counter() for name in names}
-    for record in records:
-        for results in record["exercises"].values():
-            for result in results:
-                by_check[result["id"]][result["status"]] += 1
+    by_check = {
+        entry["id"]: Counter(map(kind, of_check(records, one, entry["id"])))
+        for one in exercises
+        for entry in one["check"]
+    }
     figure = Figure(figsize=(9, 2.4 + 0.17 * len(names)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=[2, 0.17 * len(names) + 0.4])
     maximum = sum(judge.points_of(one) for one in exercises)
@@ -263,18 +302,19 @@ def plots(records, exercises):
     above.set(xlabel="points", ylabel="students", xlim=(0, maximum))
     above.yaxis.get_major_locator().set_params(integer=True)
     left = [0.0] * len(names)
-    for label, statuses, color in (
-        ("passed", ["passed"], "#228833"),
-        ("failed", ["failed", "error", "timeout"], "#ee6677"),
-        ("not reached", ["not reached"], "#cccccc"),
+    for label, color in (
+        ("passed", "#228833"),
+        ("failed", "#ee6677"),
+        ("not reached", "#bbbbbb"),
+        ("not tried", "#e8e8e8"),
     ):
-        share = [100 * sum(by_check[name][status] for status in statuses) / len(records) for name in names]
+        share = [100 * by_check[name][label] / max(1, by_check[name].total()) for name in names]
         below.barh(names, share, left=left, color=color, label=label)
         left = [a + b for a, b in zip(left, share, strict=True)]
     below.invert_yaxis()
     below.set(xlabel="percent of the students", xlim=(0, 100), ylim=(len(names) - 0.4, -0.6))
     below.tick_params(axis="y", labelsize=7)
-    below.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+    below.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
     file = io.BytesIO()

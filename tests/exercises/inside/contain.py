@@ -66,8 +66,10 @@ def limit(name, most):
         return
     _, hard = resource.getrlimit(kind)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    # At the soft limit of processor time comes SIGXCPU, which says what happened; at the hard one SIGKILL.
+    soft = most - 2 if name == "RLIMIT_CPU" else most
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(kind, (most, most))
+        resource.setrlimit(kind, (soft, most))
 
 
 def address_space():
@@ -94,7 +96,7 @@ def give_up(limits, uid, folder):
     # Or the memory of a rank would be counted in steps of two megabytes.
     prctl(NO_LARGE_PAGES, 1)
     limit("RLIMIT_CORE", 0)
-    limit("RLIMIT_CPU", limits["cpu_seconds"])
+    limit("RLIMIT_CPU", limits["cpu_seconds"] + 2)
     limit("RLIMIT_FSIZE", limits["file_bytes"])
     limit("RLIMIT_NOFILE", 256)
     if sys.platform == "linux":

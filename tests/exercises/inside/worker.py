@@ -151,7 +151,7 @@ def watch(pipe, files):
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    inside, number = [False], [0]
+    inside, number, kept = [False], [0], []
 
     def watched(name, call):
         @functools.wraps(call)
@@ -177,6 +177,9 @@ def watch(pipe, files):
             tell("end")
             if name == "batch_isend_irecv":
                 return [Waited(work, tell) for work in result]
+            if name == "isend":
+                # An isend that nobody waits for: its end would hang in the process, far from its cause.
+                kept.append(result)
             return Waited(result, tell) if isinstance(result, dist.Work) else result
 
         return collective
