@@ -423,7 +423,8 @@ class Trial:
         self.require(same, f"{what} is {short(got)}", short(expected))
 
     def close(self, what, got, expected, relative=2e-5, scale=None):
-        """Equal but for rounding: the tolerance grows with the largest number that is expected (or `scale`).
+        """Equal but for rounding: the tolerance grows with the largest number expected (or with `scale`). A
+        number that is small by chance, 1.0002 - 1, keeps the rounding of what it came from: hence the floor.
         NaN is never close to a number."""
         self.require(got is not None, f"{what} is None", "numbers")
         self.require(
@@ -438,7 +439,7 @@ class Trial:
             return
         if not numpy.isfinite(expected).all():
             raise RuntimeError(f"the judge's own {what} is not finite")
-        allowed = relative * max(float(numpy.abs(expected).max()), scale or 0.0, 1e-30)
+        allowed = relative * max(float(numpy.abs(expected).max()), scale or 0.05)
         with numpy.errstate(all="ignore"):
             wrong = ~(numpy.abs(got - expected) <= allowed)
         if wrong.any():
