@@ -499,7 +499,7 @@ def names(ranks):
 def call(event):
     """`all_reduce number 3 (line 31 of 03_average_gradients.py)`"""
     where = f" ({event['where']})" if event.get("where") else ""
-    return f"{event['event']} number {event['number']}{where}"
+    return f"{event['event']} number {event.get('nth', event['number'])}{where}"
 
 
 def waiting(ranks, but):
@@ -786,8 +786,9 @@ def one_check(one, entry, files, nursery, seed, result):
         break
     if result.status != "passed":
         result.score = 0
+    result.came, result.expected = visible(result.came), visible(result.expected)
     result.tried = " ".join(trial.words)
-    result.output = result.output or trial.output
+    result.output = visible(result.output or trial.output)
     result.left = trial.left
     result.seconds = round(time.monotonic() - began, 3)
 
@@ -837,8 +838,14 @@ def detail(result, hints):
         lines.append(f"  hint:     {hint}" if place == 0 else f"  hint {place + 1}:   {hint}")
     if result.output.strip():
         lines.append("  printed:")
-        lines += [f"    {line}" for line in result.output.strip().splitlines()[-12:]]
+        lines += [f"    {line[:160]}" for line in result.output.strip().splitlines()[-8:]]
     return lines
+
+
+def visible(text):
+    """Without what would move the cursor or change the colours of whoever reads it."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
 
 def as_json(results):

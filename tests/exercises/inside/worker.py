@@ -6,6 +6,7 @@ knows what is right: inputs come in, arrays and events go out.
 
 import contextlib
 import datetime
+import faulthandler
 import functools
 import importlib
 import linecache
@@ -151,7 +152,7 @@ def watch(pipe, files):
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    inside, number, kept = [False], [0], []
+    inside, number, nth, kept = [False], [0], {}, []
 
     def watched(name, call):
         @functools.wraps(call)
@@ -163,8 +164,11 @@ def watch(pipe, files):
             sizes = [size_of(value) for value in (*words, *named.values())]
             where = line_of_student(files)
 
+            nth[name] = nth.get(name, 0) + 1
+            words_of = {"event": name, "number": mine, "nth": nth[name]}
+
             def tell(phase, **more):
-                pipe.send(b"E", {"event": name, "number": mine, "phase": phase, **more})
+                pipe.send(b"E", {**words_of, "phase": phase, **more})
 
             tell("begin", size=max([0, *sizes]), where=where, asynchronous=bool(named.get("async_op")))
             try:
@@ -251,6 +255,9 @@ def work(job, rank, outgoing, incoming):
         torch.default_generator.manual_seed(job["seed"])
         inputs = wire.unpack(bytes(job["inputs"][rank]))
         take_away(job["forbidden"])
+        # What was printed, and the line, are all that is left of a process whose time is up.
+        sys.stdout.reconfigure(line_buffering=True)
+        faulthandler.register(signal.SIGXCPU, all_threads=False, chain=True)
         tools = Tools(pipe, rank, len(job["inputs"]), job["folder"], files)
         if job["group"]:
             dist.init_process_group(
