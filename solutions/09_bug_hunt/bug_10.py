@@ -4,9 +4,11 @@ A user reports: "My model has batch norm. After training I compared all paramete
 they are equal. But for the same test image the processes give different answers, and none is as good as the
 answer that I get from a single GPU."
 
-What is wanted: all processes give the same answers, with running means and running variances that come from
-the images of all processes: each is the mean of what the processes have. What training does to the
-parameters does not change.
+What is wanted: for the same test image all processes give the same answer, and the images of every process
+have a say in it, not those of one only. Where the models of the processes have come to hold different
+numbers, the plain mean takes their place. What training does to the parameters does not change.
+
+The script needs torch 2.13: one of the arguments of DistributedDataParallel is new there.
 
     09.10 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
 """

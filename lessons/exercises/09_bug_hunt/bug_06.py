@@ -5,7 +5,8 @@ answers for the same image, and the snapshot of process 0 is worse than the one 
 accumulation all is well."
 
 What is wanted: every step is the one that a single process would make with the small batches of all
-processes as one large batch. Exchanging gradients is slow: it happens once for each step.
+processes as one large batch. The small batches stay small, each with a forward and a backward pass of its
+own: the large one does not fit into memory. Exchanging gradients is slow: it happens once for each step.
 
     09.6 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
 """

@@ -20,7 +20,7 @@ class Model(nn.Module):
         self.norm = nn.BatchNorm1d(width) if "norm.weight" in state else None
         self.second = nn.Linear(width, 3)
         self.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
-        self.given, self.stop = [], stop
+        self.given, self.stop, self.arrived = [], stop, []
 
     def forward(self, images):
         if self.training and torch.is_grad_enabled():
@@ -28,7 +28,10 @@ class Model(nn.Module):
                 raise Stopped
             self.given.append(images.detach().clone())
         hidden = self.first(images)
-        return self.second(torch.tanh(hidden if self.norm is None else self.norm(hidden)))
+        answers = self.second(torch.tanh(hidden if self.norm is None else self.norm(hidden)))
+        if answers.requires_grad:
+            answers.register_hook(lambda gradient: self.arrived.append(gradient.abs().max().item()))
+        return answers
 
 
 class Device:
@@ -48,7 +51,7 @@ def tensors(inputs):
 
 def kind(student, inputs, tools):
     """What the student calls the bug."""
-    return getattr(student, "KIND", None)
+    return {"KIND": student.KIND} if hasattr(student, "KIND") else {}
 
 
 def train(student, inputs, tools):
@@ -60,6 +63,8 @@ def train(student, inputs, tools):
         more["devices"] = [Device(number, notes) for number in range(inputs["devices"])]
     if "snapshot" in inputs:
         more["path"] = os.path.join(tools.folder, inputs["snapshot"])
+    if "scale" in inputs:
+        more["scaler"] = torch.amp.GradScaler("cpu", init_scale=inputs["scale"])
     result, stopped = None, False
     # Only where traffic counts: ranks that wait at a mark look as if they had not returned.
     if inputs.get("marks"):
@@ -76,4 +81,6 @@ def train(student, inputs, tools):
         "result": result,
         "put": notes,
         "stopped": stopped,
+        "arrived": model.arrived,
+        "scale": more["scaler"].get_scale() if "scaler" in more else None,
     }

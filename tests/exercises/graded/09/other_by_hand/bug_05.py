@@ -8,10 +8,9 @@ from torch.nn.utils import clip_grad_norm_
 KIND = "clipping"
 
 
-def train(model, images, labels, batch_size, lr, momentum, max_norm):
+def train(model, images, labels, batch_size, lr, momentum, max_norm, scaler):
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     for batch, targets in zip(images.split(batch_size), labels.split(batch_size), strict=True):
         optimizer.zero_grad()
         scaler.scale(cross_entropy(model(batch), targets)).backward()

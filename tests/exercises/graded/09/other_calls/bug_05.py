@@ -7,10 +7,9 @@ from torch.nn.parallel import DistributedDataParallel
 KIND = "clipping"
 
 
-def train(model, images, labels, batch_size, lr, momentum, max_norm):
+def train(model, images, labels, batch_size, lr, momentum, max_norm, scaler):
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
-    scaler = torch.amp.GradScaler("cpu")
     for batch, targets in zip(images.split(batch_size), labels.split(batch_size), strict=True):
         optimizer.zero_grad()
         scaler.scale(cross_entropy(model(batch), targets)).backward()
