@@ -328,6 +328,8 @@ def main():
     if arguments.doctor:
         doctor()
     elif arguments.selftest:
+        if not judge.SOLUTIONS.exists():
+            refuse("there is no folder solutions here, which the selftest grades: students do not get it")
         import selftest
 
         selftest.main(exercises, arguments)

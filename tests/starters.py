@@ -74,6 +74,10 @@ def main():
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
     arguments = parser.parse_args()
+    if not SOLUTIONS.exists():
+        sys.exit(
+            "error: there is no folder solutions here, which starters are cut out of: students do not get it"
+        )
     STARTERS.mkdir(exist_ok=True)
     for page, name, words in (
         (STARTERS / "README.md", "exercises", table()),
