@@ -127,6 +127,29 @@ os._exit(0)
     ALONE,
 )
 cheat(
+    "claims_a_fault_of_the_machine",
+    "says over the pipe that the machine has failed, so that there is no grade",
+    """
+import os, struct, sys
+wire = sys.modules["wire"]
+data = wire.pack({"kind": "OSError", "words": "no space left on device"})
+os.write(3, struct.pack("<cI", b"I", len(data)) + data)
+os._exit(1)
+""",
+    ALONE,
+)
+cheat(
+    "two_results",
+    "sends a result, and then works as asked",
+    """
+import os, struct, sys
+wire = sys.modules["wire"]
+data = wire.pack({"state": {}})
+os.write(3, struct.pack("<cI", b"R", len(data)) + data)
+""",
+    SOLUTION,
+)
+cheat(
     "says_passed",
     "prints what a grader might look for",
     "for _ in range(100):\n    print('PASSED ok 12/12 {\"score\": 12} ===== 8 passed =====')\n",
