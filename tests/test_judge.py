@@ -314,34 +314,16 @@ def test_a_nursery_that_is_gone_is_started_again(nursery):
         assert judge.grade_one(*first_check(), judge.SOLUTIONS, other, 0, set()).status == "passed"
 
 
-LEAVES = """
-import os
-for folder in ("/tmp", "/dev/shm"):
-    try:
-        open(f"{folder}/from-the-one-before", "x").close()
-    except PermissionError:
-        pass
-"""
-
-
-def test_nothing_of_one_submission_is_there_for_the_next(tmp_path):
-    """The first leaves files wherever it can. The second, in the same nursery, fails if it finds one."""
-    (tmp_path / THIRD).write_text(LEAVES + solution())
-    third = [judge.exercise("03")]
-    with judge.Nursery(slot=7) as nursery:
-        for _ in range(2):
-            files, trouble = grade.opened(tmp_path, third)
-            results = grade.grade_files(files, [third[0] | {"check": third[0]["check"][:1]}], 0, nursery)[
-                "03"
-            ]
-            # Its two ranks share a machine: one of them finds what the other has left, and that is all.
-            assert not trouble and "FileExistsError" in results[0].came
-            (tmp_path / THIRD).write_text(LEAVES.replace('"x"', '"r"') + solution())
-            results = grade.grade_files(
-                grade.opened(tmp_path, third)[0], [third[0] | {"check": third[0]["check"][:1]}], 0, nursery
-            )["03"]
-            assert "FileNotFoundError" in results[0].came, results[0].came
-            (tmp_path / THIRD).write_text(LEAVES + solution())
+def test_nothing_of_one_submission_is_there_for_the_next():
+    """Exercise 05 keeps files from run to run."""
+    one = judge.exercise("05")
+    one = one | {"check": one["check"][:1]}
+    files, _ = grade.opened(judge.SOLUTIONS, [one])
+    with judge.Nursery(1) as nursery:
+        judge.grade(one, judge.SOLUTIONS, nursery)
+        assert list(Path(nursery.base).iterdir())
+        grade.grade_files(files, [one], 0, nursery)
+        assert not list(Path(nursery.base).iterdir())
 
 
 def test_a_fault_of_ours_is_nobodys_zero(nursery, monkeypatch, tmp_path):
