@@ -93,6 +93,7 @@ def test_no_answer_is_in_a_file_that_students_get():
     found = []
     for source in sorted(judge.SOLUTIONS.rglob("*.py")):
         lines = starters.answers(source.read_text())
+        assert lines, f"{source.name} has no answers: what is compared here?"
         for path, text in texts.items():
             if judge.STARTERS in path.parents:
                 there = {line.strip() for line in text.splitlines()}
@@ -181,6 +182,8 @@ def test_no_bytes_make_the_judge_fall_over():
     "head",
     [
         '{"value": {"@array": 0}, "arrays": [["|O", [1]]]}',
+        '{"value": {"@array": 0}, "arrays": [["<U1", [1]]]}',
+        '{"value": {"@array": 0}, "arrays": [["<f4", [0]]]}',
         '{"value": {"@array": 0}, "arrays": [["<f4", [1000000000000]]]}',
         '{"value": {"@array": 0}, "arrays": [["<f4", [-1]]]}',
         '{"value": {"@array": -1}, "arrays": [["<f4", []]]}',
@@ -188,7 +191,17 @@ def test_no_bytes_make_the_judge_fall_over():
         '{"value": {"@run": "os.system"}, "arrays": []}',
         '{"value": ' + "[" * 100_000 + "]" * 100_000 + ', "arrays": []}',
     ],
-    ids=["objects", "too long", "negative", "from the end", "not a number", "a tag", "too deep"],
+    ids=[
+        "objects",
+        "text",
+        "more than it says",
+        "too long",
+        "negative",
+        "from the end",
+        "not a number",
+        "a tag",
+        "too deep",
+    ],
 )
 def test_a_frame_that_is_none_is_refused(head):
     data = len(head).to_bytes(4, "little") + head.encode() + bytes(4)
