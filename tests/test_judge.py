@@ -320,6 +320,35 @@ def test_three_ranks_wait_for_one(nursery, tmp_path):
     )
 
 
+def rank_of(**facts):
+    empty = {
+        "value": None,
+        "error": None,
+        "broken": None,
+        "ended": None,
+        "events": [],
+        "marks": {},
+        "at": None,
+    }
+    return empty | {"inside": [], "output": ""} | facts
+
+
+def test_a_bystander_is_not_the_cause_even_if_it_is_heard_first():
+    closed = {"kind": "RuntimeError", "words": "Connection closed by peer [127.0.0.1]:1234", "time": 1.0}
+    ranks = [rank_of(error=closed), rank_of(ended=-9, marks={"@ended": {"time": 1.1}}), rank_of(error=closed)]
+    with pytest.raises(judge.Verdict) as verdict:
+        judge.explain({"why": "done", "seconds": 1.2, "ranks": ranks}, [THIRD])
+    assert verdict.value.came == "rank 1 was ended by SIGKILL"
+
+
+def test_a_file_that_is_no_python_is_said_once(nursery, tmp_path):
+    (tmp_path / THIRD).write_text("def broadcast_model(model:\n")
+    results = judge.grade(judge.exercise("03"), tmp_path, nursery)
+    assert results[0].came == f"{THIRD} has a syntax error in line 1: '(' was never closed"
+    assert {result.status for result in results[1:]} == {"not reached"}
+    assert "hint" not in judge.report(judge.exercise("03"), results)
+
+
 def test_a_nursery_that_is_gone_is_started_again(nursery):
     with judge.Nursery(slot=9) as other:
         assert judge.grade_one(*first_check(), judge.SOLUTIONS, other, 0, set()).status == "passed"
