@@ -342,11 +342,12 @@ def test_a_bystander_is_not_the_cause_even_if_it_is_heard_first():
 
 
 def test_a_file_that_is_no_python_is_said_once(nursery, tmp_path):
-    (tmp_path / THIRD).write_text("def broadcast_model(model:\n")
-    results = judge.grade(judge.exercise("03"), tmp_path, nursery)
-    assert results[0].came == f"{THIRD} has a syntax error in line 1: '(' was never closed"
+    sixth = judge.exercise("06")  # some of its checks stand on no other
+    (tmp_path / sixth["files"][0]).write_text("def chunks_of(flat:\n")
+    results = judge.grade(sixth, tmp_path, nursery)
+    assert results[0].came == f"{sixth['files'][0]} has a syntax error in line 1: '(' was never closed"
     assert {result.status for result in results[1:]} == {"not reached"}
-    assert "hint" not in judge.report(judge.exercise("03"), results)
+    assert "hint" not in judge.report(sixth, results)
 
 
 def test_a_nursery_that_is_gone_is_started_again(nursery):
