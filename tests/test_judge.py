@@ -665,6 +665,18 @@ print([selftest.line(row) for row in rows if not row["right"]])
     assert run.stdout.splitlines()[:1] == [f"{level} 12 6 True"], run.stdout + run.stderr
 
 
+def test_a_submission_runs_as_another_user(nursery, tmp_path):
+    (tmp_path / THIRD).write_text(
+        "import os\nraise RuntimeError(f'user {os.getuid()}, group {os.getgid()}')\n"
+    )
+    came = judge.grade_one(*first_check(), tmp_path, nursery, 0, set()).came
+    user, group = map(int, re.search(r"user (\d+), group (\d+)", came).groups())
+    if judge.machine()["root"] and nursery.level > 1:
+        assert user == group == nursery.uid >= 61000
+    else:
+        assert (user, group) == (os.getuid(), os.getgid())
+
+
 def test_each_rank_can_be_started_anew(monkeypatch):
     """As on macOS, where a process that has imported torch must not fork."""
     monkeypatch.setenv("RUNGS_SPAWN", "1")
