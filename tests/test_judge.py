@@ -39,7 +39,7 @@ THIRD = "03_average_gradients.py"
 
 @pytest.fixture(scope="module")
 def nursery():
-    with judge.Nursery(slot=int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])) as nursery:
+    with judge.Nursery() as nursery:
         yield nursery
 
 
@@ -351,7 +351,7 @@ def test_a_file_that_is_no_python_is_said_once(nursery, tmp_path):
 
 
 def test_a_nursery_that_is_gone_is_started_again(nursery):
-    with judge.Nursery(slot=9) as other:
+    with judge.Nursery() as other:
         assert judge.grade_one(*first_check(), judge.SOLUTIONS, other, 0, set()).status == "passed"
         os.killpg(other.process.pid, signal.SIGKILL)
         assert judge.grade_one(*first_check(), judge.SOLUTIONS, other, 0, set()).status == "passed"
@@ -677,10 +677,21 @@ def test_a_submission_runs_as_another_user(nursery, tmp_path):
         assert (user, group) == (os.getuid(), os.getgid())
 
 
+def test_no_two_nurseries_have_one_user():
+    with judge.Nursery() as one, judge.Nursery() as other:
+        one.start()
+        other.start()
+        assert one.uid != other.uid or one.uid is None
+        first = one.uid
+        one.close()
+        one.start()
+        assert one.uid == first  # and what is given back can be had again
+
+
 def test_each_rank_can_be_started_anew(monkeypatch):
     """As on macOS, where a process that has imported torch must not fork."""
     monkeypatch.setenv("RUNGS_SPAWN", "1")
-    with judge.Nursery(slot=8) as nursery:
+    with judge.Nursery() as nursery:
         result = judge.grade_one(*first_check(), judge.SOLUTIONS, nursery, 0, set())
     assert (result.status, result.came) == ("passed", "")
 

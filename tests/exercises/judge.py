@@ -7,6 +7,7 @@ seen from outside. A check that has not been proved is worth nothing.
 
 import ast
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib
@@ -130,6 +131,21 @@ def containment(level):
     return f"level {level} ({MEANING[level]}{user}; {files})"
 
 
+def claim_user():
+    """A user id for this nursery alone, and the lock that keeps it so. After a run, all that this user has is
+    ended: two nurseries with one would end each other's workers."""
+    folder = Path("/run/lock" if Path("/run/lock").is_dir() else tempfile.gettempdir()) / "rungs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for uid in range(61000, 62000):
+        lock = (folder / str(uid)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return uid, lock
+        except OSError:
+            lock.close()
+    raise Gone("no user id is free between 61000 and 62000")
+
+
 class Gone(Exception):
     """The nursery has ended in the middle of a run."""
 
@@ -137,14 +153,16 @@ class Gone(Exception):
 class Nursery:
     """The nursery, seen from the judge: started once, asked for many runs."""
 
-    def __init__(self, level=None, slot=0):
+    def __init__(self, level=None):
         self.level = machine()["level"] if level is None else level
-        self.uid = 61000 + (os.getpid() * 16 + slot) % 4000 if self.level > 1 and machine()["root"] else None
+        self.uid = self.claim = None
         self.number, self.process = 0, None
         self.base, self.over, self.greeted = None, [], False
 
     def start(self):
         """Begin to start it. It takes seconds: what the judge has to import, it may import meanwhile."""
+        if self.level > 1 and machine()["root"]:
+            self.uid, self.claim = claim_user()
         self.greeted, self.base = False, "/tmp"
         if self.level < 3:
             self.base = tempfile.mkdtemp(prefix="rungs-")
@@ -249,6 +267,8 @@ class Nursery:
         self.process.wait()
         self.process.stdout.close()
         self.errors.close()
+        if self.claim:
+            self.claim.close()
         if self.base != "/tmp":
             shutil.rmtree(self.base, ignore_errors=True)
         self.process = None
