@@ -11,7 +11,6 @@ import fcntl
 import functools
 import hashlib
 import importlib
-import json
 import os
 import re
 import select
@@ -866,7 +865,3 @@ def visible(text):
     """Without what would move the cursor or change the colours of whoever reads it."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
-
-
-def as_json(results):
-    return json.dumps([result.as_dict() for result in results])

@@ -3,9 +3,9 @@ earned, each mutant of the solution falls at the check that is named for it, and
 all points too.
 
 `graded/NN/mutants.toml` names the mutants: `old` text of the solution, `new` text in its place, and the check
-that must be the first to fail. With `of = "starter"`, it is the starter that is changed: a planted bug whose
-symptom is hidden. `graded/NN/other_*` are solutions that are built differently: a file, or a folder with some
-of the files of an exercise that has several.
+that must fail, while all that it needs pass. With `of = "starter"`, it is the starter that is changed: a
+planted bug whose symptom is hidden. `graded/NN/other_*` are solutions that are built differently: a file, or
+a folder with some of the files of an exercise that has several.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 
 
 def cases(one):
-    """(kind, name, files, the check that must fail first or None) for each submission of the matrix."""
+    """(kind, name, files, the check that must fail or None) for each submission of the matrix."""
     solution = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
     starter = {name: (judge.STARTERS / name).read_text() for name in one["files"]}
     found = [("solution", "solution", solution, None), ("starter", "starter", starter, None)]
