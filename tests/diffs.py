@@ -12,7 +12,7 @@ import sys
 import textwrap
 
 import faults
-from launcher import LESSONS, ROOT
+from launcher import LESSONS, ROOT, grown_from
 
 PAGE = ROOT / "lessons" / "README.md"
 
@@ -45,9 +45,8 @@ def added(before, after):
 
 def block(path):
     text = f"```sh\n{command(path)}\n```\n"
-    position = LESSONS.index(path)
-    if position:
-        before = LESSONS[position - 1]
+    before = grown_from(path)
+    if before:
         count = added(before, path)
         removed = sum(line.startswith("-") for line in diff(before, path).splitlines()[2:])
         text += (

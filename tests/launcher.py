@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
 STEMS = [path.stem for path in LESSONS]
+LADDER = [stem for stem in STEMS if stem[:2] <= "06"]  # those that train one job to one curve
+
+
+def grown_from(path):
+    """The lesson that this one's diff is taken against: the one its docstring names, or the one before."""
+    named = re.search(r"grown from lesson (\d\d)", path.read_text().split('"""')[1])
+    before = [other for other in LESSONS if other.name < path.name]
+    if named:
+        return next(other for other in before if other.name.startswith(named[1]))
+    return before[-1] if before else None
+
 
 # What "the same curve" means. See the README for why it is not "the same bytes".
 EARLY_EPOCHS, EARLY, LATE, ACCURACY = 3, 1e-5, 1e-3, 0.002
@@ -26,9 +38,9 @@ def command(stem, processes, *arguments):
         words = [sys.executable, script]
     elif number == 3:
         words = [sys.executable, script, "--world-size", processes]
-    elif number <= 5 or processes % 2:  # two agents have two, four, six processes
+    elif number != 6 or processes % 2:  # two agents have two, four, six processes
         words = [torchrun, "--standalone", "--nproc-per-node", processes]
-        if number == 5:
+        if number in (5, 8):
             words += ["--max-restarts", 3]
             environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         words += [script]
