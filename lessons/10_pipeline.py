@@ -12,6 +12,7 @@ micro-batches, and each stage works on another one. --schedule says on which, an
 With --timeline, out/10_pipeline.timeline.json tells who worked when, and the last line who waited how long.
 """
 
+import math
 import os
 import time
 from collections import OrderedDict
@@ -80,7 +81,7 @@ def train(rank, world_size, device, arguments):
 
 
 def cut(model, rank, device, arguments):
-    """This process's stages. Only their layers go to its device, and keep the names they have in the model."""
+    """This process's stages. Only they go to its device. The layers keep the names they have in the model."""
     layers, stages = list(model.named_children()), []
     for index in range(rank, arguments.stages, arguments.world_size):
         first, end = (PIECES[number * 8 // arguments.stages] for number in (index, index + 1))
@@ -111,28 +112,33 @@ def count_correct(schedule, test_set, device, arguments):
 
 def check(arguments):
     schedule, count, processes = arguments.schedule, arguments.microbatches, arguments.world_size
+    if processes > 4:
+        workload.refuse(f"the model has 4 layers with weights: {processes} processes are too many")
     if count < 1:
         workload.refuse(f"--microbatches must be at least 1, not {count}")
     if arguments.batch_size % count:
-        fits = -(-arguments.batch_size // count) * count
-        many = f"--batch-size {arguments.batch_size} does not divide by {count} micro-batches"
-        workload.refuse(f"{many}: take {fits}, for instance")
-    if arguments.stages > 8:
-        workload.refuse(f"the model has eight pieces, not {arguments.stages}: start fewer processes")
+        size, fits = arguments.batch_size, math.ceil(arguments.batch_size / count) * count
+        workload.refuse(
+            f"--batch-size {size} does not divide by {count} micro-batches: take {fits}, for instance"
+        )
     if schedule == "1f1b" and count < processes:
-        workload.refuse(f"1f1b needs a micro-batch for each process: take --microbatches {processes}")
+        workload.refuse(
+            f"1f1b on {processes} processes needs --microbatches {processes} or more, not {count}"
+        )
     if schedule == "interleaved" and count > processes and count % processes:
-        workload.refuse(f"interleaved goes in rounds of {processes} micro-batches: take a multiple of it")
+        workload.refuse(
+            f"--microbatches {count} does not divide by {processes} processes: interleaved needs that"
+        )
     if not 0 <= arguments.pretend_milliseconds <= 60_000:
         workload.refuse("--pretend-milliseconds must be from 0 to 60000")
+    if arguments.pretend_milliseconds and not arguments.timeline:
+        workload.refuse("--pretend-milliseconds needs --timeline")
 
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     kinds = ("naive", "gpipe", "1f1b", "interleaved")
-    parser.add_argument(
-        "--schedule", choices=kinds, default="1f1b", help="who works on what, and when (1f1b)"
-    )
+    parser.add_argument("--schedule", choices=kinds, default="1f1b", help="who works on what, when (1f1b)")
     parser.add_argument("--microbatches", type=int, default=8, help="parts of a batch (8; naive: always 1)")
     parser.add_argument("--timeline", action="store_true", help="write down who worked when in the last step")
     parser.add_argument("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
@@ -142,8 +148,8 @@ if __name__ == "__main__":
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     arguments.microbatches = 1 if arguments.schedule == "naive" else arguments.microbatches
     # On one process the second would be its own neighbour, which torch 2.13 cannot evaluate.
-    two = arguments.schedule == "interleaved" and arguments.world_size > 1
-    arguments.stages = arguments.world_size * (2 if two else 1)
+    chunks = 2 if arguments.schedule == "interleaved" and arguments.world_size > 1 else 1
+    arguments.stages = chunks * arguments.world_size
     check(arguments)
     device = workload.pick_device(rank)
     dist.init_process_group(

@@ -48,7 +48,7 @@ def finish_queued_work(device):
 
 
 def write(events, arguments):
-    """Gather the last step's events in OUT/<lesson>.timeline.json, times in seconds, and say what they come to."""
+    """Gather the last step's events in OUT/<lesson>.timeline.json, in seconds, and say what they come to."""
     count = 2 * arguments.microbatches * arguments.stages // arguments.world_size
     rows = [None] * arguments.world_size if dist.get_rank() == 0 else None
     dist.gather_object(events[-count:], rows)
