@@ -118,17 +118,11 @@ def check(arguments):
         workload.refuse(f"--microbatches must be at least 1, not {count}")
     if arguments.batch_size % count:
         size, fits = arguments.batch_size, math.ceil(arguments.batch_size / count) * count
-        workload.refuse(
-            f"--batch-size {size} does not divide by {count} micro-batches: take {fits}, for instance"
-        )
+        workload.refuse(f"--batch-size {size} does not divide by {count} micro-batches: take {fits}")
     if schedule == "1f1b" and count < processes:
-        workload.refuse(
-            f"1f1b on {processes} processes needs --microbatches {processes} or more, not {count}"
-        )
+        workload.refuse(f"1f1b on {processes} processes needs {processes} micro-batches or more, not {count}")
     if schedule == "interleaved" and count > processes and count % processes:
-        workload.refuse(
-            f"--microbatches {count} does not divide by {processes} processes: interleaved needs that"
-        )
+        workload.refuse(f"to be interleaved, --microbatches {count} must be a multiple of {processes}")
     if not 0 <= arguments.pretend_milliseconds <= 60_000:
         workload.refuse("--pretend-milliseconds must be from 0 to 60000")
     if arguments.pretend_milliseconds and not arguments.timeline:
