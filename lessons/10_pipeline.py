@@ -141,7 +141,7 @@ if __name__ == "__main__":
     workload.check(arguments)  # for one process: nobody has to divide a batch by their number
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     arguments.microbatches = 1 if arguments.schedule == "naive" else arguments.microbatches
-    # On one process the second would be its own neighbour, which torch 2.13 cannot evaluate.
+    # On one process the two stages would be neighbours, and torch 2.13 fails to evaluate those.
     chunks = 2 if arguments.schedule == "interleaved" and arguments.world_size > 1 else 1
     arguments.stages = chunks * arguments.world_size
     check(arguments)
