@@ -104,9 +104,8 @@ def report_memory(rank, world_size, model, optimizer):
         held += torch.tensor([part.to_local().nbytes for part in parts])
     everyone = [None] * world_size
     dist.all_gather_object(everyone, held.tolist())
-    for number, sizes in enumerate(everyone if rank == 0 else ()):
-        print("rank {} holds {:,} bytes of weights, {:,} of gradients, {:,} of momentum".format(number, *sizes))
-
+    for owner, held in enumerate(everyone if rank == 0 else ()):
+        print("rank {} holds {:,} bytes of weights, {:,} of gradients, {:,} of momentum".format(owner, *held))
 
 
 def state_of(parts):
