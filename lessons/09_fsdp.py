@@ -90,11 +90,11 @@ def shard(model, arguments, device):
     policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)}
     if arguments.offload:
         policy["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
-    for layer in model:
-        if list(layer.parameters()):
-            fully_shard(layer, reshard_after_forward=not arguments.no_reshard, **policy)
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))  # the default may be a Mac's GPU
+    for layer in [part for part in model if list(part.parameters())]:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not arguments.no_reshard, **policy)
     # Last the root, which sees where a step begins and ends. Alone, it would gather all layers at once.
-    fully_shard(model, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))
 
 
 def report_memory(rank, world_size, model, optimizer):

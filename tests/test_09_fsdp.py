@@ -131,7 +131,16 @@ def test_tensors_are_cut_as_torch_chunk_cuts_them():
 
 COUNTED = """
 import json, torch, warnings, workload
+import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
+gather, scatter, kinds = dist.all_gather_single, dist.reduce_scatter_single, set()
+def note_gather(output, input, **options):
+    kinds.add(f"gather {input.dtype}")
+    return gather(output, input, **options)
+def note_scatter(output, input, **options):
+    kinds.add(f"scatter {input.dtype}")
+    return scatter(output, input, **options)
+dist.all_gather_single, dist.reduce_scatter_single = note_gather, note_scatter
 def progress(batches, epoch, quiet):
     warnings.simplefilter("ignore")  # the counter's hooks make views of the outputs, which FSDP warns of
     for batch in batches:
@@ -143,13 +152,21 @@ def progress(batches, epoch, quiet):
             yield batch
         if not quiet and epoch == 1:  # later, the first step after a test prefetches a layer in vain
             sent = {str(name).split("_")[1]: number for name, number in mode.get_comm_counts().items()}
-            print("counted", json.dumps([sent, kept]))
+            print("counted", json.dumps([sent, kept, sorted(kinds)]))
 workload.progress = progress
 """
+POLICIES = """
+import torch.distributed.fsdp as fsdp
+as_it_was = fsdp.fully_shard
+def fully_shard(layer, **options):
+    print("policy:", options.get("offload_policy"))
+    return as_it_was(layer, **options)
+fsdp.fully_shard = fully_shard
+"""  # a CPU has nowhere to offload to: all that can be seen here is that it was asked for, for 4 layers by 2
 
 
 def counted(result):
-    """The collectives of a step, and the tensors that it keeps for backward: the same in every step."""
+    """A step's collectives, the tensors it keeps for backward, the kinds it sends: the same in every step."""
     lines = [line.removeprefix("counted ") for line in result.stdout.splitlines() if line[:8] == "counted "]
     assert len(lines) >= 2 and len(set(lines)) == 1
     return json.loads(lines[0])
@@ -162,8 +179,9 @@ def activations(kept):
 
 def test_what_the_options_save_and_that_they_change_no_byte(altered):
     plain = altered(COUNTED, 2, *SMALL)
-    sent, kept = counted(plain)
+    sent, kept, kinds = counted(plain)
     assert sent == {"allgather": 8, "reduce": 4}  # 4 layers: forward, backward, and their gradients
+    assert kinds == ["gather torch.float32", "scatter torch.float32"]
     assert activations(kept) == 2_843_040
 
     fewer = altered(COUNTED, 2, *SMALL, "--checkpoint-activations", folder="fewer")
@@ -175,7 +193,8 @@ def test_what_the_options_save_and_that_they_change_no_byte(altered):
     whole_layers = altered(COUNTED, 2, *SMALL, "--no-reshard", folder="whole_layers")
     assert counted(whole_layers)[0] == {"allgather": 4, "reduce": 4}
 
-    offloaded = altered("", 2, *SMALL, "--offload", folder="offloaded")  # a CPU has nowhere to move it to
+    offloaded = altered(POLICIES, 2, *SMALL, "--offload", folder="offloaded")
+    assert offloaded.stdout.count("policy: CPUOffloadPolicy(pin_memory=False)") == 8
     for result in (fewer, whole_layers, offloaded):
         assert weights_of(result) == weights_of(plain)
         assert result.stdout.splitlines()[-2:] == plain.stdout.splitlines()[-2:]
@@ -183,8 +202,9 @@ def test_what_the_options_save_and_that_they_change_no_byte(altered):
 
 def test_bf16_computes_in_16_bits_holds_32_and_stays_close(altered, reference):
     result = altered(COUNTED, 2, *SIZES, "--precision", "bf16")
-    sent, kept = counted(result)
+    sent, kept, kinds = counted(result)
     assert sent == {"allgather": 8, "reduce": 4}
+    assert kinds == ["gather torch.bfloat16", "scatter torch.float32"]
     large = [kind for shape, kind, _ in kept if len(shape) > 1 and shape[1] >= 16]
     assert len(large) == 9 and set(large) == {"torch.bfloat16"}
     assert [kind for shape, kind, _ in kept if shape[1:] == [10]][-1] == "torch.float32", "the loss is in 32"
