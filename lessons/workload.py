@@ -231,7 +231,7 @@ class Images(Dataset):
 
     def __getitems__(self, indices):
         # A DataLoader asks for a whole batch here, if it can. One by one costs more than training on them.
-        indices = torch.tensor(indices)
+        indices = torch.tensor(indices, dtype=torch.int64)  # also where there are none
         return self.images[indices], self.labels[indices]
 
 
