@@ -91,6 +91,22 @@ def test_the_documented_command_from_nothing(run, reference):
     assert "Warning" not in result.stderr
 
 
+@pytest.mark.parametrize("count", [1, 3, 8, 97])
+def test_images_that_fill_the_last_micro_batch_do_not_count(count):
+    class AlwaysRight:
+        def eval(self, images, target):
+            assert len(images) % 8 == 0
+            assert len(images) < count + 8
+            return torch.nn.functional.one_hot(target, 10)
+
+    lesson = importlib.import_module(STEM)
+    digits = workload.draw_digits(count, seed=2)
+    rest = (digits, torch.device("cpu"), Namespace(microbatches=8))
+    assert lesson.count_correct(AlwaysRight(), *rest) == count
+    elsewhere = Namespace(eval=lambda images, target: None)
+    assert lesson.count_correct(elsewhere, *rest) == 0
+
+
 # ---- the timeline ----
 
 
