@@ -91,6 +91,22 @@ def test_the_documented_command_from_nothing(run, reference):
     assert "Warning" not in result.stderr
 
 
+@pytest.mark.parametrize("count", [1, 3, 8, 97])
+def test_images_that_fill_the_last_micro_batch_do_not_count(count):
+    class AlwaysRight:
+        def eval(self, images, target):
+            assert len(images) % 8 == 0
+            assert len(images) < count + 8
+            return torch.nn.functional.one_hot(target, 10)
+
+    lesson = importlib.import_module(STEM)
+    digits = workload.draw_digits(count, seed=2)
+    rest = (digits, torch.device("cpu"), Namespace(microbatches=8))
+    assert lesson.count_correct(AlwaysRight(), *rest) == count
+    elsewhere = Namespace(eval=lambda images, target: None)
+    assert lesson.count_correct(elsewhere, *rest) == 0
+
+
 # ---- the timeline ----
 
 
@@ -210,6 +226,20 @@ def test_a_timeline_shows_the_last_of_many_steps_and_changes_no_number(fork):
     values = json.loads((seen.out / f"{STEM}.timeline.json").read_text())
     check_order(values, "1f1b", 2, 12)
     check_times(values)
+
+
+def test_only_the_last_step_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timeline.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(timeline.dist, "gather_object", lambda mine, rows: rows.__setitem__(0, mine))
+    arguments = Namespace(schedule="gpipe", world_size=1, stages=1, microbatches=2, out=tmp_path, lesson="l")
+    arguments.pretend_milliseconds = 0
+    events = [{"begin": time, "end": time + 1, "held": 1} for time in range(10, 22)]  # three steps
+    timeline.write(events, arguments)
+    values = json.loads((tmp_path / "l.timeline.json").read_text())
+    assert [event["end"] for event in values["events"][0]] == [1, 2, 3, 4]
+    assert events[0]["begin"] == 10, "the times of the first step, taken for those of the last"
+    assert events[-1]["end"] == 4
+    assert "idle 0.0%, in theory 0.0%" in capsys.readouterr().out
 
 
 def test_the_idle_share_is_time_in_which_nobody_worked():
