@@ -1,10 +1,10 @@
-"""Lesson 07, grown from lesson 04: half the bits for each number, and one all-reduce for several backwards.
+"""Lesson 07, grown from lesson 04: products in 16 bits, and one all-reduce for several backward passes.
 
     torchrun --standalone --nproc-per-node 2 lessons/07_mixed_precision.py
 
-You will see lesson 01's losses to two or three digits, and at the end what a step has sent. The products
-are computed in 16 bits, the weights and their gradients stay in 32. With --precision fp32 --clip-norm inf
-the losses are lesson 01's. With --sync-always, each micro-batch sends all gradients, for the same result.
+You will see lesson 01's losses to two digits or more, and at the end what a step gave to all_reduce.
+With --precision fp32 --clip-norm inf they are lesson 01's, whatever --accumulate cuts a batch into. With
+--sync-always each micro-batch sends all gradients: two micro-batches, twice the bytes, for the same result.
 """
 
 import gc
@@ -43,7 +43,7 @@ def train(rank, world_size, device, arguments):
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     precision = pick_precision(arguments.precision, device)
     autocast = torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32")
-    # fp16 ends at 6e-8: smaller gradients would be 0. So the loss is multiplied, and the gradients divided.
+    # Below 6e-8 fp16 has only 0. So the loss is multiplied by a scale, and later the gradients divided by it.
     scaler = torch.amp.GradScaler(device.type, arguments.first_scale, enabled=precision == "fp16")
 
     for epoch in range(1, arguments.epochs + 1):
@@ -52,24 +52,24 @@ def train(rank, world_size, device, arguments):
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
             images, labels = images.to(device), labels.to(device)
-            parts = zip(images.tensor_split(arguments.accumulate), labels.tensor_split(arguments.accumulate))
             optimizer.zero_grad()
-            for number, (images, labels) in enumerate(parts, 1):
+            parts = [whole.tensor_split(arguments.accumulate) for whole in (images, labels)]
+            for number, (images, labels) in enumerate(zip(*parts, strict=True), 1):
                 is_last = number == arguments.accumulate
                 # Around the forward pass too: it is there that DDP decides whether backward will send.
                 with nullcontext() if is_last or arguments.sync_always else model.no_sync():
-                    with autocast:
+                    with autocast:  # a mean of each part would count the images of a smaller one for more
                         loss = cross_entropy(model(images), labels, reduction="sum") / size
                     scaler.scale(loss).backward()
                 loss_sum += loss.detach()
-            scaler.unscale_(optimizer)  # or else the norm below is that of gradients 65,536 times as large
+            scaler.unscale_(optimizer)  # later, clipping would find them too long, by the scale
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
             scale = scaler.get_scale()
-            scaler.step(optimizer)  # not if a gradient is infinite. All have the same ones: all skip the step
+            scaler.step(optimizer)  # or skips it, if one is inf: averaged, they are the same on all ranks
             scaler.update()
             counts["steps"] += 1
-            counts["skipped"] += scaler.get_scale() < scale
             counts["clipped"] += (norm > arguments.clip_norm) & norm.isfinite()
+            counts["skipped"] += scaler.get_scale() < scale
         scheduler.step()
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
@@ -81,14 +81,13 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:
-        print(f"{precision}: each step {counts['reductions'] / counts['steps']:g} all-reduces, {counts['bytes'] / counts['steps']:,.0f} bytes; of {counts['steps']} steps {counts['clipped']} clipped, {counts['skipped']} skipped")
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
+        show(counts, precision)
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
 def pick_precision(wanted, device):
-    """bf16 where the hardware has it: it has the range of fp32. fp16 has more digits, but needs the scaler."""
+    """bf16 where the hardware has it: its range is that of fp32, and it needs no scale."""
     if wanted != "auto":
         return wanted
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
@@ -96,8 +95,15 @@ def pick_precision(wanted, device):
 
 
 def count_and_average(counts, bucket):
-    counts.update(reductions=1, bytes=bucket.buffer().nbytes)
-    return allreduce_hook(None, bucket)  # what DDP does when it has no hook
+    counts["reductions"] += 1
+    counts["bytes"] += bucket.buffer().nbytes
+    return allreduce_hook(None, bucket)  # what DDP does by itself when it has no hook
+
+
+def show(counts, precision):
+    steps, clipped, skipped = (int(counts[name]) for name in ("steps", "clipped", "skipped"))
+    a_step = f"all-reduces {counts['reductions'] / steps:g}, bytes {counts['bytes'] / steps:,.0f}"
+    print(f"{precision} | each step: {a_step} | steps {steps}, clipped {clipped}, skipped {skipped}", flush=True)
 
 
 @torch.no_grad()
@@ -111,15 +117,22 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
-    option("--precision", choices=["auto", *DTYPES], default="auto", help="of the products (auto)")
-    option("--accumulate", type=int, default=2, help="micro-batches a step; the batch stays as it is (2)")
-    option("--clip-norm", type=float, default=1.0, help="of the gradients, at most; inf for never (1.0)")
-    option("--first-scale", type=float, default=2.0**16, help="of fp16's loss; falls when it must (65536)")
+    option("--precision", choices=["auto", *DTYPES], default="auto", help="bf16, or fp16 without it (auto)")
+    option("--accumulate", type=int, default=2, help="micro-batches in a step; its images stay the same (2)")
     option("--sync-always", action="store_true", help="average after each micro-batch: without no_sync")
+    option("--clip-norm", type=float, default=5.0, help="longest gradient that may be; inf for any (5)")
+    option("--first-scale", type=float, default=2.0**16, help="of the loss in fp16, falls at need (65536)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
+    size = arguments.batch_size // arguments.world_size
+    if not 1 <= arguments.accumulate <= size:
+        workload.refuse(f"--accumulate must be from 1 to {size}, the images of one process in a step")
+    if not arguments.clip_norm > 0:
+        workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {arguments.clip_norm}")
+    if not 1 <= arguments.first_scale <= 2**32:
+        workload.refuse(f"--first-scale must be from 1 to {2**32}, not {arguments.first_scale:g}")
     device = workload.pick_device(rank)
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
