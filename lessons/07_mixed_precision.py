@@ -103,7 +103,7 @@ def count_and_average(counts, bucket):
 def show(counts, precision):
     steps, clipped, skipped = (int(counts[name]) for name in ("steps", "clipped", "skipped"))
     a_step = f"all-reduces {counts['reductions'] / steps:g}, bytes {counts['bytes'] / steps:,.0f}"
-    print(f"{precision} | each step: {a_step} | steps {steps}, clipped {clipped}, skipped {skipped}", flush=True)
+    print(f"{precision} | each step: {a_step} | steps {steps}, clipped {clipped}, skipped {skipped}")
 
 
 @torch.no_grad()
