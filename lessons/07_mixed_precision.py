@@ -128,7 +128,9 @@ if __name__ == "__main__":
     workload.check(arguments)
     size = arguments.batch_size // arguments.world_size
     if not 1 <= arguments.accumulate <= size:
-        workload.refuse(f"--accumulate must be from 1 to {size}, the images of one process in a step")
+        workload.refuse(
+            f"--accumulate must be from 1 to the {size} images of a process, not {arguments.accumulate}"
+        )
     if not arguments.clip_norm > 0:
         workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {arguments.clip_norm}")
     if not 1 <= arguments.first_scale <= 2**32:
