@@ -62,7 +62,7 @@ def train(rank, world_size, device, arguments):
                         loss = cross_entropy(model(images), labels, reduction="sum") / size
                     scaler.scale(loss).backward()
                 loss_sum += loss.detach()
-            scaler.unscale_(optimizer)  # later, clipping would find them too long, by the scale
+            scaler.unscale_(optimizer)  # before clipping, which would find them too long by the scale
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
             scale = scaler.get_scale()
             scaler.step(optimizer)  # or skips it, if one is inf: averaged, they are the same on all ranks
