@@ -188,6 +188,7 @@ def test_the_forward_pass_is_in_16_bits_and_what_lasts_in_32(variant):
     look = f"{loss}                    with autocast:\n                        {seen}\n"
     one, _ = variant(loss, look, *FEW[2:], "--train-size", 48, "--sync-always")
     assert one["types"] == (torch.bfloat16, torch.float32, {torch.float32}, {torch.float32})
+    assert one["scale"] == 1, "bf16 needs none"
 
 
 @pytest.fixture
