@@ -2,6 +2,7 @@
 repository and with themselves, and what they run is run, on hosts that are network namespaces."""
 
 import functools
+import itertools
 import json
 import re
 import shlex
@@ -149,7 +150,7 @@ def wrong_with_kubernetes(text):
 def torchrun_options(command):
     words = shlex.split(command.replace("$((JOB_COMPLETION_INDEX == 0))", "INDEX"))
     assert words[:2] == ["exec", "torchrun"], "without exec, bash does not pass SIGTERM on"
-    return dict(zip(words, words[1:], strict=False))
+    return dict(itertools.pairwise(words))
 
 
 # ---- SageMaker ----
@@ -199,7 +200,7 @@ def wrong_with_sagemaker(text):
 
 
 def unlike(value, shape, path=""):
-    """Where a value breaks the rules that botocore leaves to the server: patterns, choices, largest values."""
+    """Where a value breaks the rules that botocore leaves to the server: patterns, choices, limits."""
     rules = shape.metadata
     if shape.type_name == "structure":
         for name, part in value.items():
@@ -246,7 +247,12 @@ MISTAKES = [
     ("kubernetes", "restartPolicy: Never", "restartPolicy: OnFailure", "needs restartPolicy Never"),
     ("kubernetes", "completions: 2", 'completions: "2"', "'2' is not of type 'integer'"),
     ("kubernetes", "      subdomain: rungs  #", "      # subdomain: rungs", "subdomain is not the service"),
-    ("kubernetes", "  name: rungs\nspec:\n  clusterIP", "  name: rung\nspec:\n  clusterIP", "--rdzv-endpoint"),
+    (
+        "kubernetes",
+        "  name: rungs\nspec:\n  clusterIP",
+        "  name: rung\nspec:\n  clusterIP",
+        "--rdzv-endpoint",
+    ),
     ("kubernetes", "      port: 29400", "      port: 29401", "--rdzv-endpoint is not rungs-0.rungs:29401"),
     ("kubernetes", "rungs-0.rungs:29400", "rungs.rungs:29400", "--rdzv-endpoint"),
     ("kubernetes", "  clusterIP: None", "  # clusterIP: None", "not headless"),

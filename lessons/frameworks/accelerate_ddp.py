@@ -1,6 +1,10 @@
-"""Lesson 04 with Hugging Face Accelerate: the loop stays, and each line that names a process goes.
+"""Lesson 04 with Hugging Face Accelerate: no line of the loop knows how many processes there are.
 
     torchrun --standalone --nproc-per-node 2 lessons/frameworks/accelerate_ddp.py
+
+You will see lesson 01's losses again. `prepare` wraps the model, deals out the batches and moves them to
+the device. On GPUs, `accelerate launch --num-processes 2` in place of torchrun starts it too; on CPUs that
+starts a single process, unless it is told to use mpirun.
 """
 
 import os
@@ -15,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-import workload  # noqa: E402
+import workload
 
 
 def train(accelerator, arguments):

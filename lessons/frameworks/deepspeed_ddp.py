@@ -1,6 +1,9 @@
-"""Lesson 04 with DeepSpeed.
+"""Lesson 04 with DeepSpeed: an engine around the model, and a dictionary that says what it does.
 
     DS_ACCELERATOR=cpu deepspeed --num_accelerators 2 --no_local_rank lessons/frameworks/deepspeed_ddp.py
+
+You will see lesson 01's losses again, between lines of the launcher. On GPUs leave the variable out. What
+DeepSpeed is taken for, ZeRO, is one more entry in the dictionary. It meets at port 29500: --master_port.
 """
 
 import gc
@@ -17,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-import workload  # noqa: E402
+import workload
 
 
 def train(rank, world_size, arguments):

@@ -1,6 +1,9 @@
-"""Lesson 04 with Lightning Fabric.
+"""Lesson 04 with Lightning Fabric: the loop stays one's own, and devices and wrapping are Fabric's.
 
-    fabric run --accelerator cpu --devices 2 lessons/frameworks/fabric_ddp.py
+    fabric run --devices 2 lessons/frameworks/fabric_ddp.py
+
+You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's options (--accelerator,
+--strategy, --precision), which need no line in the script. It meets at port 29400: --main-port for another.
 """
 
 import gc
@@ -18,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-import workload  # noqa: E402
+import workload
 
 
 def train(fabric, arguments):
