@@ -24,6 +24,7 @@ FOLDER = ROOT / "lessons/launch"
 CONTAINER, KUBERNETES, SAGEMAKER = (
     (FOLDER / name).read_text() for name in ("Containerfile", "kubernetes.yaml", "sagemaker.json")
 )
+PAGE = (FOLDER / "README.md").read_text()
 LESSON = "06_multinode"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 12)
 
@@ -285,6 +286,40 @@ def test_a_mistake_in_a_recipe_is_noticed(kind, right, wrong, words):
     problems, text = CHECKS[kind]
     assert right in text
     assert any(words in problem for problem in problems(text.replace(right, wrong, 1)))
+
+
+# ---- the page ----
+
+
+def test_every_link_on_the_page_leads_to_a_file():
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", PAGE):
+        assert target.startswith("http") or (FOLDER / target).exists(), target
+
+
+def test_the_page_says_what_the_recipes_can_cost():
+    pods, seconds = (
+        int(re.search(rf"{name}: (\d+)", KUBERNETES)[1]) for name in ("parallelism", "activeDeadlineSeconds")
+    )
+    assert (
+        f"`activeDeadlineSeconds`, {seconds / 3600:g} hours | {pods} pods: {pods * seconds / 3600:g} " in PAGE
+    )
+    request = json.loads(SAGEMAKER)
+    machines = request["ResourceConfig"]["InstanceCount"]
+    hours = request["StoppingCondition"]["MaxRuntimeInSeconds"] / 3600
+    assert f"`MaxRuntimeInSeconds`, {hours:g} hour;" in PAGE
+    assert f"{machines} instances: {machines * hours:g} instance-hours" in PAGE
+    slurm = (FOLDER / "slurm.sbatch").read_text()
+    nodes, starts = (int(re.search(rf"{name}(\d+)", slurm)[1]) for name in ("--nodes=", "REQUEUES:-"))
+    assert "--time=00:30:00" in slurm
+    each = nodes / 2
+    assert f"{nodes} nodes: {each:g} node-hour a start, {each * (starts + 1):g} in all" in PAGE
+
+
+def test_the_page_shows_the_command_that_sagemaker_gives():
+    words, _ = as_the_toolkit_does(json.loads(SAGEMAKER), ["algo-1", "algo-2"], "algo-1")
+    words[words.index("--nproc_per_node") + 1] = "GPUS"
+    assert " ".join(map(str, words)) + "\n" in PAGE
+    assert "sagemaker-training==5.1.4" in CONTAINER
 
 
 # ---- what they run ----
