@@ -26,7 +26,7 @@ CONTAINER, KUBERNETES, SAGEMAKER = (
 )
 PAGE = (FOLDER / "README.md").read_text()
 LESSON = "06_multinode"
-SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 12)
+SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 8)
 
 HADOLINT = Path(sys.executable).parent / "hadolint"
 
