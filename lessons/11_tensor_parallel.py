@@ -119,7 +119,6 @@ def count_collectives(rank, model, images, labels):
         loss.backward()
     with CommDebugMode() as step:
         torch.optim.SGD(model.parameters(), lr=0).step()
-    model.zero_grad()
     for part, mode in {"forward": forward, "backward": backward, "optimizer": step}.items():
         counts = [f"{count} {kind.__name__}" for kind, count in mode.get_comm_counts().items()]
         if rank == 0:
@@ -147,7 +146,9 @@ if __name__ == "__main__":
     workload.check(arguments)  # for one process: nobody has to divide a batch by their number
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % arguments.world_size:
-        workload.refuse(f"the {HEADS} heads do not divide by {arguments.world_size} processes: take 1, 2 or 4")
+        workload.refuse(
+            f"{arguments.world_size} processes cannot share {HEADS} heads evenly: start 1, 2 or 4"
+        )
     device = workload.pick_device(rank)
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
