@@ -146,9 +146,7 @@ if __name__ == "__main__":
     workload.check(arguments)  # for one process: nobody has to divide a batch by their number
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % arguments.world_size:
-        workload.refuse(
-            f"{arguments.world_size} processes cannot share {HEADS} heads evenly: start 1, 2 or 4"
-        )
+        workload.refuse(f"{arguments.world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
     device = workload.pick_device(rank)
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),

@@ -96,7 +96,7 @@ def test_the_collectives_and_the_gradients_of_one_step(fork, lesson, processes, 
     for name, value in model.named_parameters():
         off = (value.detach() - after[name] - value.grad).abs().max()
         # The loss does not depend on a key's bias: softmax takes no notice of what all places have in common.
-        assert off <= 1e-6 * largest, f"{name}: {off:.1e} of {value.grad.abs().max():.1e}"
+        assert off <= 1e-5 * largest, f"{name}: {off:.1e} of {value.grad.abs().max():.1e}"
         assert value.grad.abs().max() > 1e-4 * largest or name.endswith("key.bias"), f"{name} does not learn"
 
 
@@ -165,9 +165,8 @@ def test_what_each_process_holds_and_sends(forks, tmp_path, processes, options):
             assert kind == "S(1)", name
             assert shape == [32, (128 if layer.endswith("down") else 32) // processes]
         else:  # after four steps still the same bytes everywhere
-            assert (
-                kind == "R" if options and "norm" in layer or layer.endswith(("project", "down")) else "plain"
-            )
+            replicated = layer.endswith(("project", "down")) or (options and "norm" in layer)
+            assert kind == ("R" if replicated else "plain"), name
             assert others == [[kind, shape, value]] * (processes - 1), name
     whole = 24 * 28 * 32 * 4  # images, places, numbers, bytes
     if options:
@@ -194,7 +193,7 @@ def test_a_batch_need_not_divide(fork):
 @pytest.mark.parametrize("processes", [3, 8])
 def test_heads_that_do_not_divide_are_refused(fork, processes):
     line = refusal(fork(STEM, processes, refused=True))
-    assert line == f"error: {processes} processes cannot share 4 heads evenly: start 1, 2 or 4"
+    assert line == f"error: {processes} processes cannot share 4 heads evenly: take 1, 2 or 4"
 
 
 def test_plain_python_is_told_how_to_start_the_lesson(start):
@@ -202,9 +201,9 @@ def test_plain_python_is_told_how_to_start_the_lesson(start):
     assert "torchrun --standalone --nproc-per-node 2 " in line
 
 
-def test_the_help_tells_this_lessons_own_settings(lesson):
-    text = workload.parser(lesson.__file__, "").format_help()
-    assert "(8)" in text and "(0.04)" in text
+def test_the_help_tells_this_lessons_own_settings(fork):
+    text = fork(STEM, 1, "--help").stdout
+    assert "(6)" in text and "(0.15)" in text
 
 
 def test_colour_images_have_a_place_for_each_row_of_each_channel(lesson):
