@@ -3,10 +3,10 @@
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 --max-restarts 3 \\
         lessons/08_real_training.py
 
-You will see a ResNet-18 learn from 2,400 digits in four epochs: a narrow one, so that a CPU can. On GPUs,
-say --data cifar10 --epochs 30 --batch-size 480 --workers 4. Without SyncBatchNorm each process would
-normalize by its own few images, and every number of processes would train another model. Without model.eval()
-the test images would train it too. TensorBoard: tensorboard --logdir out
+You will see a ResNet-18 learn from 2,400 digits in four epochs, a narrow one, for the CPU's sake. On GPUs:
+--data cifar10 --epochs 30 --batch-size 480 --workers 4. Without SyncBatchNorm each process would normalize
+by its own few images, and each number of processes would train another model. `tensorboard --logdir out`
+shows the curves.
 """
 
 import gc
@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-import recipe  # the other half of this lesson: the parts
+import recipe  # the other half of this lesson: all that is not about processes
+import resnet
 import snapshot
 import workload
 
@@ -32,36 +33,34 @@ def train(rank, world_size, device, arguments):
     train_set, test_set = workload.load_images(arguments)
     sampler = recipe.Sampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
-    augmented, options = recipe.Augmented(train_set, arguments), recipe.loading(arguments, device)
+    options = recipe.loading(arguments, device) | {"collate_fn": workload.collate}
     train_loader = DataLoader(
-        augmented, size, sampler=sampler, drop_last=True, collate_fn=workload.collate, **options
+        recipe.Augmented(train_set, arguments), size, sampler=sampler, drop_last=True, **options
     )
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
     train_loader.generator = torch.Generator()  # or else starting it would use up a random number
 
-    norm = nn.SyncBatchNorm if device.type != "cpu" else recipe.SyncBatchNorm  # torch's refuses a CPU
-    model = recipe.ResNet18(train_set.images.shape[1:], arguments.width, norm)
+    norm = nn.SyncBatchNorm if device.type != "cpu" else resnet.SyncBatchNorm  # torch's refuses a CPU
+    model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
     model = model.to(device, memory_format=torch.channels_last)
-    flops = recipe.count_flops(model, train_set.images[:1].to(device))
+    flops = resnet.count_flops(model, train_set.images[:1].to(device))
     if device.type != "cpu":
-        model.compile()  # in place: torch.compile(model) would rename all the weights in the files
+        model.compile()  # in place: torch.compile(model) would put a prefix before the name of each weight
     model = nn.parallel.DistributedDataParallel(model)
-    lr = (
-        arguments.lr * arguments.batch_size / 120
-    )  # a batch twice as large: half the steps, each twice as long
+    lr = arguments.lr * arguments.batch_size / 120  # twice the batch: half the steps, each twice as long
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate(arguments, len(train_loader)))
     snapshot.start(arguments, model, train_set.images[:1].to(device))
     snapshot.settings |= {name: getattr(arguments, name) for name in ("warm_up", "patience")}
-    best = recipe.Best(arguments.patience)
+    best = recipe.Best()
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
     first, done, loss_sum = load_snapshot(arguments, parts, device)
     board = recipe.Board(arguments, rank, first)
 
     for epoch in range(first, arguments.epochs + 1):
-        if best.is_final(epoch):
-            break  # all together: a process that went on would wait for the others
+        if epoch - best.epoch > arguments.patience:
+            break  # all do, or none: a process that went on alone would wait for the others
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         batches = islice(workload.progress(train_loader, epoch, quiet=rank > 0), done, None)
@@ -71,7 +70,7 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            scheduler.step()  # at every step, not every epoch: a warm-up is short
+            scheduler.step()  # at each step, since the warm-up is short
             board.step()
             loss_sum += loss.detach()
             stop = snapshot.agree_to_stop()
@@ -87,42 +86,20 @@ def train(rank, world_size, device, arguments):
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
-        accuracy, share = (
-            correct.item() / len(test_set),
-            recipe.share_of_peak(speed, flops, arguments, device),
-        )
-        values = {
-            "loss": mean_loss,
-            "accuracy": accuracy,
-            "images a second": speed,
-            "share of the peak": share,
-        }
-        board.show(epoch, values | {"learning rate": scheduler.get_last_lr()[0]})
         if rank == 0:
-            workload.report(arguments, epoch, mean_loss, accuracy, speed)
-        if best.is_beaten(epoch, correct.item()):
-            save_best(
-                arguments, model.module
-            )  # before the snapshot: a crash between the two repeats this one
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+        share = resnet.share_of_peak(speed, flops, arguments, device)
+        values = {"loss": mean_loss, "accuracy": correct.item() / len(test_set)}
+        values |= {"images a second": speed, "share of the peak": share}
+        board.show(epoch, values | {"learning rate": scheduler.get_last_lr()[0]})
+        best.see(arguments, epoch, correct.item(), model.module)  # before the snapshot: see recipe.py
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
     if rank == 0:
-        how = f", {share:.1%} of the peak" if share else ""
-        print(
-            f"best in epoch {best.epoch}: {best.correct / len(test_set):.1%} | {flops / 1e9:.2f} GFLOP an image{how}"
-        )
+        print(f"best: epoch {best.epoch}, accuracy {best.correct / len(test_set):.1%}")
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
-
-
-def save_best(arguments, model):
-    path = arguments.out / f"{arguments.lesson}.best.pt"
-    aside = path.with_suffix(".aside")
-    if dist.get_rank() == 0:
-        with snapshot.survive_a_full_disk(path, aside):
-            torch.save({name: value.cpu() for name, value in model.state_dict().items()}, aside)
-            aside.replace(path)
 
 
 def save_snapshot(arguments, parts, epoch, step, loss_sum):
@@ -149,7 +126,7 @@ def load_snapshot(arguments, parts, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # batch norm by the running statistics: an image's answer must not depend on its neighbours
+    model.eval()  # batch norm by its running statistics: no image's answer depends on its neighbours
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
