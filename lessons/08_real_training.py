@@ -43,16 +43,17 @@ def train(rank, world_size, device, arguments):
 
     norm = nn.SyncBatchNorm if device.type != "cpu" else resnet.SyncBatchNorm  # torch's refuses a CPU
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
-    model = model.to(device, memory_format=torch.channels_last)
+    dtype = torch.float64 if arguments.double else torch.float32
+    model = model.to(device, dtype, memory_format=torch.channels_last)
     flops = resnet.count_flops(model, train_set.images[:1].to(device))
     if device.type != "cpu":
         model.compile()  # in place: torch.compile(model) would put a prefix before the name of each weight
     model = nn.parallel.DistributedDataParallel(model)
-    lr = arguments.lr * arguments.batch_size / 120  # twice the batch: half the steps, each twice as long
+    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, each twice as long
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate(arguments, len(train_loader)))
     snapshot.start(arguments, model, train_set.images[:1].to(device))
-    snapshot.settings |= {name: getattr(arguments, name) for name in ("warm_up", "patience")}
+    snapshot.settings |= {name: getattr(arguments, name) for name in ("warm_up", "patience", "double")}
     best = recipe.Best()
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
     first, done, loss_sum = load_snapshot(arguments, parts, device)

@@ -23,21 +23,26 @@ torchvision = workload.import_torchvision()
 
 
 def options(parser):
-    parser.set_defaults(epochs=4)
+    parser.conflict_handler = "resolve"  # the first four are every lesson's, with other defaults
     option = parser.add_argument
-    option("--width", type=int, help="channels of the first layer (16 for digits, else 64: ResNet-18)")
+    option("--epochs", type=int, default=4, help="passes over the training images (4)")
+    option("--batch-size", type=int, default=60, help="images a step, of all processes together (60)")
+    option("--lr", type=float, default=0.1, help="highest learning rate, for a batch of 60 images (0.1)")
+    option("--train-size", type=int, help="images to train on (2400 digits; all of the others)")
+    option("--width", type=int, help="channels of the first layer (8 for digits, else 64: ResNet-18)")
     option("--warm-up", type=float, default=0.5, help="epochs in which the learning rate rises (0.5)")
     option("--patience", type=int, default=3, help="epochs without a better one before the run stops (3)")
     option("--workers", type=int, default=0, help="processes that prepare images for each that trains (0)")
-    option("--peak-tflops", type=float, help="what one GPU can do, or one process on the CPU")
+    option("--double", action="store_true", help="compute in 64 bits")
     option("--profile", action="store_true", help="write a trace of five steps, for ui.perfetto.dev")
+    option("--peak-tflops", type=float, help="what one GPU can do, or one process on the CPU")
 
 
 def check(arguments):
-    if arguments.width is None:
-        arguments.width = 16 if arguments.data == "digits" else 64
-    if arguments.train_size is None and arguments.data == "digits":
-        arguments.train_size = 2400  # a ResNet is a lot of work for a CPU
+    defaults = {"width": 8, "train_size": 2400} if arguments.data == "digits" else {"width": 64}
+    for name, default in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
     for name, least in (("width", 1), ("patience", 1), ("workers", 0)):
         if getattr(arguments, name) < least:
             workload.refuse(f"--{name} must be at least {least}, not {getattr(arguments, name)}")
@@ -65,7 +70,7 @@ class Augmented(Dataset):
         from torchvision.transforms import v2
 
         self.images, self.seed = images, arguments.seed
-        move = v2.RandomCrop(images.images.shape[-1], padding=3)
+        move = v2.RandomCrop(images.images.shape[-1], padding=2)
         flip, turn = v2.RandomHorizontalFlip(), v2.RandomRotation(8, v2.InterpolationMode.BILINEAR)
         # A cat in a mirror is a cat; a 3 in a mirror is no digit.
         self.transform = v2.Compose([move, flip if arguments.data == "cifar10" else turn])
