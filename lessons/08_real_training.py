@@ -33,7 +33,7 @@ def train(rank, world_size, device, arguments):
     train_set, test_set = workload.load_images(arguments)
     sampler = recipe.Sampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
-    options = recipe.loading(arguments, device) | {"collate_fn": workload.collate}
+    options = recipe.loading(arguments, device)
     train_loader = DataLoader(
         recipe.Augmented(train_set, arguments), size, sampler=sampler, drop_last=True, **options
     )
@@ -87,19 +87,18 @@ def train(rank, world_size, device, arguments):
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
+        accuracy, mfu = correct.item() / len(test_set), resnet.share_of_peak(speed, flops, arguments, device)
         if rank == 0:
-            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        share = resnet.share_of_peak(speed, flops, arguments, device)
-        values = {"loss": mean_loss, "accuracy": correct.item() / len(test_set)}
-        values |= {"images a second": speed, "share of the peak": share}
-        board.show(epoch, values | {"learning rate": scheduler.get_last_lr()[0]})
-        best.see(arguments, epoch, correct.item(), model.module)  # before the snapshot: see recipe.py
+            workload.report(arguments, epoch, mean_loss, accuracy, speed)
+        lr = scheduler.get_last_lr()[0]
+        board.show(epoch, loss=mean_loss, accuracy=accuracy, lr=lr, images_per_second=speed, mfu=mfu)
+        # Before the snapshot: after a crash between the two, the epoch's end comes again, and with it this.
+        best.see(arguments, epoch, correct.item(), model.module)
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
-    if rank == 0:
-        print(f"best: epoch {best.epoch}, accuracy {best.correct / len(test_set):.1%}")
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
+        print(f"best: epoch {best.epoch}, accuracy {best.correct / len(test_set):.1%}")
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

@@ -1,11 +1,8 @@
 """The other half of lesson 08: the parts of its pipeline.
 
-options, check      the lesson's own words on the command line
-Sampler, Augmented  random images that depend on the seed, the epoch and the image, and on nothing else
-loading             workers and pinned memory
-rate                the learning rate at each step
-Best                the best epoch so far, and whether there is hope for a better one
-Board               TensorBoard, and a trace of the profiler
+They are options and check; Sampler and Augmented, for images that depend on the seed, the epoch and the
+image, and on nothing else; loading, for workers and pinned memory; rate, of learning; Best, the best epoch so
+far and its weights; Board, for TensorBoard and a trace of the profiler. The model is in resnet.py.
 """
 
 import math
@@ -19,7 +16,7 @@ from torch.utils.data import Dataset, DistributedSampler
 import snapshot
 import workload
 
-torchvision = workload.import_torchvision()
+workload.import_torchvision()
 
 
 def options(parser):
@@ -39,10 +36,10 @@ def options(parser):
 
 
 def check(arguments):
-    defaults = {"width": 8, "train_size": 2400} if arguments.data == "digits" else {"width": 64}
-    for name, default in defaults.items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, default)
+    if arguments.data == "digits":  # a ResNet is a lot of work for a CPU
+        arguments.train_size = 2400 if arguments.train_size is None else arguments.train_size
+    if arguments.width is None:
+        arguments.width = 8 if arguments.data == "digits" else 64
     for name, least in (("width", 1), ("patience", 1), ("workers", 0)):
         if getattr(arguments, name) < least:
             workload.refuse(f"--{name} must be at least {least}, not {getattr(arguments, name)}")
@@ -51,9 +48,6 @@ def check(arguments):
     if arguments.peak_tflops is not None and not 0 < arguments.peak_tflops < math.inf:
         workload.refuse(f"--peak-tflops must be a number above 0, not {arguments.peak_tflops}")
     workload.check(arguments)
-
-
-# ---- images -----------------------------------------------------------------------------------
 
 
 class Sampler(DistributedSampler):
@@ -70,10 +64,10 @@ class Augmented(Dataset):
         from torchvision.transforms import v2
 
         self.images, self.seed = images, arguments.seed
-        move = v2.RandomCrop(images.images.shape[-1], padding=2)
-        flip, turn = v2.RandomHorizontalFlip(), v2.RandomRotation(8, v2.InterpolationMode.BILINEAR)
-        # A cat in a mirror is a cat; a 3 in a mirror is no digit.
-        self.transform = v2.Compose([move, flip if arguments.data == "cifar10" else turn])
+        turn = v2.RandomRotation(8, v2.InterpolationMode.BILINEAR)
+        if arguments.data == "cifar10":  # a cat in a mirror is a cat; a 3 in a mirror is no digit
+            turn = v2.RandomHorizontalFlip()
+        self.transform = v2.Compose([v2.RandomCrop(images.images.shape[-1], padding=2), turn])
 
     def __len__(self):
         return len(self.images)
@@ -91,7 +85,7 @@ class Augmented(Dataset):
 def loading(arguments, device):
     """What the loader is told besides. Workers come from a server of their own: a fork of this process
     would copy the locks of its threads (gloo's, NCCL's), some of them locked, with nobody to unlock them."""
-    options = {"pin_memory": device.type != "cpu"}
+    options = {"collate_fn": workload.collate, "pin_memory": device.type != "cpu"}
     if arguments.workers:
         options |= {"num_workers": arguments.workers, "persistent_workers": True}
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": start_worker}
@@ -104,11 +98,8 @@ def start_worker(number):
         signal.signal(name, signal.SIG_IGN)
 
 
-# ---- how the run goes -------------------------------------------------------------------------
-
-
 def rate(arguments, steps):
-    """The share of the full learning rate at each step: it rises in a line, then falls in half a cosine."""
+    """The share of the highest learning rate at each step: it rises in a line, and falls in half a cosine."""
     rise, end = arguments.warm_up * steps, arguments.epochs * steps
 
     def share(step):
@@ -131,9 +122,7 @@ class Best:
         self.epoch, self.correct = epoch, correct
         path = arguments.out / f"{arguments.lesson}.best.pt"
         aside = path.with_suffix(".aside")
-        if (
-            dist.get_rank() == 0
-        ):  # and before the snapshot: after a crash between the two, this epoch comes again
+        if dist.get_rank() == 0:
             with snapshot.survive_a_full_disk(path, aside):
                 torch.save({name: value.cpu() for name, value in model.state_dict().items()}, aside)
                 aside.replace(path)
@@ -157,19 +146,16 @@ class Board:
             self.writer = SummaryWriter(arguments.out / f"{arguments.lesson}.tensorboard", purge_step=first)
         if rank == 0 and arguments.profile:
             trace = str(arguments.out / f"{arguments.lesson}.trace.json.gz")
-            self.profile = torch.profiler.profile(
-                schedule=torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1),
-                on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
-            )
+            plan = torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1)
+            save = lambda profile: profile.export_chrome_trace(trace)  # noqa: E731
+            self.profile = torch.profiler.profile(schedule=plan, on_trace_ready=save)
             self.profile.start()
+        self.step = self.profile.step if self.profile else lambda: None
 
-    def step(self):
-        if self.profile:
-            self.profile.step()
-
-    def show(self, epoch, values):
-        known = {name: value for name, value in values.items() if value is not None}
-        for name in known if self.writer else ():
-            self.writer.add_scalar(name, known[name], epoch)
-        if self.writer:
-            self.writer.flush()  # what waits in memory dies with the process
+    def show(self, epoch, **values):
+        for name, value in values.items() if self.writer else ():
+            if value is not None:
+                self.writer.add_scalar(name, value, epoch)
+                self.writer.flush()  # what waits in memory dies with the process
+        if self.writer and values["mfu"]:
+            print(f"         | {values['mfu']:.1%} of the hardware's peak", flush=True)
