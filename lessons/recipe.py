@@ -20,8 +20,8 @@ workload.import_torchvision()
 
 
 def options(parser):
-    parser.conflict_handler = "resolve"  # the first four are every lesson's, with other defaults
-    option = parser.add_argument
+    # The first four are every lesson's, with other defaults.
+    option = parser.add_argument_group("of this lesson", conflict_handler="resolve").add_argument
     option("--epochs", type=int, default=4, help="passes over the training images (4)")
     option("--batch-size", type=int, default=60, help="images a step, of all processes together (60)")
     option("--lr", type=float, default=0.1, help="highest learning rate, for a batch of 60 images (0.1)")
@@ -36,10 +36,9 @@ def options(parser):
 
 
 def check(arguments):
-    if arguments.data == "digits":  # a ResNet is a lot of work for a CPU
-        arguments.train_size = 2400 if arguments.train_size is None else arguments.train_size
-    if arguments.width is None:
-        arguments.width = 8 if arguments.data == "digits" else 64
+    width, train_size = (8, 2400) if arguments.data == "digits" else (64, None)  # a CPU must manage digits
+    arguments.width = width if arguments.width is None else arguments.width
+    arguments.train_size = train_size if arguments.train_size is None else arguments.train_size
     for name, least in (("width", 1), ("patience", 1), ("workers", 0)):
         if getattr(arguments, name) < least:
             workload.refuse(f"--{name} must be at least {least}, not {getattr(arguments, name)}")

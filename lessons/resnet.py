@@ -1,9 +1,4 @@
-"""The model of lesson 08: ResNet-18 for small images, its batch norm, and what it costs.
-
-ResNet18                    torchvision's blocks
-SyncBatchNorm               batch norm over the batch of all processes, on the CPU
-count_flops, share_of_peak  how well the hardware is used
-"""
+"""The model of lesson 08, ResNet-18 for small images; its batch norm for the CPU; and what it costs."""
 
 import torch
 import torch.distributed as dist
