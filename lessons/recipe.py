@@ -1,10 +1,8 @@
-"""The other half of lesson 08: the parts of its pipeline.
-
-They are options and check; Sampler and Augmented, for images that depend on the seed, the epoch and the
-image, and on nothing else; loading, for workers and pinned memory; rate, of learning; Best, the best epoch so
-far and its weights; Board, for TensorBoard and a trace of the profiler. The model is in resnet.py.
+"""The other half of lesson 08: its options; images that are random in the same way on any number of processes
+and workers; the learning rate; the best epoch; what is shown of the run. The model is in resnet.py.
 """
 
+import atexit
 import math
 import signal
 import zlib
@@ -36,9 +34,9 @@ def options(parser):
 
 
 def check(arguments):
-    width, train_size = (8, 2400) if arguments.data == "digits" else (64, None)  # a CPU must manage digits
-    arguments.width = width if arguments.width is None else arguments.width
-    arguments.train_size = train_size if arguments.train_size is None else arguments.train_size
+    for name, small, whole in (("width", 8, 64), ("train_size", 2400, None)):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, small if arguments.data == "digits" else whole)
     for name, least in (("width", 1), ("patience", 1), ("workers", 0)):
         if getattr(arguments, name) < least:
             workload.refuse(f"--{name} must be at least {least}, not {getattr(arguments, name)}")
@@ -149,6 +147,7 @@ class Board:
             save = lambda profile: profile.export_chrome_trace(trace)  # noqa: E731
             self.profile = torch.profiler.profile(schedule=plan, on_trace_ready=save)
             self.profile.start()
+            atexit.register(self.profile.stop)  # a process that ends while it records dies of signal 11
         self.step = self.profile.step if self.profile else lambda: None
 
     def show(self, epoch, **values):
