@@ -4,7 +4,10 @@ and workers; the learning rate; the best epoch; what is shown of the run. The mo
 
 import atexit
 import math
+import multiprocessing
+import os
 import signal
+import threading
 import zlib
 
 import torch
@@ -58,16 +61,13 @@ class Augmented(Dataset):
     """The same image looks the same in the same epoch, whichever process and worker prepares it."""
 
     def __init__(self, images, arguments):
-        from torchvision.transforms import v2
+        from torchvision.transforms import v2  # only now: see import_torchvision
 
         self.images, self.seed = images, arguments.seed
-        turn = v2.RandomRotation(8, v2.InterpolationMode.BILINEAR)
-        if arguments.data == "cifar10":  # a cat in a mirror is a cat; a 3 in a mirror is no digit
-            turn = v2.RandomHorizontalFlip()
-        self.transform = v2.Compose([v2.RandomCrop(images.images.shape[-1], padding=2), turn])
-
-    def __len__(self):
-        return len(self.images)
+        move = v2.RandomCrop(images.images.shape[-1], padding=2)
+        turn, flip = v2.RandomRotation(8, v2.InterpolationMode.BILINEAR), v2.RandomHorizontalFlip()
+        # A cat in a mirror is a cat; a 3 in a mirror is no digit.
+        self.transform = v2.Compose([move, flip if arguments.data == "cifar10" else turn])
 
     def __getitems__(self, pairs):
         random = torch.get_rng_state()  # without workers, it is that of the training
@@ -90,7 +90,11 @@ def loading(arguments, device):
 
 
 def start_worker(number):
-    workload.end_with_parent()
+    def end_with_trainer():  # torch asks the system for the parent; that is the server, which ends after us
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_trainer, daemon=True).start()
     for name in (signal.SIGTERM, signal.SIGINT):  # the trainer finishes its step, and needs its images
         signal.signal(name, signal.SIG_IGN)
 

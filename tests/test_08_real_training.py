@@ -413,7 +413,8 @@ def test_the_command_with_workers_a_crash_a_trace_and_a_peak(run, fork):
     assert "peak" not in plain.stdout and "mfu" not in board(plain.out)
     trace = json.loads(gzip.decompress((result.out / f"{STEM}.trace.json.gz").read_bytes()))
     names = [event.get("name", "") for event in trace["traceEvents"]]
-    assert sum(name == "DistributedDataParallel.forward" for name in names) == 5
+    # Of the five steps after the crash: the first two are for settling.
+    assert sum(name == "DistributedDataParallel.forward" for name in names) == 3
     assert any("all_reduce" in name for name in names)
 
 
