@@ -18,6 +18,7 @@ import snapshot
 import workload
 
 workload.import_torchvision()
+from torchvision.transforms import v2  # noqa: E402
 
 
 def options(parser):
@@ -61,8 +62,6 @@ class Augmented(Dataset):
     """The same image looks the same in the same epoch, whichever process and worker prepares it."""
 
     def __init__(self, images, arguments):
-        from torchvision.transforms import v2  # only now: see import_torchvision
-
         self.images, self.seed = images, arguments.seed
         move = v2.RandomCrop(images.images.shape[-1], padding=2)
         turn, flip = v2.RandomRotation(8, v2.InterpolationMode.BILINEAR), v2.RandomHorizontalFlip()
@@ -121,8 +120,7 @@ class Best:
         if correct <= self.correct:
             return
         self.epoch, self.correct = epoch, correct
-        path = arguments.out / f"{arguments.lesson}.best.pt"
-        aside = path.with_suffix(".aside")
+        path, aside = (arguments.out / f"{arguments.lesson}.best.{end}" for end in ("pt", "aside"))
         if dist.get_rank() == 0:
             with snapshot.survive_a_full_disk(path, aside):
                 torch.save({name: value.cpu() for name, value in model.state_dict().items()}, aside)
