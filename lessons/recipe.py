@@ -22,8 +22,8 @@ from torchvision.transforms import v2  # noqa: E402
 
 
 def options(parser):
-    # The first four are every lesson's, with other defaults.
-    option = parser.add_argument_group("of this lesson", conflict_handler="resolve").add_argument
+    group = parser.add_argument_group("of this lesson, or with another default", conflict_handler="resolve")
+    option = group.add_argument
     option("--epochs", type=int, default=4, help="passes over the training images (4)")
     option("--batch-size", type=int, default=60, help="images a step, of all processes together (60)")
     option("--lr", type=float, default=0.1, help="highest learning rate, for a batch of 60 images (0.1)")
@@ -65,12 +65,12 @@ class Augmented(Dataset):
         self.images, self.seed = images, arguments.seed
         move = v2.RandomCrop(images.images.shape[-1], padding=2)
         turn, flip = v2.RandomRotation(8, v2.InterpolationMode.BILINEAR), v2.RandomHorizontalFlip()
-        # A cat in a mirror is a cat; a 3 in a mirror is no digit.
-        self.transform = v2.Compose([move, flip if arguments.data == "cifar10" else turn])
+        is_mirrored = arguments.data == "cifar10"  # a cat in a mirror is a cat; a 3 in a mirror is no digit
+        self.transform = v2.Compose([move, flip if is_mirrored else turn])
 
     def __getitems__(self, pairs):
-        random = torch.get_rng_state()  # without workers, it is that of the training
         images, labels = self.images.__getitems__([index for _, index in pairs])
+        random = torch.get_rng_state()  # without workers, it is that of the training
         for place, (epoch, index) in enumerate(pairs):
             torch.default_generator.manual_seed(zlib.crc32(f"{self.seed} {epoch} {index}".encode()))
             images[place] = self.transform(images[place])
@@ -79,8 +79,8 @@ class Augmented(Dataset):
 
 
 def loading(arguments, device):
-    """What the loader is told besides. Workers come from a server of their own: a fork of this process
-    would copy the locks of its threads (gloo's, NCCL's), some of them locked, with nobody to unlock them."""
+    """Workers come from a server of their own: a fork of this process would copy the locks of its threads
+    (gloo's, NCCL's), some of them locked, with nobody to unlock them."""
     options = {"collate_fn": workload.collate, "pin_memory": device.type != "cpu"}
     if arguments.workers:
         options |= {"num_workers": arguments.workers, "persistent_workers": True}
@@ -94,8 +94,8 @@ def start_worker(number):
         os._exit(1)
 
     threading.Thread(target=end_with_trainer, daemon=True).start()
-    for name in (signal.SIGTERM, signal.SIGINT):  # the trainer finishes its step, and needs its images
-        signal.signal(name, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the trainer finishes its step, and needs its images
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def rate(arguments, steps):

@@ -353,6 +353,21 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
     assert [step for step, _ in boards[0]["accuracy"]] == [1, 2, 3]
 
 
+def test_a_crash_right_after_the_snapshot_does_not_lose_the_best_weights(forks, tmp_path):
+    lesson = (launcher.ROOT / f"lessons/{STEM}.py").read_text()
+    saved = "        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)\n"
+    assert lesson.count(saved) == 1
+    script = tmp_path / f"{STEM}.py"
+    script.write_text(lesson.replace(saved, f"{saved}        workload.crash_once(True)\n"))
+    words, environment = launcher.command(STEM, 1, *SMALL, "--epochs", 1)
+    words = [word if not word.endswith(f"{STEM}.py") else str(script) for word in words]
+    (tmp_path / ".tmp").mkdir()
+    code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
+    assert (code, left) == (0, [])
+    assert "resumed in epoch 2 after step 0" in (tmp_path / ".out").read_text()
+    assert (tmp_path / f"out/{STEM}.best.pt").exists()
+
+
 def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     """One test image: the count can rise from 0 to 1, once, and then never."""
     sizes = (*SMALL, "--test-size", 1, "--patience", 2, "--epochs", 9)
