@@ -1,6 +1,4 @@
-"""The other half of lesson 08: its options; images that are random in the same way on any number of processes
-and workers; the learning rate; the best epoch; what is shown of the run. The model is in resnet.py.
-"""
+"""The other half of lesson 08: options, images, the learning rate, the best epoch, what is shown of the run."""
 
 import atexit
 import math
