@@ -1,4 +1,4 @@
-"""The other half of lesson 08: options, images, the learning rate, the best epoch, what is shown of the run."""
+"""The other half of lesson 08: options, images, the learning rate, the best epoch, what a run shows."""
 
 import atexit
 import math
