@@ -142,6 +142,7 @@ class Board:
             # purge_step hides what a run that crashed had written of this epoch and of later ones.
             self.writer = SummaryWriter(arguments.out / f"{arguments.lesson}.tensorboard", purge_step=first)
         if rank == 0 and arguments.profile:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
             trace = str(arguments.out / f"{arguments.lesson}.trace.json.gz")
             plan = torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1)
             save = lambda profile: profile.export_chrome_trace(trace)  # noqa: E731
