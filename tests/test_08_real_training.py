@@ -353,18 +353,27 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
     assert [step for step, _ in boards[0]["accuracy"]] == [1, 2, 3]
 
 
-def test_a_crash_right_after_the_snapshot_does_not_lose_the_best_weights(forks, tmp_path):
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
+    """Before it, the epoch's end comes twice, and the board shows it once. After it, the best is not lost."""
     lesson = (launcher.ROOT / f"lessons/{STEM}.py").read_text()
-    saved = "        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)\n"
+    saved, crash = (
+        "        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)\n",
+        "        crash(epoch == 1)\n",
+    )
     assert lesson.count(saved) == 1
     script = tmp_path / f"{STEM}.py"
-    script.write_text(lesson.replace(saved, f"{saved}        workload.crash_once(True)\n"))
-    words, environment = launcher.command(STEM, 1, *SMALL, "--epochs", 1)
+    lesson = lesson.replace(saved, crash + saved if place == "before" else saved + crash)
+    script.write_text(lesson.replace("crash(epoch", "workload.crash_once(epoch"))
+    words, environment = launcher.command(STEM, 1, *SMALL)
     words = [word if not word.endswith(f"{STEM}.py") else str(script) for word in words]
     (tmp_path / ".tmp").mkdir()
     code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
-    assert (code, left) == (0, [])
-    assert "resumed in epoch 2 after step 0" in (tmp_path / ".out").read_text()
+    assert (code, left) == (0, []), (tmp_path / ".err").read_text()
+    printed = (tmp_path / ".out").read_text()
+    assert ("resumed in epoch 2 after step 0" in printed) == (place == "after")
+    assert printed.count("epoch  1 |") == (2 if place == "before" else 1)
+    assert [step for step, _ in board(tmp_path / "out")["loss"]] == [1, 2]
     assert (tmp_path / f"out/{STEM}.best.pt").exists()
 
 
