@@ -52,16 +52,19 @@ class SyncBatchNorm(nn.BatchNorm2d):
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if not self.training or world_size == 1:
             return super().forward(values)
-        mean = SumOfAll.apply(values.mean(dim=(0, 2, 3), keepdim=True)) / world_size
-        centred = values - mean  # not the mean of the squares less the square of the mean: that cancels
-        variance = SumOfAll.apply(centred.square().mean(dim=(0, 2, 3), keepdim=True)) / world_size
+        mine = torch.stack([values.mean(dim=(0, 2, 3)), values.var(dim=(0, 2, 3), correction=0)])
+        rows = torch.zeros(world_size, *mine.shape, dtype=mine.dtype)
+        rows[dist.get_rank()] = mine  # each fills a row of its own: their sum has all
+        means, variances = SumOfAll.apply(rows).unbind(dim=1)
+        mean = means.mean(dim=0)
+        variance = (variances + (means - mean).square()).mean(dim=0)  # within the shares, and between them
         count = values.numel() / values.shape[1] * world_size
         with torch.no_grad():
             self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean.flatten(), self.momentum)
-            self.running_var.lerp_(variance.flatten() * count / (count - 1), self.momentum)
-        scale = self.weight.view_as(mean[0]) * (variance + self.eps).rsqrt()
-        return centred * scale + self.bias.view_as(mean[0])
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (values - mean.view(-1, 1, 1)) * scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
 
 
 # ---- what it costs
