@@ -75,6 +75,7 @@ def serve():
     import workload
 
     workload.draw_fonts()
+    workload.import_torchvision()  # lesson 08
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
