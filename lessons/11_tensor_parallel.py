@@ -139,7 +139,7 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.set_defaults(epochs=6, lr=0.15)
+    parser.set_defaults(epochs=7, lr=0.1)
     parser.add_argument("--sequence-parallel", action="store_true", help="also cut what is between matrices")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

@@ -31,7 +31,7 @@ def plain(lesson):
     workload.set_seed(3)
     train_set, test_set = workload.draw_digits(1055, seed=1), workload.draw_digits(397, seed=2)
     model, curve = lesson.build_model((1, 28, 28)), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2)
     sampler = DistributedSampler(train_set, 1, 0, seed=3)
     for epoch in (1, 2):
@@ -127,7 +127,7 @@ digits = workload.draw_digits(24, seed=1)
 mesh = init_device_mesh("cpu", (world_size,))
 plan = lesson.make_plan("--sequence-parallel" in sys.argv)
 model = parallelize_module(lesson.build_model((1, 28, 28)), mesh, plan)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for step in range(2):
     optimizer.zero_grad()
     with Sent():
@@ -204,7 +204,7 @@ def test_plain_python_is_told_how_to_start_the_lesson(start):
 
 def test_the_help_tells_this_lessons_own_settings(fork):
     text = fork(STEM, 1, "--help").stdout
-    assert "(6)" in text and "(0.15)" in text
+    assert "(7)" in text and "(0.1)" in text
 
 
 def test_colour_images_have_a_place_for_each_row_of_each_channel(lesson):
