@@ -32,26 +32,25 @@ POLICIES = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.b
 KINDS = {"_allgather_base_": "all-gather", "all_gather_into_tensor": "all-gather"}
 KINDS |= {"_reduce_scatter_base_": "reduce-scatter", "reduce_scatter_tensor": "reduce-scatter"}
 KINDS |= {"allreduce_": "all-reduce", "all_reduce": "all-reduce"}  # FSDP's name for it, and DTensor's
+KINDS |= {"wait_tensor": None, "_wrap_tensor_autograd": None}  # what is not listed at all ends the dry run
 COLUMNS = ("when", "kind", "dimension", "ranks", "dtype", "bytes", "sent")
 
 
-class Recorder(TorchDispatchMode):
-    """Notes each collective that this rank enters: when, what, with how many, and how many bytes."""
-
+class Recorder(TorchDispatchMode):  # notes each collective that this rank enters, whoever asked for it
     def __init__(self, mesh):
         super().__init__()
-        groups = {name: mesh.get_group(name) for name in mesh.mesh_dim_names}
-        self.names = {group.group_name: (name, group.size()) for name, group in groups.items()}
+        ways = mesh.mesh_dim_names
+        self.names = {mesh.get_group(way).group_name: (way, mesh[way].size()) for way in ways}
         self.when, self.counts = "", Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if DTensor in types:
             return NotImplemented  # what a DTensor sends, it sends further down, where we would not look
         result = function(*args, **(kwargs or {}))
-        if "c10d" in function.namespace and "wait_tensor" not in str(function):
+        kind = "c10d" in function.namespace and KINDS[function._schema.name.split("::")[1]]
+        if kind:
             named = {one.name: value for one, value in zip(function._schema.arguments, args, strict=False)}
             group = named.get("group_name") or dist.ProcessGroup.unbox(named["process_group"]).group_name
-            kind = KINDS[function._schema.name.split("::")[1]]  # a KeyError is better than a gap
             way, ranks = self.names[group]
             whole = max(sum(leaf.nbytes for leaf in leaves(tensors)) for tensors in (*args, result))
             sent = (2 if kind == "all-reduce" else 1) * whole * (ranks - 1) // ranks  # in a ring
@@ -71,6 +70,7 @@ def keep(storages, tensors):
 
 def measure(mesh, tensors, model=MODEL, batch=1, precision="fp32"):
     """Build, cut, take a step, and say what this rank sent and held. Real processes can do this too."""
+    debug._clear_sharding_prop_cache()  # it knows the groups of an earlier mesh that was cut alike
     with torch.device("meta"):
         network = gpt.build_model(*model.values())
     ways = mesh.mesh_dim_names[:-1]  # if there are two, FSDP cuts over the second and copies over the first
@@ -97,7 +97,8 @@ def measure(mesh, tensors, model=MODEL, batch=1, precision="fp32"):
     held = {"parameters": [*network.parameters()], "gradients": [part.grad for part in network.parameters()]}
     held["optimizer"] = [*optimizer.state.values()]
     memory = {name: sum(leaf.nbytes for leaf in leaves(tensors)) for name, tensors in held.items()}
-    memory["gathered group"] = max(row[5] for row in recorder.counts if row[1:3] == ("all-gather", "data"))
+    gathers = [row[5] for row in recorder.counts if row[1:3] == ("all-gather", "data")]
+    memory["gathered group"] = max(gathers, default=0)
     memory["activations"] = sum(saved[key].nbytes() for key in saved.keys() - gathered.keys())
     rows = [dict(zip(COLUMNS, row, strict=True), times=times) for row, times in recorder.counts.items()]
     return {"parameters": sum(map(torch.numel, held["parameters"])), "collectives": rows, "memory": memory}
@@ -115,7 +116,6 @@ def report(world_size, mesh, **options):
         with mock.patch(cut, lambda matrix, n, dim: [matrix.narrow(dim, 0, math.ceil(matrix.size(dim) / n))]):
             return {"mesh": mesh} | measure(made, FakeTensorMode(allow_non_fake_inputs=True), **options)
     finally:
-        debug._clear_sharding_prop_cache()  # it knows this world's groups, and the next world has others
         dist.destroy_process_group()
 
 
@@ -127,7 +127,7 @@ def show(found):
     print(*(line.format(row["times"] * row["sent"], **row) for row in found["collectives"]), sep="\n")
     print("\nEach: the input or the output of one rank, the longer one. Sent: by one rank in a ring of n,")
     print(
-        "(n-1)/n of each, for an all-reduce twice that.\n\nBytes in rank 0's memory (of FSDP's groups, the largest):"
+        "(n-1)/n of each, for an all-reduce twice that.\n\nBytes that rank 0 holds (of FSDP's groups, one):"
     )
     print(*(f"    {name:16}{size:18,}" for name, size in found["memory"].items()), sep="\n")
 
