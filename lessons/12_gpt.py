@@ -1,27 +1,22 @@
-"""Lesson 12, grown from lesson 11: a small GPT, cut among four processes twice, writes limericks.
+"""Lesson 12, grown from lesson 11: a small GPT, cut twice among four processes, writes limericks.
 
     torchrun --standalone --nproc-per-node 4 lessons/12_gpt.py
 
-You will see what it writes before it has learned anything, the loss falling, and what it writes then. Each
-process holds a quarter of every matrix: two share its heads and neurons (lesson 11), and two share what is
-left of it (lesson 10). Kill the run and start it again: it goes on from its last snapshot, also on one or
-two processes. It learns from Edward Lear's limericks of 1846 and 1872, which are in the public domain.
+You will see what it writes untrained, the loss falling, and what it writes then. Each process has a quarter
+of every matrix: two share its heads and neurons, and two share what that leaves. If all four shared a batch,
+those with the same heads would add up parts of different texts. Killed and started again, the run goes on
+from its last snapshot, on one, two or four processes.
 """
 
 import gc
 import os
-import shutil
-import sys
 import time
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
@@ -34,18 +29,19 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
+import limericks
 import workload
+from pieces import load_snapshot, parts_of, save_snapshot, save_whole  # the other half of this lesson
 from transformer import Transformer
 
-HEADS, LENGTH = 4, 160
+HEADS = 4
 
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
     workload.set_seed(arguments.seed)  # the same for all: the layers that are not cut must begin alike
-    characters, train_set, test_set = load_text(arguments)
-    # A share for each part of the model's rows, not for each process: those that share heads need one batch.
-    shares, share = mesh["data"].size(), mesh["data"].get_local_rank()
+    characters, train_set, test_set = limericks.load(arguments)
+    share, shares = mesh["data"].get_local_rank(), mesh["data"].size()  # not rank and world size
     sampler = DistributedSampler(train_set, shares, share, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // shares
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -53,26 +49,27 @@ def train(rank, mesh, device, arguments):
     model = shard(build_model(len(characters)).to(device), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
-    first, done, loss_sum = load_snapshot(arguments, model, optimizer, scheduler, device)
+    parts = parts_of(arguments, model, optimizer, scheduler)
+    first, done, loss_sum = load_snapshot(arguments, parts, device)
     if (first, done) == (1, 0):
-        show(rank, "before", write(model, characters, device, arguments))
+        write("before", 60, model, characters, device, arguments)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         batches = islice(workload.progress(train_loader, epoch, quiet=rank > 0), done, None)
-        for step, (inputs, targets) in enumerate(batches, done + 1):
-            inputs, targets = inputs.to(device), targets.to(device)
-            scores = model(inputs).full_tensor()  # each had those of its own characters
-            loss = cross_entropy(scores.flatten(0, 1), targets.flatten())
+        for step, (texts, following) in enumerate(batches, done + 1):
+            texts, following = texts.to(device), following.to(device)
+            scores = model(texts).full_tensor()  # each has computed those of its own characters
+            loss = cross_entropy(scores.flatten(0, 1), following.flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            loss_now = loss.detach() / shares
-            dist.all_reduce(loss_now, group=mesh.get_group("data"))  # over all, it would count each share twice
-            loss_sum += loss_now
+            mean = loss.detach() / shares
+            dist.all_reduce(mean, group=mesh.get_group("data"))  # over all, each share would count twice
+            loss_sum += mean
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                save_snapshot(arguments, model, optimizer, scheduler, epoch, step, loss_sum)
+                save_snapshot(arguments, parts, epoch, step, loss_sum)
             workload.crash_once((epoch, step) == (arguments.crash_at, len(train_loader) // 2))
         scheduler.step()
         mean_loss = loss_sum.item() / len(train_loader)
@@ -84,139 +81,80 @@ def train(rank, mesh, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
         done, loss_sum = 0, torch.zeros_like(loss_sum)
-        save_snapshot(arguments, model, optimizer, scheduler, epoch + 1, done, loss_sum)
+        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
-    show(rank, "after", write(model, characters, device, arguments))
-    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = state_dict.get_model_state_dict(model, options=options)  # by all: it waits
-    if rank == 0:
-        torch.save(whole, arguments.out / f"{arguments.lesson}.pt")
+    write("after", 190, model, characters, device, arguments)
+    save_whole(arguments, model)
 
 
-def load_text(arguments):
-    """The characters, and pieces of the text as their numbers: to learn from, and of limericks held back."""
-    text = (Path(__file__).parent / "limericks.txt").read_text()
-    characters, limericks = sorted(set(text)), text.split("\n\n")
-
-    def pieces(limericks, every, count):
-        numbers = torch.tensor([characters.index(character) for character in "\n\n".join(limericks)])
-        rows = numbers.unfold(0, LENGTH + 1, every)
-        if count > len(rows):
-            workload.refuse(f"the text has {len(rows)} pieces of this kind, not {count}")
-        return workload.Images(rows[:count, :-1], rows[:count, 1:])  # what is right comes one place later
-
-    held_back = limericks[::7]
-    kept = [limerick for limerick in limericks if limerick not in held_back]
-    return characters, pieces(kept, 8, arguments.train_size), pieces(held_back, LENGTH, arguments.test_size)
-
-
-def build_model(characters, length=LENGTH, hidden=64, heads=HEADS, layers=2):
+def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
     """A transformer that answers, for each place of a text, which of the characters comes next."""
-    embedding, head = nn.Embedding(characters, hidden), nn.Linear(hidden, characters)
-    return Transformer(embedding, head, length, hidden, heads, layers, causal=True)
+    head = nn.Linear(hidden, characters)
+    return Transformer(limericks.Recent(characters, hidden), head, length, hidden, heads, layers, causal=True)
 
 
 def shard(model, mesh):
-    """Cut the model over mesh["tensor"], each matrix by heads, neurons or characters; then over mesh["data"]."""
+    """Cut the model over mesh["tensor"] as in lesson 11, and what that leaves over mesh["data"]."""
     gathered = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
     plan = {
-        "embedding": ColwiseParallel(output_layouts=Replicate()),
+        "embedding.table": ColwiseParallel(output_layouts=Replicate()),
         "position": ColwiseParallel(output_layouts=Replicate()),
         "blocks.*.attention": gathered,  # once for all three: each would send a gradient of its own back
-        "blocks.*.attention.query": ColwiseParallel(),
-        "blocks.*.attention.key": ColwiseParallel(),
-        "blocks.*.attention.value": ColwiseParallel(),
+        **{f"blocks.*.attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
         "blocks.*.attention.project": RowwiseParallel(),
         "blocks.*.feed_forward.up": ColwiseParallel(),
         "blocks.*.feed_forward.down": RowwiseParallel(),
         "head": ColwiseParallel(use_local_output=False),
     }
-    parallelize_module(model, mesh["tensor"], plan)
+    parallelize_module(model, mesh["tensor"], plan)  # first: it cannot cut what FSDP has cut
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["data"])  # in this order: each cuts what the other has left
+        fully_shard(block, mesh=mesh["data"])
     return fully_shard(model, mesh=mesh["data"])
 
 
 @torch.no_grad()
-def write(model, characters, device, arguments, count=3, length=200):
-    """Limericks by the model. All processes write the same: each has a part of the model only."""
-    generator = torch.Generator().manual_seed(arguments.seed)  # the same, or they read different texts
-    start = [characters.index(character) for character in "There was a"]
-    text = torch.tensor([start] * count)
-    while text.shape[1] < length:
-        scores = model(text[:, -LENGTH:].to(device)).full_tensor()[:, -1].cpu()
+def write(when, length, model, characters, device, arguments):
+    """Print three limericks. All processes write them together: none can compute a character alone."""
+    generator = torch.Generator().manual_seed(arguments.seed)  # of all: else they would read different texts
+    texts = torch.tensor([[characters.index(character) for character in "There was a"]] * 3)
+    while texts.shape[1] < length:
+        scores = model(texts[:, -limericks.LENGTH :].to(device)).full_tensor()[:, -1].cpu()
         chances = (scores / arguments.temperature).softmax(dim=1)
-        text = torch.cat([text, torch.multinomial(chances, 1, generator=generator)], dim=1)
-    return ["".join(characters[number] for number in row).split("\n\n")[0] for row in text.tolist()]
-
-
-def show(rank, when, limericks):
-    if rank == 0:
-        print(f"--- {when} ---", *limericks, "---", sep="\n\n", flush=True)
-
-
-def save_snapshot(arguments, model, optimizer, scheduler, epoch, step, loss_sum):
-    parts = dict(zip(("model", "optimizer"), state_dict.get_state_dict(model, optimizer), strict=True))
-    state = parts | {"scheduler": scheduler, "epoch": epoch, "step": step, "loss_sum": loss_sum}
-    path = arguments.out / f"{arguments.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
-    aside = path.with_suffix(".aside")
-    checkpoint.save(state, checkpoint_id=aside)  # every process writes its own part
-    if dist.get_rank() == 0:
-        shutil.rmtree(path, ignore_errors=True)
-        aside.rename(path)  # only now: a crash at any moment leaves a whole snapshot, or none
-        for old in sorted(arguments.out.glob(f"{arguments.lesson}.epoch*.snapshot"))[:-2]:
-            shutil.rmtree(old)
-
-
-def load_snapshot(arguments, model, optimizer, scheduler, device):
-    paths = sorted(arguments.out.glob(f"{arguments.lesson}.epoch*.snapshot"))
-    loss_sum = torch.zeros((), device=device)
-    if not paths:
-        return 1, 0, loss_sum
-    parts = dict(zip(("model", "optimizer"), state_dict.get_state_dict(model, optimizer), strict=True))
-    state = parts | {"scheduler": scheduler, "epoch": 0, "step": 0, "loss_sum": loss_sum}
-    checkpoint.load(state, checkpoint_id=paths[-1])  # every process reads its part, whatever the mesh was
-    state_dict.set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
-    if dist.get_rank() == 0:
-        print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
-    return state["epoch"], state["step"], loss_sum
+        texts = torch.cat([texts, chances.multinomial(1, generator=generator)], dim=1)
+    limericks.show(when, texts, characters)
 
 
 @torch.no_grad()
-def count_correct(model, inputs, targets, device):
-    return (model(inputs.to(device)).full_tensor().argmax(dim=2) == targets.to(device)).sum()
+def count_correct(model, texts, following, device):
+    return (model(texts.to(device)).full_tensor().argmax(dim=2) == following.to(device)).sum()
 
 
 if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
-    parser.set_defaults(epochs=8, batch_size=24, lr=0.006, train_size=3600, test_size=30)
+    limericks.options(parser)
     parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
-    parser.add_argument("--temperature", type=float, default=0.6, help="of the writing: 0.1 careful, 1 wild (0.6)")
     parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
-    parser.add_argument("--crash-at", type=int, help="the epoch in which a process dies, once")
-    parser.add_argument("--dry-run", type=int, metavar="RANKS", help="train nothing: see dry_run.py")
+    parser.add_argument("--crash-at", type=int, help="the epoch in which a process dies")
+    parser.add_argument("--dry-run", type=int, metavar="RANKS", help="how so many would train a large one")
     arguments = parser.parse_args()
     if arguments.dry_run:
         import dry_run
 
-        sys.exit(dry_run.main([str(arguments.dry_run)]))
+        raise SystemExit(dry_run.main([str(arguments.dry_run), "--tensor-parallel", "8"]))
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     tensor = arguments.tensor_parallel or 2 - arguments.world_size % 2
-    if arguments.world_size % tensor or HEADS % tensor:
-        workload.refuse(f"--tensor-parallel {tensor} does not divide {HEADS} heads and all processes: take 1")
+    if tensor < 1 or arguments.world_size % tensor or HEADS % tensor:
+        workload.refuse(f"--tensor-parallel {tensor} must divide the {HEADS} heads and the processes: take 1")
     device = workload.pick_device(rank)
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
         timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
-    sizes = arguments.world_size // tensor, tensor
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("data", "tensor"))
-    train(rank, mesh, device, arguments)
+    mesh = (arguments.world_size // tensor, tensor), ("data", "tensor")
+    train(rank, init_device_mesh(device.type, mesh[0], mesh_dim_names=mesh[1]), device, arguments)
     gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
     dist.destroy_process_group()
