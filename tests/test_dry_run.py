@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import dry_run
+import limericks
 from launcher import ROOT
 
 TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # cuts of these leave rests
@@ -29,12 +30,13 @@ CASES += [(MESHES[0], {"model": EVEN, "batch": 1, "precision": "bf16"}), (MESHES
 
 # On gloo, with tensors that have a content: the same `measure`, and the lesson's own training.
 REAL = """
-import contextlib, datetime, gc, importlib, json, sys
+import contextlib, datetime, gc, importlib, json, os
 import torch, torch.distributed as dist
 from torch.multiprocessing import spawn
-import dry_run, workload
+import dry_run, limericks, workload
 
 def start(rank):
+    os.environ["RANK"] = str(rank)
     limit = datetime.timedelta(seconds=100)
     dist.init_process_group("gloo", init_method="file://" + STORE, rank=rank, world_size=4, timeout=limit)
 
@@ -58,15 +60,16 @@ class Named(dict):  # cutting the model sends what no step sends
 def train(rank):
     start(rank)
     gpt, found = importlib.import_module("12_gpt"), []
-    gpt.write = lambda *_: []  # what is no part of a step
+    gpt.write = lambda *_: None  # what is no part of a step
     gpt.save_snapshot = lambda *_: None
     dry_run.KINDS = Named(dry_run.KINDS)
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     for steps in (1, 2, 3):
         parser = workload.parser("12_gpt.py", "")
-        parser.set_defaults(epochs=1, batch_size=8, train_size=8 * steps, test_size=2, temperature=1.0)
-        parser.set_defaults(snapshot_every=None, crash_at=None)
-        arguments = parser.parse_args([])
+        limericks.options(parser)
+        parser.set_defaults(epochs=1, batch_size=8, train_size=8 * steps, test_size=2, snapshot_every=None)
+        arguments = parser.parse_args(["--out", str(steps)])
+        arguments.crash_at = None
         arguments.out.mkdir(exist_ok=True)
         with dry_run.Recorder(mesh) as recorder:
             gpt.train(rank, mesh, torch.device("cpu"), arguments)
@@ -87,7 +90,7 @@ def real(forks, tmp_path_factory):
         script = folder / "script.py"
         names = {"JOB": job, "STORE": str(folder / "store"), "CASES": CASES}
         script.write_text("".join(f"{name} = {value!r}\n" for name, value in names.items()) + REAL)
-        code, left = forks.run([sys.executable, str(script)], folder, {"RANK": "0"}, limit=200)
+        code, left = forks.run([sys.executable, str(script)], folder, {"WORLD_SIZE": "4"}, limit=200)
         assert (code, left) == (0, []), (folder / ".err").read_text()
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
@@ -118,11 +121,11 @@ def test_it_says_what_four_real_processes_do(measured, number):
 
 def test_it_says_what_a_step_of_lesson_12_does(real):
     """Three steps less two: what is left is one step, whatever comes before and after."""
-    for found in real("train"):
+    for found in real("train")[::2]:  # ranks 1 and 3 have a character less
         one, two, three = (Counter({tuple(key): times for *key, times in run}) for run in found)
         assert three - two == two - one
         characters = len(set((ROOT / "lessons/limericks.txt").read_text()))
-        model = {"vocabulary": characters, "length": 160, "hidden": 64, "heads": 4, "layers": 2}
+        model = {"vocabulary": characters, "length": limericks.LENGTH, "hidden": 64, "heads": 4, "layers": 2}
         expected = Counter()
         for row in dry_run.report(4, MESHES[0], model=model, batch=4)["collectives"]:
             expected["", *(row[name] for name in dry_run.COLUMNS[1:])] += row["times"]
@@ -144,9 +147,8 @@ def formulas(mesh, model, batch=1, word=4, master=4):
     heads, neurons = hidden // tensor, 4 * hidden // tensor
     block = 4 * [(hidden, 1)] + 3 * [(heads, hidden), (heads, 1)] + [(hidden, heads), (hidden, 1)]
     block += [(neurons, hidden), (neurons, 1), (hidden, neurons), (hidden, 1)]
-    root = [(words, heads), (length, heads), (words // tensor, hidden), (words // tensor, 1)] + 2 * [
-        (hidden, 1)
-    ]
+    root = [(words, heads), (8, hidden), (length, heads), (words // tensor, hidden), (words // tensor, 1)]
+    root += [(hidden, 1), (hidden, 1)]
     own, whole = {}, {}
     for name, parts in (("block", block), ("root", root)):
         own[name], whole[name] = (sum(part) for part in zip(*(cut(*one, data) for one in parts), strict=True))
@@ -165,7 +167,7 @@ def formulas(mesh, model, batch=1, word=4, master=4):
         sent["forward", "all-gather", "tensor", batch * length * words * word] += 1
     for name in mesh.keys() - {"tensor"}:
         sent["loss", "all-reduce", name, word] += 1
-    held, tensors = master * (own["root"] + layers * own["block"]), 6 + 16 * layers
+    held, tensors = master * (own["root"] + layers * own["block"]), 7 + 16 * layers
     memory = {"parameters": held, "gradients": held, "optimizer": 2 * held + 4 * tensors}
     return sent, memory | {"gathered group": word * max(whole.values())}
 
@@ -192,7 +194,9 @@ def test_at_any_size_it_says_what_formulas_say(mesh, options):
         assert row["ranks"] == mesh[row["dimension"]]
         ring = row["bytes"] * (row["ranks"] - 1) / row["ranks"] * (2 if row["kind"] == "all-reduce" else 1)
         assert row["sent"] == math.floor(ring)
-        reduced = row["kind"] == "reduce-scatter" or row["dimension"] == "replicate" and row["when"] != "loss"
+        reduced = row["kind"] == "reduce-scatter" or (
+            row["dimension"] == "replicate" and row["when"] != "loss"
+        )
         assert row["dtype"] == ("float32" if word == 4 or reduced else "bfloat16")
     assert found == sent
     assert dry["memory"].items() >= memory.items()
@@ -201,7 +205,7 @@ def test_at_any_size_it_says_what_formulas_say(mesh, options):
         2 * BIG["vocabulary"] * hidden
         + BIG["vocabulary"]
         + length * hidden
-        + 2 * hidden
+        + 10 * hidden
         + BIG["layers"] * (12 * hidden**2 + 13 * hidden)
     )
     assert heads % mesh["tensor"] == 0
@@ -244,11 +248,11 @@ def test_the_documented_command_is_short_and_small():
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
-    assert text.startswith("6,864,692,352 parameters on data 2,048 x tensor 8 ranks.")
+    assert text.startswith("6,864,725,120 parameters on data 2,048 x tensor 8 ranks.")
     assert re.search(
         r"^forward +all-gather +data +2,048  float32 +32 +176,291,840 +5,638,584,320$", text, re.M
     )
-    assert re.search(r"^    parameters +2,873,376$", text, re.M)
+    assert re.search(r"^    parameters +2,889,760$", text, re.M)
     assert used.ru_utime + used.ru_stime < 30, "seconds of one core; idle, a quarter of it"
     assert used.ru_maxrss < 2e6, "kilobytes"
 
@@ -300,6 +304,7 @@ def test_a_collective_that_it_does_not_know_ends_it():
 
 
 def test_lesson_12_offers_it():
+    """Asked for what cannot be, it is the dry run that refuses: a real answer would take seconds more."""
     words = [sys.executable, ROOT / "lessons/12_gpt.py", "--dry-run", "10"]
     result = subprocess.run(words, capture_output=True, text=True, timeout=200)
-    assert (result.returncode, result.stdout[:13]) == (0, "6,864,692,352")
+    assert (result.returncode, result.stderr) == (2, "error: 10 ranks do not divide by 8\n")
