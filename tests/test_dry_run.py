@@ -221,21 +221,13 @@ def test_a_step_asks_nothing_of_others_in_the_optimizer_and_activations_grow_wit
 def test_blocks_that_are_alike_cost_alike():
     """So that a notebook may take the figures of many from those of few."""
     two, three, four = (
-        dry_run.report(64, {"data": 32, "tensor": 2}, model=TINY | {"heads": 4, "layers": layers})
-        for layers in (2, 3, 4)
+        dry_run.report(64, {"data": 32, "tensor": 2}, model=TINY | {"layers": layers}) for layers in (2, 3, 4)
     )
     for name in two["memory"]:
         assert four["memory"][name] - three["memory"][name] == three["memory"][name] - two["memory"][name]
 
 
 # ---- the command ----
-
-
-def command(*words):
-    words = [sys.executable, "-W", "error", ROOT / "lessons/dry_run.py", *map(str, words)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    stdout, stderr = process.communicate(timeout=200)
-    return process.returncode, stdout, stderr
 
 
 def test_the_documented_command_is_short_and_small():
