@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, debug
 
 import dry_run
 import limericks
@@ -285,14 +286,28 @@ def test_a_mesh_that_does_not_multiply_is_refused(capsys):
     assert capsys.readouterr().err == "error: a mesh of {'data': 4, 'tensor': 2} has 8 ranks, not 16\n"
 
 
-def test_a_collective_that_it_does_not_know_ends_it():
+@pytest.fixture
+def recorder():
     dist.init_process_group("fake", rank=0, world_size=4)
-    try:
-        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-        with pytest.raises(KeyError, match="broadcast_"), dry_run.Recorder(mesh):
-            dist.broadcast(torch.zeros(3), 0, group=mesh.get_group("data"))
-    finally:
-        dist.destroy_process_group()
+    yield dry_run.Recorder(dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor")))
+    dist.destroy_process_group()
+
+
+def test_a_collective_that_it_does_not_know_ends_it(recorder):
+    with pytest.raises(KeyError, match="broadcast_"), recorder:
+        dist.broadcast(torch.zeros(3), 0)
+
+
+@pytest.mark.usefixtures("recorder")
+def test_what_a_dtensor_sends_inside_an_operation_is_seen():
+    """The exponential of a sum of which each rank has a part: the parts must be added up before."""
+    mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("all",))
+    recorder = dry_run.Recorder(mesh)
+    part = DTensor.from_local(torch.ones(3), mesh, [Partial()])
+    with recorder:
+        part.exp()
+    assert recorder.counts == {("", "all-reduce", "all", 4, "float32", 12, 18): 1}
+    debug._clear_sharding_prop_cache()
 
 
 def test_lesson_12_offers_it():
