@@ -47,12 +47,12 @@ def train(rank, mesh, device, arguments):
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
     model = shard(build_model(len(characters)).to(device), mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     parts = parts_of(arguments, model, optimizer, scheduler)
     first, done, loss_sum = load_snapshot(arguments, parts, device)
     if (first, done) == (1, 0):
-        write("before", 60, model, characters, device, arguments)
+        write("before", model, characters, device, arguments)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
@@ -83,7 +83,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
-    write("after", 190, model, characters, device, arguments)
+    write("after", model, characters, device, arguments)
     save_whole(arguments, model)
 
 
@@ -113,11 +113,11 @@ def shard(model, mesh):
 
 
 @torch.no_grad()
-def write(when, length, model, characters, device, arguments):
+def write(when, model, characters, device, arguments):
     """Print three limericks. All processes write them together: none can compute a character alone."""
     generator = torch.Generator().manual_seed(arguments.seed)  # of all: else they would read different texts
     texts = torch.tensor([[characters.index(character) for character in "There was a"]] * 3)
-    while texts.shape[1] < length:
+    while texts.shape[1] < arguments.characters:
         scores = model(texts[:, -limericks.LENGTH :].to(device)).full_tensor()[:, -1].cpu()
         chances = (scores / arguments.temperature).softmax(dim=1)
         texts = torch.cat([texts, chances.multinomial(1, generator=generator)], dim=1)

@@ -20,6 +20,7 @@ LENGTH = 160  # of a piece: about a whole limerick
 
 def options(parser):
     parser.set_defaults(data="limericks", train_size=3600, test_size=30, epochs=6, batch_size=24, lr=0.006)
+    parser.add_argument("--characters", type=int, default=180, help="to write of each limerick (180)")
     parser.add_argument("--temperature", type=float, default=0.5, help="lower writes what is likelier (0.5)")
 
 
