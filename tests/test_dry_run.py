@@ -212,6 +212,21 @@ def test_at_any_size_it_says_what_formulas_say(mesh, options):
     assert heads % mesh["tensor"] == 0
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_activations_are_those_that_the_backward_pass_needs(batch):
+    """By pencil, in numbers of 4 bytes and of 8, for ranks that share no matrix."""
+    model = {"vocabulary": 16, "length": 6, "hidden": 12, "heads": 4, "layers": 3}
+    places, hidden = batch * model["length"], model["hidden"]
+    state = places * hidden
+    norm = 2 * places  # beside its input: a mean and a spread
+    # Its input and that normed; query, key, value and what they give; again for the neurons, 4 times wider.
+    block = 2 * state + norm + 4 * state + places * model["heads"] + 2 * state + norm + 2 * 4 * state
+    recent = batch * (model["length"] + 7) * hidden
+    numbers = recent + model["layers"] * block + 2 * state + norm + places * model["vocabulary"] + 1
+    held = dry_run.report(4, {"data": 4, "tensor": 1}, model=model, batch=batch)["memory"]["activations"]
+    assert held == 4 * numbers + 8 * (places + model["length"])
+
+
 def test_a_step_asks_nothing_of_others_in_the_optimizer_and_activations_grow_with_the_texts():
     one, two = (dry_run.report(64, {"data": 32, "tensor": 2}, model=BIG, batch=batch) for batch in (1, 2))
     assert {row["when"] for row in one["collectives"]} == {"forward", "backward", "loss"}
