@@ -63,9 +63,10 @@ def leaves(tensors):
     return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in found]  # this rank's part
 
 
-def keep(storages, tensors):
-    for leaf in leaves(tensors):  # by storage: views of one count once
-        storages[leaf.untyped_storage()._cdata] = leaf.untyped_storage()
+def keep(storages, tensor):
+    storage = leaves(tensor)[0].untyped_storage()  # views of one storage count once
+    storages[storage._cdata] = storage
+    return tensor
 
 
 def measure(mesh, tensors, model=MODEL, batch=1, precision="fp32"):
@@ -76,15 +77,13 @@ def measure(mesh, tensors, model=MODEL, batch=1, precision="fp32"):
     ways = mesh.mesh_dim_names[:-1]  # if there are two, FSDP cuts over the second and copies over the first
     with mock.patch.object(gpt, "fully_shard", partial(fully_shard, mp_policy=POLICIES[precision])):
         gpt.shard(network, {"data": mesh[ways], "tensor": mesh["tensor"]})
-    saved, gathered, recorder = {}, {}, Recorder(mesh)
-    for module in network.modules():  # while they compute, FSDP has gathered their parameters
-        module.register_forward_hook(lambda module, *_: keep(gathered, module._parameters))
+    saved, recorder = {}, Recorder(mesh)
     with tensors, recorder:
         network.to_empty(device="cpu")
         optimizer = torch.optim.AdamW(network.parameters())
         text = torch.zeros(batch, model["length"], dtype=torch.int64)
         recorder.when = "forward"
-        with saved_tensors_hooks(lambda tensor: keep(saved, tensor) or tensor, lambda tensor: tensor):
+        with saved_tensors_hooks(partial(keep, saved), lambda tensor: tensor):
             scores = network(text).full_tensor()  # from here on, as in lesson 12
             loss = cross_entropy(scores.flatten(0, 1), text.flatten())
         recorder.when = "backward"
@@ -99,7 +98,8 @@ def measure(mesh, tensors, model=MODEL, batch=1, precision="fp32"):
     memory = {name: sum(leaf.nbytes for leaf in leaves(tensors)) for name, tensors in held.items()}
     gathers = [row[5] for row in recorder.counts if row[1:3] == ("all-gather", "data")]
     memory["gathered group"] = max(gathers, default=0)
-    memory["activations"] = sum(saved[key].nbytes() for key in saved.keys() - gathered.keys())
+    # Parameters were saved too, gathered ones. FSDP has emptied their storages by now.
+    memory["activations"] = sum(storage.nbytes() for storage in saved.values())
     rows = [dict(zip(COLUMNS, row, strict=True), times=times) for row, times in recorder.counts.items()]
     return {"parameters": sum(map(torch.numel, held["parameters"])), "collectives": rows, "memory": memory}
 
