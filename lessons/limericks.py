@@ -6,6 +6,7 @@ with slips of the pen mended.
 """
 
 import math
+import re
 from pathlib import Path
 
 import torch
@@ -19,12 +20,10 @@ LENGTH = 160  # of a piece: about a whole limerick
 
 
 def options(parser):
-    parser.set_defaults(data="limericks", train_size=2400, test_size=30, epochs=4, batch_size=16, lr=0.006)
+    parser.set_defaults(data="limericks", train_size=896, test_size=30, epochs=10, batch_size=16, lr=0.006)
     option = parser.add_argument
     option("--characters", type=int, default=180, help="to write of each text, at most (180)")
-    option(
-        "--temperature", type=float, default=0.4, help="of the writing: lower takes what is likelier (0.4)"
-    )
+    option("--temperature", type=float, default=0.4, help="lower writes what is likelier (0.4)")
     option("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
     option("--crash-at", type=int, help="the epoch in which a process dies")
 
@@ -37,18 +36,22 @@ def load(arguments):
         workload.refuse(f"--temperature must be a number above 0, not {arguments.temperature}")
     text = Path(__file__).with_suffix(".txt").read_text()
     characters, limericks = sorted(set(text)), text.strip().split("\n\n")
-    kept = [limerick for number, limerick in enumerate(limericks) if number % 7 < 6]
-    train_set = cut(kept, characters, 12, arguments.train_size)
-    return characters, train_set, cut(limericks[6::7], characters, LENGTH, arguments.test_size)
+    kept = "\n\n".join(limerick for number, limerick in enumerate(limericks) if number % 7 < 6)
+    lines = [0, *(found.end() for found in re.finditer("\n+", kept))]  # a piece from the start of each line
+    held_back = "\n\n".join(limericks[6::7])
+    places = range(0, len(held_back), LENGTH)  # of each character once
+    train_set = cut(kept, characters, lines, arguments.train_size)
+    return characters, train_set, cut(held_back, characters, places, arguments.test_size)
 
 
-def cut(limericks, characters, every, count):
-    """The first `count` pieces of this length, one from each place that `every` divides."""
-    text = "\n\n".join(limericks)
-    pieces = torch.tensor([characters.index(character) for character in text]).unfold(0, LENGTH + 1, every)
-    if count > len(pieces):
-        workload.refuse(f"the limericks make {len(pieces)} such pieces of {LENGTH} characters, not {count}")
-    return workload.Images(pieces[:count, :-1], pieces[:count, 1:])  # to each place, what comes after it
+def cut(text, characters, starts, count):
+    """The first `count` pieces, and for each place of them the character that follows."""
+    numbers = torch.tensor([characters.index(character) for character in text])
+    starts = [start for start in starts if start + LENGTH < len(numbers)]
+    if count > len(starts):
+        workload.refuse(f"the limericks make {len(starts)} such pieces of {LENGTH} characters, not {count}")
+    pieces = numbers.unfold(0, LENGTH + 1, 1)[starts[:count]]
+    return workload.Images(pieces[:, :-1], pieces[:, 1:])
 
 
 workload.DATA["limericks"] = lambda arguments: load(arguments)[1:]
