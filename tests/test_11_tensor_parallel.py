@@ -70,7 +70,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, lesson, proc
     model = lesson.build_model((1, 28, 28))
     model.load_state_dict(weights)
     assert accuracy(model, workload.draw_digits(397, seed=2)) == curve[-1]["accuracy"]
-    if processes > 1:
+    if processes == 2 or (processes == 4 and not options):
         again = fork(STEM, processes, *SIZES, *options, folder="again")
         assert (again.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
 
@@ -179,7 +179,7 @@ def test_what_each_process_holds_and_sends(forks, tmp_path, processes, options):
 
 def test_the_documented_command_learns(run):
     """As a reader starts it, only shorter."""
-    result = run(STEM, 2, "--train-size", 2400, "--test-size", 300, "--epochs", 2)
+    result = run(STEM, 2, "--train-size", 1200, "--test-size", 300, "--epochs", 2)
     curve = launcher.read_curve(result.out, STEM)
     assert curve[1]["loss"] < curve[0]["loss"] - 0.02
     assert result.stderr == "" or "torch/distributed/" in result.stderr
