@@ -47,7 +47,7 @@ def train(rank, mesh, device, arguments):
     model = shard(build_model(len(characters)).to(device), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, fused=True)
     steps = arguments.epochs * len(train_loader)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps)  # it warms up
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.1)
     parts = parts_of(arguments, model, optimizer, scheduler)
     first, done, loss_sum = load_snapshot(arguments, parts, device)
     write(f"before epoch {first}", 60, model, characters, device, arguments)
@@ -117,9 +117,9 @@ def shard(model, mesh):
 
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
-    """Print three texts. All processes write them together: none can compute a character alone."""
+    """Print four texts. All processes write them together: none can compute a character alone."""
     generator = torch.Generator().manual_seed(arguments.seed)  # of all: else they would read different texts
-    texts = torch.tensor([[characters.index(character) for character in "There was a"]] * 3)
+    texts = torch.tensor([[characters.index(character) for character in "There was a"]] * 4)
     while texts.shape[1] < min(length, arguments.characters):
         scores = model(texts[:, -limericks.LENGTH :].to(device)).full_tensor()[:, -1].cpu()
         chances = (scores / arguments.temperature).softmax(dim=1)

@@ -20,10 +20,10 @@ LENGTH = 160  # of a piece: about a whole limerick
 
 
 def options(parser):
-    parser.set_defaults(data="limericks", train_size=896, test_size=30, epochs=10, batch_size=16, lr=0.006)
+    parser.set_defaults(data="limericks", train_size=896, test_size=30, epochs=10, batch_size=16, lr=0.008)
     option = parser.add_argument
     option("--characters", type=int, default=180, help="to write of each text, at most (180)")
-    option("--temperature", type=float, default=0.4, help="lower writes what is likelier (0.4)")
+    option("--temperature", type=float, default=0.3, help="lower writes what is likelier (0.3)")
     option("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
     option("--crash-at", type=int, help="the epoch in which a process dies")
 

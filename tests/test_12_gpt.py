@@ -152,7 +152,7 @@ def test_a_snapshot_of_other_settings_is_refused(fork):
     fork(STEM, 1, *SMALL, "--epochs", 1)
     result = fork(STEM, 2, *SMALL, "--epochs", 1, "--lr", 0.01, refused=True)
     assert result.code != 0
-    assert "has lr 0.006, not 0.01: remove it, or name another --out\n" in result.stderr
+    assert "has lr 0.008, not 0.01: remove it, or name another --out\n" in result.stderr
     assert not re.search(r'File ".*/lessons/', result.stderr)
 
 
@@ -272,7 +272,7 @@ def test_no_limerick_is_both_learned_and_tested_on():
     text = (launcher.ROOT / "lessons/limericks.txt").read_text()
     assert len(poems) >= 28
     assert poems == text.rstrip("\n").split("\n\n")[6::7][: len(poems)]
-    assert not any(line in piece for poem in poems for line in poem.splitlines()[:1] for piece in learned)
+    assert not any(poem[:100] in piece or poem[-100:] in piece for poem in poems for piece in learned)
 
 
 def test_a_dry_run_needs_no_torchrun():
@@ -294,5 +294,5 @@ def test_the_documented_command_learns_and_writes(run):
     curve = launcher.read_curve(result.out, STEM)
     assert curve[1]["loss"] < curve[0]["loss"] < 4.2
     before, after = written(result.stdout)
-    assert len(before.split("There was a")) == len(after.split("There was a")) == 4
+    assert len(before.split("There was a")) == len(after.split("There was a")) == 5
     assert result.stderr == ""
