@@ -41,9 +41,9 @@ def parser(file, description):
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(lesson=Path(file).stem, world_size=1)
     option = parser.add_argument
-    option("--epochs", type=int, default=8, help="passes over the training images (8)")
+    option("--epochs", type=int, default=8, help="passes over the training images (%(default)s)")
     option("--batch-size", type=int, default=120, help="images a step, of all processes together (120)")
-    option("--lr", type=float, default=0.04, help="learning rate at the start (0.04)")
+    option("--lr", type=float, default=0.04, help="learning rate at the start (%(default)s)")
     option("--seed", type=int, default=0, help="of the first weights and of the order of the images (0)")
     option("--data", choices=DATA, default="digits", help="digits needs no download (digits)")
     option("--train-size", type=int, help="images to train on (12000 digits; all of the others)")
@@ -231,7 +231,7 @@ class Images(Dataset):
 
     def __getitems__(self, indices):
         # A DataLoader asks for a whole batch here, if it can. One by one costs more than training on them.
-        indices = torch.tensor(indices)
+        indices = torch.tensor(indices, dtype=torch.int64)  # also where there are none
         return self.images[indices], self.labels[indices]
 
 

@@ -76,6 +76,10 @@ def alive(mark):
     return found
 
 
+# A lesson that calls what torch has deprecated fails. Files left open at the end are the system's to close.
+WARNINGS = "error,ignore::ResourceWarning"
+
+
 class Started:
     """A command that runs in a folder of its own."""
 
@@ -90,6 +94,7 @@ class Started:
                 "HOME": str(self.home),
                 "TMPDIR": str(self.temporary),
                 "OMP_NUM_THREADS": "1",
+                "PYTHONWARNINGS": WARNINGS,
                 "RUNGS_MARK": self.mark,
             }
             | environment

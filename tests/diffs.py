@@ -2,7 +2,8 @@
 
 Under each lesson's heading stand two markers. What lies between them is written here: the command
 from the lesson's docstring, and its diff from the lesson before. The table of what can go wrong in
-lesson 06 stands between two more. A test runs this with --check.
+lesson 06 stands between two more. The page of lessons/frameworks has the diffs of its scripts from
+lesson 04. A test runs this with --check.
 """
 
 import argparse
@@ -12,9 +13,10 @@ import sys
 import textwrap
 
 import faults
-from launcher import LESSONS, ROOT
+from launcher import LESSONS, ROOT, grown_from
 
 PAGE = ROOT / "lessons" / "README.md"
+FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
 
 
 def command(path):
@@ -38,31 +40,40 @@ def diff(before, after):
     return "\n".join(lines)
 
 
+def count(sign, before, after):
+    return sum(line.startswith(sign) for line in diff(before, after).splitlines()[2:])
+
+
 def added(before, after):
     """How many lines the lesson adds to the one before it."""
-    return sum(line.startswith("+") for line in diff(before, after).splitlines()[2:])
+    return count("+", before, after)
 
 
-def block(path):
+def block(path, before):
     text = f"```sh\n{command(path)}\n```\n"
-    position = LESSONS.index(path)
-    if position:
-        before = LESSONS[position - 1]
-        count = added(before, path)
-        removed = sum(line.startswith("-") for line in diff(before, path).splitlines()[2:])
+    if before:
         text += (
-            f"\n[{path.name}]({path.name}) adds {count} lines to {before.name} and takes {removed} away:\n\n"
-            f"```diff\n{diff(before, path)}\n```\n"
+            f"\n[{path.name}]({path.name}) adds {added(before, path)} lines to {before.name} and takes "
+            f"{count('-', before, path)} away:\n\n```diff\n{diff(before, path)}\n```\n"
         )
     return text
 
 
-def written(page):
-    blocks = {path.stem: block(path) for path in LESSONS} | {"faults": faults.table()}
+def pages():
+    """What is written into each page: the text for each pair of markers."""
+    lesson_04 = next(path for path in LESSONS if path.name.startswith("04"))
+    return {
+        PAGE: {path.stem: block(path, grown_from(path)) for path in LESSONS} | {"faults": faults.table()},
+        FRAMEWORKS[0].parent / "README.md": {path.stem: block(path, lesson_04) for path in FRAMEWORKS},
+    }
+
+
+def written(path, blocks):
+    page = path.read_text()
     for name, text in blocks.items():
         start, end = f"<!-- {name}: written by `make diffs` -->", f"<!-- end of {name} -->"
         if page.count(start) != 1 or page.count(end) != 1:
-            raise SystemExit(f"error: {PAGE} needs the line {start} and, after it, {end}, once each")
+            raise SystemExit(f"error: {path} needs the line {start} and, after it, {end}, once each")
         head, rest = page.split(start)
         page = f"{head}{start}\n{text}{end}{rest.split(end)[1]}"
     return page
@@ -74,12 +85,12 @@ def main():
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
     arguments = parser.parse_args()
-    page = PAGE.read_text()
-    if arguments.check:
-        if page != written(page):
-            sys.exit("error: lessons/README.md and the lessons disagree: run make diffs")
-    else:
-        PAGE.write_text(written(page))
+    for path, blocks in pages().items():
+        page = written(path, blocks)
+        if page != path.read_text():
+            if arguments.check:
+                sys.exit(f"error: {path} and the lessons disagree: run make diffs")
+            path.write_text(page)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 
 
@@ -62,7 +63,11 @@ def serve():
 
     import torch
     import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
     import torch.distributed.run
+    import torch.distributed.tensor.parallel
     import torch.multiprocessing.spawn
 
     torch.set_num_threads(1)
@@ -70,6 +75,7 @@ def serve():
     import workload
 
     workload.draw_fonts()
+    workload.import_torchvision()  # lesson 08
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
@@ -108,6 +114,8 @@ def become(request):
         os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     words, code = request["words"], 1
+    warnings.simplefilter("error")  # what torch has deprecated; see conftest.py
+    warnings.simplefilter("ignore", ResourceWarning)
     start = torch.multiprocessing.start_processes
     torch.multiprocessing.spawn = functools.partial(start, start_method="fork")
     torch.multiprocessing.start_processes = functools.partial(start_all_at_once, start)

@@ -1,11 +1,13 @@
-"""Climb lessons 01 to 06 on whatever this machine has: `make run`.
+"""Climb lessons 01 to 06 on whatever this machine has: `make run`. All twelve: `make run LESSONS=all`.
 
-Ends with a table and out/ladder.png, the curves of all lessons drawn on one another. Arguments are
-handed on to the lessons: python tests/ladder.py --epochs 2 --out elsewhere
+Ends with a table and out/ladder.png, the curves of all lessons drawn on one another. A lesson with a model
+of its own is run on one process too, and must have that run's curve. Arguments are handed on to the
+lessons: python tests/ladder.py --epochs 2 --out elsewhere
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,24 +23,29 @@ def climb(arguments, rest):
     gpus = workload.gpu_count()
     processes = gpus or 2
     machine = f"{gpus} GPUs" if gpus else f"no GPU, {os.cpu_count()} cores"
-    print(f"This machine has {machine}. Lessons 03 to 06 run on {processes} processes.", flush=True)
+    print(f"This machine has {machine}. Lessons from 03 on run on {processes} processes.", flush=True)
     rows, failed = [], []
-    for stem in [stem for stem in launcher.STEMS if stem[:2] in arguments.lessons.split(",")]:
+    for stem in chosen(arguments.lessons):
         count = processes if stem[:2] >= "03" else 1
         if stem.startswith("06"):
             count = max(2, processes // 2 * 2)  # two agents, of one size
-        words, environment = launcher.command(stem, count, "--out", arguments.out, *rest)
-        print(f"\n{stem}\n$ {launcher.as_typed(words, environment)}", flush=True)
-        for path in arguments.out.glob(f"{stem}.*"):
-            if path.suffix != ".lock":  # it tells of a run that is still going on
-                path.unlink()  # lesson 05 would go on from yesterday's run
-        start = time.perf_counter()
-        code, log = run(words, os.environ | environment, arguments.out / f"{stem}.log")
+        if stem.startswith("12") and not gpus:
+            count = 4  # its mesh is 2 x 2
+        runs = [(count, arguments.out)]
+        if launcher.OTHER_CURVES.get(stem[:2], ("",))[0] == "itself":
+            runs.insert(0, (1, arguments.out / "one_process"))
+        for count, out in runs:
+            words, environment = launcher.command(stem, count, "--out", out, *rest)
+            print(f"\n{stem}\n$ {launcher.as_typed(words, environment)}", flush=True)
+            clear(out, stem)
+            start = time.perf_counter()
+            code, log = run(words, os.environ | environment, out / f"{stem}.log")
+            if code:
+                failed.append(stem)
+                print(f"\n{stem} failed with status {code}. Its log, {out / f'{stem}.log'}:\n")
+                print("".join(f"  | {line}\n" for line in log.splitlines()), flush=True)
+                break
         rows.append(row(arguments.out, stem, count, time.perf_counter() - start, code, rows))
-        if code:
-            failed.append(stem)
-            print(f"\n{stem} failed with status {code}. Its log, {arguments.out / f'{stem}.log'}:\n")
-            print("".join(f"  | {line}\n" for line in log.splitlines()), flush=True)
     show(rows)
     picture(rows, arguments.out / "ladder.png")
     print(f"\nThe curves, drawn on one another: {arguments.out / 'ladder.png'}")
@@ -47,6 +54,25 @@ def climb(arguments, rest):
         sys.exit(f"error: failed: {', '.join(failed)}")
     if different:
         sys.exit(f"error: another curve than lesson 01: {', '.join(different)}")
+
+
+def chosen(lessons):
+    """The stems that --lessons names."""
+    numbers = {stem[:2]: stem for stem in launcher.STEMS}
+    names = list(numbers) if lessons == "all" else lessons.split(",")
+    if unknown := [name for name in names if name not in numbers]:
+        sys.exit(f"error: there is no lesson {unknown[0]!r}: take all, or some of {','.join(numbers)}")
+    return [numbers[name] for name in sorted(names)]
+
+
+def clear(out, stem):
+    """Lesson 05 would go on from yesterday's run."""
+    out.mkdir(parents=True, exist_ok=True)
+    for path in out.glob(f"{stem}.*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.suffix != ".lock":  # it tells of a run that is still going on
+            path.unlink()
 
 
 def run(words, environment, log):
@@ -64,18 +90,25 @@ def run(words, environment, log):
 
 
 def row(out, stem, processes, seconds, code, rows):
-    how = {"1": "python", "2": "python", "3": "mp.spawn", "4": "torchrun", "5": "torchrun, restarts"}
-    row = {"lesson": stem, "launched by": how.get(stem[1], "2 torchrun agents"), "processes": processes}
+    how = {"01": "python", "02": "python", "03": "mp.spawn", "05": "torchrun, restarts"}
+    how |= {"06": "2 torchrun agents", "08": "torchrun, restarts"}
+    row = {"lesson": stem, "launched by": how.get(stem[:2], "torchrun"), "processes": processes}
     row |= {"curve": [], "seconds": seconds}
     if code:
         return row | {"same": "failed"}
     row["curve"] = launcher.read_curve(out, stem)
     if stem.startswith("01"):
         return row | {"same": "yes"}
-    if not rows or not rows[0]["curve"]:
+    whose, *limits = launcher.OTHER_CURVES.get(stem[:2], ("01", *launcher.LIMITS))
+    if whose == "itself":
+        reference = launcher.read_curve(out / "one_process", stem)
+    elif rows and rows[0]["curve"]:
+        reference = rows[0]["curve"]
+    else:
         return row | {"same": "no lesson 01"}
-    problem = launcher.difference(row["curve"], rows[0]["curve"])
-    return row | {"same": f"no: {problem}" if problem else "yes"}
+    problem = launcher.difference(row["curve"], reference, limits)
+    words = "yes" if limits == list(launcher.LIMITS) else f"yes, within {max(limits[:2]):.0%}"
+    return row | {"same": f"no: {problem}" if problem else words + (", its own" if whose == "itself" else "")}
 
 
 def show(rows):
@@ -124,17 +157,36 @@ def picture(rows, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [row for row in rows if row["curve"]]
+    rows = [
+        row
+        for row in rows
+        if row["curve"] and launcher.OTHER_CURVES.get(row["lesson"][:2], "0")[0] != "itself"
+    ]
     if not rows:
         return
     # Okabe and Ito's colours, told apart by colour-blind people too.
-    colours = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"]
+    colours = [
+        "#000000",
+        "#E69F00",
+        "#56B4E9",
+        "#009E73",
+        "#D55E00",
+        "#CC79A7",
+        "#F0E442",
+        "#0072B2",
+        "#767676",
+    ]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for position, (row, colour) in enumerate(zip(rows, colours, strict=False)):
         epochs = [point["epoch"] for point in row["curve"]]
         label = f"{row['lesson']} ({row['processes']})"
         # The first line is the widest, so that those drawn later leave a rim of it in sight.
-        style = {"color": colour, "linewidth": 13 - 2 * position, "solid_capstyle": "round", "label": label}
+        style = {
+            "color": colour,
+            "linewidth": max(1, 13 - 2 * position),
+            "solid_capstyle": "round",
+            "label": label,
+        }
         left.plot(epochs, [point["loss"] for point in row["curve"]], **style)
         right.plot(epochs, [100 * point["accuracy"] for point in row["curve"]], **style)
     left.set(title="loss on the training images", xlabel="epoch", ylabel="mean cross-entropy", yscale="log")
@@ -151,7 +203,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument("--lessons", default="01,02,03,04,05,06", help="which ones, by their numbers")
+    parser.add_argument("--lessons", default="01,02,03,04,05,06", help="which ones, by their numbers; or all")
     arguments, rest = parser.parse_known_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     climb(arguments, rest)

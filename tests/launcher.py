@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,9 +10,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
 STEMS = [path.stem for path in LESSONS]
+LADDER = [stem for stem in STEMS if stem[:2] <= "06"]  # those that train one job to one curve
+
+
+def grown_from(path):
+    """The lesson that this one's diff is taken against: the one its docstring names, or the one before."""
+    named = re.search(r"grown from lesson (\d\d)", path.read_text().split('"""')[1])
+    before = [other for other in LESSONS if other.name < path.name]
+    if named:
+        return next(other for other in before if other.name.startswith(named[1]))
+    return before[-1] if before else None
+
 
 # What "the same curve" means. See the README for why it is not "the same bytes".
 EARLY_EPOCHS, EARLY, LATE, ACCURACY = 3, 1e-5, 1e-3, 0.002
+LIMITS = (EARLY, LATE, ACCURACY)
+# Lessons with another precision or another model: whose curve theirs must be, and how close. The limits
+# follow from what was measured; lessons/README.md says what that was. "itself": on one process.
+OTHER_CURVES = {
+    "07": ("01", 1e-2, 5e-2, 0.005),  # bf16
+}
 
 
 def command(stem, processes, *arguments):
@@ -26,9 +44,9 @@ def command(stem, processes, *arguments):
         words = [sys.executable, script]
     elif number == 3:
         words = [sys.executable, script, "--world-size", processes]
-    elif number <= 5 or processes % 2:  # two agents have two, four, six processes
+    elif number != 6 or processes % 2:  # two agents have two, four, six processes
         words = [torchrun, "--standalone", "--nproc-per-node", processes]
-        if number == 5:
+        if number in (5, 8):
             words += ["--max-restarts", 3]
             environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         words += [script]
@@ -57,16 +75,17 @@ def read_curve(out, stem):
     return [json.loads(line) for line in (Path(out) / f"{stem}.jsonl").read_text().splitlines()]
 
 
-def difference(curve, reference):
+def difference(curve, reference, limits=LIMITS):
     """What is different about this curve, in words; an empty string if it is the same."""
+    early, late, accuracy = limits
     if [row["epoch"] for row in curve] != [row["epoch"] for row in reference]:
         return f"epochs {[row['epoch'] for row in curve]}, not {[row['epoch'] for row in reference]}"
     for row, expected in zip(curve, reference, strict=True):
-        limit = EARLY if row["epoch"] <= EARLY_EPOCHS else LATE
+        limit = early if row["epoch"] <= EARLY_EPOCHS else late
         off = abs(row["loss"] - expected["loss"]) / expected["loss"]
         if not off <= limit:
             return f"the loss of epoch {row['epoch']} is off by {off:.1e}, more than {limit:.0e}"
     off = abs(curve[-1]["accuracy"] - reference[-1]["accuracy"])
-    if not off <= ACCURACY + 1e-12:
-        return f"the accuracy is off by {off:.2%}, more than {ACCURACY:.1%}"
+    if not off <= accuracy + 1e-12:
+        return f"the accuracy is off by {off:.2%}, more than {accuracy:.1%}"
     return ""

@@ -20,7 +20,7 @@ def counts(*processes):
     """(lesson, processes) for all lessons: lessons 01 and 02 are one process, lesson 06 two agents."""
     return [
         pytest.param(stem, count, id=f"{stem[:2]}-{count}")
-        for stem in launcher.STEMS
+        for stem in launcher.LADDER
         for count in (processes if stem[:2] >= "03" else (1,))
     ]
 
@@ -82,7 +82,7 @@ def check_what_it_printed(stdout, curve):
 
 
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU")
-@pytest.mark.parametrize("stem", launcher.STEMS)
+@pytest.mark.parametrize("stem", launcher.LADDER)
 def test_gpus_have_the_cpus_curve(run, reference, stem):
     processes = GPUS // 2 * 2 if stem[:2] == "06" else GPUS
     if processes == 0:
@@ -94,7 +94,7 @@ def test_gpus_have_the_cpus_curve(run, reference, stem):
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
-@pytest.mark.parametrize("stem", launcher.STEMS[1:])
+@pytest.mark.parametrize("stem", launcher.LADDER[1:])
 def test_on_gpus_there_is_one_curve_too(run, stem):
     first = launcher.read_curve(run("01_single_gpu", 1, folder="one", gpus=True).out, "01_single_gpu")
     for processes in range(2, GPUS + 1, 2) if stem[:2] >= "03" else [1]:

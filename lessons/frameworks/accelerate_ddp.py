@@ -1,0 +1,87 @@
+"""Lesson 04 with Hugging Face Accelerate: no line of the loop knows how many processes there are.
+
+    torchrun --standalone --nproc-per-node 2 lessons/frameworks/accelerate_ddp.py
+
+You will see lesson 01's losses again. `prepare` wraps the model, deals out the batches and moves them to
+the device. On GPUs, `accelerate launch --num-processes 2` in place of torchrun starts it too; on CPUs that
+starts a single process, unless it is told to use mpirun.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import workload
+
+
+def train(accelerator, arguments):
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments)
+    size = arguments.batch_size // accelerator.num_processes
+    train_loader = DataLoader(train_set, size, shuffle=True, drop_last=True, collate_fn=workload.collate)
+    test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:])
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    # Not prepared: Accelerate would step it with the optimizer, once for every process.
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+    model, optimizer, train_loader, test_loader = accelerator.prepare(
+        model, optimizer, train_loader, test_loader
+    )
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        train_loader.set_epoch(epoch)  # without it, a resumed run would shuffle differently
+        loss_sum = torch.zeros((), device=accelerator.device)
+        quiet = not accelerator.is_main_process
+        for images, labels in workload.progress(train_loader, epoch, quiet=quiet):
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            loss_sum += loss.detach()
+        scheduler.step()
+        mean_loss = accelerator.reduce(loss_sum, "mean").item() / len(train_loader)
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(accelerator, model, test_loader)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if accelerator.is_main_process:
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+
+    if accelerator.is_main_process:
+        model = accelerator.unwrap_model(model)
+        torch.save(model.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+
+
+@torch.no_grad()
+def count_correct(accelerator, model, test_loader):
+    correct = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+    for images, labels in test_loader:
+        hits = model(images).argmax(dim=1) == labels
+        correct += accelerator.gather_for_metrics(hits).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    arguments.world_size = int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    accelerator = Accelerator(
+        cpu=workload.gpu_count() == 0,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=2))],
+    )
+    train(accelerator, arguments)
+    accelerator.free_memory()
+    accelerator.end_training()

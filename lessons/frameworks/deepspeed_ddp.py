@@ -1,0 +1,86 @@
+"""Lesson 04 with DeepSpeed: an engine around the model, and a dictionary that says what it does.
+
+    DS_ACCELERATOR=cpu deepspeed --num_accelerators 2 --no_local_rank lessons/frameworks/deepspeed_ddp.py
+
+You will see lesson 01's losses again, between lines of the launcher. On GPUs leave the variable out. What
+DeepSpeed is taken for, ZeRO, is one more entry in the dictionary. It meets at port 29500: --master_port.
+"""
+
+import gc
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import workload
+
+
+def train(rank, world_size, arguments):
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments)
+    sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // world_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:])
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+    # By default DeepSpeed clips the gradients to a norm of 1: a run without it draws another curve.
+    config = {"train_micro_batch_size_per_gpu": size, "gradient_clipping": 0.0}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        loss_sum = torch.zeros((), device=engine.device)
+        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+            images, labels = images.to(engine.device), labels.to(engine.device)
+            loss = cross_entropy(engine(images), labels)
+            engine.backward(loss)
+            engine.step()
+            loss_sum += loss.detach()
+        scheduler.step()
+        dist.all_reduce(loss_sum)
+        mean_loss = loss_sum.item() / len(train_loader) / world_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(engine.module, test_loader, engine.device)
+        dist.all_reduce(correct)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+
+    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+        torch.save(engine.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    if deepspeed.get_accelerator().device_name() == "cpu":
+        deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator first, that only inference needs
+    deepspeed.init_distributed(timeout=timedelta(minutes=2))
+    train(rank, arguments.world_size, arguments)
+    gc.collect()
+    dist.destroy_process_group()

@@ -1,0 +1,81 @@
+"""The text of lesson 12: limericks by Edward Lear, of "A Book of Nonsense" and "More Nonsense".
+
+He published them in 1846 and 1872: they are in the public domain. limericks.txt has 211 of the 212, from
+Project Gutenberg's numbers 982 and 13650, all in five lines, with the same capitals for the same words, and
+with slips of the pen mended.
+"""
+
+import math
+import re
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import pad
+
+import workload
+
+LENGTH = 160  # of a piece: about a whole limerick
+
+
+def options(parser):
+    parser.set_defaults(data="limericks", train_size=896, test_size=30, epochs=10, batch_size=16, lr=0.008)
+    option = parser.add_argument
+    option("--characters", type=int, default=180, help="to write of each text, at most (180)")
+    option("--temperature", type=float, default=0.3, help="lower writes what is likelier (0.3)")
+    option("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
+    option("--crash-at", type=int, help="the epoch in which a process dies")
+
+
+def load(arguments):
+    """The characters, and pieces of the text as their numbers: to learn from, and of limericks held back."""
+    if arguments.data != "limericks":
+        workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
+    if not 0 < arguments.temperature < math.inf:
+        workload.refuse(f"--temperature must be a number above 0, not {arguments.temperature}")
+    text = Path(__file__).with_suffix(".txt").read_text()
+    characters, limericks = sorted(set(text)), text.strip().split("\n\n")
+    kept = "\n\n".join(limerick for number, limerick in enumerate(limericks) if number % 7 < 6)
+    lines = [0, *(found.end() for found in re.finditer("\n+", kept))]  # a piece from the start of each line
+    held_back = "\n\n".join(limericks[6::7])
+    places = range(0, len(held_back), LENGTH)  # of each character once
+    train_set = cut(kept, characters, lines, arguments.train_size)
+    return characters, train_set, cut(held_back, characters, places, arguments.test_size)
+
+
+def cut(text, characters, starts, count):
+    """The first `count` pieces, and for each place of them the character that follows."""
+    numbers = torch.tensor([characters.index(character) for character in text])
+    starts = [start for start in starts if start + LENGTH < len(numbers)]
+    if count > len(starts):
+        workload.refuse(f"the limericks make {len(starts)} such pieces of {LENGTH} characters, not {count}")
+    pieces = numbers.unfold(0, LENGTH + 1, 1)[starts[:count]]
+    return workload.Images(pieces[:, :-1], pieces[:, 1:])
+
+
+workload.DATA["limericks"] = lambda arguments: load(arguments)[1:]
+
+
+def show(when, texts, characters):
+    if dist.get_rank() == 0:
+        written = ["".join(characters[number] for number in text).split("\n\n")[0] for text in texts.tolist()]
+        print(f"---- {when}", *written, "----", sep="\n\n", flush=True)
+
+
+class Recent(nn.Module):
+    """Characters as vectors, each with a share of the ones just before it.
+
+    A transformer learns to look there by itself, but on so little text a small one takes three times as long.
+    """
+
+    def __init__(self, characters, hidden, count=4):
+        super().__init__()
+        self.table = nn.Embedding(characters, hidden)
+        nn.init.normal_(self.table.weight, std=0.02)  # with large ones it would learn more slowly
+        self.shares = nn.Parameter(torch.randn(count, hidden) / 2)
+
+    def forward(self, texts):
+        found = pad(self.table(texts), (0, 0, len(self.shares) - 1, 0))  # before the first there is nothing
+        places = texts.shape[1]
+        return sum(found[:, number : number + places] * share for number, share in enumerate(self.shares))

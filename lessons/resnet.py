@@ -1,0 +1,93 @@
+"""The model of lesson 08, ResNet-18 for small images; its batch norm for the CPU; and what it costs."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import workload
+
+torchvision = workload.import_torchvision()
+
+
+class ResNet18(nn.Sequential):
+    """torchvision's blocks behind a first layer for small images: 3x3, no stride, no max pooling."""
+
+    def __init__(self, shape, width, norm):
+        first = nn.Conv2d(shape[0], width, kernel_size=3, padding=1, bias=False)
+        super().__init__(first, norm(width), nn.ReLU(inplace=True))
+        block, before = torchvision.models.resnet.BasicBlock, width
+        for stage, channels in enumerate((width, 2 * width, 4 * width, 8 * width)):
+            shortcut = None
+            if stage > 0:
+                shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, 2, bias=False), norm(channels))
+            self.append(block(before, channels, 1 + (stage > 0), shortcut, norm_layer=norm))
+            self.append(block(channels, channels, norm_layer=norm))
+            before = channels
+        self.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10)])
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images):  # bytes
+        return super().forward((images.to(self[0].weight.dtype) - 48) / 64)
+
+
+class SumOfAll(torch.autograd.Function):
+    """What each process has, summed. A value that went to all has gradients from all, summed as well."""
+
+    @staticmethod
+    def forward(context, values):
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    backward = staticmethod(lambda context, gradients: SumOfAll.forward(context, gradients))
+
+
+class SyncBatchNorm(nn.BatchNorm2d):
+    """What nn.SyncBatchNorm does on a GPU, for the CPU, which that one refuses. All shares are equal here."""
+
+    def forward(self, values):
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if not self.training or world_size == 1:
+            return super().forward(values)
+        mine = torch.stack([values.mean(dim=(0, 2, 3)), values.var(dim=(0, 2, 3), correction=0)])
+        rows = torch.zeros(world_size, *mine.shape, dtype=mine.dtype)
+        rows[dist.get_rank()] = mine  # each fills a row of its own: their sum has all
+        means, variances = SumOfAll.apply(rows).unbind(dim=1)
+        mean = means.mean(dim=0)
+        variance = (variances + (means - mean).square()).mean(dim=0)  # within the shares, and between them
+        count = values.numel() / values.shape[1] * world_size
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (values - mean.view(-1, 1, 1)) * scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+
+
+# ---- what it costs
+
+
+def count_flops(model, images):
+    """Multiplications and additions of one image, forward and backward. Call it before DDP has the model."""
+    model.eval()  # leaves batch norm as it is
+    with FlopCounterMode(display=False) as counter:
+        model(images[:1]).sum().backward()
+    model.train()
+    model.zero_grad()
+    return counter.get_total_flops()
+
+
+# What a GPU can do in a second, in 10**12: NVIDIA's data sheets, FP32 without tensor cores. So the lessons
+# train: see set_seed.
+PEAKS = {"H200": 67, "H100 80GB HBM3": 67, "H100 PCIe": 51, "A100": 19.5, "L40S": 91.6, "T4": 8.1}
+
+
+def share_of_peak(speed, flops, arguments, device):
+    """The share of what the hardware could do that went into the model (MFU); None if that is unknown."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    known = [peak for part, peak in PEAKS.items() if part in name]
+    peak = arguments.peak_tflops or (known[0] if known else None)
+    return peak and speed * flops / (peak * 1e12 * arguments.world_size)

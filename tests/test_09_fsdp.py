@@ -1,0 +1,339 @@
+"""Lesson 09: who holds how many bytes, what a step sends, and checkpoints that outlive their run."""
+
+import importlib
+import json
+import re
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import launcher
+import workload
+
+LESSON = launcher.ROOT / "lessons/09_fsdp.py"
+# 1,055 images lack one to a full batch; 1,001 test images make 501 and 500, of which 500 go into one batch.
+SIZES = ("--train-size", 1055, "--batch-size", 96, "--test-size", 1001, "--epochs", 3, "--lr", 0.15)
+SMALL = ("--train-size", 240, "--test-size", 1, "--epochs", 1)  # 2 steps
+PARAMETERS = 32_282
+
+
+def curve_of(result):
+    return launcher.read_curve(result.out, "09_fsdp")
+
+
+def weights_of(result):
+    return (result.out / "09_fsdp.pt").read_bytes()
+
+
+@pytest.fixture
+def altered(forks, tmp_path):
+    """Run the lesson after some lines of our own, as `fork` does: a measurement, or an accident."""
+
+    def altered(lines, processes, *arguments, folder="run", code=0):
+        script = tmp_path / f"altered-{folder}.py"
+        run_it = f"__file__ = {str(LESSON)!r}\nexec(compile(open(__file__).read(), __file__, 'exec'))\n"
+        script.write_text(f"{lines}\n{run_it}")
+        result = launch(forks, tmp_path / folder, processes, *arguments, script=script)
+        assert result.code == code, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    return altered
+
+
+def launch(forks, folder, processes, *arguments, script=LESSON):
+    words, environment = launcher.command("09_fsdp", processes, *arguments)
+    words = [str(script) if word == str(LESSON) else word for word in words]
+    (folder / ".tmp").mkdir(parents=True, exist_ok=True)
+    code, left = forks.run(words, folder, environment | {"TMPDIR": str(folder / ".tmp")}, limit=240)
+    assert not left, f"still alive after the run: {left}"
+    stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
+    return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")
+
+
+@pytest.fixture(scope="module")
+def whole(forks, tmp_path_factory):
+    """A run that nobody disturbed, on so many processes. Made once: look at it, or copy it."""
+    made = {}
+
+    def whole(processes):
+        if processes not in made:
+            folder = tmp_path_factory.mktemp(f"whole{processes}")
+            made[processes] = launch(forks, folder, processes, *SIZES)
+            assert made[processes].code == 0, made[processes].stderr
+        return made[processes]
+
+    return whole
+
+
+def copy_until(result, epoch, folder):
+    """What was there of a run after this epoch. `folder` is that of a run which is to go on with it."""
+    shutil.copytree(result.out, folder / "out")
+    (folder / "out/09_fsdp.pt").unlink()
+    for path in (folder / "out").glob("09_fsdp.epoch*"):
+        if int(path.name[-4:]) > epoch:
+            shutil.rmtree(path)
+
+
+# ---- one curve, and what each process holds ----
+
+
+def part(rows, processes, rank):
+    """How many rows of a tensor a process holds: all take the same number, until there are no more."""
+    each = -(-rows // processes)
+    return max(0, min(each, rows - rank * each))
+
+
+def bytes_of_parts(processes, rank):
+    model = workload.ConvNet((1, 28, 28))
+    return sum(4 * part(len(one), processes, rank) * one[0].numel() for one in model.parameters())
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_one_curve_every_image_once_and_the_bytes_that_the_formula_says(whole, reference, processes):
+    result = whole(processes)
+    curve = curve_of(result)
+    assert launcher.difference(curve, reference(*SIZES)) == ""
+    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*SIZES)]
+    assert curve[-1]["accuracy"] == recount(result.out / "09_fsdp.pt", 1001)
+    assert {row["world_size"] for row in curve} == {processes}
+
+    held = re.findall(r"^rank (\d) holds (\S+) bytes of weights, (\S+) of .+, (\S+) of", result.stdout, re.M)
+    held = [[int(number.replace(",", "")) for number in row] for row in held]
+    parts = [bytes_of_parts(processes, rank) for rank in range(processes)]
+    assert held == [[rank, size, size, size] for rank, size in enumerate(parts)]
+    assert sum(parts) == 4 * PARAMETERS
+
+    names = {"09_fsdp.jsonl", "09_fsdp.pt", *(f"09_fsdp.epoch000{epoch}" for epoch in (1, 2, 3))}
+    assert {path.name for path in result.out.iterdir()} == names
+
+
+def recount(weights, test_size):
+    """The accuracy of these weights on the test images, counted in one process, in lesson 01's model."""
+    model = importlib.import_module("01_single_gpu").workload.ConvNet((1, 28, 28))
+    model.load_state_dict(torch.load(weights, weights_only=True))
+    digits = workload.draw_digits(test_size, seed=2)
+    with torch.no_grad():
+        return (model(digits.images).argmax(dim=1) == digits.labels).sum().item() / test_size
+
+
+def test_tensors_are_cut_as_torch_chunk_cuts_them():
+    for rows in (10, 16, 32):
+        for processes in (1, 2, 3, 4):
+            sizes = [len(piece) for piece in torch.arange(rows).chunk(processes)]
+            assert [part(rows, processes, rank) for rank in range(processes)] == sizes
+    assert [bytes_of_parts(3, rank) for rank in (0, 1, 2)] == [45_316, 45_316, 38_496]
+
+
+# ---- what the options change, and what they leave ----
+
+COUNTED = """
+import json, torch, warnings, workload
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+gather, scatter, kinds = dist.all_gather_single, dist.reduce_scatter_single, set()
+def note_gather(output, input, **options):
+    kinds.add(f"gather {input.dtype}")
+    return gather(output, input, **options)
+def note_scatter(output, input, **options):
+    kinds.add(f"scatter {input.dtype}")
+    return scatter(output, input, **options)
+dist.all_gather_single, dist.reduce_scatter_single = note_gather, note_scatter
+def progress(batches, epoch, quiet):
+    warnings.simplefilter("ignore")  # the counter's hooks make views of the outputs, which FSDP warns of
+    for batch in batches:
+        kept = []
+        def keep(tensor):
+            kept.append([list(tensor.shape), str(tensor.dtype), tensor.nbytes])
+            return tensor
+        with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            yield batch
+        if not quiet and epoch == 1:  # later, the first step after a test prefetches a layer in vain
+            sent = {str(name).split("_")[1]: number for name, number in mode.get_comm_counts().items()}
+            print("counted", json.dumps([sent, kept, sorted(kinds)]))
+workload.progress = progress
+"""
+POLICIES = """
+import torch.distributed.fsdp as fsdp
+as_it_was = fsdp.fully_shard
+def fully_shard(layer, **options):
+    print("policy:", options.get("offload_policy"))
+    return as_it_was(layer, **options)
+fsdp.fully_shard = fully_shard
+"""  # a CPU has nowhere to offload to: all that can be seen here is that it was asked for, for 4 layers by 2
+
+
+def counted(result):
+    """A step's collectives, the tensors it keeps for backward, the kinds it sends: the same in every step."""
+    lines = [line.removeprefix("counted ") for line in result.stdout.splitlines() if line[:8] == "counted "]
+    assert len(lines) >= 2 and len(set(lines)) == 1
+    return json.loads(lines[0])
+
+
+def activations(kept):
+    """Of what backward keeps, that which has a row for each image. The rest are weights, and the loss."""
+    return sum(size for shape, _, size in kept if shape[:1] == [60])
+
+
+def test_what_the_options_save_and_that_they_change_no_byte(altered):
+    plain = altered(COUNTED, 2, *SMALL)
+    sent, kept, kinds = counted(plain)
+    assert sent == {"allgather": 8, "reduce": 4}  # 4 layers: forward, backward, and their gradients
+    assert kinds == ["gather torch.float32", "scatter torch.float32"]
+    assert activations(kept) == 2_843_040
+
+    fewer = altered(COUNTED, 2, *SMALL, "--checkpoint-activations", folder="fewer")
+    assert counted(fewer)[0] == sent
+    # Of the first five layers it keeps the 60 images, as bytes; not as floats, and not three times 16 maps.
+    pixels, maps = 60 * 28 * 28, 60 * 16 * 14 * 14
+    assert activations(counted(fewer)[1]) == 2_843_040 - 4 * (pixels + 3 * maps) + pixels
+
+    whole_layers = altered(COUNTED, 2, *SMALL, "--no-reshard", folder="whole_layers")
+    assert counted(whole_layers)[0] == {"allgather": 4, "reduce": 4}
+
+    offloaded = altered(POLICIES, 2, *SMALL, "--offload", folder="offloaded")
+    assert offloaded.stdout.count("policy: CPUOffloadPolicy(pin_memory=False)") == 8
+    for result in (fewer, whole_layers, offloaded):
+        assert weights_of(result) == weights_of(plain)
+        assert result.stdout.splitlines()[-2:] == plain.stdout.splitlines()[-2:]
+
+
+def test_bf16_computes_in_16_bits_holds_32_and_stays_close(altered, reference):
+    result = altered(COUNTED, 2, *SIZES, "--precision", "bf16")
+    sent, kept, kinds = counted(result)
+    assert sent == {"allgather": 8, "reduce": 4}
+    assert kinds == ["gather torch.bfloat16", "scatter torch.float32"]
+    large = [kind for shape, kind, _ in kept if len(shape) > 1 and shape[1] >= 16]
+    assert len(large) == 9 and set(large) == {"torch.bfloat16"}
+    assert [kind for shape, kind, _ in kept if shape[1:] == [10]][-1] == "torch.float32", "the loss is in 32"
+    assert f"rank 1 holds {bytes_of_parts(2, 1):,} bytes of weights" in result.stdout
+    for row, expected in zip(curve_of(result), reference(*SIZES), strict=True):
+        assert 0 < abs(row["loss"] - expected["loss"]) < 5e-3 * expected["loss"]
+    assert {one.dtype for one in torch.load(result.out / "09_fsdp.pt").values()} == {torch.float32}
+
+
+# ---- checkpoints ----
+
+
+def test_a_run_of_4_processes_goes_on_on_any_other_number(fork, whole, reference, tmp_path):
+    results = {}
+    for processes in (2, 3, 4):
+        copy_until(whole(4), 1, tmp_path / f"on{processes}")
+        results[processes] = result = fork("09_fsdp", processes, *SIZES, folder=f"on{processes}")
+        assert "resumed after epoch 1\n" in result.stdout
+        assert [row["world_size"] for row in curve_of(result)] == [4, processes, processes]
+        assert launcher.difference(curve_of(result), reference(*SIZES)) == ""
+    assert weights_of(results[4]) == weights_of(whole(4))
+    copy_until(results[3], 2, tmp_path / "again")  # and what 3 went on with, 2 finish
+    result = fork("09_fsdp", 2, *SIZES, folder="again")
+    assert [row["world_size"] for row in curve_of(result)] == [4, 3, 2]
+    assert launcher.difference(curve_of(result), reference(*SIZES)) == ""
+
+
+def test_a_finished_run_is_not_trained_again(fork, whole, tmp_path):
+    shutil.copytree(whole(2).out, tmp_path / "run/out")
+    again = fork("09_fsdp", 2, *SIZES)
+    assert again.stdout == "resumed after epoch 3\n"
+    assert weights_of(again) == weights_of(whole(2))
+
+
+FATAL = """
+import os, signal
+from torch.distributed.checkpoint import FileSystemWriter as Writer
+as_it_was = Writer.{method}
+def die(self, *arguments, **options):
+    if str(self.path).endswith("{epoch}") and os.environ["RANK"] == "0":
+        open(f"{{self.path}}/{file}", "wb").write(b"PK" * 99)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return as_it_was(self, *arguments, **options)
+Writer.{method} = die
+"""
+
+
+def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(altered, fork, whole):
+    in_a_file = FATAL.format(method="write_data", epoch="epoch0002", file="__0_0.distcp")
+    killed = altered(in_a_file, 2, *SIZES, code=1)
+    assert (killed.out / "09_fsdp.epoch0002/__0_0.distcp").stat().st_size == 198
+    before_it_counts = FATAL.format(method="finish", epoch="epoch0003", file=".metadata.tmp")
+    killed = altered(before_it_counts, 2, *SIZES, code=1)
+    assert "resumed after epoch 1\n" in killed.stdout
+    assert (killed.out / "09_fsdp.epoch0003/__1_0.distcp").exists()
+    result = fork("09_fsdp", 2, *SIZES)
+    assert "resumed after epoch 2\n" in result.stdout
+    assert weights_of(result) == weights_of(whole(2))
+    assert [row["loss"] for row in curve_of(result)] == [row["loss"] for row in curve_of(whole(2))]
+
+
+PATIENT = """
+import threading
+from torch.distributed.checkpoint import FileSystemWriter as Writer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+steps, as_it_was = threading.Semaphore(0), Writer.write_data
+register_optimizer_step_post_hook(lambda *_: steps.release())
+def write_after_three_more_steps(self, *arguments, **options):
+    while steps.acquire(blocking=False):
+        pass
+    if str(self.path).endswith("epoch0001"):
+        assert all(steps.acquire(timeout=30) for _ in range(3)), "training has waited for the checkpoint"
+    return as_it_was(self, *arguments, **options)
+Writer.write_data = write_after_three_more_steps
+"""
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
+    altered, fork, whole, tmp_path
+):
+    late = altered(PATIENT, 2, *SIZES)
+    copy_until(late, 1, tmp_path / "resumed")
+    assert weights_of(fork("09_fsdp", 2, *SIZES, folder="resumed")) == weights_of(whole(2))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])  # at the end, or when the next one is to be saved
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(altered, epochs):
+    lines = """
+from torch.distributed.checkpoint import FileSystemWriter
+as_it_was = FileSystemWriter.write_data
+def full_at_first(self, *arguments, **options):
+    if str(self.path).endswith("epoch0001"):
+        raise OSError(28, "No space left on device")
+    return as_it_was(self, *arguments, **options)
+FileSystemWriter.write_data = full_at_first
+"""
+    result = altered(lines, 1, *SMALL[:-1], epochs, code=1)
+    assert "No space left on device" in result.stderr and result.stdout.count("loss") <= 2
+
+
+# ---- what it refuses, and a true launch ----
+
+
+def refusal(result):
+    assert result.code != 0
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and result.stdout.strip() == "", result.stderr
+    assert not re.search(r'File ".*/lessons/09', result.stderr), "a stack trace through the lesson"
+    return errors[0]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(fork, whole, tmp_path):
+    copy_until(whole(2), 1, tmp_path / "run")
+    line = refusal(fork("09_fsdp", 2, *SIZES, "--seed", 1, "--precision", "bf16", refused=True))
+    words = "has seed 0, not 1; precision fp32, not bf16: remove it, or name another --out"
+    assert line == f"error: out/09_fsdp.epoch0001 {words}"
+
+
+def test_bad_input_is_refused_with_one_line(fork, start):
+    words = "--batch-size 51 does not divide by 2 processes: take 52, for instance"
+    assert words in refusal(fork("09_fsdp", 2, "--batch-size", 51, refused=True))
+    words = "argument --precision: invalid choice: 'fp8' (choose from"
+    assert words in refusal(fork("09_fsdp", 2, "--precision", "fp8", refused=True))
+    line = refusal(start("09_fsdp", words=[sys.executable, LESSON], folder="plain").finish())
+    assert re.search(r"started by torchrun: torchrun --standalone --nproc-per-node 2 \S+09_fsdp.py$", line)
+
+
+def test_the_command_from_nothing_gives_the_same_bytes_and_leaves_nothing_behind(run, whole):
+    result = run("09_fsdp", 2, *SIZES)
+    assert weights_of(result) == weights_of(whole(2))
+    files = {path.name for path in (result.out / "09_fsdp.epoch0003").iterdir()}
+    assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}

@@ -1,0 +1,449 @@
+"""The recipes for a container, for Kubernetes and for SageMaker: they keep to their schemas, agree with the
+repository and with themselves, and what they run is run, on hosts that are network namespaces."""
+
+import functools
+import itertools
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import hosts
+import launcher
+
+ROOT = launcher.ROOT
+FOLDER = ROOT / "lessons/launch"
+CONTAINER, KUBERNETES, SAGEMAKER = (
+    (FOLDER / name).read_text() for name in ("Containerfile", "kubernetes.yaml", "sagemaker.json")
+)
+PAGE = (FOLDER / "README.md").read_text()
+LESSON = "06_multinode"
+SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 8)
+
+HADOLINT = Path(sys.executable).parent / "hadolint"
+
+needs_tools = pytest.mark.skipif(
+    not (HADOLINT.exists() and all(map(find_spec, ("botocore", "kubernetes_validate")))),
+    reason="needs lessons/launch/requirements.txt",
+)
+
+
+def check(problems):
+    """The words that say what is wrong, of (is it wrong?, words)."""
+    return [words for wrong, words in problems if wrong]
+
+
+# ---- the container ----
+
+
+def instructions(text):
+    """(FROM, COPY, RUN..., the rest) of a Containerfile, comments left out and lines joined."""
+    text = re.sub(r"^#.*\n", "", text, flags=re.M).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
+
+
+def wrong_with_container(text):
+    lint = subprocess.run(
+        [HADOLINT, "--no-color", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    stages = re.findall(r"^FROM (\S+) AS (\S+)", text, re.M)
+    python = (re.findall(r"python:(\d\.\d+)", text) or ["0.0"])[0]
+    copied, problems = [], []
+    for word, rest in instructions(text):
+        if word == "COPY":
+            *sources, _ = rest.split()
+            copied += sources
+            tracked = subprocess.run(["git", "ls-files", *sources], cwd=ROOT, capture_output=True, text=True)
+            problems.append((not tracked.stdout, f"COPY {rest}: not in the repository"))
+        for path in re.findall(r"-r (\S+)|(lessons/\S+\.py)", rest):
+            path = (path[0] or path[1]).strip('"],')
+            there = any(path == source or path.startswith(f"{source}/") for source in copied)
+            problems.append((not (there and (ROOT / path).exists()), f"{path} is not in the image"))
+    conda = re.search(r"python=(\S+)", (ROOT / "environment.yml").read_text())[1]
+    tested = re.search(r"\(3, (\d+)\) <= sys.version_info < \(3, (\d+)\)", (ROOT / "Makefile").read_text())
+    problems += [
+        (lint.returncode or lint.stdout, f"hadolint: {lint.stdout}{lint.stderr}"),
+        (python != conda, f"python {python}, but environment.yml has {conda}"),
+        (not int(tested[1]) <= int(python[2:]) < int(tested[2]), f"python {python} is not one of the README"),
+        ([name for _, name in stages] != ["lessons", "sagemaker"], f"stages {stages}"),
+        ("-r requirements.txt" not in text, "requirements.txt is not installed"),
+    ]
+    return check(problems)
+
+
+# ---- Kubernetes ----
+
+
+def wrong_with_kubernetes(text):
+    import kubernetes_validate
+    import yaml
+
+    documents = list(yaml.safe_load_all(text))
+    problems = []
+    for document in documents:
+        for version in ("1.33", "1.37"):  # the oldest that the recipe names, and the newest there is
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                problems.append((True, f"{'.'.join(map(str, error.path))}: {error.message}"))
+    if problems:
+        return check(problems)
+    service, claim, job = documents
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    options = torchrun_options(container["args"][0])
+    pods, name = spec["completions"], job["metadata"]["name"]
+    endpoint = f"{name}-0.{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: volumes.get(mount["name"]) for mount in container["volumeMounts"]}
+    snapshots = mounts.get(options["--out"], {}).get("persistentVolumeClaim", {}).get("claimName")
+    gpus = container["resources"]["limits"].get("nvidia.com/gpu")
+    return check(
+        [
+            (spec.get("completionMode") != "Indexed", "the pods have no numbers"),
+            (spec["parallelism"] != pods, "not all pods run at once"),
+            (options["--nnodes"] != f"1:{pods}", f"--nnodes {options['--nnodes']}, but {pods} pods"),
+            (options["--rdzv-endpoint"] != endpoint, f"--rdzv-endpoint is not {endpoint}"),
+            (service["spec"].get("clusterIP") != "None", "the service is not headless"),
+            (
+                service["spec"]["selector"] != {"batch.kubernetes.io/job-name": name},
+                "the service selects no pod of the job",
+            ),
+            (
+                pod.get("subdomain") != service["metadata"]["name"],
+                "the pods' subdomain is not the service",
+            ),
+            (pod["restartPolicy"] != "Never", "podFailurePolicy needs restartPolicy Never"),
+            (gpus != int(options["--nproc-per-node"]), f"{gpus} GPUs for {options['--nproc-per-node']}"),
+            (snapshots != claim["metadata"]["name"], "--out is not on the claimed disk"),
+            (
+                claim["spec"]["accessModes"] != ["ReadWriteMany"],
+                "a disk that only one node may write to",
+            ),
+            (
+                mounts.get("/dev/shm", {}).get("emptyDir", {}).get("medium") != "Memory",
+                "no memory at /dev/shm",
+            ),
+            (
+                not int(options["--time-limit"])
+                < int(options["--shutdown-timeout"])
+                < pod.get("terminationGracePeriodSeconds", 30),
+                "a pod is killed before its agent has ended, or an agent's processes before they have",
+            ),
+            (not spec.get("activeDeadlineSeconds"), "nothing ends a job that hangs"),
+            ("is_host=" not in options["--rdzv-conf"], "which pod has the rendezvous is left to DNS"),
+        ]
+    )
+
+
+def torchrun_options(command):
+    words = shlex.split(command.replace("$((JOB_COMPLETION_INDEX == 0))", "INDEX"))
+    assert words[:2] == ["exec", "torchrun"], "without exec, bash does not pass SIGTERM on"
+    return dict(itertools.pairwise(words))
+
+
+# ---- SageMaker ----
+
+
+@functools.cache
+def interface():
+    """What CreateTrainingJob takes, as botocore describes it. Nothing here calls Amazon."""
+    from botocore.loaders import Loader
+    from botocore.model import ServiceModel
+
+    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+    return model.operation_model("CreateTrainingJob").input_shape
+
+
+def wrong_with_sagemaker(text):
+    from botocore.validate import ParamValidator
+
+    request, shape = json.loads(text), interface()
+    report = ParamValidator().validate(request, shape)
+    problems = [(report.has_errors(), report.generate_report()), *unlike(request, shape)]
+    if any(wrong for wrong, _ in problems):
+        return check(problems)
+    parameters, stop = request["HyperParameters"], request["StoppingCondition"]
+    program = parameters.get("sagemaker_program", "")
+    local = request["CheckpointConfig"]["LocalPath"]
+    account = request["RoleArn"].split(":")[4]
+    strangers = set(re.findall(r"\d{12}", text)) - {account}
+    return check(
+        [
+            (parameters.get("sagemaker_torch_distributed_enabled") != "true", "no torch_distributed"),
+            (not (ROOT / "lessons" / program).is_file(), f"sagemaker_program {program} is no lesson"),
+            (parameters.get("out") != local, f"--out is not {local}: no snapshot leaves the machine"),
+            (not parameters.get("snapshot-every"), "a spot instance that is taken away costs an epoch"),
+            (
+                not stop["MaxRuntimeInSeconds"] <= stop.get("MaxWaitTimeInSeconds", 0),
+                "a spot job waits for at least as long as it may run",
+            ),
+            (not request["EnableManagedSpotTraining"], "not on spot instances"),
+            (strangers, f"more than one account: {strangers}"),
+            (
+                not request["AlgorithmSpecification"]["TrainingImage"].endswith("/rungs:sagemaker"),
+                "not the image of the Containerfile's second stage",
+            ),
+        ]
+    )
+
+
+def unlike(value, shape, path=""):
+    """Where a value breaks the rules that botocore leaves to the server: patterns, choices, limits."""
+    rules = shape.metadata
+    if shape.type_name == "structure":
+        for name, part in value.items():
+            if name in shape.members:
+                yield from unlike(part, shape.members[name], f"{path}.{name}")
+    elif shape.type_name == "map":
+        for name, part in value.items():
+            yield from unlike(name, shape.key, f"{path}.{name}")
+            yield from unlike(part, shape.value, f"{path}.{name}")
+    elif shape.type_name == "string":
+        pattern, choices = rules.get("pattern", ".*"), rules.get("enum")
+        yield not re.fullmatch(pattern, str(value)), f"{path}: {value} is not like {pattern}"
+        yield choices and value not in choices, f"{path}: {value} is none of {choices}"
+        yield len(str(value)) > rules.get("max", 1e9), f"{path} is too long"
+    elif shape.type_name == "integer" and isinstance(value, int):
+        yield value > rules.get("max", 1e9), f"{path}: {value} is more than {rules.get('max')}"
+
+
+# ---- right, and wrong ----
+
+CHECKS = {
+    "container": (wrong_with_container, CONTAINER),
+    "kubernetes": (wrong_with_kubernetes, KUBERNETES),
+    "sagemaker": (wrong_with_sagemaker, SAGEMAKER),
+}
+
+
+@needs_tools
+@pytest.mark.parametrize("kind", CHECKS)
+def test_a_recipe_is_right(kind):
+    wrong, text = CHECKS[kind]
+    assert wrong(text) == []
+
+
+MISTAKES = [
+    ("container", "FROM docker.io", "FORM docker.io", "hadolint"),
+    ("container", "python:3.12-slim-bookworm", "python", "hadolint"),
+    ("container", "python:3.12", "python:3.13", "environment.yml has 3.12"),
+    ("container", "COPY lessons lessons", "COPY lesson lessons", "not in the repository"),
+    ("container", "COPY requirements.txt .\n", "", "requirements.txt is not in the image"),
+    ("container", "lessons/01_single_gpu.py", "lessons/01_single.py", "is not in the image"),
+    ("container", "--no-cache-dir --extra", "--extra", "hadolint"),
+    ("kubernetes", "completionMode", "completionmode", "'completionmode' was unexpected"),
+    ("kubernetes", "restartPolicy: Never", "restartPolicy: OnFailure", "needs restartPolicy Never"),
+    ("kubernetes", "completions: 2", 'completions: "2"', "'2' is not of type 'integer'"),
+    ("kubernetes", "      subdomain: rungs  #", "      # subdomain: rungs", "subdomain is not the service"),
+    (
+        "kubernetes",
+        "  name: rungs\nspec:\n  clusterIP",
+        "  name: rung\nspec:\n  clusterIP",
+        "--rdzv-endpoint",
+    ),
+    ("kubernetes", "      port: 29400", "      port: 29401", "--rdzv-endpoint is not rungs-0.rungs:29401"),
+    ("kubernetes", "rungs-0.rungs:29400", "rungs.rungs:29400", "--rdzv-endpoint"),
+    ("kubernetes", "  clusterIP: None", "  # clusterIP: None", "not headless"),
+    ("kubernetes", "job-name: rungs", "job-name: rung", "selects no pod"),
+    ("kubernetes", "completions: 2", "completions: 3", "not all pods run at once"),
+    ("kubernetes", "gpu: 1", "gpu: 4", "4 GPUs for 1"),
+    ("kubernetes", "--out /snapshots", "--out out", "not on the claimed disk"),
+    ("kubernetes", "claimName: rungs-snapshots", "claimName: rungs", "not on the claimed disk"),
+    ("kubernetes", "mountPath: /dev/shm", "mountPath: /shm", "no memory at /dev/shm"),
+    ("kubernetes", "PeriodSeconds: 120", "PeriodSeconds: 60", "killed before"),
+    ("kubernetes", "is_host=$((JOB_COMPLETION_INDEX == 0)),", "", "left to DNS"),
+    ("kubernetes", "  activeDeadlineSeconds", "  # activeDeadlineSeconds", "nothing ends"),
+    ("sagemaker", '"TrainingInputMode"', '"TrainingInput"', "Unknown parameter"),
+    ("sagemaker", '"InstanceCount": 2', '"InstanceCount": "2"', "Invalid type"),
+    ("sagemaker", '"File"', '"Files"', "is none of"),
+    ("sagemaker", "iam::123456789012:role", "iam:role", "is not like"),
+    ("sagemaker", "ml.g5.xlarge", "g5.xlarge", "is none of"),
+    ("sagemaker", '"TrainingJobName": "rungs"', '"TrainingJobName": "my rungs"', "is not like"),
+    ("sagemaker", "torch_distributed_enabled", "pytorch_ddp_enabled", "no torch_distributed"),
+    ("sagemaker", '"06_multinode.py"', '"lessons/06_multinode.py"', "is no lesson"),
+    ("sagemaker", '"out": "/opt/ml/checkpoints"', '"out": "/opt/ml/model"', "no snapshot leaves"),
+    ("sagemaker", '"MaxWaitTimeInSeconds": 7200', '"MaxWaitTimeInSeconds": 1800', "waits for at least"),
+    ("sagemaker", "rungs:sagemaker", "rungs:1", "second stage"),
+]
+
+
+@needs_tools
+@pytest.mark.parametrize(("kind", "right", "wrong", "words"), MISTAKES)
+def test_a_mistake_in_a_recipe_is_noticed(kind, right, wrong, words):
+    problems, text = CHECKS[kind]
+    assert right in text
+    assert any(words in problem for problem in problems(text.replace(right, wrong, 1)))
+
+
+# ---- the page ----
+
+
+def test_every_link_on_the_page_leads_to_a_file():
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", PAGE):
+        assert target.startswith("http") or (FOLDER / target).exists(), target
+
+
+def test_the_page_says_what_the_recipes_can_cost():
+    pods, seconds = (
+        int(re.search(rf"{name}: (\d+)", KUBERNETES)[1]) for name in ("parallelism", "activeDeadlineSeconds")
+    )
+    assert (
+        f"`activeDeadlineSeconds`, {seconds / 3600:g} hours | {pods} pods: {pods * seconds / 3600:g} " in PAGE
+    )
+    request = json.loads(SAGEMAKER)
+    machines = request["ResourceConfig"]["InstanceCount"]
+    hours = request["StoppingCondition"]["MaxRuntimeInSeconds"] / 3600
+    assert f"`MaxRuntimeInSeconds`, {hours:g} hour;" in PAGE
+    assert f"{machines} instances: {machines * hours:g} instance-hours" in PAGE
+    slurm = (FOLDER / "slurm.sbatch").read_text()
+    nodes, starts = (int(re.search(rf"{name}(\d+)", slurm)[1]) for name in ("--nodes=", "REQUEUES:-"))
+    assert "--time=00:30:00" in slurm
+    each = nodes / 2
+    assert f"{nodes} nodes: {each:g} node-hour a start, {each * (starts + 1):g} in all" in PAGE
+
+
+def test_the_page_shows_the_command_that_sagemaker_gives():
+    words, _ = as_the_toolkit_does(json.loads(SAGEMAKER), ["algo-1", "algo-2"], "algo-1")
+    words[words.index("--nproc_per_node") + 1] = "GPUS"
+    assert " ".join(map(str, words)) + "\n" in PAGE
+    assert "sagemaker-training==5.1.4" in CONTAINER
+
+
+# ---- what they run ----
+
+
+@pytest.fixture
+def network(tmp_path):
+    with hosts.Hosts(tmp_path / "network", 2) as network:
+        yield network
+
+
+@pytest.fixture
+def image(tmp_path):
+    """The folder that the Containerfile makes, with what it copies and nothing else."""
+    folder = tmp_path / "image"
+    for word, rest in instructions(CONTAINER.split("FROM lessons")[0]):
+        if word == "COPY":
+            source, target = rest.split()
+            target = folder / source if target == "." else folder / target
+            ignored = shutil.ignore_patterns("__pycache__", "out")
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, target, ignore=ignored)
+            else:
+                folder.mkdir(exist_ok=True)
+                shutil.copy(ROOT / source, target)
+    return folder
+
+
+def enter(network, number, name, folder, words, environment):
+    """Start a command on a host as in a container there: with this host name, in this folder."""
+    path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    inside = ["sh", "-c", 'hostname "$1" && cd "$2" && shift 2 && exec "$@"', "sh", name, folder, *words]
+    return network.run(number, *inside, environment={"PATH": path, **environment})
+
+
+def start_pods(network, image, disk):
+    import yaml
+
+    job = list(yaml.safe_load_all(KUBERNETES))[-1]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    name = job["metadata"]["name"]
+    (script,) = container["args"]
+    script = f"{script.strip()} {' '.join(map(str, SIZES))}".replace("/snapshots", str(disk))
+    pods = []
+    for index in reversed(range(job["spec"]["completions"])):
+        environment = {"JOB_COMPLETION_INDEX": str(index), "POD_IP": f"10.0.0.{index + 1}"}
+        for variable in container["env"]:
+            environment.setdefault(variable["name"], variable.get("value"))
+        words = [*container["command"], script]
+        pods.append(enter(network, index + 1, f"{name}-{index}", image, words, environment))
+    return pods[::-1]
+
+
+def wait_until_it_listens(command, port, limit=60):
+    """Wait until a process of this command waits for others at a port of its host."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        for pid in command.alive(r"/torchrun "):
+            for name in ("tcp", "tcp6"):
+                if re.search(rf":{port:04X} \S+ 0A ", Path(f"/proc/{pid}/net/{name}").read_text()):
+                    return
+        time.sleep(0.1)
+    pytest.fail(f"nobody listens at port {port} of {command.name}. It wrote:\n{command.output()}")
+
+
+@needs_tools
+def test_kubernetes_pods_train_are_told_to_stop_and_go_on(network, image, tmp_path, reference):
+    disk, known = tmp_path / "disk", network.folder / "hosts"
+    disk.mkdir()
+    with open(known, "a") as file:  # what Kubernetes tells a pod of itself
+        file.write("10.0.0.1 rungs-0\n10.0.0.2 rungs-1\n")
+    pods = start_pods(network, image, disk)
+    wait_until_it_listens(pods[0], 29400)
+    time.sleep(1)  # and what it tells DNS, which takes it a while
+    with open(known, "a") as file:
+        file.write("10.0.0.1 rungs-0.rungs\n10.0.0.2 rungs-1.rungs\n")
+    pods[0].wait_for("epoch  1 |", 120)
+
+    for pod in pods:
+        pod.kill(pod.agent(), signal.SIGTERM)  # as to the first process of a container
+    since = time.monotonic()
+    for pod in pods:
+        pod.finish(100)
+    assert time.monotonic() - since < 60, "more than half of terminationGracePeriodSeconds"
+    assert "told to stop: saved" in pods[0].output()
+
+    pods = start_pods(network, image, disk)
+    assert [pod.finish(150) for pod in pods] == [0, 0], pods[0].output() + pods[1].output()
+    assert "resumed in epoch" in pods[0].output()
+    curve = launcher.read_curve(disk, LESSON)
+    assert launcher.difference(curve, reference(*SIZES)) == ""
+    assert {row["world_size"] for row in curve} == {2}
+
+
+def as_the_toolkit_does(request, names, name):
+    """The command that SageMaker's toolkit gives on a machine without GPUs, and what it adds to the
+    environment. (sagemaker-training 5.1.4, torch_distributed.py and mapping.py; sagemaker-pytorch-training
+    3.0.0, training.py.)"""
+    ours = {key: value for key, value in request["HyperParameters"].items() if "sagemaker_" not in key}
+    words = ["torchrun", "--nnodes", len(names), "--nproc_per_node", 1, "--master_addr", names[0]]
+    words += ["--master_port", "7777", "--node_rank", names.index(name)]
+    words += [request["HyperParameters"]["sagemaker_program"]]
+    for key, value in sorted(ours.items()):
+        words += [f"--{key}", value]
+    environment = {"SM_HOSTS": json.dumps(names), "SM_CURRENT_HOST": name, "SM_NUM_GPUS": "0"}
+    environment |= {"SM_TRAINING_ENV": json.dumps({"current_host": name}), "NCCL_SOCKET_IFNAME": "eth0"}
+    return words, environment | {"MASTER_ADDR": names[0], "MASTER_PORT": "7777"}
+
+
+def test_sagemaker_runs_it_on_two_machines(network, image, reference):
+    request, names = json.loads(SAGEMAKER), ["algo-1", "algo-2"]
+    with open(network.folder / "hosts", "a") as file:
+        file.write("".join(f"10.0.0.{number} algo-{number}\n" for number in (1, 2)))
+    local, machines = request["CheckpointConfig"]["LocalPath"], []
+    for number, name in enumerate(names, 1):
+        words, environment = as_the_toolkit_does(request, names, name)
+        checkpoints = network.folder / name  # each machine's own; SageMaker copies it to S3
+        words = [str(checkpoints) if word == local else str(word) for word in [*words, *SIZES]]
+        machines.append(enter(network, number, name, image / "lessons", words, environment))
+    for machine in machines:
+        assert machine.finish(150) == 0, machine.output()
+    curve = launcher.read_curve(network.folder / "algo-1", LESSON)
+    assert launcher.difference(curve, reference(*SIZES)) == ""
+    assert {row["world_size"] for row in curve} == {2}
+    saved = [{path.name for path in (network.folder / name).glob("*.snapshot")} for name in names]
+    assert saved[0] == saved[1]
+    assert len(saved[0]) == 2
