@@ -47,7 +47,7 @@ def train(rank, mesh, device, arguments):
     model = shard(build_model(len(characters)).to(device), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, fused=True)
     steps = arguments.epochs * len(train_loader)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
     parts = parts_of(arguments, model, optimizer, scheduler)
     first, done, loss_sum = load_snapshot(arguments, parts, device)
     write(f"before epoch {first}", 60, model, characters, device, arguments)
@@ -81,7 +81,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
-    write("after training", 180, model, characters, device, arguments)
+    write("after training", 160, model, characters, device, arguments)
     save_whole(arguments, model)
 
 
