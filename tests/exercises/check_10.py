@@ -191,7 +191,7 @@ def held(trial, count, when, name, allowed, words):
 
 @check("10.2b")
 def memory(trial):
-    ranks, count = 4, 6
+    ranks, count = 4, 16
     trial.tried(f"{ranks} processes, {count} units of {megabytes(ONE)}; memory as the kernel counts it")
     came, _ = large(trial, ranks, count, passes=False)
     for rank, one in enumerate(came):
@@ -203,10 +203,11 @@ def memory(trial):
     share = count * ONE / ranks
     words = f"a share of {megabytes(share)}, and no weights"
     held(trial, count, "when all were made,", "made", share + ONE, words)
-    # Shares that are nowhere have been put where this does not look: in a file, say.
+    # Shares that are nowhere have been put where this does not look: in a file, say. Up to 2 MB of a rank's
+    # share may lie in memory that it had before: the C library gives it back in pages of this size only.
     total = sum(growth(trial, rank, "made") for rank in range(ranks))
     came = f"all ranks together held {megabytes(total)}"
-    trial.require(total >= 0.7 * count * ONE, came, f"about {megabytes(count * ONE)}, once all weights")
+    trial.require(total >= 0.6 * count * ONE, came, f"about {megabytes(count * ONE)}, once all weights")
 
 
 def other_shares(trial, units, world_size):

@@ -132,7 +132,9 @@ class Look(torch.autograd.Function):
 class Large(nn.Module):
     def __init__(self, width, inside, look, number):
         super().__init__()
-        self.first, self.second = nn.Linear(width, inside), nn.Linear(inside, width)
+        self.first = nn.Linear(width, inside, device="meta")
+        self.second = nn.Linear(inside, width, device="meta")
+        self.to_empty(device="cpu")
         for parameter in self.parameters():
             nn.init.constant_(parameter, 0.5 / width)
         self.look, self.number = look, number
