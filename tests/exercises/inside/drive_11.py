@@ -1,0 +1,100 @@
+"""Runs the student's file of exercise 11 in a rank: hands over schedules and a stage, and what came of them."""
+
+import sys
+import weakref
+
+import torch
+from torch import nn
+
+# What the exercise is done without. Nothing else imports it.
+sys.modules["torch.distributed.pipelining"] = None
+
+
+def pairs(schedules):
+    """JSON has no tuples, and an action is one."""
+    return [[tuple(action) for action in schedule] for schedule in schedules]
+
+
+def schedules(student, inputs, tools):
+    """The schedules of all stages, for several numbers of stages and micro-batches."""
+    function = getattr(student, inputs["function"])
+    return [
+        [function(stage, stages, microbatches) for stage in range(stages)]
+        for stages, microbatches in inputs["cases"]
+    ]
+
+
+def timeline(student, inputs, tools):
+    """timeline of several lists of schedules; a ValueError is an answer, too."""
+    results = []
+    for schedules, forward_times, backward_times in inputs["cases"]:
+        lines, refused = None, False
+        try:
+            lines = student.timeline(pairs(schedules), list(forward_times), list(backward_times))
+        except ValueError:
+            refused = True
+        results.append({"refused": refused, "lines": lines})
+    return results
+
+
+def idle_share(student, inputs, tools):
+    return [student.idle_share(lines) for lines in pairs(inputs["cases"])]
+
+
+def activations_held(student, inputs, tools):
+    return [student.activations_held(schedule) for schedule in pairs(inputs["cases"])]
+
+
+class Noted(torch.autograd.Function):
+    """Changes nothing. Notes that a forward or a backward of the stage has been reached."""
+
+    @staticmethod
+    def forward(context, value, note, number):
+        context.note, context.number = note, number
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(context, gradient):
+        context.note("backward", context.number)
+        return gradient, None, None
+
+
+class Stage(nn.Module):
+    """A linear layer and tanh. Notes what it does, and how many of its inputs are still there."""
+
+    def __init__(self, weight, mark=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.from_numpy(weight))
+        self.actions, self.alive, self.inputs, self.mark = [], [], [], mark
+
+    def note(self, action, number):
+        self.actions.append((action, number))
+        self.alive.append(sum(one() is not None for one in self.inputs))
+        if self.mark:
+            self.mark(f"{action} {number}")
+
+    def forward(self, data):
+        number = len(self.inputs)
+        self.inputs.append(weakref.ref(data))
+        self.note("forward", number)
+        return Noted.apply(torch.tanh(data @ self.weight), self.note, number)
+
+
+def run(student, inputs, tools):
+    """One batch through the pipeline, and the order of what the stage was asked to do."""
+    stage = Stage(inputs["weight"], tools.mark if inputs.get("look") else None)
+    stage.weight.grad = torch.from_numpy(inputs["gradient"]) if "gradient" in inputs else None
+
+    def tensors(name):
+        return None if inputs[name] is None else [torch.from_numpy(value) for value in inputs[name]]
+
+    images, targets = tensors("images"), tensors("targets")
+    if targets and inputs.get("look"):  # they are large: one for all
+        targets *= len(images)
+    shape = inputs["shape"] and tuple(inputs["shape"])
+    tools.mark("before")
+    loss = student.run(
+        [tuple(action) for action in inputs["schedule"]], stage, images, targets, nn.functional.mse_loss, shape
+    )
+    tools.mark("after")
+    return {"loss": loss, "gradient": stage.weight.grad, "actions": stage.actions, "alive": stage.alive}
