@@ -31,7 +31,7 @@ def timeline(schedules, forward_times, backward_times):
         if (stage, place) in running:
             raise ValueError("a circle")
         running.add((stage, place))
-        action, number = schedules[stage][place]
+        action, _ = schedules[stage][place]
         return begin(stage, place) + (forward_times, backward_times)[action == "backward"][stage]
 
     def end_of(stage, action, number):
@@ -103,5 +103,4 @@ def run(schedule, module, inputs, targets, loss_function, shape):
 
     for action, number in schedule:
         forward(number) if action == "forward" else backward(number)
-    if rank == last:
-        return sum(losses) / count
+    return sum(losses) / count if rank == last else None

@@ -54,7 +54,7 @@ def idle_share(lines):
 
 def activations_held(schedule):
     here, sizes = set(), [0]
-    for action, number in schedule:
+    for _, number in schedule:
         here ^= {number}
         sizes.append(len(here))
     return max(sizes)
