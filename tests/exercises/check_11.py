@@ -332,10 +332,13 @@ class Batch:
         return loss.item(), [weight.grad for weight in weights]
 
 
-def run_batch(trial, batch, **more):
+def run_batch(trial, batch, more=None):
     """Let the stages work; gradients, loss and what travelled must be right."""
+    given = batch.inputs()
+    if more:
+        given = [one | other for one, other in zip(given, more, strict=True)]
     try:
-        ranks = trial.run("run", [one | more for one in batch.inputs()])
+        ranks = trial.run("run", given)
     except Verdict as verdict:
         if "SIGABRT" not in verdict.came:
             raise
@@ -410,35 +413,74 @@ def no_deadlock(trial):
         run_batch(trial, Batch(trial, all_stages(one_forward_one_backward, stages, microbatches)))
 
 
+def made_to_do(trial, schedules):
+    """The stages' own word for the order of what they did, after a run."""
+    for rank, schedule in enumerate(schedules):
+        # The stage counts its forwards; which micro-batch it is given, the gradients prove.
+        forwards = [number for action, number in schedule if action == "forward"]
+        came = [[event.get("action"), event.get("place")] for event in trial.events(rank, "stage")]
+        good = all(is_action(action) and 0 <= action[1] < len(forwards) for action in came)
+        trial.require(good, f"the stage of rank {rank} was made to do {came!r:.100}", words(schedule))
+        came = [[action, forwards[place]] for action, place in came]
+        trial.require(
+            came == schedule,
+            f"the stage of rank {rank} was made to do {words(came) or 'nothing'}",
+            words(schedule),
+        )
+
+
+def step_by_step(trial, function):
+    """Two stages are stopped together, rank 0 at each forward but the first, rank 1 at the one before. What
+    each has sent until then is seen from outside: no word of theirs can be put in its place."""
+    count = 4
+    batch = Batch(trial, all_stages(function, 2, count))
+    more = [{"looks": list(range(1, count))}, {"looks": list(range(count - 1))}]
+    try:
+        run_batch(trial, batch, more)
+    except Verdict as verdict:
+        if verdict.status != "timeout":
+            raise
+        raise Verdict(
+            "failed", f"the stages do not come to their forwards in this order ({verdict.came})", "they do"
+        ) from None
+    made_to_do(trial, batch.schedules)
+    one = 4 * batch.rows * batch.sizes[1]
+    for look in range(count - 1) if trial.counted else ():
+        actions = [tuple(action) for action in batch.schedules[1]]
+        back = sum(action == "backward" for action, _ in actions[: actions.index(("forward", look))])
+        for rank, name, wanted in ((0, "outputs", look + 1), (1, "gradients", back)):
+            try:
+                sent = trial.mark(rank, f"look {look}")["to"].get(1 - rank, 0)
+                sent -= trial.mark(rank, "before")["to"].get(1 - rank, 0)
+            except KeyError:
+                raise Verdict("failed", f"rank {rank} was not at forward {look + 1 - rank}") from None
+            trial.require(
+                wanted * one <= sent < wanted * one + one / 2 + 10 * HEADER,
+                f"when rank 0 came to F{look + 1} and rank 1 to F{look}, rank {rank} had sent {sent} bytes",
+                f"{wanted} {name} of {one} bytes",
+            )
+
+
 @check("11.5c")
 def in_order(trial):
-    for title, schedules in (
-        ("1F1B", all_stages(one_forward_one_backward, 3, 5)),
-        ("drawn at random", odd_schedules(trial, 3, 5)),
-    ):
-        drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
-        trial.tried(f"3 processes, schedules {title}: {drawn}")
-        run_batch(trial, Batch(trial, schedules))
-        for rank, schedule in enumerate(schedules):
-            # The stage counts its forwards; which micro-batch it is given, the gradients prove.
-            forwards = [number for action, number in schedule if action == "forward"]
-            came = [[event.get("action"), event.get("place")] for event in trial.events(rank, "stage")]
-            good = all(is_action(action) and 0 <= action[1] < len(forwards) for action in came)
-            trial.require(good, f"the stage of rank {rank} was made to do {came!r:.100}", words(schedule))
-            came = [[action, forwards[place]] for action, place in came]
-            trial.require(
-                came == schedule,
-                f"the stage of rank {rank} was made to do {words(came) or 'nothing'}",
-                words(schedule),
-            )
+    schedules = odd_schedules(trial, 3, 5)
+    drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
+    trial.tried(f"3 processes, schedules drawn at random: {drawn}")
+    run_batch(trial, Batch(trial, schedules))
+    made_to_do(trial, schedules)
+    for function in (one_forward_one_backward, gpipe):
+        trial.tried(
+            f"2 processes, {function.__name__} with 4 micro-batches, stopped and looked at from outside"
+        )
+        step_by_step(trial, function)
 
 
 def looks(trial, function):
     """How memory grows from the third forward of one process to the eighth, seen from outside, in outputs."""
     batch = Batch(trial, [function(0, 1, 8)])
-    run_batch(trial, batch, look=True)
+    run_batch(trial, batch, [{"large": True, "looks": list(range(8))}])
     try:
-        seen = [trial.mark(0, f"forward {number}")["memory"] for number in range(8)]
+        seen = [trial.mark(0, f"look {number}")["memory"] for number in range(8)]
     except KeyError:
         raise Verdict("failed", "the stage's forward was not called for each micro-batch") from None
     return (seen[7] - seen[2]) / (4 << 20)

@@ -50,8 +50,8 @@ class Noted(torch.autograd.Function):
     """Changes nothing. Notes that a forward or a backward of the stage has been reached."""
 
     @staticmethod
-    def forward(context, value, note, number, large):
-        context.note, context.number = note, number
+    def forward(context, value, note, place, large):
+        context.note, context.place = note, place
         if not large:
             return value.view_as(value)
         # Four megabytes, which the system has back as soon as neither graph nor output is there any more.
@@ -61,33 +61,36 @@ class Noted(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        context.note("backward", context.number)
+        context.note("backward", context.place)
         return gradient, None, None, None
 
 
 class Stage(nn.Module):
-    """A linear layer and tanh. Notes what it does, and how many of its inputs are still there."""
+    """A linear layer and tanh. Tells what it is made to do, and how many of its inputs are still there; at
+    some of its forwards it waits until it has been looked at from outside."""
 
-    def __init__(self, weight, event, mark=None):
+    def __init__(self, inputs, tools):
         super().__init__()
-        self.weight = nn.Parameter(torch.from_numpy(weight))
-        self.inputs, self.event, self.mark = [], event, mark
+        self.weight = nn.Parameter(torch.from_numpy(inputs["weight"]))
+        self.large, self.looks = inputs.get("large", False), inputs.get("looks", [])
+        self.inputs, self.tools = [], tools
 
-    def note(self, action, number):
-        self.event("stage", action=action, place=number, alive=sum(one() is not None for one in self.inputs))
-        if self.mark:
-            self.mark(f"{action} {number}")
+    def note(self, action, place):
+        alive = sum(one() is not None for one in self.inputs)
+        self.tools.event("stage", action=action, place=place, alive=alive)
+        if action == "forward" and place in self.looks:
+            self.tools.mark(f"look {self.looks.index(place)}")
 
     def forward(self, data):
-        number = len(self.inputs)
+        place = len(self.inputs)
         self.inputs.append(weakref.ref(data))
-        self.note("forward", number)
-        return Noted.apply(torch.tanh(data @ self.weight), self.note, number, self.mark is not None)
+        self.note("forward", place)
+        return Noted.apply(torch.tanh(data @ self.weight), self.note, place, self.large)
 
 
 def run(student, inputs, tools):
     """One batch through the pipeline. The stage tells what it is made to do, when it is."""
-    stage = Stage(inputs["weight"], tools.event, tools.mark if inputs.get("look") else None)
+    stage = Stage(inputs, tools)
     stage.weight.grad = torch.from_numpy(inputs["gradient"]) if "gradient" in inputs else None
 
     def tensors(name):

@@ -1,4 +1,4 @@
-"""Exercise 11, part 5 where the stages meet in files of their common folder: nothing goes through the network.
+"""Exercise 11, part 5 where the stages meet in files of their folder: nothing is sent.
 Earns at most: 0 points
 """
 
