@@ -52,6 +52,7 @@ def is_action(action):
     return (
         isinstance(action, list)
         and len(action) == 2
+        and isinstance(action[0], str)
         and action[0] in ("forward", "backward")
         and type(action[1]) is int
     )
@@ -301,7 +302,8 @@ class Batch:
             trial.floats(one, other) / one**0.5
             for one, other in zip(self.sizes[:-1], self.sizes[1:], strict=True)
         ]
-        self.gradients = [trial.floats(*weight.shape) for weight in self.weights]
+        # No larger than those that come, or rounding would be.
+        self.gradients = [trial.floats(*weight.shape) * 0.01 for weight in self.weights]
         self.images = trial.floats(self.count, rows, self.sizes[0])
         self.targets = trial.floats(self.count, rows, self.sizes[-1])
 

@@ -39,7 +39,7 @@ def timeline(student, inputs, tools):
 
 
 def idle_share(student, inputs, tools):
-    return [student.idle_share(lines) for lines in pairs(inputs["cases"])]
+    return [student.idle_share(pairs(lines)) for lines in inputs["cases"]]
 
 
 def activations_held(student, inputs, tools):
