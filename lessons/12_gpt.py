@@ -81,7 +81,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
-    write("after training", 160, model, characters, device, arguments)
+    write("after training", 176, model, characters, device, arguments)
     save_whole(arguments, model)
 
 

@@ -29,6 +29,9 @@ LIMITS = (EARLY, LATE, ACCURACY)
 # follow from what was measured; lessons/README.md says what that was. "itself": on one process.
 OTHER_CURVES = {
     "07": ("01", 1e-2, 5e-2, 0.005),  # bf16
+    "08": ("itself", 0.2, 2.0, 0.03),  # ReLU's kinks, at a learning rate that makes much of them
+    "11": ("itself", *LIMITS),
+    "12": ("itself", *LIMITS),
 }
 
 
