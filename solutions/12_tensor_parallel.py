@@ -178,7 +178,8 @@ def clip_gradients(model, largest):
     every rank, with the same gradients. Every number of the whole model counts once: those of a share on the
     rank that has it, those that every rank has only once in all. All ranks come to the same norm, or
     parameters that are the same everywhere would drift apart. Parameters whose gradient is None do not
-    count. No gradient travels, only a sum or two; ranks without any share (3 columns, 4 processes) call it too.
+    count. No gradient travels, only a sum or two. Ranks without any share (3 columns, 4 processes) call it,
+    too.
     """
     # cut 12.5: the norm of all gradients, and clipping
     cut = set()

@@ -41,7 +41,7 @@ def cut(student, inputs, tools):
 
 
 def functions(student, inputs, tools):
-    """Copy or Sum alone, in a residual sum, behind a function that needs its own output, without gradients."""
+    """Copy or Sum alone, in a residual sum, behind a function that needs its output, without gradients."""
     apply, found = getattr(student, inputs["name"]).apply, {}
     x, above = leaf(inputs["x"]), tensor(inputs["above"])
     output = apply(x)
