@@ -104,7 +104,7 @@ def rows(trial):
 
 
 def function(trial, name):
-    for world_size, shape in ((2, (3, 4)), (3, (2, 3, 5)), (4, (1, 3)), (1, (5,))):
+    for world_size, shape in ((2, (3, 4)), (3, (2, 3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (1, 3))):
         trial.tried(f"{world_size} processes, {name}.apply(x) with x of {' x '.join(map(str, shape))}")
         given = [
             {"name": name, "x": trial.floats(*shape), "above": trial.floats(*shape)}
@@ -145,7 +145,7 @@ def sums(trial):
 
 def layers(trial, name):
     column = name == "ColumnLinear"
-    for world_size, inputs, outputs in ((2, 6, 4), (3, 7, 8), (4, 3, 3), (1, 4, 5)):
+    for world_size, inputs, outputs in ((2, 6, 4) if column else (3, 7, 8), (4, 3, 3), (1, 4, 5)):
         cases, expected, words = [], [], []
         for shape, bias in (((3, 2), True), ((4,), False)):
             weight, bias = layer_of(trial, inputs, outputs, bias)
@@ -255,11 +255,15 @@ def compare_memory(trial, world_size, whole):
     if sys.platform != "linux":
         return
     before = [one["memory"] for one in marked(trial, "before")]
-    for name, times, when in (("made", 1, "has both layers"), ("after", 2, "has gradients, too")):
-        looks = [[one["memory"] for one in marked(trial, f"{name} {look}")] for look in range(3)]
+    for names, times, when in (
+        (["made 0", "made 1", "made 2"], 1, "has both layers"),
+        (["forward"], 1, "has gone forward"),
+        (["after 0", "after 1", "after 2"], 2, "has gradients, too"),
+    ):
+        looks = [[one["memory"] for one in marked(trial, name)] for name in names]
+        allowed = times * whole / world_size + whole / 5
         for rank in range(world_size):
             grown = min(look[rank] for look in looks) - before[rank]
-            allowed = times * whole / world_size + whole / 5
             trial.require(
                 grown <= allowed,
                 f"rank {rank} has grown by {megabytes(grown)} once it {when}; the whole matrices have"
@@ -270,9 +274,8 @@ def compare_memory(trial, world_size, whole):
 
 @check("12.3c")
 def memory(trial):
-    for world_size in (4, 2):
-        whole, _ = large(trial, world_size, block=False)
-        compare_memory(trial, world_size, whole)
+    whole, _ = large(trial, 4, block=False)
+    compare_memory(trial, 4, whole)
 
 
 # ---- 12.4 -------------------------------------------------------------------------------------
@@ -280,7 +283,7 @@ def memory(trial):
 
 @check("12.4a")
 def block(trial):
-    for world_size, width, hidden in ((2, 4, 6), (3, 5, 7), (4, 6, 3), (1, 3, 5)):
+    for world_size, width, hidden in ((3, 5, 7), (2, 4, 6)):
         trial.tried(
             f"{world_size} processes, FeedForward with {width} inputs and {hidden} neurons, x of 2 x 3"
         )
@@ -309,7 +312,7 @@ def block(trial):
 
 @check("12.4b")
 def traffic(trial):
-    for world_size in (2, 3, 4):
+    for world_size in (3, 2):
         whole, size = large(trial, world_size, block=True)
         compare_memory(trial, world_size, whole)
         marks = [marked(trial, name) for name in ("made 2", "forward", "backward")]
@@ -386,18 +389,19 @@ def norm_of(gradients):
 def one_process(given):
     """The same training on one process, in float64: losses, norms, weights at the end."""
     weights = {name: leaf(value) for name, value in parameters_of(given["model"]).items()}
-    optimizer = torch.optim.SGD(weights.values(), lr=given["rate"], momentum=0.9)
+    moving = dict.fromkeys(weights, 0)
     losses, norms = [], []
     for x, targets in given["batches"]:
-        optimizer.zero_grad()
         loss = (forward(weights, len(given["model"]["blocks"]), x.double()) - targets).square().mean()
         loss.backward()
         norms.append(norm_of(value.grad for value in weights.values()))
-        if given["largest"] is not None and norms[-1] > given["largest"]:
-            for value in weights.values():
-                value.grad.mul_(given["largest"] / norms[-1])
-        optimizer.step()
+        factor = 1 if given["largest"] is None else min(1, given["largest"] / norms[-1])
         losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for name, value in weights.items():
+                moving[name] = 0.9 * moving[name] + factor * value.grad
+                value -= given["rate"] * moving[name]
+                value.grad = None
     return losses, norms, weights
 
 
@@ -464,7 +468,7 @@ def clip(trial, world_size, cases):
 
 @check("12.5a")
 def norm(trial):
-    for world_size in (2, 3, 4, 1):
+    for world_size in (3, 4):
         trial.tried(
             f"{world_size} processes, a model with two blocks, of 7 and 3 neurons; the norm is small enough;"
             " in the second call there are no gradients in the second block"
@@ -487,15 +491,12 @@ def norm(trial):
 
 @check("12.5b")
 def clipped(trial):
-    for world_size in (2, 4):
-        trial.tried(
-            f"{world_size} processes, a model with two blocks, of 7 and 3 neurons; the norm is too large,"
-        )
-        trial.words.append("then small enough, then too large and some gradients are None")
-        for words, came, _, gradients in clip(trial, world_size, [(True, 0.3), (True, 1.5), (False, 0.7)]):
-            for name, value in gradients.items():
-                got = as_dict(came.get("gradients")).get(name)
-                compare(trial, f"the gradient of {name} {words}", got, value)
+    trial.tried("2 processes, a model with two blocks, of 7 and 3 neurons; the norm is too large, then small")
+    trial.words.append("enough, then too large while some gradients are None")
+    for words, came, _, gradients in clip(trial, 2, [(True, 0.3), (True, 1.5), (False, 0.7)]):
+        for name, value in gradients.items():
+            got = as_dict(came.get("gradients")).get(name)
+            compare(trial, f"the gradient of {name} {words}", got, value)
     given = training(trial, (7, 2))
     given["largest"] = sorted(one_process(given)[1])[1] * 0.8
     trial.tried("3 processes, 4 steps of a model with two blocks, of 7 and 2 neurons,")

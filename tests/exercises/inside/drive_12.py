@@ -145,6 +145,7 @@ def large(student, inputs, tools):
     x = leaf(inputs["x"])
     tools.event("forward")
     output = block(x)
+    settle()
     tools.event("backward")
     tools.mark("forward")
     output.backward(tensor(inputs["above"]))
