@@ -409,7 +409,7 @@ def training(trial, hiddens, steps=4):
     return {
         "model": model_of(trial, 5, hiddens),
         "batches": [[trial.floats(6, 4), trial.floats(6, 3)] for _ in range(steps)],
-        "rate": 0.1,
+        "rate": 0.03,  # at 0.1 some runs fly apart, and no two ways of computing them agree
         "largest": None,
     }
 
