@@ -21,16 +21,18 @@ Rank 0 has the first piece, rank 1 the second. A slice of a tensor keeps the who
 needs memory of its own.
 
 Gather. `dist.all_gather_single(whole, share)` puts the shares of all ranks one after another into `whole`
-(older releases call it all_gather_into_tensor). Parameters are views of parts of it.
+(older releases call it all_gather_into_tensor). Both have one dtype. Parameters are views of parts of it. A
+share requires a gradient, and a gather is nothing for autograd to record: give it `shard.detach()`.
 
 Passes. A module whose weights come and go needs two things of PyTorch. `torch.func.functional_call(module,
 weights, images)` calls a module with other weights than its own: `weights` is a dict of tensors by name. And
 a `torch.autograd.Function` says itself what forward and backward do. Autograd records nothing inside its
 `forward`, so no weight is kept for backward. Its `backward` gathers once more and computes the module a
 second time, from the images that `ctx.save_for_backward` has kept, now under `torch.enable_grad()`. From
-that, `torch.autograd.grad(output, [...], slope)` gives the gradients. `backward` returns a gradient for each
-argument of `forward`, None for one that needs none. You may also do without a second computation, if you
-know how.
+that, `torch.autograd.grad(output, [...], slope)` gives the gradients of tensors that require one. The images
+of the first unit do not, as they come, and neither do weights that were gathered. `backward` returns a
+gradient for each argument of `forward`, None for one that needs none. You may also do without a second
+computation, if you know how.
 
 Scatter. `dist.reduce_scatter_single(share, whole)` adds up the `whole` of all ranks, and each gets its piece
 of the sum (older releases: reduce_scatter_tensor). The gradient of a share is the mean: the sum over all
@@ -81,8 +83,9 @@ def split(tensors, rank, world_size):
 class Unit:
     """A module of which each rank holds a share. `unit(images)` gives what the module would give.
 
-    `shard` is the share: a flat float32 leaf tensor that requires a gradient. The module belongs to the unit
-    from now on, and its own weights go: `module.to("meta")` leaves it their shapes and no numbers.
+    `shard` is the share: a flat float32 tensor that requires a gradient and is a leaf, that is, autograd has
+    recorded nothing of how it was made. The module belongs to the unit from now on, and its own weights go:
+    `module.to("meta")` leaves it their shapes and no numbers.
     """
 
     def __init__(self, module, dtype=torch.float32):

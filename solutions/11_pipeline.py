@@ -151,7 +151,9 @@ def run(schedule, module, inputs, targets, loss_function, shape):
     you return.
 
     Let go of a micro-batch's input, output and loss with its backward: otherwise 1F1B saves no memory. Those
-    of one micro-batch more than the schedule says may still be there, because a name points to them.
+    of one micro-batch more than the schedule says may still be there, because a name points to them. What
+    `dist.isend` returns may keep the tensor that it sends, and with an output all that led to it: send
+    `output.detach()`.
     """
     # cut 11.5: one stage at work, in a process of its own
     rank, last = dist.get_rank(), dist.get_world_size() - 1

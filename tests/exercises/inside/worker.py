@@ -127,13 +127,16 @@ def line_of_student(files):
 class Waited:
     """The handle of an asynchronous call, which says when it is waited for."""
 
-    def __init__(self, work, tell):
-        self._work, self._tell = work, tell
+    def __init__(self, work, tell, kept=()):
+        self._work, self._tell, self._kept = work, tell, kept
 
     def wait(self, *words, **named):
         self._tell("wait")
         try:
-            return self._work.wait(*words, **named)
+            result = self._work.wait(*words, **named)
+            if self._work in self._kept:
+                self._kept.remove(self._work)
+            return result
         finally:
             self._tell("waited")
 
@@ -185,8 +188,9 @@ def watch(pipe, files):
                 return [Waited(work, tell) for work in result]
             if name == "isend":
                 # An isend that nobody waits for: its end would hang in the process, far from its cause.
+                # One that was waited for is let go: it holds the tensor, and so a student's graph.
                 kept.append(result)
-            return Waited(result, tell) if isinstance(result, dist.Work) else result
+            return Waited(result, tell, kept) if isinstance(result, dist.Work) else result
 
         return collective
 
