@@ -29,7 +29,9 @@ LIMITS = (EARLY, LATE, ACCURACY)
 # follow from what was measured; lessons/README.md says what that was. "itself": on one process.
 OTHER_CURVES = {
     "07": ("01", 1e-2, 5e-2, 0.005),  # bf16
-    "08": ("itself", 0.2, 2.0, 0.03),  # ReLU's kinks, at a learning rate that makes much of them
+    # ReLU's kinks, at a learning rate that makes much of them: even another number of threads changes its
+    # losses by half, later on. Its tests compare the curves in 64 bits; here it is only the end that counts.
+    "08": ("itself", 2.0, 2.0, 0.03),
     "11": ("itself", *LIMITS),
     "12": ("itself", *LIMITS),
 }
