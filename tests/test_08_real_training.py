@@ -415,8 +415,11 @@ def test_the_best_epoch_is_the_first_of_those_that_are_as_good(tmp_path, monkeyp
     assert (other.epoch, other.correct) == (5, 6)
 
 
-def test_the_command_with_workers_a_crash_a_trace_and_a_peak(run, fork):
-    """By a true launch. Workers change nothing in the weights, and end with a process that is killed."""
+def test_with_workers(run, fork):
+    """By a true launch. Workers change nothing in the weights, and end with a process that is killed.
+
+    They meet at a socket whose path has the name of this test in it, and 108 characters at most.
+    """
     options = ("--workers", 1, "--crash-at", 3, "--profile", "--peak-tflops", 0.1)
     result = run(STEM, 2, *SMALL, "--epochs", 3, *options, folder="true")
     assert "resumed in epoch 3 after step 0\n" in result.stdout

@@ -37,7 +37,13 @@ def curve_of(start, stem, processes, gpus):
         environment = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": 0, "NCCL_HOSTID": f"node-{rank}"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
         environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "GLOO_SOCKET_IFNAME": "lo"}
-        words = ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable, "-c", NODE]
+        words = [
+            "env",
+            *(f"{name}={value}" for name, value in environment.items()),
+            sys.executable,
+            "-c",
+            NODE,
+        ]
         words += [script, *(TEXT if stem.startswith("12") else SMALL), "--out", out]
         started.append(start(stem, words=words, folder=f"{processes}-{rank}", gpus=gpus))
     for run in started:
