@@ -13,6 +13,7 @@ import io
 import os
 import socket
 import time
+import warnings
 import weakref
 import zlib
 from datetime import timedelta
@@ -130,10 +131,10 @@ def restore(state, device):
     processes, rank, world_size = state["processes"], dist.get_rank(), dist.get_world_size()
     random, loss_sum = (processes[rank % len(processes)][name] for name in ("random", "loss_sum"))
     if world_size != len(processes):  # no process is who it was: the first takes the loss of all
-        total = sum(process["loss_sum"] for process in processes)
-        loss_sum = total / len(processes) * world_size if rank == 0 else 0.0
+        loss_sum = 0.0 if rank else sum(one["loss_sum"] for one in processes) / len(processes) * world_size
     if rank == 0:
         print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
+    warnings.filterwarnings("ignore", "Detected call of `lr_")  # its optimizer stepped, but in the run before
     torch.set_rng_state(random[0])
     if device.type != "cpu" and len(random) > 1:
         torch.get_device_module(device).set_rng_state(random[1])
@@ -141,8 +142,7 @@ def restore(state, device):
 
 
 def settle(model, images):
-    """The first backward pass, come to nothing. After it DDP sorts the gradients anew and adds them up in
-    another order: without this pass, the first step after a crash would differ in the last digit."""
+    """After its first backward pass DDP adds up in another order: have that pass now, come to nothing."""
     model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()

@@ -161,6 +161,19 @@ def test_a_run_takes_the_snapshot_before_and_ends_with_the_same_bytes(fork, trai
     assert not (again.out.parent / "was-here").exists()
 
 
+def test_a_run_that_died_after_the_last_step_of_an_epoch_goes_on_without_a_warning(fork):
+    """PyTorch takes it for a scheduler that is stepped before the optimizer, and would warn."""
+    sizes = (*SMALL, "--epochs", 1, "--snapshot-every", 20)
+    out = fork(STEM, 2, *sizes).out
+    weights = (out / f"{STEM}.pt").read_bytes()
+    _, newest = snapshots(out)
+    newest.unlink()
+    again = fork(STEM, 2, *sizes)
+    assert "resumed in epoch 1 after step 20\n" in again.stdout
+    assert again.stderr == ""
+    assert (out / f"{STEM}.pt").read_bytes() == weights
+
+
 def test_if_no_snapshot_is_whole_the_run_starts_anew_and_keeps_the_files(fork, trained_out):
     out, weights = trained_out
     for path in snapshots(out):
