@@ -9,9 +9,11 @@ import sys
 
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 
 import launcher
 import limericks
+import workload
 
 STEM = "12_gpt"
 SMALL = ("--train-size", 133, "--batch-size", 12, "--test-size", 13, "--epochs", 2, "--characters", 14)
@@ -47,6 +49,41 @@ def test_one_curve_on_every_mesh(fork, one, processes, tensor):
     }
 
 
+def test_one_process_trains_like_a_loop_that_knows_of_no_mesh(one):
+    workload.set_seed(0)
+    characters, train_set, test_set = limericks.load(launcher_arguments(13, 133))
+    model, curve = importlib.import_module(STEM).build_model(len(characters)), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.008)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.008, 22, pct_start=0.2)
+    sampler = DistributedSampler(train_set, 1, 0, seed=0)
+    for epoch in (1, 2):
+        sampler.set_epoch(epoch)
+        losses = []
+        for rows in torch.tensor(list(sampler))[:132].split(12):
+            texts, following = train_set[rows]
+            loss = torch.nn.functional.cross_entropy(model(texts).flatten(0, 1), following.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+        with torch.no_grad():
+            right = (model(test_set.images).argmax(dim=2) == test_set.labels).float().mean().item()
+        curve.append({"epoch": epoch, "loss": sum(losses) / 11, "accuracy": right})
+    assert launcher.difference(one[0], curve) == ""
+
+
+def test_no_place_of_a_text_sees_what_comes_later():
+    torch.manual_seed(0)
+    model = importlib.import_module(STEM).build_model(61)
+    texts = torch.randint(61, (2, 40))
+    other = texts.clone()
+    other[:, 25] = (other[:, 25] + 1) % 61
+    with torch.no_grad():
+        off = (model(texts) - model(other)).abs().amax(dim=(0, 2))
+    assert off[:25].max() == 0 and off[25:].min() > 0
+
+
 def recount(path, pieces):
     """The share of characters that these weights foresee, counted in one process, one piece at a time."""
     arguments = launcher_arguments(pieces)
@@ -61,8 +98,6 @@ def recount(path, pieces):
 
 
 def launcher_arguments(pieces, train_size=704):
-    import workload
-
     parser = workload.parser("12_gpt.py", "")
     limericks.options(parser)
     return parser.parse_args(["--test-size", str(pieces), "--train-size", str(train_size)])
