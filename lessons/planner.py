@@ -22,6 +22,8 @@ CHOICES = {  # the first is what a plan assumes
     "recompute": (("selective", "none", "full"), "what backward computes again; FlashAttention: selective"),
     "algorithm": (("two-level", "ring", "tree", "server"), "of the data-parallel ranks' all-reduce"),
 }
+# A GPU as in NVIDIA's data sheet of the H100 SXM, a network as Llama 3's. Half of the peak is about what
+# Megatron-LM reaches before data parallelism (Korthikanti 2022, table 5: 0.44 to 0.57).
 OPTIONS = {  # name: (least, default, what it is). An int stays one.
     "params": (1, None, "parameters of the model, 7.5e9 for instance"),
     "gpus": (1, None, "in all; with --sweep, up to how many"),
@@ -36,7 +38,7 @@ OPTIONS = {  # name: (least, default, what it is). An int stays one.
     "layers": (1, None, "of the model (guessed from --params, in GPT-3's proportions)"),
     "hidden": (1, None, "width of the model (guessed)"),
     "heads": (1, None, "of attention (one for 128 of the width)"),
-    "gpus-per-node": (1, 8, "(%(default)s)"),
+    "gpus-per-node": (1, 8, "that the faster links connect (%(default)s)"),
     "memory": (0.0, 80e9, "bytes of a GPU (H100: 80e9)"),
     "peak": (0.0, 989e12, "operations a second of a GPU (H100, bf16, not sparse: 989e12)"),
     "mfu": (0.0, 0.5, "share of the peak while it computes, communication apart (%(default)s)"),

@@ -39,7 +39,7 @@ def text(found):
             *(line(name, f"{size / 1e9:,.2f} GB") for name, size in memory.items()),
             f"\na step: {duration(whole)}, {job['texts']:,} texts of {job['seq']:,} tokens",
             *(line(name, duration(part), f"{part / whole:.1%}") for name, part in step.items()),
-            line("gradient communication, hidden or not", duration(found["gradient_seconds"])),
+            line("data-parallel communication, hidden or not", duration(found["data_parallel_seconds"])),
             line("idle share of a pipeline stage", f"{found['pipeline_idle_share']:.1%}"),
             line("of the peak, for what is not repeated", f"{found['model_flops_utilization']:.1%}"),
             f"\n{count(job['tokens'])} tokens: {duration(found['days'] * 86400)}",
@@ -93,7 +93,7 @@ def draw(rows, folder):
     speeds = [found["tokens_per_second"] for found in rows]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     ideal = [speeds[0] * number / gpus[0] for number in gpus]
-    left.plot(gpus, ideal, color="#999999", linestyle="--", label="if nothing were lost")
+    left.plot(gpus, ideal, color="#999999", linestyle="--", label="as many times the first as GPUs")
     left.plot(gpus, speeds, color=COLOURS[0], label="planned")
     for fits, face, label in ((True, COLOURS[0], "fits"), (False, "white", "does not fit in memory")):
         there = [index for index, found in enumerate(rows) if found["fits"] is fits]
@@ -109,9 +109,14 @@ def draw(rows, folder):
     for axes in (left, right):
         axes.set(xlabel="GPUs", xscale="log")
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xticks(
+            gpus[:: 1 + len(gpus) // 9], [f"{number:,}" for number in gpus[:: 1 + len(gpus) // 9]]
+        )
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)
+    job = rows[0]["job"]
+    ways = f"{job['tensor_parallel']} tensor x {job['pipeline']} pipeline, ZeRO stage {job['stage']}"
+    figure.suptitle(f"{count(job['params'])} parameters, {ways}, {job['batch_tokens']:,} tokens a step")
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False)
     figure.savefig(folder / "planner.png", dpi=120)
     plt.close(figure)

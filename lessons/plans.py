@@ -44,7 +44,7 @@ def memory_bytes(job, data):
     return parts | {"activations": kept * in_flight}
 
 
-def gradient_seconds(job, data, microbatches):
+def data_parallel_seconds(job, data, microbatches):
     """What the data-parallel ranks send each other in a step, whether or not computation hides it."""
     tensor = job["tensor_parallel"]
     message = 2 * job["params"] / tensor / job["pipeline"]
@@ -72,12 +72,12 @@ def step_seconds(job, data, microbatches):
     tensor = formulas.all_reduce_seconds(*message, job[f"bandwidth_{link}"], job["latency"], "ring")
     backward = 3 / 4 if recompute == "full" else 2 / 3
     beside = compute if job["stage"] == 3 else compute / microbatches * backward  # of the last micro-batch
-    sent = gradient_seconds(job, data, microbatches)
+    sent = data_parallel_seconds(job, data, microbatches)
     return {
         "compute": compute,
         "pipeline idle": compute * idle,
         "tensor-parallel communication": microbatches * layers / job["pipeline"] * sums * tensor,
-        "exposed gradient communication": formulas.exposed_seconds(sent, beside),
+        "exposed data-parallel communication": formulas.exposed_seconds(sent, beside),
     }
 
 
@@ -109,7 +109,7 @@ def plan(job):
         "fits": sum(memory.values()) <= job["memory"],
         "memory_bytes": memory,
         "step_seconds": step,
-        "gradient_seconds": gradient_seconds(job, data, microbatches),
+        "data_parallel_seconds": data_parallel_seconds(job, data, microbatches),
         "pipeline_idle_share": formulas.pipeline_idle_share(job["pipeline"], microbatches, job["interleave"]),
         "model_flops_utilization": useful / seconds / job["gpus"] / job["peak"],
         "tokens_per_second": texts * job["seq"] / seconds * moving,
