@@ -1,0 +1,123 @@
+"""What the planner prints and draws of its plans."""
+
+UNITS = ((120, "s", 1), (7200, "min", 60), (172_800, "hours", 3600), (float("inf"), "days", 86_400))
+COLOURS = ("#0072B2", "#999999", "#E69F00", "#D55E00", "#000000")  # told apart by the colour-blind too
+
+
+def duration(seconds):
+    if seconds < 1:
+        return f"{seconds * 1000:,.1f} ms"
+    unit, size = next((unit, size) for limit, unit, size in UNITS if seconds < limit)
+    return f"{seconds / size:,.1f} {unit}"
+
+
+def count(number):
+    """Numbers as people say them: 7.5 billion."""
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:,.4g} {name}"
+    return f"{number:,.0f}"
+
+
+def line(name, *values):
+    return f"    {name:40}" + "".join(f"{value:>16}" for value in values)
+
+
+def text(found):
+    """The report of one plan."""
+    job, memory, step = found["job"], found["memory_bytes"], found["step_seconds"]
+    needs, whole = sum(memory.values()), sum(step.values())
+    ways = f"{found['data_parallel']:,} data x {job['tensor_parallel']} tensor x {job['pipeline']} pipeline"
+    shape = f"{job['layers']} layers of {job['hidden']:,} with {job['heads']} heads"
+    verdict = f"(needs {needs / 1e9:,.1f} GB of {job['memory'] / 1e9:,.0f} GB a GPU)"
+    helps = "cut it by --stage 3, --recompute full, --tensor-parallel, --pipeline or a smaller --micro-batch"
+    return "\n".join(
+        [
+            f"{count(job['params'])} parameters, {shape}",
+            f"{job['gpus']:,} GPUs: {ways}\n",
+            f"fits: {'yes' if found['fits'] else 'no'} {verdict}{'' if found['fits'] else '; ' + helps}",
+            *(line(name, f"{size / 1e9:,.2f} GB") for name, size in memory.items()),
+            f"\na step: {duration(whole)}, {job['texts']:,} texts of {job['seq']:,} tokens",
+            *(line(name, duration(part), f"{part / whole:.1%}") for name, part in step.items()),
+            line("data-parallel communication, hidden or not", duration(found["data_parallel_seconds"])),
+            line("idle share of a pipeline stage", f"{found['pipeline_idle_share']:.1%}"),
+            line("of the peak, for what is not repeated", f"{found['model_flops_utilization']:.1%}"),
+            f"\n{count(job['tokens'])} tokens: {duration(found['days'] * 86400)}",
+            line("cost", f"{found['dollars']:,.0f} dollars"),
+            line("interruptions to expect", f"{found['interruptions']:,.1f}"),
+            line("best time between checkpoints", duration(found["checkpoint_interval_seconds"])),
+            line("of the time, training moves on", f"{found['effective_time_ratio']:.1%}"),
+        ]
+    )
+
+
+def shares(found):
+    """Where the time goes, as shares of all of it: the parts of a step, checkpoints and failures."""
+    step, moving = found["step_seconds"], found["effective_time_ratio"]
+    parts = {name: seconds / sum(step.values()) * moving for name, seconds in step.items()}
+    return parts | {"checkpoints and failures": 1 - moving}
+
+
+def efficiency(found, first):
+    """Speed of each GPU, over what it was in the first row."""
+    return (
+        found["tokens_per_second"] / found["job"]["gpus"] * first["job"]["gpus"] / first["tokens_per_second"]
+    )
+
+
+def table(rows, end, picture):
+    columns = ("GPUs", "GB each", "fits", "tokens/s", "of linear", "time", "dollars", "interruptions")
+    form = "{:>7}{:>10}{:>6}{:>14}{:>11}{:>12}{:>14}{:>15}"
+    made = [form.format(*columns)]
+    for found in rows:
+        cells = (f"{found['job']['gpus']:,}", f"{sum(found['memory_bytes'].values()) / 1e9:,.1f}")
+        cells += ("yes" if found["fits"] else "no", f"{found['tokens_per_second']:,.0f}")
+        cells += (
+            f"{efficiency(found, rows[0]):.1%}",
+            duration(found["days"] * 86400),
+            f"{found['dollars']:,.0f}",
+        )
+        made.append(form.format(*cells, f"{found['interruptions']:,.1f}"))
+    return "\n".join([*made, *([f"\nNo further: {end}"] if end else []), f"\nThe curve: {picture}"])
+
+
+def draw(rows, folder):
+    """FOLDER/planner.png: the speed beside that of GPUs that need not talk, and where the time goes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    gpus = [found["job"]["gpus"] for found in rows]
+    speeds = [found["tokens_per_second"] for found in rows]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    ideal = [speeds[0] * number / gpus[0] for number in gpus]
+    left.plot(gpus, ideal, color="#999999", linestyle="--", label="as many times the first as GPUs")
+    left.plot(gpus, speeds, color=COLOURS[0], label="planned")
+    for fits, face, label in ((True, COLOURS[0], "fits"), (False, "white", "does not fit in memory")):
+        there = [index for index, found in enumerate(rows) if found["fits"] is fits]
+        style = {"linestyle": "", "marker": "o", "color": COLOURS[0], "markerfacecolor": face}
+        if there:
+            left.plot([gpus[at] for at in there], [speeds[at] for at in there], label=label, **style)
+    parts = [shares(found) for found in rows]
+    stacked = [[part[name] for part in parts] for name in parts[0]]
+    right.stackplot(gpus, stacked, labels=list(parts[0]), colors=COLOURS, linewidth=0)
+    left.set(title="Speed", ylabel="tokens a second", yscale="log")
+    right.set(title="Where the time goes", ylabel="share of the time", ylim=(0, 1))
+    right.yaxis.set_major_formatter("{x:.0%}")
+    for axes in (left, right):
+        axes.set(xlabel="GPUs", xscale="log")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(
+            gpus[:: 1 + len(gpus) // 9], [f"{number:,}" for number in gpus[:: 1 + len(gpus) // 9]]
+        )
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False)
+    job = rows[0]["job"]
+    ways = f"{job['tensor_parallel']} tensor x {job['pipeline']} pipeline, ZeRO stage {job['stage']}"
+    figure.suptitle(f"{count(job['params'])} parameters, {ways}, {job['batch_tokens']:,} tokens a step")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False)
+    figure.savefig(folder / "planner.png", dpi=120)
+    plt.close(figure)
+    return folder / "planner.png"
