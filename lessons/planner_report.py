@@ -67,7 +67,7 @@ def efficiency(found, first):
 
 def table(rows, end, picture):
     columns = ("GPUs", "GB each", "fits", "tokens/s", "of linear", "time", "dollars", "interruptions")
-    form = "{:>7}{:>10}{:>6}{:>14}{:>11}{:>12}{:>14}{:>15}"
+    form = "{:>7}{:>10}{:>6}{:>14}{:>11}{:>14}{:>14}{:>15}"
     made = [form.format(*columns)]
     for found in rows:
         cells = (f"{found['job']['gpus']:,}", f"{sum(found['memory_bytes'].values()) / 1e9:,.1f}")
