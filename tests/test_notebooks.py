@@ -1,5 +1,6 @@
 """Every notebook runs from top to bottom, and what is stored in it is what it shows."""
 
+import contextlib
 import copy
 import os
 import re
@@ -10,14 +11,20 @@ import pytest
 
 import launcher
 import notebooks
+import planner
+import planner_report
+import plans
 from launcher import ROOT
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 IDEAS = ["gradients_travel", "overlap_and_buckets", "synchronous_and_asynchronous", "when_it_hangs"]
+PLANNING = "13_planning"  # the one that belongs to no lesson
 
 
-def test_there_is_one_for_each_lesson_and_four_on_ideas():
+def test_there_is_one_for_each_lesson_four_on_ideas_and_one_on_planning():
     assert set(launcher.STEMS) < set(STEMS)
+    numbers = {stem[:2] for stem in launcher.STEMS}
+    assert [stem for stem in STEMS if stem[:2] not in numbers] == [PLANNING]
     others = sorted(stem for stem in set(STEMS) - set(launcher.STEMS) if stem[:2] <= "06")
     assert len(others) == 4
     for idea in IDEAS:
@@ -67,6 +74,42 @@ def test_it_has_what_a_notebook_must_have(path):
             assert f"{path.stem}.py" in kept[0]["data"]["text/html"]
 
 
+def test_planning_measures_then_plans_with_the_planner(capsys):
+    """It predicts four processes from two and three; its formulas are the planner's; and its plans, which
+    depend on no machine, are those that the planner makes today."""
+    notebook = notebooks.read(notebooks.FOLDER / f"{PLANNING}.ipynb")
+    prose, code = sources(notebook, "markdown"), sources(notebook, "code")
+    assert notebook.metadata["rungs"]["alone"], "it measures"
+    parts = ("fit, how fast", "GPUs are worth it", "does it break", "own job", "formulas are wrong")
+    for part in ("alpha and beta", *parts):
+        assert re.search(rf"(?m)^##.*{part}", prose), part
+    assert prose.count("**Predict.**") >= 3
+    assert code.count("show.slider(") >= 3
+    fitted, predicted = code.index("for world_size in (2, 3)"), code.index("measured[4] = measure(4)")
+    assert fitted < code.index("def fit(") < predicted, "four is measured after the fit"
+    formulas = re.findall(r"^def (\w+)", (ROOT / "lessons/formulas.py").read_text(), re.M)
+    assert not set(formulas) & set(re.findall(r"^def (\w+)", code, re.M)), "a formula of its own"
+    used = set(re.findall(r"(?:planner|plans)\.(\w+)", code))
+    assert used >= {"all_reduce_seconds", "checkpoint_interval", "effective_time_ratio", "plan", "sweep"}
+
+    said = "\n".join(text for cell in notebook.cells for text in notebooks.texts(cell))
+    assert re.search(r"a wire each: typically \d+% off, at worst \d+%", said)
+    assert re.search(r"one machine for all: typically \d+% off, at worst \d+%", said)
+    commands = re.findall(r"^\$ python lessons/planner.py (.+)\n", said, re.M)
+    assert len(commands) == 2
+    for words in commands:
+        with contextlib.suppress(SystemExit):
+            planner.main(words.split())
+        assert "".join(capsys.readouterr()) in said, words
+    large = {name.replace("-", "_"): default for name, (_, default, _) in planner.OPTIONS.items()}
+    large |= {name: choices[0] for name, (choices, _) in planner.CHOICES.items()}
+    large |= {"params": 70e9, "gpus": 16384, "tokens": 2e12, "batch_tokens": 2**23}
+    rows, _ = plans.sweep(large | {"sequence_parallel": False, "tensor_parallel": 8, "pipeline": 4})
+    for row in rows[::3]:
+        gpus, efficiency = row["job"]["gpus"], planner_report.efficiency(row, rows[0])
+        assert re.search(rf"(?m)^{gpus:,} .* {row['days']:,.1f} +{efficiency:.0%}$", said), gpus
+
+
 def pictures(notebook):
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
@@ -95,8 +138,11 @@ def test_it_repeats_no_well_known_error(path):
 def test_the_readme_links_each_from_its_lessons_row():
     rows = (ROOT / "README.md").read_text()
     for stem in STEMS:
-        lesson = next(name for name in launcher.STEMS if name[:2] == stem[:2])
-        row = next(line for line in rows.splitlines() if line.startswith(f"| [{lesson}.py]"))
+        if stem == PLANNING:
+            begin = "**Before you rent anything.**"
+        else:
+            begin = f"| [{next(name for name in launcher.STEMS if name[:2] == stem[:2])}.py]"
+        row = next(line for line in rows.splitlines() if line.startswith(begin))
         assert f"(notebooks/{stem}.ipynb)" in row, stem
 
 
