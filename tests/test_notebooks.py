@@ -85,7 +85,7 @@ def test_planning_measures_then_plans_with_the_planner(capsys):
         assert re.search(rf"(?m)^##.*{part}", prose), part
     assert prose.count("**Predict.**") >= 3
     assert code.count("show.slider(") >= 3
-    fitted, predicted = code.index("for world_size in (2, 3)"), code.index("measured[4] = measure(4)")
+    fitted, predicted = code.index("for world_size in (2, 3)"), code.index("every[4] = measure(4)")
     assert fitted < code.index("def fit(") < predicted, "four is measured after the fit"
     formulas = re.findall(r"^def (\w+)", (ROOT / "lessons/formulas.py").read_text(), re.M)
     assert not set(formulas) & set(re.findall(r"^def (\w+)", code, re.M)), "a formula of its own"
