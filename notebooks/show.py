@@ -119,7 +119,7 @@ class Running:
         except psutil.NoSuchProcess:
             return []
 
-    def until(self, words, limit=60):
+    def until(self, words, limit=180):
         """Print what it writes until a line holds these words."""
         deadline = time.monotonic() + limit
         while (line := self.next(deadline)) is not None:
@@ -134,7 +134,7 @@ class Running:
         except queue.Empty:
             return None
 
-    def follow(self, limit=60):
+    def follow(self, limit=180):
         """Print what it writes until it ends. After `limit` seconds, end it."""
         deadline = time.monotonic() + limit
         try:
@@ -171,7 +171,7 @@ def launch(command, environment=None):
     return Running(words, environment)
 
 
-def run(command, limit=60, code=0, environment=None):
+def run(command, limit=180, code=0, environment=None):
     """Start a command as a reader would type it, and show what it writes while it runs. `code` is the
     status that it must end with; None for any."""
     running = launch(command, environment).follow(limit)

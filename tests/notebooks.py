@@ -42,7 +42,7 @@ def execute(path, **environment):
     notebook = read(path)
     client = NotebookClient(
         notebook,
-        timeout=120,
+        timeout=400,
         kernel_name="python3",
         resources={"metadata": {"path": str(ROOT)}},
         coalesce_streams=True,

@@ -37,7 +37,7 @@ def curve(folder, processes, kinked):
     variant = str(launcher.ROOT / "tests/bench/variant.py")
     if kinked:
         words = [variant if word == script else word for word in words]
-        environment |= {"VARIANT": "kinked", "LESSON": script}
+        environment |= {"VARIANT": "kinked", "VARIANT_OF": script}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(words, cwd=folder, env=os.environ | environment, check=True, capture_output=True)
     return [row["loss"] for row in launcher.read_curve(folder / "out", STEM)]

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 
+import steps
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 import workload
 
 workload.import_torchvision()
-from torchvision import transforms  # noqa: E402
+from torchvision import transforms
 
 
 class Pictures(Dataset):
@@ -50,4 +51,5 @@ def main(epochs):
         print(json.dumps({"epoch": epoch, "loss": loss, "images_per_second": 12_000 / seconds}), flush=True)
 
 
+steps.clock()
 main(int(sys.argv[1]))

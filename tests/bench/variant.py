@@ -1,12 +1,16 @@
-"""Run a lesson with one thing changed: VARIANT=large LESSON=lessons/04_ddp_torchrun.py variant.py ...
+"""Run a lesson with something changed or clocked: VARIANT=large,clocked VARIANT_OF=lessons/04_ddp_torchrun.py
+variant.py ...
 
     large    a model with 30 times the work a step
     tiny     a model with next to no work a step
+    wide     a model of 8 million parameters, with little work for each
     kinked   ReLU and max pooling in place of GELU and average pooling
-    clocked  nothing changed; process 0 prints when it reached what, as one JSON line on standard error
-    saving   nothing changed; process 0 prints how long it saved, and how long it trained in all
+    clocked  nothing changed; process 0 says when it reached what
+    stepped  nothing changed; process 0 says what its steps spend their time on
+    saving   nothing changed; process 0 says how long training stood still for each snapshot
 
-What a lesson does is not touched: this file runs its text. It is also what mp.spawn's children import.
+What they say is one line of JSON each on standard error. What a lesson does is not touched: this file runs
+its text. It is also what mp.spawn's children import.
 """
 
 import json
@@ -17,13 +21,15 @@ from pathlib import Path
 
 started = time.time()
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-LESSON = Path(os.environ["LESSON"]).resolve()
+LESSON = Path(os.environ["VARIANT_OF"]).resolve()
 sys.path.insert(0, str(LESSON.parent))
-import workload  # noqa: E402
+import workload
 
 imported = time.time()
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import steps
 
 
 class Large(nn.Sequential):
@@ -47,6 +53,22 @@ class Tiny(nn.Sequential):
         super().__init__(workload.Normalize(), nn.Flatten(), nn.Linear(channels * height * width, 10))
 
 
+class Wide(nn.Sequential):
+    def __init__(self, shape):
+        channels, height, width = shape
+        super().__init__(
+            workload.Normalize(),
+            nn.Flatten(),
+            nn.Linear(channels * height * width, 2208),
+            nn.GELU(),
+            nn.Linear(2208, 2208),
+            nn.GELU(),
+            nn.Linear(2208, 640),
+            nn.GELU(),
+            nn.Linear(640, 10),
+        )
+
+
 class Kinked(nn.Sequential):
     """ConvNet with a kink wherever it is smooth."""
 
@@ -55,8 +77,12 @@ class Kinked(nn.Sequential):
         super().__init__(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape)))
 
 
+def tell(what, value):
+    print(json.dumps({what: value}), file=sys.stderr, flush=True)
+
+
 def clock():
-    """Note the time at the points that every lesson passes, and print them after the first step."""
+    """Note the time at the points that every lesson passes, and say them after the first step."""
     times = {"started": started, "imported": imported}
     load_images, progress = workload.load_images, workload.progress
 
@@ -71,25 +97,47 @@ def clock():
             if epoch == 1 and number < 2 and not quiet:
                 times["built" if number == 0 else "stepped"] = time.time()
                 if number == 1:
-                    print(json.dumps(times), file=sys.stderr, flush=True)
+                    tell("clocked", times)
             yield batch
 
     workload.load_images, workload.progress = clocked_load_images, clocked_progress
 
 
 def clock_saving():
-    """Note how long snapshots take, from the gathering of what is in them to the last rename."""
+    """Note how long training stands still for snapshots: from the gathering of what is in them until it goes
+    on. Lesson 05 writes meanwhile; 09 only waits for the snapshot before, if that is still being written."""
     import atexit
-    import contextlib
 
-    import snapshot
-
-    times = {"began": None, "saving": 0.0, "saves": 0}
-    progress, what_else, survive = workload.progress, snapshot.what_else, snapshot.survive_a_full_disk
+    times = {"began": None, "stood": [], "ended": 0.0}
+    progress = workload.progress
 
     def clocked_progress(*arguments, **options):
         times["began"] = times["began"] or time.perf_counter()
         return progress(*arguments, **options)
+
+    workload.progress = clocked_progress
+    (clock_lesson_09 if LESSON.name.startswith("09") else clock_lesson_05)(times)
+
+    def say():
+        if times["stood"]:
+            size = max(map(size_of, Path("out").glob(f"{LESSON.stem}.epoch*")))
+            whole = times["ended"] - times["began"]
+            tell("saving", {"stood": times["stood"], "whole": whole, "bytes": size})
+
+    if os.environ.get("RANK", "0") == "0":
+        atexit.register(say)
+
+
+def size_of(path):
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+
+
+def clock_lesson_05(times):
+    import contextlib
+
+    import snapshot
+
+    what_else, survive = snapshot.what_else, snapshot.survive_a_full_disk
 
     def clocked_what_else(loss_sum):
         times["save"] = time.perf_counter()
@@ -100,27 +148,46 @@ def clock_saving():
         with survive(*arguments):
             yield
         times["ended"] = time.perf_counter()
-        times["saving"] += times["ended"] - times["save"]
-        times["saves"] += 1
+        times["stood"].append(times["ended"] - times["save"])
 
-    def tell():
-        if "ended" in times:
-            whole = times["ended"] - times["began"]
-            line = {"saving": times["saving"], "saves": times["saves"], "whole": whole}
-            print(json.dumps(line), file=sys.stderr, flush=True)
-
-    workload.progress, snapshot.what_else = clocked_progress, clocked_what_else
-    snapshot.survive_a_full_disk = clocked_survive
-    atexit.register(tell)
+    snapshot.what_else, snapshot.survive_a_full_disk = clocked_what_else, clocked_survive
 
 
+def clock_lesson_09(times):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict
+
+    get_state_dict, async_save, waited = state_dict.get_state_dict, dcp.async_save, [0.0]
+
+    def clocked_get_state_dict(*arguments, **options):
+        times["save"] = time.perf_counter()
+        return get_state_dict(*arguments, **options)
+
+    def clocked_async_save(*arguments, **options):
+        future = async_save(*arguments, **options)
+        times["ended"] = time.perf_counter()
+        times["stood"].append(times["ended"] - times["save"] + waited.pop())
+        result = future.result
+
+        def clocked_result():
+            start = time.perf_counter()
+            result()
+            waited.append(time.perf_counter() - start)
+
+        future.result = clocked_result
+        return future
+
+    state_dict.get_state_dict, dcp.async_save = clocked_get_state_dict, clocked_async_save
+
+
+MODELS = {"large": Large, "tiny": Tiny, "wide": Wide, "kinked": Kinked}
+CLOCKS = {"clocked": clock, "saving": clock_saving, "stepped": steps.clock}
 Smooth = workload.ConvNet
-if os.environ["VARIANT"] == "clocked":
-    clock()
-elif os.environ["VARIANT"] == "saving":
-    clock_saving()
-else:
-    workload.ConvNet = {"large": Large, "tiny": Tiny, "kinked": Kinked}[os.environ["VARIANT"]]
+for word in os.environ["VARIANT"].split(","):
+    if word in CLOCKS:
+        CLOCKS[word]()
+    else:
+        workload.ConvNet = MODELS[word]
 parser = workload.parser
 workload.parser = lambda file, description: parser(LESSON, description)
 exec(compile(LESSON.read_text(), str(LESSON), "exec"))

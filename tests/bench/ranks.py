@@ -1,0 +1,21 @@
+"""Meet as RANK and WORLD_SIZE say, through the file STORE. Each starts one of these scripts."""
+
+import gc
+import json
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def together(work):
+    """Meet, do the work, and print what it returns on rank 0, as a line of JSON."""
+    store, limit = f"file://{os.environ['STORE']}", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=limit)
+    found = work()
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    gc.collect()  # a DDP object must not outlive its process group
+    dist.destroy_process_group()
