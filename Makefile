@@ -27,7 +27,7 @@ run: setup ## climb lessons 01 to 06 (LESSONS=all: to 12); ends with a table and
 	@$(PYTHON) tests/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run all tests; the last lines list what was skipped, and why
-	@$(PYTHON) -m pytest -n 5 --dist worksteal --durations 15 $(ARGUMENTS)
+	@$(PYTHON) -m pytest -n 4 --dist worksteal --durations 15 $(ARGUMENTS)
 
 check: setup ## check an exercise: EX=03, and SUBMISSION=solutions, HINTS=1, WATCH=1 (again at every save)
 	@$(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),-k $(EX)) \

@@ -12,6 +12,7 @@ import pytest
 from launcher import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import gpu
 import report
 import rows
 
@@ -128,8 +129,8 @@ def test_the_picture_is_drawn(tmp_path):
 def test_a_gpu_has_its_row():
     result = newest()
     result["machine"]["gpus"] = ["NVIDIA H100 80GB HBM3"]
-    gpu = {"images/s": [1000.0] * 3, "flops": [3.3e9] * 3, "bytes": [2**31] * 3}
-    found = {step: copy.deepcopy(gpu) for step in ("0", "1", "2", "3", "4", "ddp", "fsdp")}
+    numbers = {"images/s": [1000.0] * 3, "flops": [3.3e9] * 3, "bytes": [2**31] * 3}
+    found = {step: copy.deepcopy(numbers) for step in ("0", "1", "2", "3", "4", "ddp", "fsdp")}
     found["4"]["images/s"] = [120_000.0] * 3
     result["rows"]["gpu"] = found
     said = report.section(result, ROOT / NAMED)
@@ -215,11 +216,10 @@ def test_the_ways_of_the_all_reduce_are_right(tmp_path):
     assert sizes[0] == 2**10 and sizes[-1] == 2**26
 
 
-@pytest.mark.parametrize("step", ["0", "4"])
-def test_the_loop_for_a_gpu_runs_on_a_cpu_in_small(tmp_path, step):
+@pytest.mark.parametrize("step", ["0", "4", "fsdp"])
+def test_the_row_for_a_gpu_runs_on_a_cpu_in_small(tmp_path, step):
     small = ["--width", "4", "--images", "32", "--batch-size", "8", "--rounds", "1", "--steps", "2"]
-    words = [sys.executable, rows.HERE / "gpu_loop.py", step, *small]
-    found = json.loads(rows.finish(rows.start(words, tmp_path))[0])
+    found = gpu.run(tmp_path, step, small)["gpu"][step]
     assert found["images/s"] > 0 and found["flops"] > 0
 
 

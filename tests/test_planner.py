@@ -4,8 +4,8 @@ Every figure here was read where SOURCES says. A "public file" is one of an inde
 gives the text under this number, and not always the repository's name; of papers, it is a copy of their text
 or of the table.
 
-All functions are held against three figures or more, but for parts of two: `all_reduce_seconds` has two for
-"server" and two for "tree", and Daly's interval has one. Of the DDP paper, four percentages were readable.
+All functions are held against three figures or more, but for a part of one: `all_reduce_seconds` has two for
+"server". Of the DDP paper, four percentages were readable.
 """
 
 import json
@@ -35,6 +35,7 @@ SOURCES = {
     "baidu": "Gibiansky 2017, http://research.baidu.com/bringing-hpc-techniques-deep-learning/ "
     "(the whole text: public file 43195851560)",
     "collectives": "a book's chapters on collectives, worked examples: public files 36350842508, 36065689412",
+    "steps": "steps one after another: https://www.chipfoundryservices.com/topic/tree-allreduce-algorithm",
     "nccl-tests": "NVIDIA/nccl-tests, doc/PERFORMANCE.md; outputs: public files 40707345933 (2 and 4 GPUs), "
     "15601983362 (8), 24095369088 (16)",
     "llama3": "Dubey 2024, table 5: https://direct.datacenterdynamics.com/en/news/"
@@ -46,7 +47,8 @@ SOURCES = {
     "bloom": "the BLOOM team's account of its training: public file 57450831343",
     "primer": "a primer on GPU fabrics, 7.2, worked examples: public file 71056915900",
     "four-minutes": "a worked example of the best interval: public file 60489032509",
-    "daly": "Daly 2006, its formula: public file 63240293654",
+    "daly": "Daly 2006, its formula: public file 63240293654; "
+    "captions of its figures 3 to 5: https://doi.org/10.1016/j.future.2004.11.016",
     "h100": "public files 55333927927 (989e12, 80 GB, 2 to 4 dollars), 71302428171 (data sheet); "
     "900 GB/s both ways: https://github.com/scaleway/docs-content/pull/5834",
     "llama3-network": "400 Gb/s a GPU: https://ai-papers.xuzou.cn/papers/llama3_2024",
@@ -300,7 +302,9 @@ def test_all_reduce_in_a_ring():
 
 def test_all_reduce_in_a_tree():
     """SOURCES["collectives"]: a tree beats a ring up to 0.47 MB on 8 ranks, and up to 1.14 MB on 64 (its
-    approximation says 1.28, 12% more). Only these two were found."""
+    approximation says 1.28, 12% more). SOURCES["steps"]: 20 steps on 1,024 ranks, and 2,046 in a ring."""
+    steps = [planner.all_reduce_seconds(0, 1024, 1, 1, algorithm) for algorithm in ("tree", "ring")]
+    assert steps == [20, 2046]
     for ranks, latency, bandwidth, printed in ((8, 5e-6, 50e9, "0.47"), (64, 1e-6, 100e9, "1.14")):
         for size, first in ((float(printed) - 0.01, "tree"), (float(printed) + 0.01, "ring")):
             times = {
@@ -415,7 +419,13 @@ def test_checkpoint_interval():
     ):
         assert near(interval(save, between) / 60, printed), (save, between)
     assert near(interval(60, 10_800), "1138")
-    assert near(interval(60, 11_135, "daly") / 60, "18.6")
+    for save, between, printed in (  # minutes
+        (1, 11_135 / 60, "18.6"),
+        (5, 24 * 60, "117"),
+        (5, 6 * 60, "57"),
+        (5, 15, "9.1"),
+    ):
+        assert near(interval(save, between, "daly"), printed)
     assert interval(200, 100, "daly") == interval(300, 100, "daly") == 100  # M from d = 2 M on
     assert interval(199.9, 100, "daly") == pytest.approx(200 * (1 + 1 / 3 + 1 / 9) - 200, rel=0.01)
     with pytest.raises(ValueError, match="the order must be one of young, daly, not first"):

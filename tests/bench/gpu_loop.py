@@ -7,7 +7,7 @@ Each step keeps what the steps before it have changed. Prints one line of JSON.
     3  torch.compile, and a fused optimizer
     4  the images stay on the GPU and are moved and mirrored there, a batch at a time; no loss.item()
 Or ddp, or fsdp, under torchrun: step 4, with the model in DistributedDataParallel, or cut by fully_shard;
-both without torch.compile, and without channels_last, in which fully_shard takes no weights.
+both without channels_last and a fused optimizer, which fully_shard refuses, and without torch.compile.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def main():
             if list(part.parameters()):
                 dist.fsdp.fully_shard(part)
         dist.fsdp.fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=step >= 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=step >= 3 and not is_cut)
     torch.backends.cudnn.benchmark = step >= 3
     count = arguments.steps * (arguments.rounds + 1)
     batches = (from_gpu if step >= 4 else from_loader)(images, labels, arguments.batch_size, device, count)

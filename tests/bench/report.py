@@ -39,7 +39,7 @@ def table(head, rows):
 
 
 def verdict(value, aim, words, at_most=False, unit=""):
-    met = value <= aim if at_most else value > 0
+    met = value <= aim if at_most else value >= aim
     return f"(aim: at {'most' if at_most else 'least'} {aim:g}{unit}; {'met' if met else words})"
 
 
