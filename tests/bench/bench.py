@@ -99,7 +99,7 @@ def main():
     if what["gpus"]:
         import gpu
 
-        measures |= gpu.MEASURES
+        measures |= gpu.measures()
     found, seconds = measure(measures, arguments.repeats)
     result = {
         "date": datetime.date.today().isoformat(),

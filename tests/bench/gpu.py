@@ -16,6 +16,7 @@ STEPS = {
     "3": "and torch.compile, a fused optimizer",
     "4": "and the images kept on the GPU",
 }
+STEM = "04_ddp_torchrun"
 CUTS = {"ddp": "DDP, all GPUs", "fsdp": "FSDP, all GPUs"}
 # Data sheets, dense, 10**12 operations a second: bf16 with tensor cores, fp32 without.
 PEAKS = {
@@ -27,20 +28,36 @@ PEAKS = {
 }
 
 
-def run(folder, step, arguments=()):
+def visible():
+    """The GPUs that this command may use, by number. The other rows hide them."""
     import torch
 
-    count = torch.cuda.device_count()
+    numbers = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+    return [number for number in numbers.split(",") if number]
+
+
+def run(folder, step, arguments=()):
     words = [sys.executable, rows.HERE / "gpu_loop.py", step, *arguments]
     if step in CUTS:
-        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", max(1, count))
+        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", max(1, len(visible())))
         words[1:1] = launch
-    every = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-    stdout, _ = rows.finish(rows.start(words, folder, CUDA_VISIBLE_DEVICES=every))  # the other rows hide them
+    stdout, _ = rows.finish(rows.start(words, folder, CUDA_VISIBLE_DEVICES=",".join(visible())))
     return {"gpu": {step: json.loads(stdout.splitlines()[-1])}}
 
 
-MEASURES = {f"GPU: {words}": functools.partial(run, step=step) for step, words in (STEPS | CUTS).items()}
+def ddp(folder, processes, arguments=()):
+    """Lesson 04 with the large model and a large batch, on so many GPUs."""
+    words = ("--epochs", 3, "--batch-size", 1200, *arguments)
+    some = ",".join(visible()[:processes])
+    started = rows.lesson(STEM, processes, folder, *words, variant="large", CUDA_VISIBLE_DEVICES=some)
+    rows.finish(started)
+    return {"ddp on GPUs": {str(processes): rows.speed(folder, STEM)}}
+
+
+def measures():
+    steps = {f"GPU: {words}": functools.partial(run, step=step) for step, words in (STEPS | CUTS).items()}
+    counts = range(1, min(4, len(visible())) + 1)
+    return steps | {f"lesson 04 on {count} GPUs": functools.partial(ddp, processes=count) for count in counts}
 
 
 def text(result):
@@ -70,8 +87,11 @@ def text(result):
     if peaks:
         used = statistics.median(found["4"]["images/s"]) * found["4"]["flops"][0] / (peaks[0] * 1e12)
         words += f" and 35% MFU {report.verdict(100 * used, 35, 'missed', unit='%')}"
+    alone, *more = result["rows"]["ddp on GPUs"].items()
+    shares = [f"{report.ratio(speed, alone[1], int(number)):.2f} on {number}" for number, speed in more]
+    scaling = f" Lesson 04 with the large model, of ideal: {', '.join(shares)}." if shares else ""
     return f"""**On a GPU** ({count} x {name}): lesson 08's ResNet-18, 1,024 images of 32x32 a step for each GPU.
 
 {report.table(head, lines)}
 
-{words}. MFU is the share of what the data sheet promises for the kind of numbers that is used: fp32 in the first row, bf16 in the others."""
+{words}. MFU is the share of what the data sheet promises for the kind of numbers that is used: fp32 in the first row, bf16 in the others.{scaling}"""

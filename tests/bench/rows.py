@@ -53,9 +53,10 @@ def finish(process):
     return stdout, stderr
 
 
-def lesson(stem, processes, folder, *arguments, variant=""):
+def lesson(stem, processes, folder, *arguments, variant="", **more):
     """A lesson by its documented command; what variant.py is to do with it, in words."""
     words, environment = launcher.command(stem, processes, *arguments)
+    environment |= more
     if variant:
         script = str(launcher.ROOT / "lessons" / f"{stem}.py")
         environment |= {"VARIANT": variant, "VARIANT_OF": script}
