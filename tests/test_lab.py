@@ -16,7 +16,7 @@ import pytest
 import browser
 from launcher import ROOT
 
-STEM = "01_single_gpu"
+STEM = "13_planning"  # the quickest
 
 
 @pytest.fixture
