@@ -56,12 +56,12 @@ def before(one, identity):
     return {name for need in entry.get("needs", []) for name in {need} | before(one, need)}
 
 
-def run_case(one, case, nursery, seed=0):
+def run_case(one, case, nursery, seed=0, whole=True):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, name, files, killed_by = case
     if kind == "mutant":
         # The check that is named, and what must pass before it: the others would tell nothing.
-        wanted = before(one, killed_by) | {killed_by}
+        wanted = (before(one, killed_by) if whole else set()) | {killed_by}
         one = one | {"check": [entry for entry in one["check"] if entry["id"] in wanted]}
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
@@ -98,13 +98,14 @@ def run_case(one, case, nursery, seed=0):
     }
 
 
-def exercise_matrix(one, nursery, told=None, only=None):
-    """All rows of one exercise."""
+def exercise_matrix(one, nursery, told=None, only=None, each=1):
+    """All rows of one exercise. What must pass before a mutant falls takes most of the time: with each=3, only
+    every third mutant shows it. All have to fall."""
     rows = []
-    for case in cases(one):
+    for number, case in enumerate(cases(one)):
         if only and only not in case[1]:
             continue
-        rows.append(run_case(one, case, nursery))
+        rows.append(run_case(one, case, nursery, whole=number % each == 0))
         if told:
             told(rows[-1])
     return rows
