@@ -99,8 +99,8 @@ def run_case(one, case, nursery, seed=0, whole=True):
 
 
 def exercise_matrix(one, nursery, told=None, only=None, each=1):
-    """All rows of one exercise. What must pass before a mutant falls takes most of the time: with each=3, only
-    every third mutant shows it. All have to fall."""
+    """All rows of one exercise. What must pass before a mutant falls takes most of the time: with each=3,
+    only every third mutant shows it. All have to fall."""
     rows = []
     for number, case in enumerate(cases(one)):
         if only and only not in case[1]:
