@@ -4,7 +4,7 @@
     python tests/bench/bench.py --readme tests/bench/results/FILE.json    write README's section from one
 
 All measurements take turns, so that a noisy moment hurts all of them alike. Each number is the middle of the
-repeats, with the least and the most beside it. Nothing here fails because it is slow.
+repeats; the file has all of them. Nothing here fails because it is slow.
 """
 
 import argparse

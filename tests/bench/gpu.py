@@ -83,10 +83,10 @@ def text(result):
         )
     head = ["", "images/s", "least to most", "times the plain loop", "MFU", "GiB"]
     times = report.ratio(found["4"]["images/s"], found["0"]["images/s"])
-    words = f"The aim is 8 times the plain loop on an H100 {report.verdict(times, 8, 'missed')}"
+    words = f"The aim is 8 times the plain loop on an H100 {report.verdict(times, 8)}"
     if peaks:
         used = statistics.median(found["4"]["images/s"]) * found["4"]["flops"][0] / (peaks[0] * 1e12)
-        words += f" and 35% MFU {report.verdict(100 * used, 35, 'missed', unit='%')}"
+        words += f" and 35% MFU {report.verdict(100 * used, 35, unit='%')}"
     alone, *more = result["rows"]["ddp on GPUs"].items()
     shares = [f"{report.ratio(speed, alone[1], int(number)):.2f} on {number}" for number, speed in more]
     scaling = f" Lesson 04 with the large model, of ideal: {', '.join(shares)}." if shares else ""

@@ -38,9 +38,9 @@ def table(head, rows):
     return "\n".join([lines[0], "| " + " | ".join(rule) + " |", *lines[1:]])
 
 
-def verdict(value, aim, words, at_most=False, unit=""):
+def verdict(value, aim, at_most=False, unit=""):
     met = value <= aim if at_most else value >= aim
-    return f"(aim: at {'most' if at_most else 'least'} {aim:g}{unit}; {'met' if met else words})"
+    return f"(aim: at {'most' if at_most else 'least'} {aim:g}{unit}; {'met' if met else 'missed'})"
 
 
 # ---- the rows -----------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def one_process(rows, bf16):
         "lesson 01": "lesson 01",
         "lesson 07 in bf16": "lesson 07 in bf16",
     }
-    parts = ("batch", "forward", "backward", "update", "rest")
+    parts = list(step["usual loop"])
     lines = [
         [
             words,
@@ -77,10 +77,10 @@ def one_process(rows, bf16):
 
 {table(["", "images/s", "least to most", *parts], lines)}
 
-Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5, "missed")}. A step is {shorter} ms shorter, and {batch} of them are in the batch, which is taken from the data set in one piece. """
+Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}. A step is {shorter} ms shorter, and {batch} of them are in the batch, which is taken from the data set in one piece. """
     more = ratio(speed["a large one in bf16"], speed["a large one, 1"])
     if bf16:
-        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2, "missed")}. Forward and backward take {passes[0]} ms in fp32 and {passes[1]} in bf16: a model this small has too little to multiply. The large one of the next table is {more:.2f} times as fast in bf16 as in fp32. """
+        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}. Forward and backward take {passes[0]} ms in fp32 and {passes[1]} in bf16: a model this small has too little to multiply. The large one of the next table is {more:.2f} times as fast in bf16 as in fp32. """
     return text.strip()
 
 
@@ -183,7 +183,7 @@ def reduce(rows):
 
 {table(["of", *names.values(), "ring to gloo"], lines)}
 
-From 1 MiB up our ring has at least {worst:.2f} of gloo's speed {verdict(worst, 0.8, "missed")}."""
+From 1 MiB up our ring has at least {worst:.2f} of gloo's speed {verdict(worst, 0.8)}."""
     if worst < 0.8:
         largest = str(sizes[-1])
         whole, beside, theirs = (
@@ -215,7 +215,7 @@ def safety(rows):
 
 {table(["", "bytes", "stands still", "least to most"], lines)}
 
-One snapshot an epoch takes {share:.1%} of lesson 05's run {verdict(100 * share, 2, "missed", at_most=True, unit="%")}, which trains at {beside:.2f} times the speed of lesson 04. From the death of a process to the next step pass {again:.1f} seconds, {reach(rows["recovery"], 1, 1)} {verdict(again, 10, "missed", at_most=True, unit=" s")}: most of it is Python importing torch again."""
+One snapshot an epoch takes {share:.1%} of lesson 05's run {verdict(100 * share, 2, at_most=True, unit="%")}, which trains at {beside:.2f} times the speed of lesson 04. From the death of a process to the next step pass {again:.1f} seconds, {reach(rows["recovery"], 1, 1)} {verdict(again, 10, at_most=True, unit=" s")}: most of it is Python importing torch again."""
 
 
 def startup(rows):
@@ -333,7 +333,7 @@ def draw_steps(axes, found):
         "lesson 04, 2": "04, two\nprocesses",
     }
     columns = {words: found[name] for name, words in names.items()}
-    stack(axes, columns, ("batch", "forward", "backward", "update", "rest"), 1000)
+    stack(axes, columns, list(found["usual loop"]), 1000)
     axes.set(title="where the time of a step goes", ylabel="milliseconds, 120 images")
 
 

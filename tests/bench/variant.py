@@ -105,7 +105,7 @@ def clock():
 
 def clock_saving():
     """Note how long training stands still for snapshots: from the gathering of what is in them until it goes
-    on. Lesson 05 writes meanwhile; 09 only waits for the snapshot before, if that is still being written."""
+    on. In lesson 05 it is all of the writing; 09 waits only while the snapshot before is still being written."""
     import atexit
 
     times = {"began": None, "stood": [], "ended": 0.0}
