@@ -105,7 +105,7 @@ def clock():
 
 def clock_saving():
     """Note how long training stands still for snapshots: from the gathering of what is in them until it goes
-    on. In lesson 05 it is all of the writing; 09 waits only while the snapshot before is still being written."""
+    on. In lesson 05 that is all of the writing; in 09 only what is left of the snapshot before."""
     import atexit
 
     times = {"began": None, "stood": [], "ended": 0.0}
