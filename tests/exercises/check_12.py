@@ -3,6 +3,7 @@
 import itertools
 import sys
 
+import numpy
 import torch
 from judge import Verdict, check
 from torch.nn.functional import gelu, layer_norm, linear
@@ -64,6 +65,12 @@ def compare(trial, what, got, expected, **more):
         trial.close(what, got, expected.detach().numpy(), **more)
 
 
+def unchanged(trial, words, got, before, expected):
+    """What must stay as it was, to the last bit. Two numbers would not tell a student who has changed it."""
+    same = isinstance(got, numpy.ndarray) and numpy.array_equal(got, before)
+    trial.require(same, words, expected)
+
+
 # ---- 12.1 -------------------------------------------------------------------------------------
 
 
@@ -81,13 +88,17 @@ def cut(trial, columns):
     (came,) = trial.run("cut", [cases])
     for number, case in enumerate(cases):
         got, rank, world_size = as_dict(part(came, number)), case["rank"], case["world_size"]
-        where = f"of {which} for rank {rank} of {world_size}, once the whole has been set to zero"
+        where = f"of {which} for rank {rank} of {world_size}"
         dim = 0 if columns else 1
         weight = share_of(case["weight"], rank, world_size, dim)
         bias = share_of(case["bias"], rank, world_size, 0) if columns else case["bias"]
-        compare(trial, f"the weight {where}", part(got.get("share"), 0), weight)
-        compare(trial, f"the bias {where}", part(got.get("share"), 1), bias)
-        compare(trial, f"the whole weight after {which}", got.get("weight after"), case["weight"])
+        for place, (name, value) in enumerate((("weight", weight), ("bias", bias))):
+            share, later = (part(got.get(when), place) for when in ("share", "share once wiped"))
+            compare(trial, f"the {name} {where}", share, value)
+            if value is not None:
+                words = f"the {name} {where} changed when the whole was set to zero: it is a view, not a copy"
+                unchanged(trial, words, later, share, "a copy, which stays as it was")
+        compare(trial, f"the whole weight after {which}", got.get("whole"), case["weight"])
 
 
 @check("12.1a")
@@ -117,10 +128,14 @@ def function(trial, name):
             output, below = (x, sums["above"]) if name == "Copy" else (sums["x"], above)
             on = f"on rank {rank}"
             compare(trial, f"{name}.apply(x) {on}", came.get("output"), output)
+            kept = "it stays as it was: add up in a copy"
+            words = f"your forward of {name} changed x itself {on}"
+            unchanged(trial, words, came.get("x after forward"), given[rank]["x"], kept)
             compare(trial, f"the gradient of x {on}", came.get("gradient"), below)
-            compare(trial, f"x {on}, after forward and backward", came.get("x"), x)
-            what = f"the gradient that backward was given {on}, afterwards"
-            compare(trial, what, came.get("above"), above)
+            words = f"your backward of {name} changed x {on}"
+            unchanged(trial, words, came.get("x"), given[rank]["x"], kept)
+            words = f"your backward of {name} changed the gradient that it was given {on}"
+            unchanged(trial, words, came.get("above"), given[rank]["above"], kept)
             what = f"the gradient of x {on} for x + {name}.apply(x), where both get the same tensor"
             compare(trial, what, came.get("residual"), above + below)
             compare(trial, f"x.exp() {on}, after {name}.apply(x.exp())", came.get("before"), x.exp())
@@ -442,23 +457,28 @@ def one_curve(trial):
 # ---- 12.5 -------------------------------------------------------------------------------------
 
 
+NO_SECOND = (*(name for name in ORDINARY if name != "head.bias"), "blocks.0.")
+ONLY_SECOND = ("blocks.1.",)
+
+
 def clip(trial, world_size, cases):
-    """Call clip_gradients for each case: whether all gradients are there, and the largest norm allowed, as a
-    multiple of the norm. Yields (words, what came on the rank, norm, right gradients on the rank)."""
+    """Call clip_gradients for each case: beginnings of the names that have gradients (None: all), the largest
+    norm allowed, as a multiple of the norm, and whether the layers are called otherwise. Yields (words, what
+    came on the rank, norm, right gradients on the rank)."""
     model = model_of(trial, 5, (7, 3))
     whole = {name: trial.floats(*value.shape) for name, value in parameters_of(model).items()}
-    some = {n: None if n == "head.bias" or n.startswith("blocks.1.") else value for n, value in whole.items()}
     given, norms = [{"model": model, "cases": []} for _ in range(world_size)], []
-    for every, factor in cases:
-        gradients = whole if every else some
+    for some, factor, renamed in cases:
+        gradients = {n: value if some is None or n.startswith(some) else None for n, value in whole.items()}
         norms.append(norm_of(gradients.values()))
         for rank, one in enumerate(given):
             its = {name: own(name, value, rank, world_size) for name, value in gradients.items()}
             its = {name: None if value is None else value.contiguous() for name, value in its.items()}
-            one["cases"].append({"gradients": its, "largest": factor * norms[-1]})
+            one["cases"].append({"gradients": its, "largest": factor * norms[-1], "renamed": renamed})
     for rank, came in enumerate(trial.run("clip", given)):
-        for number, ((_, factor), norm) in enumerate(zip(cases, norms, strict=True)):
+        for number, ((_, factor, renamed), norm) in enumerate(zip(cases, norms, strict=True)):
             words = f"on rank {rank} in call {number + 1} of clip_gradients, with at most {factor * norm:.4g}"
+            words += ", of a model whose layers have other names" if renamed else ""
             its = {
                 name: None if value is None else value.double() * min(1, factor)
                 for name, value in given[rank]["cases"][number]["gradients"].items()
@@ -470,14 +490,16 @@ def clip(trial, world_size, cases):
 def norm(trial):
     trial.tried(
         "4 processes, a model with two blocks, of 7 and 3 neurons; the norm is small enough;"
-        " in the second call there are no gradients in the second block"
+        " in the second call there are no gradients in the second block, in the third there are none"
+        " elsewhere, and rank 3 has no share; in the fourth the layers of the blocks have other names"
     )
-    for words, came, right, gradients in clip(trial, 4, [(True, 3.0), (False, 2.0)]):
+    cases = [(None, 3.0, False), (NO_SECOND, 2.0, False), (ONLY_SECOND, 2.0, False), (None, 1.5, True)]
+    for words, came, right, gradients in clip(trial, 4, cases):
         trial.close(f"the norm {words}", came.get("norm"), right)
         for name, value in gradients.items():
             got = as_dict(came.get("gradients")).get(name)
             compare(trial, f"the gradient of {name} {words}", got, value)
-    for number in range(2):
+    for number in range(len(cases)):
         before, after = marked(trial, f"before {number}"), marked(trial, f"after {number}")
         for rank in range(4):
             sent, most = after[rank]["sent"] - before[rank]["sent"], 8 * ONE_CALL
@@ -492,7 +514,8 @@ def norm(trial):
 def clipped(trial):
     trial.tried("2 processes, a model with two blocks, of 7 and 3 neurons; the norm is too large, then small")
     trial.words.append("enough, then too large while some gradients are None")
-    for words, came, _, gradients in clip(trial, 2, [(True, 0.3), (True, 1.5), (False, 0.7)]):
+    cases = [(None, 0.3, False), (None, 1.5, False), (NO_SECOND, 0.7, False)]
+    for words, came, _, gradients in clip(trial, 2, cases):
         for name, value in gradients.items():
             got = as_dict(came.get("gradients")).get(name)
             compare(trial, f"the gradient of {name} {words}", got, value)

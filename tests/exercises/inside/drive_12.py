@@ -26,17 +26,17 @@ def gradient(parameter):
 
 
 def cut(student, inputs, tools):
-    """Shares of several matrices, for several ranks. The whole is wiped before they are looked at."""
+    """Shares of several matrices, for several ranks, before and after the whole is wiped."""
     found = []
     for case in inputs:
         weight, bias = tensor(case["weight"]), tensor(case["bias"])
         cut = student.cut_columns if case["columns"] else student.cut_rows
         share = list(cut(weight, bias, case["rank"], case["world_size"]))
-        kept = {"weight after": weight.clone(), "bias after": detached(bias)}
+        came = {"share": [detached(one) for one in share], "whole": weight.clone()}
         weight.zero_()
         if bias is not None:
             bias.zero_()
-        found.append({"share": [detached(one) for one in share], **kept})
+        found.append(came | {"share once wiped": [detached(one) for one in share]})
     return found
 
 
@@ -45,7 +45,7 @@ def functions(student, inputs, tools):
     apply, found = getattr(student, inputs["name"]).apply, {}
     x, above = leaf(inputs["x"]), tensor(inputs["above"])
     output = apply(x)
-    found["output"] = detached(output)
+    found |= {"output": detached(output), "x after forward": detached(x)}
     output.backward(above)
     found |= {"gradient": gradient(x), "x": detached(x), "above": detached(above)}
     x, above = leaf(inputs["x"]), tensor(inputs["above"])
@@ -205,6 +205,12 @@ def train(student, inputs, tools):
     return {"losses": losses, "norms": norms, "weights": all_of(model, detached)}
 
 
+def by_itself(model):
+    """The same layers, those of the blocks too, in a model that gives them other names."""
+    blocks = (nn.Sequential(block.up, nn.GELU(), block.down) for block in model.blocks)
+    return nn.Sequential(model.first, *blocks, model.norm, model.head)
+
+
 def clip(student, inputs, tools):
     """Clip gradients that are given."""
     found = []
@@ -212,8 +218,9 @@ def clip(student, inputs, tools):
         model = Model(student, inputs["model"])
         for name, value in case["gradients"].items():
             model.get_parameter(name).grad = tensor(value)
+        whole = by_itself(model) if case["renamed"] else model
         tools.mark(f"before {len(found)}")
-        norm = student.clip_gradients(model, case["largest"])
+        norm = student.clip_gradients(whole, case["largest"])
         tools.mark(f"after {len(found)}")
         found.append({"norm": float(norm), "gradients": all_of(model, gradient)})
     return found
