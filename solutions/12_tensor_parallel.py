@@ -15,8 +15,12 @@ PyTorch stores W transposed: `nn.Linear(4, 6).weight` has the shape 6 x 4, outpu
 
 What travels. Each process works on a copy of the same x. In backward each finds only its part of the gradient
 of x, and the parts must be added up. At the end it is the other way round: parts are added up forward, and
-each part gets the gradient of the sum as it is. These are two autograd functions, each the mirror of the
-other. Megatron-LM calls them f and g, here they are `Copy` and `Sum`.
+each part gets the gradient of the sum as it is. In lesson 08 each rank had its own loss, so gradients were
+added up too. Here all ranks compute the same loss: each already has the whole gradient of the sum.
+
+These are two autograd functions, each the mirror of the other. `forward` computes the result. `backward` is
+given the gradient of the result, and returns that of the input. `context` can keep things between the two;
+here nothing needs it. Megatron-LM calls the two f and g, here they are `Copy` and `Sum`.
 
     x --Copy--> up (columns) --> gelu --> down (rows) --Sum--> + bias
        identity forward                              all_reduce forward
@@ -107,9 +111,9 @@ class ColumnLinear(nn.Module):
     """A linear layer, cut by columns: takes the whole x, gives this rank's share of the outputs.
 
     It is made from the whole weight and bias (or None), and keeps this rank's share as the parameters
-    `weight` and `bias` (None without a bias). After backward, a parameter's gradient is its share of the
-    whole gradient, and x gets the whole gradient on every rank. x may have any number of dimensions: the
-    last are the inputs.
+    `weight` and `bias` (None without a bias; `nn.Parameter(None)` is an empty tensor, not None). After
+    backward, a parameter's gradient is its share of the whole gradient, and x gets the whole gradient on
+    every rank. x may have any number of dimensions: the last are the inputs.
     """
 
     def __init__(self, weight, bias):
@@ -171,15 +175,15 @@ def clip_gradients(model, largest):
     """Scale the gradients so that their norm is at most `largest`, as one process would. Returns a float.
 
     The norm is the square root of the sum of the squares of all gradients of the model, and is what is
-    returned, as it was before. If it is larger than `largest`, every gradient is multiplied by
-    `largest / norm`, in place.
+    returned, as it was before. If it is larger than `largest`, the `grad` of every parameter becomes
+    `largest / norm` times what it was.
 
-    `model` has ColumnLinear and RowLinear layers somewhere inside, and ordinary layers, which are the same on
-    every rank, with the same gradients. Every number of the whole model counts once: those of a share on the
-    rank that has it, those that every rank has only once in all. All ranks come to the same norm, or
-    parameters that are the same everywhere would drift apart. Parameters whose gradient is None do not
-    count. No gradient travels, only a sum or two. Ranks without any share (3 columns, 4 processes) call it,
-    too.
+    `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers, which
+    are the same on every rank, with the same gradients. Every number of the whole model counts once: those of
+    a share on the rank that has it, those that every rank has only once in all. All ranks come to the same
+    norm, or parameters that are the same everywhere would drift apart. Parameters whose gradient is None do
+    not count. No gradient travels, only a sum or two. Ranks without any share (3 columns, 4 processes) call
+    it, too.
     """
     # cut 12.5: the norm of all gradients, and clipping
     cut = set()
