@@ -122,17 +122,29 @@ def split(trial):
         {"tensors": [trial.floats(3)], "world_size": 4},
         {"tensors": [trial.floats(2, 4)], "world_size": 4},
         {"tensors": [trial.floats(1), trial.floats(5, 2)], "world_size": 6},
+        {"tensors": [trial.floats(40, 50)], "world_size": 4},
     ]
-    trial.tried(f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes")
+    low = [trial.floats(2, 3).bfloat16().float(), trial.floats(4).bfloat16().float()]
+    cases = [case | {"dtype": "float32"} for case in cases]
+    cases.append({"tensors": low, "world_size": 3, "dtype": "bfloat16"})
+    trial.tried(
+        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last in bfloat16"
+    )
     (came,) = trial.run("split", [{"cases": cases}], group=False)
     for number, case in enumerate(cases):
         n = case["world_size"]
         shapes = ", ".join("x".join(map(str, one.shape)) for one in case["tensors"])
+        shapes += " in bfloat16" if case["dtype"] == "bfloat16" else ""
         expected = flat_of(case["tensors"], n)
         tensor(trial, f"flatten of [{shapes}] for {n}", look(came, number, "flat"), expected)
         for rank, share in enumerate(expected.chunk(n)):
             what = f"split of [{shapes}] for rank {rank} of {n}"
             tensor(trial, what, look(came, number, "shares", rank), share)
+            # Only where the share is large: how memory is rounded up is nobody's fault.
+            used, whole = look(came, number, "shares", rank, "memory"), 4 * len(expected)
+            own = n == 1 or len(share) < 100 or (isinstance(used, int) and used < whole)
+            wanted = f"memory of its own, with {4 * len(share)} bytes"
+            trial.require(own, f"{what} is in memory of {used} bytes, as large as the flat tensor", wanted)
 
 
 # ---- 10.2 -------------------------------------------------------------------------------------
@@ -295,6 +307,12 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
         if leaf:
             tensor(
                 trial, f"the gradient of the images {where}", look(one, "images"), slopes[rank], relative=5e-5
+            )
+        else:
+            trial.require(
+                look(one, "requires a gradient") is False,
+                f"the caller's images {where} require a gradient: your code has changed the tensor itself",
+                "images as they came",
             )
 
 

@@ -34,7 +34,12 @@ def seen(tensor):
     if not isinstance(tensor, torch.Tensor):
         return {"kind": type(tensor).__name__}
     kind = str(tensor.dtype).removeprefix("torch.")
-    return {"kind": kind, "leaf": tensor.is_leaf and tensor.requires_grad, "value": tensor.detach().clone()}
+    return {
+        "kind": kind,
+        "leaf": tensor.is_leaf and tensor.requires_grad,
+        "memory": tensor.untyped_storage().nbytes(),
+        "value": tensor.detach().clone(),
+    }
 
 
 def by_name(tensors):
@@ -47,7 +52,7 @@ def split(student, inputs, tools):
     """The flat tensor and all shares of some lists of tensors, without a process group."""
     found = []
     for case in inputs["cases"]:
-        tensors = [torch.from_numpy(tensor) for tensor in case["tensors"]]
+        tensors = [torch.from_numpy(tensor).to(DTYPES[case["dtype"]]) for tensor in case["tensors"]]
         found.append(
             {
                 "flat": seen(student.flatten(tensors, case["world_size"])),
@@ -90,7 +95,8 @@ def use(student, inputs, tools):
         output = through(units, images)
         (output * torch.from_numpy(batch["slope"])).sum().backward()
         gradients = [seen(unit.shard.grad) for unit in units]
-        answer["passes"].append({"output": seen(output), "images": seen(images.grad), "shards": gradients})
+        came = {"output": seen(output), "images": seen(images.grad), "shards": gradients}
+        answer["passes"].append(came | {"requires a gradient": images.requires_grad})
     answer["state"] = [by_name(unit.full_state()) for unit in units] if inputs.get("state") else []
     return answer
 
