@@ -21,8 +21,9 @@ Rank 0 has the first piece, rank 1 the second. A slice of a tensor keeps the who
 needs memory of its own.
 
 Gather. `dist.all_gather_single(whole, share)` puts the shares of all ranks one after another into `whole`
-(older releases call it all_gather_into_tensor). Both have one dtype. Parameters are views of parts of it. A
-share requires a gradient, and a gather is nothing for autograd to record: give it `shard.detach()`.
+(older releases call it all_gather_into_tensor). Both have one dtype. Parameters are views of parts of
+`whole`, in the order of named_parameters. A share requires a gradient, and a gather is nothing for autograd
+to record: give it `shard.detach()`.
 
 Passes. A module whose weights come and go needs two things of PyTorch. `torch.func.functional_call(module,
 weights, images)` calls a module with other weights than its own: `weights` is a dict of tensors by name. And
@@ -30,9 +31,10 @@ a `torch.autograd.Function` says itself what forward and backward do. Autograd r
 `forward`, so no weight is kept for backward. Its `backward` gathers once more and computes the module a
 second time, from the images that `ctx.save_for_backward` has kept, now under `torch.enable_grad()`. From
 that, `torch.autograd.grad(output, [...], slope)` gives the gradients of tensors that require one. The images
-of the first unit do not, as they come, and neither do weights that were gathered. `backward` returns a
-gradient for each argument of `forward`, None for one that needs none. You may also do without a second
-computation, if you know how.
+of the first unit do not, as they come, and neither do weights that were gathered. The images are the
+caller's, and what was saved may be the same tensor: let a `detach()` of it require a gradient. `backward`
+returns a gradient for each argument of `forward`, None for one that needs none. You may also do without a
+second computation, if you know how.
 
 Scatter. `dist.reduce_scatter_single(share, whole)` adds up the `whole` of all ranks, and each gets its piece
 of the sum (older releases: reduce_scatter_tensor). The gradient of a share is the mean: the sum over all
@@ -66,7 +68,10 @@ from torch.func import functional_call
 
 
 def flatten(tensors, world_size):
-    """All numbers one after another in one new tensor of float32, and zeros until world_size divides it."""
+    """All numbers one after another in one new tensor of float32, and zeros until world_size divides it.
+
+    The tensors may be of another dtype.
+    """
     # cut 10.1: one flat tensor with zeros at its end
     flat = torch.cat([tensor.detach().flatten().float() for tensor in tensors])
     return torch.nn.functional.pad(flat, (0, -len(flat) % world_size))
