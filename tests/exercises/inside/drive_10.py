@@ -34,12 +34,7 @@ def seen(tensor):
     if not isinstance(tensor, torch.Tensor):
         return {"kind": type(tensor).__name__}
     kind = str(tensor.dtype).removeprefix("torch.")
-    return {
-        "kind": kind,
-        "leaf": tensor.is_leaf and tensor.requires_grad,
-        "memory": tensor.untyped_storage().nbytes(),
-        "value": tensor.detach().clone(),
-    }
+    return {"kind": kind, "leaf": tensor.is_leaf and tensor.requires_grad, "value": tensor.detach().clone()}
 
 
 def by_name(tensors):

@@ -14,7 +14,7 @@ def flatten(tensors, world_size):
 
 
 def split(tensors, rank, world_size):
-    return flatten(tensors, world_size).chunk(world_size)[rank].clone()
+    return flatten(tensors, world_size).chunk(world_size)[rank]
 
 
 class Unit:
