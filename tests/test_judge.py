@@ -292,7 +292,8 @@ BLAME = {
         "    has_one = torch",
         "    if dist.get_rank() < 2 and dist.get_world_size() > 1:\n"
         "        dist.send(torch.zeros(1 << 20), 1 - dist.get_rank())\n    has_one = torch",
-        r"all ranks wait and none can go on: rank 0 in send number 1 .*; rank 1 in send number 1",
+        r"all ranks wait and none can go on: rank 0 in send number 1 to rank 1 .*; rank 1 in send "
+        r"number 1 to rank 0 .*; messages that nobody has received: 1 from rank 0 to rank 1, 1 from rank 1",
     ),
 }
 

@@ -99,17 +99,18 @@ def run(schedule, module, inputs, targets, loss_function, shape):
     `.grad` before. Returns this mean loss as a float on the last stage, and None elsewhere.
 
     Two neighbours exchange one message for each micro-batch and direction: on the way forward the output, on
-    the way back its gradient, each begun within its action. Nothing else is sent, and nothing to others. The
-    judge counts it from outside, at the end and on the way.
+    the way back its gradient, each begun before the next action receives or computes anything. Nothing else
+    is sent, and nothing to others. The judge counts it from outside, at the end and on the way.
 
     `dist.send` waits until the other side receives. Under 1F1B there are moments when one sends an output and
     the other, at the same time, a gradient, and both would wait for ever. So start a send with `dist.isend`,
-    go on, and wait later for what it returned: for an output when its gradient is there, for the rest before
-    you return.
+    go on, and call `wait()` later on what it returned: for an output when its gradient is there, for the rest
+    before you return. Do it once for each. With gloo, `is_completed()` is False until then, and a second
+    `wait()` never ends.
 
     Let go of a micro-batch's input, output and loss with its backward: otherwise 1F1B saves no memory. Those
     of one micro-batch more than the schedule says may still be there, because a name points to them. What
-    `dist.isend` returns may keep the tensor that it sends, and with an output all that led to it: send
-    `output.detach()`.
+    `dist.isend` returns keeps the tensor that it sends for as long as you keep it, and with an output all
+    that led to it: send `output.detach()`, and let go of what was returned with the output.
     """
     raise NotImplementedError("11.5: one stage at work, in a process of its own")

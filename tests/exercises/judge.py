@@ -510,15 +510,38 @@ BYSTANDER = re.compile(
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
+POINT = ("send", "recv", "isend", "irecv")
+
+
 def names(ranks):
     ranks = [str(rank) for rank in ranks]
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:-1])} and {ranks[-1]}"
 
 
 def call(event):
-    """`all_reduce number 3 (line 31 of 03_average_gradients.py)`"""
+    """`all_reduce number 3 (line 31 of 03_average_gradients.py)`, `recv number 1 from rank 2 (line ...)`"""
     where = f" ({event['where']})" if event.get("where") else ""
-    return f"{event['event']} number {event.get('nth', event['number'])}{where}"
+    way = "to" if "send" in event["event"] else "from"
+    peer = f" {way} rank {event['peer']}" if type(event.get("peer")) is int else ""
+    return f"{event['event']} number {event.get('nth', event['number'])}{peer}{where}"
+
+
+def not_received(ranks):
+    """Messages that were begun and that nobody has asked for yet, in words. Empty where it is not known who
+    talks to whom."""
+    counts = {}
+    for rank, one in ranks.items():
+        for _, event in one["events"]:
+            name, peer = event.get("event"), event.get("peer")
+            if event.get("phase") != "begin" or name not in (*POINT, "batch_isend_irecv"):
+                continue
+            if type(peer) is not int:
+                return ""
+            way = (rank, peer) if "send" in name else (peer, rank)
+            counts[way] = counts.get(way, 0) + (1 if "send" in name else -1)
+    left = [(*way, count) for way, count in sorted(counts.items()) if count > 0]
+    lines = [f"{count} from rank {source} to rank {target}" for source, target, count in left]
+    return f"; messages that nobody has received: {', '.join(lines)}" if lines else ""
 
 
 def waiting(ranks, but):
@@ -627,7 +650,7 @@ def unequal(ranks):
     calls = {}
     for rank, one in ranks.items():
         for _, event in one["events"]:
-            if event.get("phase") == "begin" and event["event"] not in ("send", "recv", "isend", "irecv"):
+            if event.get("phase") == "begin" and event["event"] not in POINT:
                 calls.setdefault(event["number"], {})[rank] = event
     for number in sorted(calls):
         same = calls[number]
@@ -658,14 +681,14 @@ def stuck(ranks, missing):
     number = min(event["number"] for event in wait.values())
     first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
     kinds = {rank: event["event"] for rank, event in wait.items() if event["number"] == number}
-    point = {"send", "recv", "isend", "irecv"}
     if returned:
         verb = "was" if len(wait) == 1 else "were"
         it = "it" if len(returned) == 1 else "them"
-        return f"{names(returned)} returned before {call(wait[first])}; {names(wait)} {verb} waiting for {it}"
-    if set(kinds.values()) <= point:
+        before = f"{names(returned)} returned before {call(wait[first])}"
+        return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
+    if set(kinds.values()) <= set(POINT):
         lines = "; ".join(f"rank {rank} in {call(event)}" for rank, event in wait.items())
-        return f"all ranks wait and none can go on: {lines}"
+        return f"all ranks wait and none can go on: {lines}{not_received(ranks)}"
     if len(set(kinds.values())) > 1:
         lines = ", ".join(f"rank {rank} called {call(wait[rank])}" for rank in kinds)
         return f"the ranks do not make the same calls: {lines}"

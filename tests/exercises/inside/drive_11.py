@@ -6,6 +6,7 @@ import weakref
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 # What the exercise is done without. Nothing else imports it.
 sys.modules["torch.distributed.pipelining"] = None
@@ -66,18 +67,20 @@ class Noted(torch.autograd.Function):
 
 
 class Stage(nn.Module):
-    """A linear layer and tanh. Tells what it is made to do, and how many of its inputs are still there; at
-    some of its forwards it waits until it has been looked at from outside."""
+    """A linear layer and tanh. Tells what it is made to do, and how many of its inputs and outputs are still
+    there; at some of its forwards it waits until it has been looked at from outside."""
 
     def __init__(self, inputs, tools):
         super().__init__()
         self.weight = nn.Parameter(torch.from_numpy(inputs["weight"]))
         self.large, self.looks = inputs.get("large", False), inputs.get("looks", [])
-        self.inputs, self.tools = [], tools
+        self.inputs, self.outputs, self.tools = [], [], tools
 
     def note(self, action, place):
         alive = sum(one() is not None for one in self.inputs)
-        self.tools.event("stage", action=action, place=place, alive=alive)
+        # By its memory: output.detach() is another tensor, and keeps the same numbers.
+        kept = sum(not one.expired() for one in self.outputs)
+        self.tools.event("stage", action=action, place=place, alive=alive, kept=kept)
         if action == "forward" and place in self.looks:
             self.tools.mark(f"look {self.looks.index(place)}")
 
@@ -85,7 +88,9 @@ class Stage(nn.Module):
         place = len(self.inputs)
         self.inputs.append(weakref.ref(data))
         self.note("forward", place)
-        return Noted.apply(torch.tanh(data @ self.weight), self.note, place, self.large)
+        output = Noted.apply(torch.tanh(data @ self.weight), self.note, place, self.large)
+        self.outputs.append(StorageWeakRef(output.untyped_storage()))
+        return output
 
 
 def run(student, inputs, tools):

@@ -127,18 +127,18 @@ def line_of_student(files):
 class Waited:
     """The handle of an asynchronous call, which says when it is waited for."""
 
-    def __init__(self, work, tell, kept=()):
-        self._work, self._tell, self._kept = work, tell, kept
+    def __init__(self, work, tell, kept=(), part=0):
+        self._work, self._tell, self._kept, self._part = work, tell, kept, part
 
     def wait(self, *words, **named):
-        self._tell("wait")
+        self._tell("wait", part=self._part)
         try:
             result = self._work.wait(*words, **named)
             if self._work in self._kept:
                 self._kept.remove(self._work)
             return result
         finally:
-            self._tell("waited")
+            self._tell("waited", part=self._part)
 
     def __getattr__(self, name):
         return getattr(self._work, name)
@@ -150,6 +150,27 @@ def size_of(value):
     if isinstance(value, list | tuple):
         return sum(size_of(item) for item in value)
     return 0
+
+
+def peer_of(name, words, named):
+    """To whom a message goes, or from whom it is to come; None where that is not said."""
+    if name not in ("send", "recv", "isend", "irecv"):
+        return None
+    side = "dst" if "send" in name else "src"
+    peer = words[1] if len(words) > 1 else named.get(side, named.get(f"group_{side}"))
+    return peer if type(peer) is int else None
+
+
+def sends_of(name, words, named):
+    """Which of the handles that this call returns are of a send."""
+    if name != "batch_isend_irecv":
+        return [0] if name == "isend" else []
+    calls = next((value for value in (*words, *named.values()) if isinstance(value, list)), [])
+    return [
+        place
+        for place, one in enumerate(calls)
+        if getattr(getattr(one, "op", None), "__name__", "") == "isend"
+    ]
 
 
 def watch(pipe, files):
@@ -170,12 +191,14 @@ def watch(pipe, files):
             where = line_of_student(files)
 
             nth[name] = nth.get(name, 0) + 1
-            words_of = {"event": name, "number": mine, "nth": nth[name]}
+            words_of = {"event": name, "number": mine, "nth": nth[name], "peer": peer_of(name, words, named)}
 
             def tell(phase, **more):
                 pipe.send(b"E", {**words_of, "phase": phase, **more})
 
-            tell("begin", size=max([0, *sizes]), where=where, asynchronous=bool(named.get("async_op")))
+            sends = sends_of(name, words, named)
+            more = {"where": where, "asynchronous": bool(named.get("async_op"))}
+            tell("begin", size=max([0, *sizes]), sends=sends, **more)
             try:
                 result = call(*words, **named)
             except BaseException:
@@ -184,12 +207,12 @@ def watch(pipe, files):
             finally:
                 inside[0] = False
             tell("end")
+            works = result if name == "batch_isend_irecv" else [result]
+            # An isend that nobody waits for: its end would hang in the process, far from its cause.
+            # One that was waited for is let go: it holds the tensor, and so a student's graph.
+            kept.extend(works[part] for part in sends if part < len(works))
             if name == "batch_isend_irecv":
-                return [Waited(work, tell) for work in result]
-            if name == "isend":
-                # An isend that nobody waits for: its end would hang in the process, far from its cause.
-                # One that was waited for is let go: it holds the tensor, and so a student's graph.
-                kept.append(result)
+                return [Waited(work, tell, kept, part) for part, work in enumerate(works)]
             return Waited(result, tell, kept) if isinstance(result, dist.Work) else result
 
         return collective

@@ -95,16 +95,17 @@ class Runner:
         if self.last:
             output = self.loss_function(output, self.targets[number]) / self.count
             self.loss += output.item()
-        else:
-            self.flying += self.talk(isend, output.detach(), self.rank + 1)
-        self.graphs[number] = output, received
+        sends = [] if self.last else self.talk(isend, output.detach(), self.rank + 1)
+        self.graphs[number] = output, received, sends
 
     def backward(self, number):
-        output, received = self.graphs.pop(number)
+        output, received, sends = self.graphs.pop(number)
         if self.last:
             output.backward()
         else:
             torch.autograd.backward([output], [self.receive(torch.empty_like(output), self.rank + 1)])
+        for work in sends:
+            work.wait()
         if received is not None:
             self.flying += self.talk(isend, received.grad, self.rank - 1)
 
