@@ -174,6 +174,15 @@ def test_an_overflow_on_one_rank_makes_all_skip_the_step(variant, micro_batch):
         assert torch.equal(weight, ranks[1]["weights"][name])
 
 
+def test_a_gradient_without_end_is_skipped_and_not_counted_as_clipped(variant):
+    """As in the test above, but the norm is inf, which is more than any limit; there it was nan."""
+    unscale = "scaler.unscale_(optimizer)"
+    spoil = "if counts['steps'] == 2: next(model.parameters()).grad.fill_(float('inf'))"
+    arguments = (*FEW[2:], "--train-size", 192, *FP16)
+    for known in variant(f"            {unscale}", f"            {spoil}\n            {unscale}", *arguments):
+        assert (known["steps"], known["skipped"], int(known["clipped"])) == (4, 1, 0)
+
+
 def test_a_scale_that_is_too_large_is_halved_until_it_fits(variant):
     one, other = variant("import workload\n", "import workload\n", *FEW, *FP16, "--first-scale", 2**24)
     assert 0 < one["skipped"] < one["steps"] == 10
