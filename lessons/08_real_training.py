@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-import recipe  # the other half of this lesson: all that is not about processes
+import recipe  # the other half of this lesson: the parts that train() puts together
 import resnet
 import snapshot
 import workload

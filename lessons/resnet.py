@@ -88,6 +88,6 @@ PEAKS = {"H200": 67, "H100 80GB HBM3": 67, "H100 PCIe": 51, "A100": 19.5, "L40S"
 def share_of_peak(speed, flops, arguments, device):
     """The share of what the hardware could do that went into the model (MFU); None if that is unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    known = [peak for part, peak in PEAKS.items() if part in name]
+    known = [] if arguments.double else [peak for part, peak in PEAKS.items() if part in name]
     peak = arguments.peak_tflops or (known[0] if known else None)
     return peak and speed * flops / (peak * 1e12 * arguments.world_size)

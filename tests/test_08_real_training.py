@@ -5,7 +5,9 @@ import argparse
 import gzip
 import json
 import math
+import os
 import re
+import signal
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ SMALL = ("--train-size", 122, "--batch-size", 24, "--test-size", 97, "--epochs",
 
 
 def arguments(**values):
-    values = {"seed": 0, "data": "digits", "world_size": 1, "peak_tflops": None} | values
+    values = {"seed": 0, "data": "digits", "world_size": 1, "peak_tflops": None, "double": False} | values
     return argparse.Namespace(**values)
 
 
@@ -206,6 +208,7 @@ def test_the_share_of_the_peak(monkeypatch, name, peak):
     assert resnet.share_of_peak(1000, 4e9, given, torch.device("cuda", 0)) == pytest.approx(0.4)
     assert resnet.share_of_peak(1000, 4e9, given, torch.device("cpu")) == pytest.approx(0.4)
     assert resnet.share_of_peak(1000, 4e9, arguments(), torch.device("cpu")) is None
+    assert resnet.share_of_peak(1000, 4e9, arguments(double=True), torch.device("cuda", 0)) is None
 
 
 # ---- images and the learning rate -------------------------------------------------------------
@@ -444,6 +447,24 @@ def test_with_workers(run, fork):
     # Of the five steps after the crash: the first two are for settling.
     assert sum(name == "DistributedDataParallel.forward" for name in names) == 3
     assert any("all_reduce" in name for name in names)
+
+
+def test_a_worker_prepares_on_when_all_are_told_to_stop():
+    """A scheduler, or Ctrl-C, tells every process. The trainer takes a step more, and needs its images."""
+    options = recipe.loading(arguments(workers=1), torch.device("cpu"))
+    loader = DataLoader(workload.draw_digits(240, seed=1), 12, **options)
+    batches = iter(loader)
+    next(batches)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(batches._workers[0].pid, number)
+    assert len(list(batches)) == 19  # many more than had been prepared before
+
+
+def test_the_board_is_on_the_disk_as_soon_as_it_is_shown(tmp_path):
+    shown = recipe.Board(arguments(out=tmp_path, lesson=STEM, profile=False), rank=0, first=1)
+    shown.show(1, loss=2.5, mfu=None)
+    assert board(tmp_path) == {"loss": [(1, 2.5)]}
+    shown.writer.close()
 
 
 BAD = {
