@@ -120,7 +120,7 @@ if __name__ == "__main__":
     option("--precision", choices=["auto", *DTYPES], default="auto", help="bf16, or fp16 without it (auto)")
     option("--accumulate", type=int, default=2, help="micro-batches in a step; its images stay the same (2)")
     option("--sync-always", action="store_true", help="average after each micro-batch: without no_sync")
-    option("--clip-norm", type=float, default=5.0, help="longest gradient that may be; inf for any (5)")
+    option("--clip-norm", type=float, default=5.0, help="clip a longer gradient to this; inf: never (5)")
     option("--first-scale", type=float, default=2.0**16, help="of the loss in fp16, falls at need (65536)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

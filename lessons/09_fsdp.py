@@ -38,7 +38,7 @@ def train(rank, world_size, device, arguments):
     batches = [share[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    model = workload.ConvNet(train_set.images.shape[1:]).to(device)  # a large one: "meta", see dry_run.py
     settings = workload.settings(arguments, model) | {"precision": arguments.precision}
     shard(model, arguments, device)  # before the optimizer, which would step weights that are gone
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)

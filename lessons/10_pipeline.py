@@ -122,7 +122,7 @@ def check(arguments):
     if schedule == "1f1b" and count < processes:
         workload.refuse(f"1f1b on {processes} processes needs {processes} micro-batches or more, not {count}")
     if schedule == "interleaved" and count > processes and count % processes:
-        workload.refuse(f"to be interleaved, --microbatches {count} must be a multiple of {processes}")
+        workload.refuse(f"interleaved has rounds of {processes}: --microbatches {count} must be a multiple")
     if not 0 <= arguments.pretend_milliseconds <= 60_000:
         workload.refuse("--pretend-milliseconds must be from 0 to 60000")
     if arguments.pretend_milliseconds and not arguments.timeline:

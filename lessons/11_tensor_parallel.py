@@ -5,7 +5,7 @@
 You will see which collectives a step needs, and then the same losses on 1, 2 or 4 processes. The model is a
 small transformer that reads an image row by row. Each process holds some of the heads and neurons of every
 block, and computes their part of every image; twice in a block, the parts of all processes are added up.
-With --sequence-parallel, each process also keeps only its own share of the rows between two matrices.
+With --sequence-parallel, each keeps only its share of the rows outside attention and feed-forward.
 """
 
 import os
@@ -43,7 +43,7 @@ def train(rank, world_size, device, arguments):
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
-    model = build_model(train_set.images.shape[1:]).to(device)
+    model = build_model(train_set.images.shape[1:]).to(device)  # a large one: on "meta", as in dry_run.py
     mesh = init_device_mesh(device.type, (world_size,))
     model = parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
     count_collectives(rank, model, *(part.to(device) for part in train_set[:size]))
@@ -140,7 +140,7 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.set_defaults(epochs=7, lr=0.1)
-    parser.add_argument("--sequence-parallel", action="store_true", help="also cut what is between matrices")
+    parser.add_argument("--sequence-parallel", action="store_true", help="also cut norms and residual sums")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)  # for one process: nobody has to divide a batch by their number

@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 4 lessons/12_gpt.py
 
 You will see what it writes untrained, the loss falling, and what it writes then. Each process has a quarter
-of every matrix: two share its heads and neurons, and two share what that leaves. If all four shared a batch,
-those with the same heads would add up different texts. A killed run goes on, on as many as you like.
+of every matrix: two share its heads, and two what that leaves. If all four read different texts, those that
+share heads would add up parts of different ones. A killed run goes on, on as many as divide the batch.
 """
 
 import os
@@ -50,7 +50,7 @@ def train(rank, mesh, device, arguments):
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
     parts = parts_of(arguments, model, optimizer, scheduler)
     first, done, loss_sum = load_snapshot(arguments, parts, device)
-    write(f"before epoch {first}", 60, model, characters, device, arguments)
+    write(f"before epoch {first}", min(60, arguments.characters), model, characters, device, arguments)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
@@ -81,7 +81,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
 
-    write("after training", 176, model, characters, device, arguments)
+    write("after training", arguments.characters, model, characters, device, arguments)
     save_whole(arguments, model)
 
 
@@ -120,7 +120,7 @@ def write(when, length, model, characters, device, arguments):
     """Print four texts. All processes write them together: none can compute a character alone."""
     generator = torch.Generator().manual_seed(arguments.seed)  # of all: else they would read different texts
     texts = torch.tensor([[characters.index(character) for character in "There was a"]] * 4)
-    while texts.shape[1] < min(length, arguments.characters):
+    while texts.shape[1] < length:
         scores = model(texts[:, -limericks.LENGTH :].to(device)).full_tensor()[:, -1].cpu()
         chances = (scores / arguments.temperature).softmax(dim=1)
         texts = torch.cat([texts, chances.multinomial(1, generator=generator)], dim=1)

@@ -398,7 +398,8 @@ def progress(batches, epoch, quiet=False):
 
 def report(arguments, epoch, loss, accuracy, images_per_second):
     """Print the epoch's line and append it, in full precision, to OUT/<lesson>.jsonl."""
-    speed = f"{images_per_second:,.0f} images/s"
+    things = "texts" if arguments.data == "limericks" else "images"
+    speed = f"{images_per_second:,.0f} {things}/s"
     print(f"epoch {epoch:2} | loss {loss:.4f} | accuracy {accuracy:5.1%} | {speed}", flush=True)
     values = {
         "epoch": epoch,

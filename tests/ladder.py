@@ -129,7 +129,11 @@ def show(rows):
         last = row["curve"][-1] if row["curve"] else None
         speeds = sorted(point["images_per_second"] for point in row["curve"])
         numbers = (
-            (f"{last['loss']:.4f}", f"{last['accuracy']:.1%}", f"{speeds[len(speeds) // 2]:,.0f}")
+            (
+                f"{last['loss']:.4f}",
+                f"{last['accuracy']:.1%}",
+                f"{speeds[len(speeds) // 2]:,.0f}" + (" texts" if row["lesson"].startswith("12") else ""),
+            )
             if last
             else ("-", "-", "-")
         )

@@ -244,7 +244,7 @@ import os, signal
 from torch.distributed.checkpoint import FileSystemWriter as Writer
 as_it_was = Writer.{method}
 def die(self, *arguments, **options):
-    if str(self.path).endswith("{epoch}") and os.environ["RANK"] == "0":
+    if "{epoch}" in str(self.path) and os.environ["RANK"] == "0":
         open(f"{{self.path}}/{file}", "wb").write(b"PK" * 99)
         os.kill(os.getpid(), signal.SIGKILL)
     return as_it_was(self, *arguments, **options)

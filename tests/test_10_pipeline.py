@@ -263,7 +263,7 @@ BAD = {
     ),
     "no rounds": (
         {"schedule": "interleaved", "microbatches": 6, "world_size": 4},
-        "to be interleaved, --microbatches 6 must be a multiple of 4",
+        "interleaved has rounds of 4: --microbatches 6 must be a multiple",
     ),
     "many": ({"world_size": 5}, "the model has 4 layers with weights: 5 processes are too many"),
     "back in time": ({"pretend_milliseconds": -1.0}, "--pretend-milliseconds must be from 0 to 60000"),

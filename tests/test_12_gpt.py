@@ -14,6 +14,7 @@ from torch.utils.data import DistributedSampler
 import launcher
 import limericks
 import workload
+from test_09_fsdp import FATAL
 
 STEM = "12_gpt"
 SMALL = ("--train-size", 133, "--batch-size", 12, "--test-size", 13, "--epochs", 2, "--characters", 14)
@@ -137,18 +138,26 @@ def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
     assert (again.out / f"{STEM}.pt").read_bytes() == (whole.out / f"{STEM}.pt").read_bytes()
 
 
-def test_another_mesh_goes_on_where_the_first_was_killed(fork, one):
-    sizes = (*SMALL, "--snapshot-every", 2)
-    killed = fork(STEM, 4, *sizes, "--crash-at", 2, refused=True)
-    assert killed.code != 0
-    aside = killed.out / f"{STEM}.epoch0002-step000006.aside"
-    aside.mkdir()  # as if it had been killed while it saved once more
-    (aside / ".metadata").write_text("half")
-    resumed = fork(STEM, 3, *sizes)
+def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, fork, one, tmp_path):
+    sizes, lesson = (*SMALL, "--snapshot-every", 2), launcher.ROOT / f"lessons/{STEM}.py"
+    script = tmp_path / "fatal.py"
+    fatal = FATAL.format(method="write_data", epoch="epoch0002-step000006", file="__0_0.distcp")
+    run_it = f"__file__ = {str(lesson)!r}\nexec(compile(open(__file__).read(), __file__, 'exec'))\n"
+    script.write_text(f"{fatal}\n{run_it}")
+    words, environment = launcher.command(STEM, 4, *sizes)
+    words = [str(script) if word == str(lesson) else word for word in words]
+    (tmp_path / "run/.tmp").mkdir(parents=True)
+    code, left = forks.run(words, tmp_path / "run", environment | {"TMPDIR": str(tmp_path / "run/.tmp")}, 240)
+    assert code != 0 and not left
+    half = tmp_path / f"run/out/{STEM}.epoch0002-step000006.aside/__0_0.distcp"
+    assert half.stat().st_size == 198
+    resumed = fork(STEM, 3, *sizes, "--characters", 190, "--temperature", 50)
     assert "resumed in epoch 2 after step 4\n" in resumed.stdout
     assert launcher.difference(launcher.read_curve(resumed.out, STEM), one[0]) == ""
     assert not list(resumed.out.glob("*.aside"))
     assert len(list(resumed.out.glob("*.snapshot"))) == 2
+    # It reads the last 176 of them, and writes on. So hot, it hardly ever ends a limerick.
+    assert max(map(len, written(resumed.stdout)[1].split("\n\n"))) == 190
 
 
 REFUSED = {
@@ -290,6 +299,13 @@ def test_the_text_is_what_it_says():
         assert len(poem.splitlines()) == 5
         assert poem.startswith(("There was a", "There is a"))
         assert all(re.match(r"\"?[A-Z]", line) and line == line.strip() for line in poem.splitlines()), poem
+
+
+def test_a_piece_needs_one_character_more_than_it_has(capsys):
+    assert len(limericks.cut(["a" * 177], ["a"], 1)) == 1
+    with pytest.raises(SystemExit):
+        limericks.cut(["a" * 176], ["a"], 1)
+    assert "make 0 such pieces of 176 characters, not 1" in capsys.readouterr().err
 
 
 def test_no_limerick_is_both_learned_and_tested_on():
