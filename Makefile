@@ -24,7 +24,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## make .venv and install r
 	@touch $@
 
 run: setup ## climb lessons 01 to 06 (LESSONS=all: to 12); ends with a table and out/ladder.png
-	@$(PYTHON) tests/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
+	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run all tests; the last lines list what was skipped, and why
 	@$(PYTHON) -m pytest -n 4 --dist worksteal --durations 15 $(ARGUMENTS)
@@ -37,10 +37,10 @@ lab: setup ## open the notebooks in JupyterLab, on a port that is free
 	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
 notebooks: setup ## execute the notebooks and keep what they show (ARGUMENTS=03_ddp_spawn for one)
-	@$(PYTHON) tests/notebooks.py $(ARGUMENTS)
+	@$(PYTHON) tools/notebooks.py $(ARGUMENTS)
 
 starters: setup ## cut what students get in lessons/exercises out of the solutions
-	@$(PYTHON) tests/starters.py
+	@$(PYTHON) tools/starters.py
 
 gradescope: setup ## build out/gradescope.zip, an autograder for Gradescope
 	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip
@@ -49,16 +49,16 @@ selftest: setup ## grade the grader of the exercises: solutions, mutants, cheats
 	@$(PYTHON) tests/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
-	@$(PYTHON) tests/bench/bench.py --out $(OUT) $(ARGUMENTS)
+	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill lesson 05 in every way there is, KILLS times (20)
-	@$(PYTHON) tests/chaos.py --kills $(KILLS) $(ARGUMENTS)
+	@$(PYTHON) tools/chaos.py --kills $(KILLS) $(ARGUMENTS)
 
 diffs: setup ## write each lesson's command and diff into lessons/README.md
-	@$(PYTHON) tests/diffs.py
+	@$(PYTHON) tools/diffs.py
 
 pictures: setup ## draw the pictures of the READMEs anew
-	@$(PYTHON) tests/pictures.py
+	@$(PYTHON) tools/pictures.py
 
 format: setup ## format the code
 	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import snapshot  # the other half of this lesson, for when more than that goes wrong
 import workload
+from parts import snapshot  # the other half of this lesson, for when more than that goes wrong
 
 
 @workload.let_the_first_speak

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import snapshot
 import workload
+from parts import snapshot
 
 
 @workload.let_the_first_speak

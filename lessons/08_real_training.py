@@ -21,10 +21,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-import recipe  # the other half of this lesson: the parts that train() puts together
-import resnet
-import snapshot
 import workload
+from parts import (
+    recipe,  # the other half of this lesson: the parts that train() puts together
+    resnet,
+    snapshot,
+)
 
 
 @workload.let_the_first_speak

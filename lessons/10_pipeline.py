@@ -25,8 +25,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import timeline
 import workload
+from parts import timeline
 
 PIECES = [0, 2, 3, 4, 5, 6, 8, 9, 10]  # where ConvNet's ten layers may be cut: eight pieces
 

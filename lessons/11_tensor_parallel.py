@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from transformer import Transformer
+from parts.transformer import Transformer
 
 HEADS = 4
 

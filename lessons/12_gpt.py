@@ -27,10 +27,10 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import limericks
 import workload
-from pieces import load_snapshot, parts_of, save_snapshot, save_whole  # the other half of this lesson
-from transformer import Transformer
+from parts import limericks
+from parts.pieces import load_snapshot, parts_of, save_snapshot, save_whole  # the other half of this lesson
+from parts.transformer import Transformer
 
 HEADS = 4
 
@@ -140,7 +140,7 @@ if __name__ == "__main__":
     parser.add_argument("--dry-run", type=int, metavar="RANKS", help="how so many would train a large one")
     arguments = parser.parse_args()
     if arguments.dry_run:
-        import dry_run
+        from planner import dry_run
 
         raise SystemExit(dry_run.main([str(arguments.dry_run), "--tensor-parallel", "8"]))
     workload.require_torchrun(__file__)

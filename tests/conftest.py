@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
@@ -16,8 +15,6 @@ import pytest
 
 import launcher
 from forks import Forks
-
-sys.path.insert(0, str(launcher.ROOT / "lessons"))
 
 
 def pytest_addoption(parser):

@@ -23,7 +23,7 @@ def call(*words, environment=None, cwd=ROOT):
 
 
 def test_the_diff_page_says_what_the_lessons_say():
-    result = call(sys.executable, "tests/diffs.py", "--check")
+    result = call(sys.executable, "tools/diffs.py", "--check")
     assert result.returncode == 0, result.stderr
 
 
@@ -60,7 +60,7 @@ def test_lessons_are_short():
             # Lesson 05 has two faces: a snapshot, and a run that can be stopped at any step.
             limit = 55 if path.stem.startswith("05") else 45
             assert diffs.added(launcher.grown_from(path), path) <= limit, path
-    assert len((launcher.ROOT / "lessons/snapshot.py").read_text().splitlines()) <= 160
+    assert len((launcher.ROOT / "lessons/parts/snapshot.py").read_text().splitlines()) <= 160
 
 
 def test_the_command_in_a_docstring_is_the_one_that_is_tested():
@@ -112,7 +112,14 @@ def test_a_skip_is_listed_last_and_must_be_allowed(tmp_path, allowed, code):
         "allowed.txt",
         "test_it.py",
     )
-    result = call(sys.executable, *words, cwd=tmp_path, environment={"PYTHONPATH": str(ROOT / "tests")})
+    result = call(
+        sys.executable,
+        *words,
+        cwd=tmp_path,
+        environment={
+            "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/helpers", "tools"))
+        },
+    )
     assert result.returncode == code
     lines = result.stdout.splitlines()
     assert "   1  needs a moon" in lines[-3:]
@@ -129,7 +136,7 @@ def test_nothing_stands_at_the_top_that_a_newcomer_would_wonder_at():
     listed = call("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.splitlines()
     assert {name.split("/")[0] for name in listed} == {
         *("README.md", "LICENSE", "Makefile", "environment.yml", "requirements.txt", "pyproject.toml"),
-        *("lessons", "notebooks", "solutions", "tests", ".ci", ".gitignore"),
+        *("lessons", "notebooks", "solutions", "tools", "tests", ".ci", ".gitignore"),
     }
 
 
@@ -148,7 +155,7 @@ def test_every_link_leads_to_a_file(page):
 
 def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "30")
-    result = call(sys.executable, ROOT / "tests/ladder.py", "--lessons", "01,06", *sizes, cwd=tmp_path)
+    result = call(sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,06", *sizes, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     table = result.stdout.split("same curve\n")[1].splitlines()
     assert [line.split()[0] for line in table[:2]] == ["01_single_gpu", "06_multinode"]
@@ -159,7 +166,7 @@ def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
 def test_the_ladder_names_the_lesson_that_fails_and_shows_its_log(tmp_path):
     # 121 does not divide by two: lesson 01 climbs on, lesson 03 refuses.
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", "--batch-size", "121")
-    words = (sys.executable, ROOT / "tests/ladder.py", "--lessons", "01,03", *sizes)
+    words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,03", *sizes)
     result = call(*words, cwd=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.returncode == 1
     assert result.stderr == "error: failed: 03_ddp_spawn\n"

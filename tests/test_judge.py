@@ -25,12 +25,12 @@ sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 import itertools
 
 import bundle
+import grade
 import judge
 import pages
 import selftest
 import wire
 
-import grade
 import starters
 
 EXERCISES = [one["id"] for one in judge.manifest()]
@@ -74,7 +74,7 @@ def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
 
 def test_starters_are_what_their_solutions_say():
     run = subprocess.run(
-        [sys.executable, "tests/starters.py", "--check"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "tools/starters.py", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert (run.returncode, run.stderr) == (0, "")
 

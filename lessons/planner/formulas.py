@@ -1,0 +1,160 @@
+"""What the planner computes with: memory, arithmetic, communication, idleness, failures. No tensors in here.
+
+Bytes, seconds, days, each named in the function or its docstring. Sizes are for 16-bit training with Adam and
+for GPTs as Megatron-LM builds them. tests/lessons/test_planner.py has what the papers printed, and where
+the formulas depart from it.
+"""
+
+import math
+
+DAY = 24 * 60 * 60
+BUS_FACTORS = {  # doc/PERFORMANCE.md of NVIDIA/nccl-tests, for n ranks
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1,
+    "reduce": lambda n: 1,
+}
+
+
+def pick(name, choices, what):
+    """What this name stands for, or an error that says what there is: a wrong one must not get a default."""
+    if name not in choices:
+        raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, not {name}")
+    return choices[name] if isinstance(choices, dict) else name
+
+
+def memory_parts(params, data_parallel, stage):
+    """Bytes of one rank, by part. A parameter takes 2, its gradient 2, Adam's fp32 copy and moments of it 12.
+
+    ZeRO's stage 1 cuts the last among the ranks, 2 the gradients too, 3 all (Rajbhandari 2020, section 5).
+    """
+    pick(stage, range(4), "the stage")
+    sizes = {"optimizer": 12 * params, "gradients": 2 * params, "parameters": 2 * params}
+    return {
+        part: size / data_parallel if cut < stage else size for cut, (part, size) in enumerate(sizes.items())
+    }
+
+
+def memory_per_rank(params, data_parallel, stage):
+    """Bytes of parameters, gradients and optimizer on one rank; what activations take comes on top."""
+    return sum(memory_parts(params, data_parallel, stage).values())
+
+
+def transformer_params(layers, hidden, vocab, seq):
+    """12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)): equation 2 of Narayanan 2021, without the last norm."""
+    return 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocab + seq) / (12 * layers * hidden))
+
+
+def step_flops(layers, hidden, vocab, seq, batch, recompute="full"):
+    """Operations of one step on `batch` sequences: 72 B s l h^2 (1 + s/(6h) + V/(12 l h)), products only.
+
+    Selective recomputation repeats attention's products: s/(3h) (Korthikanti 2022, equations 7 and 8). Full
+    repeats all of the layers' forward: 96 B s l h^2 (1 + s/(6h) + V/(16 l h)) (Narayanan 2021, equation 3).
+    """
+    factors = {"none": (72, 6), "selective": (72, 3), "full": (96, 6)}
+    layer, attention = pick(recompute, factors, "recompute")
+    logits = 6 * vocab / (layers * hidden)  # nobody computes them twice
+    return batch * seq * layers * hidden**2 * (layer * (1 + seq / (attention * hidden)) + logits)
+
+
+def training_days(params, tokens, gpus, flops_per_gpu, recompute=True):
+    """8 T P / (n X) seconds with full recomputation, 6 without, as days (Narayanan 2021, equation 4).
+
+    X is what a GPU reaches, not its peak. Attention's own products are missing: a few percent.
+    """
+    return (8 if recompute else 6) * tokens * params / (gpus * flops_per_gpu) / DAY
+
+
+def activation_bytes(
+    seq, batch, hidden, heads, layers, tensor_parallel=1, sequence_parallel=False, recompute="none"
+):
+    """Bytes that one rank keeps for backward, of all layers: table 2 of Korthikanti 2022, times the layers.
+
+    A pipeline's first stage holds as much, however long it is (equation 5). Without embeddings and logits.
+    """
+    scores = 5 * heads * seq / hidden  # what FlashAttention does not keep either: plan with "selective"
+    split = 34 if sequence_parallel else 24  # norms and dropout are cut only along the sequence
+    whole = 34 - split
+    kept = {"none": whole + (split + scores) / tensor_parallel, "selective": whole + split / tensor_parallel}
+    return seq * batch * hidden * layers * pick(recompute, kept | {"full": 2}, "recompute")
+
+
+def pipeline_idle_to_ideal(stages, microbatches, interleave=1):
+    """Idle time of a stage over the time it works, (p - 1)/(v m) (Narayanan 2021, 2.2). It may exceed 1."""
+    return (stages - 1) / (interleave * microbatches)
+
+
+def pipeline_idle_share(stages, microbatches, interleave=1):
+    """Idle time of a stage over the whole time, (p - 1)/(v m + p - 1): GPipe (Huang 2019). Always below 1."""
+    ratio = pipeline_idle_to_ideal(stages, microbatches, interleave)
+    return ratio / (1 + ratio)
+
+
+def all_reduce_seconds(
+    bytes, ranks, bandwidth, latency, algorithm, ranks_per_node=8, node_bandwidth=None, node_latency=None
+):
+    """Seconds to sum S bytes over n ranks, at B bytes a second one way and a seconds of latency a message.
+
+    server: (n - 1) S/B + 2 a, for a rank 0 that answers while it receives; up to twice that if it waits.
+    ring: 2 (n - 1) a + 2 (n - 1)/n S/B (Patarasuk 2009).
+    tree: 2 ceil(log2 n) (a + S/B). NCCL's two trees, half of the bytes on each, come close to 2 S/B.
+    two-level: a ring in each node, then a ring over the nodes for each of its ranks, with its share of S.
+    """
+    pick(algorithm, ("server", "ring", "tree", "two-level"), "the algorithm")
+    if ranks == 1:
+        return 0.0
+    if algorithm == "server":
+        return (ranks - 1) * bytes / bandwidth + 2 * latency
+    if algorithm == "tree":
+        return 2 * math.ceil(math.log2(ranks)) * (latency + bytes / bandwidth)
+    if algorithm == "ring":
+        return 2 * (ranks - 1) * (latency + bytes / ranks / bandwidth)
+    inside = min(ranks, ranks_per_node)
+    if ranks % inside:
+        filled = math.ceil(ranks / inside) * inside
+        raise ValueError(f"{ranks} ranks do not fill nodes of {inside}: take {filled}, or another algorithm")
+    near = (node_bandwidth or bandwidth, latency if node_latency is None else node_latency)
+    far = all_reduce_seconds(bytes / inside, ranks // inside, bandwidth, latency, "ring")
+    return all_reduce_seconds(bytes, inside, *near, "ring") + far
+
+
+def bus_bandwidth(bytes, seconds, ranks, collective="all-reduce"):
+    """Bytes a second that the slowest link must have carried: S/t times nccl-tests' factor (BUS_FACTORS)."""
+    return bytes / seconds * pick(collective, BUS_FACTORS, "the collective")(ranks)
+
+
+def seconds_between_failures(gpus, failure_rate):
+    """Their mean, for a job that any GPU interrupts. `failure_rate`: per GPU and day, all causes."""
+    return DAY / (gpus * failure_rate)
+
+
+def interruptions(gpus, days, failure_rate):
+    """How many to expect: GPUs x days x `failure_rate`, per GPU and day (Kokolis 2025, figure 7)."""
+    return gpus * days * failure_rate
+
+
+def checkpoint_interval(save_seconds, mtbf_seconds, order="young"):
+    """Seconds between checkpoints that lose the least: sqrt(2 d M) (Young 1974).
+
+    daly: sqrt(2 d M) (1 + sqrt(d/2M)/3 + (d/2M)/9) - d, and M from d = 2 M on (Daly 2006).
+    """
+    young = math.sqrt(2 * save_seconds * mtbf_seconds)
+    if pick(order, ("young", "daly"), "the order") == "young":
+        return young
+    if save_seconds >= 2 * mtbf_seconds:
+        return mtbf_seconds
+    ratio = save_seconds / (2 * mtbf_seconds)
+    return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
+
+
+def effective_time_ratio(interval_seconds, save_seconds, restart_seconds, mtbf_seconds):
+    """Share of the time that moves training on: 1 - d/t - (R + t/2)/M, or 0 (Young's sum; Kokolis 2025)."""
+    lost = save_seconds / interval_seconds + (restart_seconds + interval_seconds / 2) / mtbf_seconds
+    return max(0.0, 1 - lost)
+
+
+def exposed_seconds(communication_seconds, hiding_seconds):
+    """Communication that does not fit beside the computation that it may run beside (Li 2020: DDP)."""
+    return max(0.0, communication_seconds - hiding_seconds)

@@ -1,0 +1,137 @@
+"""One job, planned: formulas.py put together for the planner, and what is assumed in between."""
+
+import math
+
+from planner import formulas
+
+VOCAB = 51_200  # Megatron-LM's. It hardly matters here.
+
+
+def guess(job):
+    """Layers, width and heads; in GPT-3's proportions where not given: 128 x layers wide, heads of 128."""
+    layers = job["layers"] or max(1, round((job["params"] / 12 / 128**2) ** (1 / 3)))
+    hidden = job["hidden"] or 128 * layers
+    return layers, hidden, job["heads"] or max(1, hidden // 128)
+
+
+def divide(job):
+    """How many copies of the model there are, and how many micro-batches each computes in a step."""
+    copy = job["tensor_parallel"] * job["pipeline"]
+    if job["gpus"] % copy:
+        raise ValueError(
+            f"{job['gpus']} GPUs do not divide by {copy}, which one copy of the model takes: "
+            f"take {math.ceil(job['gpus'] / copy) * copy}, for instance"
+        )
+    data, texts = job["gpus"] // copy, job["batch_tokens"] // job["seq"]
+    if texts < data * job["micro_batch"]:
+        raise ValueError(
+            f"a step of {job['batch_tokens']:,} tokens has {texts:,} texts of {job['seq']:,}, too few for "
+            f"{data:,} data-parallel ranks: take --batch-tokens {data * job['micro_batch'] * job['seq']} "
+            "(a model may learn less from as many tokens), or more GPUs for each copy of the model"
+        )
+    return data, math.ceil(texts / data / job["micro_batch"])
+
+
+def memory_bytes(job, data):
+    """What a GPU of the first pipeline stage holds, by part. Buffers and the framework come on top."""
+    layers, hidden, heads = guess(job)
+    tensor, pipeline, pieces = job["tensor_parallel"], job["pipeline"], job["interleave"]
+    parts = formulas.memory_parts(job["params"] / tensor / pipeline, data, job["stage"])
+    how = (tensor, job["sequence_parallel"], job["recompute"])
+    kept = formulas.activation_bytes(job["seq"], job["micro_batch"], hidden, heads, layers, *how)
+    # More pieces on each stage, more of them in flight (Korthikanti 2022, 4.2.3).
+    in_flight = 1 + (pipeline - 1) / (pipeline * pieces) if pieces > 1 else 1
+    return parts | {"activations": kept * in_flight}
+
+
+def data_parallel_seconds(job, data, microbatches):
+    """What the data-parallel ranks send each other in a step, whether or not computation hides it."""
+    tensor = job["tensor_parallel"]
+    message = 2 * job["params"] / tensor / job["pipeline"]
+    network = (job["bandwidth_network"], job["latency"], job["algorithm"])
+    node = (max(1, job["gpus_per_node"] // tensor), job["bandwidth_node"], job["latency"])
+    # Stage 3 also gathers the parameters, for each forward and each backward: in all one and a half times as
+    # much (Rajbhandari 2020, 7.2), and for each micro-batch. The others sum once a step.
+    times = 1.5 * microbatches if job["stage"] == 3 else 1
+    return times * formulas.all_reduce_seconds(message, data, *network, *node)
+
+
+def step_seconds(job, data, microbatches):
+    """What a step takes, by part. The parts follow each other; what is hidden is not in them."""
+    layers, hidden, _ = guess(job)
+    shape, recompute = (layers, hidden, VOCAB, job["seq"]), job["recompute"]
+    texts = data * microbatches * job["micro_batch"]  # all ranks wait for the fullest
+    flops = (
+        formulas.step_flops(*shape, texts, recompute) * job["params"] / formulas.transformer_params(*shape)
+    )
+    compute = flops / (job["gpus"] * job["peak"] * job["mfu"])
+    idle = formulas.pipeline_idle_to_ideal(job["pipeline"], microbatches, job["interleave"])
+    link = "node" if job["tensor_parallel"] <= job["gpus_per_node"] else "network"
+    sums = 6 if recompute == "full" else 4  # each layer: 2 in forward, 2 in backward (Narayanan 2021, 2.3)
+    message = (2 * job["seq"] * job["micro_batch"] * hidden, job["tensor_parallel"])
+    tensor = formulas.all_reduce_seconds(*message, job[f"bandwidth_{link}"], job["latency"], "ring")
+    backward = 3 / 4 if recompute == "full" else 2 / 3
+    beside = compute if job["stage"] == 3 else compute / microbatches * backward  # of the last micro-batch
+    sent = data_parallel_seconds(job, data, microbatches)
+    return {
+        "compute": compute,
+        "pipeline idle": compute * idle,
+        "tensor-parallel communication": microbatches * layers / job["pipeline"] * sums * tensor,
+        "exposed data-parallel communication": formulas.exposed_seconds(sent, beside),
+    }
+
+
+def plan(job):
+    """All there is to say about a job: a dictionary of the planner's options, with _ for -.
+
+    ValueError, with a line for the reader, if it cannot run.
+    """
+    data, microbatches = divide(job)
+    layers, hidden, heads = guess(job)
+    memory, step = memory_bytes(job, data), step_seconds(job, data, microbatches)
+    seconds, texts = sum(step.values()), job["batch_tokens"] // job["seq"]
+    between = formulas.seconds_between_failures(job["gpus"], job["failure_rate"])
+    interval = formulas.checkpoint_interval(job["save_seconds"], between)
+    moving = formulas.effective_time_ratio(interval, job["save_seconds"], job["restart_seconds"], between)
+    if moving == 0:
+        raise ValueError(
+            f"{job['gpus']:,} GPUs are interrupted every {between:.0f} s: saves of {job['save_seconds']:g} s "
+            f"and restarts of {job['restart_seconds']:g} s leave no time to train; make them shorter"
+        )
+    tokens = job["tokens"] or 20 * job["params"]
+    days = tokens / (texts * job["seq"]) * seconds / moving / formulas.DAY
+    shape = (layers, hidden, VOCAB, job["seq"])
+    useful = formulas.step_flops(*shape, texts, "none") * job["params"] / formulas.transformer_params(*shape)
+    return {
+        "job": job | {"layers": layers, "hidden": hidden, "heads": heads, "tokens": tokens, "texts": texts},
+        "data_parallel": data,
+        "microbatches": microbatches,
+        "fits": sum(memory.values()) <= job["memory"],
+        "memory_bytes": memory,
+        "step_seconds": step,
+        "data_parallel_seconds": data_parallel_seconds(job, data, microbatches),
+        "pipeline_idle_share": formulas.pipeline_idle_share(job["pipeline"], microbatches, job["interleave"]),
+        "model_flops_utilization": useful / seconds / job["gpus"] / job["peak"],
+        "tokens_per_second": texts * job["seq"] / seconds * moving,
+        "days": days,
+        "dollars": days * 24 * job["gpus"] * job["price_per_hour"],
+        "interruptions": formulas.interruptions(job["gpus"], days, job["failure_rate"]),
+        "checkpoint_interval_seconds": interval,
+        "effective_time_ratio": moving,
+    }
+
+
+def sweep(job):
+    """The same job on ever more GPUs, doubled up to job["gpus"] or until it cannot run; and why it stops."""
+    rows, gpus = [], job["tensor_parallel"] * job["pipeline"]
+    while gpus <= job["gpus"]:
+        try:
+            rows.append(plan(job | {"gpus": gpus}))
+        except ValueError as error:
+            if not rows:
+                raise
+            return rows, str(error)
+        gpus *= 2
+    if not rows:
+        divide(job)
+    return rows, ""

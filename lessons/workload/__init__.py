@@ -1,0 +1,66 @@
+"""What every lesson shares and no lesson is about: the images, the model, the lines a run leaves behind.
+
+Nothing here changes along the ladder. How a lesson trains is in the lesson itself.
+"""
+
+from workload.endings import (
+    crash_once,
+    end_with_parent,
+    leave,
+    let_the_first_speak,
+    listen_for_the_end,
+    refuse,
+    say,
+    told_to_stop,
+)
+from workload.images import (
+    DATA,
+    Images,
+    cifar10,
+    collate,
+    digits,
+    draw_digits,
+    draw_fonts,
+    from_torchvision,
+    import_torchvision,
+    load_images,
+    mnist,
+)
+from workload.machine import gpu_count, pick_device, set_seed
+from workload.model import ConvNet, Normalize
+from workload.options import Parser, check, parser, require_torchrun, settings
+from workload.report import progress, report
+
+__all__ = [
+    "DATA",
+    "ConvNet",
+    "Images",
+    "Normalize",
+    "Parser",
+    "check",
+    "cifar10",
+    "collate",
+    "crash_once",
+    "digits",
+    "draw_digits",
+    "draw_fonts",
+    "end_with_parent",
+    "from_torchvision",
+    "gpu_count",
+    "import_torchvision",
+    "leave",
+    "let_the_first_speak",
+    "listen_for_the_end",
+    "load_images",
+    "mnist",
+    "parser",
+    "pick_device",
+    "progress",
+    "refuse",
+    "report",
+    "require_torchrun",
+    "say",
+    "set_seed",
+    "settings",
+    "told_to_stop",
+]

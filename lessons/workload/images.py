@@ -1,0 +1,151 @@
+"""The images: digits, drawn here, and MNIST and CIFAR-10 from torchvision."""
+
+import contextlib
+import fcntl
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch.nn.functional import affine_grid, grid_sample, interpolate
+from torch.utils.data import Dataset
+
+from workload.endings import refuse
+
+
+class Images(Dataset):
+    """Images as bytes, N x channels x height x width, with their labels."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+    def __getitems__(self, indices):
+        # A DataLoader asks for a whole batch here, if it can. One by one costs more than training on them.
+        indices = torch.tensor(indices, dtype=torch.int64)  # also where there are none
+        return self.images[indices], self.labels[indices]
+
+
+def collate(batch):
+    """The collate function for Images: the batch is already whole."""
+    return batch
+
+
+def load_images(arguments):
+    """The training set and the test set that the command line asks for."""
+    return DATA[arguments.data](arguments)
+
+
+def digits(arguments):
+    """The default: needs no download and no network, and is made in a second."""
+    train_size, test_size = arguments.train_size or 12_000, arguments.test_size or 2_000
+    return draw_digits(train_size, seed=1), draw_digits(test_size, seed=2)
+
+
+def draw_digits(count, seed):
+    """`count` pictures of digits, 1x28x28, warped, shifted and noised. The same seed gives the same bytes."""
+    fonts, ink = draw_fonts()
+    images, labels = [], []
+    for start in range(0, count, 1000):  # by the thousand: a million digits must not need 25 GB at once
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + start)
+
+        def uniform(low, high, *shape):
+            return torch.empty(1000, *shape).uniform_(low, high, generator=generator)  # noqa: B023
+
+        label = torch.randint(10, (1000,), generator=generator)
+        font = torch.randint(fonts, (1000,), generator=generator)
+        turn, slant = uniform(-0.2, 0.2), uniform(-0.2, 0.2)
+        width, height = uniform(0.95, 1.6), uniform(0.95, 1.5)
+        across = width * turn.cos(), slant - width * turn.sin(), uniform(-0.2, 0.2)
+        upright = height * turn.sin(), height * turn.cos(), uniform(-0.2, 0.2)
+        warp = torch.stack(across + upright, dim=1).view(1000, 2, 3)
+        grid = affine_grid(warp, (1000, 1, 28, 28), align_corners=False)
+        ripple = 0.08 * torch.randn(1000, 2, 5, 5, generator=generator)
+        ripple = interpolate(ripple, size=(28, 28), mode="bicubic", align_corners=True)
+        drawn = grid_sample(ink[label * fonts + font], grid + ripple.permute(0, 2, 3, 1), align_corners=False)
+        drawn = drawn * uniform(0.45, 1, 1, 1, 1) + 0.12 * torch.randn(1000, 1, 28, 28, generator=generator)
+        images.append((drawn.clamp(0, 1) * 255).round().to(torch.uint8))
+        labels.append(label)
+    return Images(torch.cat(images)[:count], torch.cat(labels)[:count])
+
+
+def draw_fonts():
+    """Every digit in every DejaVu font that matplotlib ships, 40x40, with the number of fonts."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    # find_spec, not an import: matplotlib takes half a second, and writes a cache into the reader's home.
+    folder = Path(find_spec("matplotlib").submodule_search_locations[0]) / "mpl-data/fonts/ttf"
+    # The two fonts named Display have no digits, only boxes.
+    fonts = sorted(path for path in folder.glob("DejaVu*.ttf") if "Display" not in path.name)
+    ink = []
+    for digit in range(10):
+        for path in fonts:
+            picture = Image.new("L", (40, 40))
+            font = ImageFont.truetype(str(path), 36, layout_engine=ImageFont.Layout.BASIC)
+            ImageDraw.Draw(picture).text((20, 20), str(digit), fill=255, font=font, anchor="mm")
+            ink.append(torch.tensor(list(picture.tobytes())).view(1, 40, 40) / 255)
+    return len(fonts), torch.stack(ink)
+
+
+def mnist(arguments):
+    def load(root, train):
+        dataset = import_torchvision().datasets.MNIST(root, train=train, download=True)
+        return dataset.data.unsqueeze(1), dataset.targets
+
+    return from_torchvision(arguments, load, files="MNIST/raw")
+
+
+def cifar10(arguments):
+    def load(root, train):
+        dataset = import_torchvision().datasets.CIFAR10(root, train=train, download=True)
+        return torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(dataset.targets)
+
+    return from_torchvision(arguments, load, files="cifar-10-batches-py")
+
+
+def from_torchvision(arguments, load, files):
+    root = arguments.out / "data"
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / ".lock", "w") as lock, contextlib.redirect_stdout(None):
+        # One process downloads and the others wait: all at once they would write into each other's files.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        limit = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(10)  # a network that swallows packets would be waited for without end
+        try:
+            splits = load(root, train=True), load(root, train=False)
+        except Exception:
+            splits = None
+        finally:
+            socket.setdefaulttimeout(limit)
+    if splits is None:
+        refuse(f"cannot download {arguments.data}: use --data digits, or put the files at {root / files}")
+    (train_images, train_labels), (test_images, test_labels) = splits
+    train_size, test_size = arguments.train_size, arguments.test_size
+    train_set = Images(train_images[:train_size], train_labels[:train_size])
+    return train_set, Images(test_images[:test_size], test_labels[:test_size])
+
+
+DATA = {"digits": digits, "mnist": mnist, "cifar10": cifar10}
+
+
+def import_torchvision():
+    """torchvision, also beside a torch that it was not built for.
+
+    The ordinary wheel beside a CPU build of torch cannot load its compiled operators, and its import
+    then fails: "operator torchvision::nms does not exist". We need none of them. Once it has failed,
+    it is enough to declare the two that its Python code speaks of, and to import again.
+    """
+    try:
+        import torchvision
+    except RuntimeError:
+        declared = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import_torchvision.declared = declared  # a Library takes its schemas with it when it is freed
+        import torchvision
+    return torchvision

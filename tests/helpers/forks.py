@@ -1,0 +1,189 @@
+"""Start a lesson in 0.1 seconds instead of 4: from a process that has imported torch already, and forks.
+
+For tests of numbers, of which there are many. The fork runs the lesson's file, torchrun's agent and the
+process groups as they are; what it spares is the import of torch in every process. Whether a lesson
+starts from nothing and ends without a trace is for tests with true launches.
+
+The server reads one JSON line for each run from its standard input, and answers with one.
+"""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+import warnings
+from pathlib import Path
+
+
+class Forks:
+    """The server, seen from a test process."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            text=True,
+        )
+
+    def run(self, words, folder, environment, limit):
+        """Run the words of a command in a folder. Answers with the status and the processes still alive."""
+        request = {"words": words, "folder": str(folder), "environment": environment, "limit": limit}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        return answer["code"], answer["left"]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def session(leader):
+    """The living processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, of_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(of_session) == leader and state not in "ZX":
+            found.append(int(folder.name))
+    return found
+
+
+def serve():
+    import gc
+
+    import torch
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.run
+    import torch.distributed.tensor.parallel
+    import torch.multiprocessing.spawn
+
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lessons"))
+    import workload
+
+    workload.draw_fonts()
+    workload.import_torchvision()  # lesson 08
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            become(request)
+        deadline, code = time.monotonic() + request["limit"], None
+        while code is None and time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.01)
+        deadline = time.monotonic() + 5
+        while code is not None and session(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        left = session(pid)
+        for other in left:
+            os.kill(other, signal.SIGKILL)
+        if code is None:
+            os.waitpid(pid, 0)
+        print(json.dumps({"code": code, "left": left}), flush=True)
+
+
+def become(request):
+    """Turn this fork into the command. Never returns."""
+    import torch
+
+    os.setsid()
+    os.chdir(request["folder"])
+    Path(".pid").write_text(str(os.getpid()))
+    os.environ.update(request["environment"])
+    for name, number in ((".out", 1), (".err", 2)):
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    words, code = request["words"], 1
+    warnings.simplefilter("error")  # what torch has deprecated; see conftest.py
+    warnings.simplefilter("ignore", ResourceWarning)
+    start = torch.multiprocessing.start_processes
+    torch.multiprocessing.spawn = functools.partial(start, start_method="fork")
+    torch.multiprocessing.start_processes = functools.partial(start_all_at_once, start)
+    try:
+        if Path(words[0]).name == "torchrun":
+            torchrun(words[1:])
+        else:
+            script(words[1], words[2:])
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+gate = None  # a pipe: read to its end, it says that all processes of this start are there
+
+
+def start_all_at_once(start, *arguments, **options):
+    """Start processes that begin when the last of them exists.
+
+    torchrun's agent has threads by then, and one of them looks up the name of each process that calls the
+    store. A process forked in that moment may inherit a lock that nobody ever releases (once, one hung).
+    """
+    global gate
+    gate = os.pipe()
+    context = start(*arguments, **options)
+    for end in gate:
+        os.close(end)
+    return context
+
+
+def pass_the_gate():
+    os.close(gate[1])
+    os.read(gate[0], 1)
+    os.close(gate[0])
+
+
+def torchrun(words):
+    """torchrun's own command line, rendezvous, agent and restarts; its processes are forks too."""
+    import torch.distributed.run as run
+    from torch.distributed.launcher.api import elastic_launch
+
+    def launch(config, entrypoint):
+        config.start_method = "fork"
+        return lambda *words: elastic_launch(config, worker)(words[1], words[2:])  # words[0] is python's -u
+
+    run.elastic_launch = launch
+    run.run(run.parse_args(words))
+
+
+def worker(path, words):
+    pass_the_gate()
+    script(path, words)
+
+
+def script(path, words):
+    sys.argv = [path, *words]
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    exec(compile(Path(path).read_text(), path, "exec"), vars(module))
+
+
+if __name__ == "__main__":
+    serve()

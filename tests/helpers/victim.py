@@ -1,0 +1,93 @@
+"""Run a lesson that others try to break: LESSON=lessons/05_snapshots.py python tests/helpers/victim.py ...
+
+The lesson's text is run as it is. Three things are added around it:
+    a model with all that a snapshot could forget: batch norm has buffers, dropout has a random state
+    .steps, a file in which process 0 notes each step that it has taken: when, its pid, epoch, step
+    .die-in-save, a file with a number: the process that saves next dies after that many bytes
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+LESSON = Path(os.environ["LESSON"]).resolve()
+sys.path.insert(0, str(LESSON.parent))
+import workload  # noqa: E402
+
+
+class Restless(nn.Sequential):
+    """The lessons' network, smaller, with batch norm and dropout."""
+
+    def __init__(self, shape):
+        channels, height, width = shape
+        super().__init__(
+            workload.Normalize(),
+            nn.Conv2d(channels, 8, kernel_size=5, stride=4, padding=2),
+            nn.BatchNorm2d(8),
+            nn.GELU(),
+            nn.Dropout(0.2),
+            nn.Flatten(),
+            nn.Linear(8 * ((height + 3) // 4) * ((width + 3) // 4), 10),
+        )
+
+
+def note_steps():
+    place, progress = [0, 0], workload.progress
+
+    def noted_progress(batches, epoch, quiet=False):
+        for number, batch in enumerate(progress(batches, epoch, quiet), 1):
+            place[:] = epoch, number
+            yield batch
+
+    def note(optimizer, args, kwargs):
+        line = f"{time.time()} {os.getpid()} {place[0]} {place[1]}\n"
+        os.write(file, line.encode())
+
+    workload.progress = noted_progress
+    if os.environ.get("RANK") == "0":
+        file = os.open(".steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        register_optimizer_step_post_hook(note)
+
+
+class Dying:
+    """A file whose writer is killed in the middle of writing it."""
+
+    def __init__(self, file, size):
+        self.file, self.size = file, size
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, data):
+        self.file.write(data[: int(self.size * len(data))])
+        self.file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying_open(path, mode="r"):
+    file, order = open(path, mode), Path(".die-in-save")  # noqa: SIM115
+    if mode == "wb" and order.exists():
+        share = float(order.read_text())
+        order.unlink()
+        return Dying(file, share)
+    return file
+
+
+workload.ConvNet = Restless
+parser = workload.parser
+workload.parser = lambda file, description: parser(LESSON, description)
+note_steps()
+torch.set_num_threads(1)
+exec(compile(LESSON.read_text(), str(LESSON), "exec"), globals() | {"open": dying_open})

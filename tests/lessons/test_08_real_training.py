@@ -1,0 +1,497 @@
+"""Lesson 08's promises: one batch norm, one augmentation and one curve on any number of processes; the best
+epoch, the early end, the resumption; what the boards show and the hardware does."""
+
+import argparse
+import gzip
+import json
+import math
+import os
+import re
+import signal
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_refusals import refusal
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import launcher
+import workload
+from parts import recipe, resnet
+
+STEM = "08_real_training"
+# 5 steps of 24, and 2 images that fill none; shares of 49 and 48.
+SMALL = ("--train-size", 122, "--batch-size", 24, "--test-size", 97, "--epochs", 2, "--width", 2)
+
+
+def arguments(**values):
+    values = {"seed": 0, "data": "digits", "world_size": 1, "peak_tflops": None, "double": False} | values
+    return argparse.Namespace(**values)
+
+
+def curve(result):
+    return [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(result.out, STEM)]
+
+
+def recount(path, size, width=2):
+    """The accuracy of these weights, in one process, with plain batch norm."""
+    weights, test_set = torch.load(path), workload.draw_digits(size, seed=2)
+    model = resnet.ResNet18((1, 28, 28), width, nn.BatchNorm2d).to(next(iter(weights.values())).dtype)
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        return (model.eval()(test_set.images).argmax(dim=1) == test_set.labels).sum().item() / size
+
+
+def board(out):
+    """What TensorBoard shows: for each name, the values of all epochs."""
+    events = EventAccumulator(str(out / f"{STEM}.tensorboard")).Reload()
+    return {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+# ---- batch norm -------------------------------------------------------------------------------
+
+NORMALIZE = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from parts import resnet
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+rank, world_size = dist.get_rank(), dist.get_world_size()
+found = []
+for norm, whole, target in torch.load(sys.argv[1]):
+    for kind in (resnet.SyncBatchNorm, torch.nn.BatchNorm2d):
+        mine = kind(5).to(whole.dtype)
+        mine.load_state_dict(norm)
+        values = whole[rank::world_size].clone().requires_grad_()
+        for _ in range(2):
+            result = mine(values)
+        (result * target[rank::world_size]).sum().backward()
+        mine.eval()
+        for parameter in mine.parameters():
+            dist.all_reduce(parameter.grad)
+        found.append([result, values.grad, mine.weight.grad, mine.bias.grad, mine.running_mean,
+                      mine.running_var, mine.num_batches_tracked, mine(values)])
+torch.save(found, f"{sys.argv[1]}.{rank}")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tmp_path, world_size):
+    generator = torch.Generator().manual_seed(world_size)
+    limits, cases, ours = {torch.float64: 1e-12, torch.float32: 2e-5}, [], []
+    for dtype in limits:
+        whole, target = (torch.randn(12, 5, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+        whole = (whole * torch.rand(12, 1, 1, 1, generator=generator) + 30).to(dtype)  # far from 0
+        norm = nn.BatchNorm2d(5).to(dtype)
+        nn.init.uniform_(norm.weight, generator=generator)
+        nn.init.normal_(norm.bias, generator=generator)
+        cases.append(
+            ({name: value.clone() for name, value in norm.state_dict().items()}, whole, target.to(dtype))
+        )
+        values = whole.clone().requires_grad_()
+        for _ in range(2):
+            result = norm(values)
+        (result * target.to(dtype)).sum().backward()
+        norm.eval()
+        parts = [result, values.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
+        ours.append([*parts, norm.num_batches_tracked, norm(values)])
+
+    path, script = tmp_path / "batches", tmp_path / "script.py"
+    torch.save(cases, path)
+    script.write_text(NORMALIZE)
+    words, environment = launcher.command("04_ddp_torchrun", world_size, path)
+    words[-2] = str(script)
+    (tmp_path / ".tmp").mkdir()
+    code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
+    assert (code, left) == (0, []), (tmp_path / ".err").read_text()
+
+    for rank in range(world_size):
+        found = torch.load(f"{path}.{rank}")
+        for expected, limit, *both in zip(ours, limits.values(), found[::2], found[1::2], strict=True):
+            for number, value in enumerate(expected):
+                share = value[rank::world_size] if number in (0, 1, 7) else value
+                sync, plain = ((one[number] - share).abs().max() / share.abs().max() for one in both)
+                assert sync <= limit, (number, sync)
+                # Alone, a process knows its own images only. The bias and the counter need no more.
+                assert plain <= limit if number in (3, 6) else plain > 1e-4, (number, plain)
+
+
+def test_alone_it_is_plain_batch_norm():
+    values = torch.randn(6, 5, 2, 2)
+    results = [kind(5)(values) for kind in (resnet.SyncBatchNorm, nn.BatchNorm2d)]
+    assert torch.equal(*results)
+
+
+def test_torchs_own_refuses_the_cpu(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="expected input tensor to be on GPU"):
+            nn.SyncBatchNorm(5)(torch.randn(6, 5, 2, 2))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# ---- the model --------------------------------------------------------------------------------
+
+
+def torchvisions():
+    model = workload.import_torchvision().models.resnet18(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def test_the_model_is_torchvisions_resnet_18_but_for_its_beginning():
+    theirs, ours = torchvisions(), resnet.ResNet18((3, 32, 32), 64, nn.BatchNorm2d)
+    pairs = list(zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True))
+    assert all(a.shape == b.shape for a, b in pairs)
+    for a, b in pairs:
+        a.copy_(b)
+    images = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.allclose(theirs((images - 48.0) / 64), ours(images), atol=1e-5)
+
+
+def test_the_weights_begin_as_torchvisions_do():
+    torch.manual_seed(0)
+    theirs, ours = torchvisions().state_dict(), resnet.ResNet18((3, 32, 32), 64, nn.BatchNorm2d).state_dict()
+    for (name, a), b in zip(theirs.items(), ours.values(), strict=True):
+        if a.numel() > 10_000 and name != "fc.weight":
+            assert b.std() / a.std() == pytest.approx(1, abs=0.05), name
+
+
+def test_flops_are_counted_as_one_would_by_hand():
+    """Forward, and backward once for the weights and once for the input; the images need no gradient."""
+    width, side = 8, 28
+    model = resnet.ResNet18((1, side, side), width, resnet.SyncBatchNorm)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first = 2 * 9 * width * side**2
+    forward = first + 4 * 2 * 9 * width**2 * side**2
+    channels = width
+    for _ in range(3):
+        side = math.ceil(side / 2)
+        forward += 2 * (9 * channels * 2 * channels + 3 * 9 * (2 * channels) ** 2) * side**2  # four of 3x3
+        forward += 2 * channels * 2 * channels * side**2  # the shortcut
+        channels *= 2
+    forward += 2 * channels * 10
+    images = torch.zeros(5, 1, 28, 28, dtype=torch.uint8)
+    assert resnet.count_flops(model, images) == 3 * forward - first
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 67),
+        ("NVIDIA H100 PCIe", 51),
+        ("NVIDIA A100-SXM4-40GB", 19.5),
+        ("Tesla T4", 8.1),
+        ("NVIDIA L40S", 91.6),
+        ("Voodoo 2", None),
+    ],
+)
+def test_the_share_of_the_peak(monkeypatch, name, peak):
+    """2 GPUs, 1,000 images a second, 4 GFLOP an image: 4 TFLOP/s of twice the peak."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    share = resnet.share_of_peak(1000, 4e9, arguments(world_size=2), torch.device("cuda", 0))
+    assert share == (peak and pytest.approx(2 / peak))
+    given = arguments(world_size=2, peak_tflops=5.0)
+    assert resnet.share_of_peak(1000, 4e9, given, torch.device("cuda", 0)) == pytest.approx(0.4)
+    assert resnet.share_of_peak(1000, 4e9, given, torch.device("cpu")) == pytest.approx(0.4)
+    assert resnet.share_of_peak(1000, 4e9, arguments(), torch.device("cpu")) is None
+    assert resnet.share_of_peak(1000, 4e9, arguments(double=True), torch.device("cuda", 0)) is None
+
+
+# ---- images and the learning rate -------------------------------------------------------------
+
+
+def test_an_augmented_image_depends_on_the_seed_the_epoch_and_itself_only():
+    images = workload.draw_digits(40, seed=1)
+    augmented = recipe.Augmented(images, arguments())
+    state, before = torch.get_rng_state(), images.images.clone()
+    together, labels = augmented.__getitems__([(3, index) for index in range(40)])
+    assert torch.equal(torch.get_rng_state(), state), "the training's own random numbers must not change"
+    assert torch.equal(images.images, before), "the originals must not change"
+    assert torch.equal(labels, images.labels)
+    torch.manual_seed(1234)
+    for index in (39, 7, 22):
+        assert torch.equal(augmented.__getitems__([(3, index)])[0][0], together[index])
+    assert len({image.numpy().tobytes() for image in together}) == 40
+    assert not torch.equal(together[0], images.images[0])
+    for other in (
+        augmented.__getitems__([(4, 0)]),
+        recipe.Augmented(images, arguments(seed=1)).__getitems__([(3, 0)]),
+    ):
+        assert not torch.equal(other[0][0], together[0])
+
+
+def test_only_cifar10_is_flipped():
+    picture = torch.zeros(200, 1, 28, 28, dtype=torch.uint8)
+    picture[:, :, 8:20, 4:12] = 255  # in the left half
+    for data, flipped in (("digits", 0), ("mnist", 0), ("cifar10", 100)):
+        augmented = recipe.Augmented(workload.Images(picture, torch.zeros(200)), arguments(data=data))
+        images, _ = augmented.__getitems__([(1, index) for index in range(200)])
+        right = (
+            images[..., 14:].sum(dim=(1, 2, 3), dtype=int) > images[..., :14].sum(dim=(1, 2, 3), dtype=int)
+        ).sum()
+        assert abs(right - flipped) <= (25 if flipped else 0)
+        assert torch.equal(images != 0, images == 255) == (data == "cifar10")  # turned ones have soft edges
+
+
+def test_the_sampler_sends_the_epoch_along():
+    sampler = recipe.Sampler(range(10), num_replicas=2, rank=1, seed=3, drop_last=True)
+    plain = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=1, seed=3, drop_last=True)
+    for epoch in (1, 2):
+        sampler.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        assert list(sampler) == [(epoch, index) for index in plain]
+    assert len(sampler) == 5
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
+    share = recipe.rate(arguments(warm_up=0.5, epochs=3), 20)
+    assert [share(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1, 1])
+    assert [share(step) for step in (35, 60)] == pytest.approx([0.5, 0])
+    shares = [share(step) for step in range(61)]
+    assert shares == sorted(shares[:11]) + sorted(shares[11:], reverse=True)
+    whole = recipe.rate(arguments(warm_up=0, epochs=2), 5)
+    assert [whole(step) for step in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
+    rising = recipe.rate(arguments(warm_up=2, epochs=2), 5)
+    assert [rising(step) for step in (0, 9)] == pytest.approx([0.1, 1])
+    assert max(recipe.rate(arguments(warm_up=0.33, epochs=2), 10)(step) for step in range(20)) == 1
+
+
+# ---- the run ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(forks, tmp_path_factory):
+    """The small run in 64 bits on one process: the curve and the weights of all others."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / ".tmp").mkdir()
+    words, environment = launcher.command(STEM, 1, *SMALL, "--double")
+    code, left = forks.run(words, folder, environment | {"TMPDIR": str(folder / ".tmp")}, limit=120)
+    assert (code, left) == (0, []), (folder / ".err").read_text()
+    return argparse.Namespace(out=folder / "out")
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_one_curve_in_64_bits(fork, alone, processes):
+    """With augmentation, batch norm, weight decay and warm-up."""
+    result = fork(STEM, processes, *SMALL, "--double")
+    for ours, one in zip(curve(result), curve(alone), strict=True):
+        assert ours[1] == pytest.approx(one[1], rel=5e-7)  # the sum of the epoch's losses has 32 bits
+        assert (ours[0], ours[2]) == (one[0], one[2])
+    weights, expected = (torch.load(run.out / f"{STEM}.pt") for run in (result, alone))
+    for name, value in weights.items():
+        assert torch.allclose(value, expected[name], rtol=1e-9, atol=1e-9), name
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_in_32_bits_the_first_steps_agree_and_every_image_counts_once(fork, alone, processes):
+    result = fork(STEM, processes, *SMALL)
+    (_, loss, _), *_, (_, _, accuracy) = curve(result)
+    assert loss == pytest.approx(curve(alone)[0][1], rel=1e-4)
+    assert accuracy == recount(result.out / f"{STEM}.pt", 97)
+    best = max(curve(result), key=lambda row: row[2])
+    assert recount(result.out / f"{STEM}.best.pt", 97) == best[2]
+    assert f"best: epoch {best[0]}, accuracy {best[2]:.1%}" in result.stdout
+    weights = torch.load(result.out / f"{STEM}.pt")
+    assert all(value.dtype in (torch.float32, torch.int64) for value in weights.values())
+    if processes == 2:
+        again = fork(STEM, processes, *SMALL, folder="again")
+        for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
+            assert (again.out / name).read_bytes() == (result.out / name).read_bytes()
+
+
+def test_the_first_epoch_is_trained_as_it_says(alone):
+    """The same epoch by hand: plain batch norm, the whole batch, the formulas of the schedule."""
+    workload.set_seed(0)
+    images = workload.draw_digits(122, seed=1)
+    model = resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d).double().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    sampler = recipe.Sampler(images, num_replicas=1, rank=0, seed=0, drop_last=True)
+    augmented, losses, step = recipe.Augmented(images, arguments()), [], 0
+    for epoch in (1, 2):
+        sampler.set_epoch(epoch)
+        batches = DataLoader(augmented, 24, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+        for pixels, labels in batches:
+            warm = (
+                min(1, (step + 1) / 2.5) if step < 2.5 else (1 + math.cos(math.pi * (step - 2.5) / 7.5)) / 2
+            )
+            optimizer.param_groups[0]["lr"] = 0.1 * 24 / 60 * warm
+            loss = cross_entropy(model(pixels), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            step += 1
+    assert [row[1] for row in curve(alone)] == pytest.approx(
+        [sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=5e-7
+    )
+    assert [value for _, value in board(alone.out)["lr"]] == pytest.approx([0.02 + 0.02 / 2, 0], abs=1e-8)
+
+
+def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
+    sizes = (*SMALL, "--epochs", 3, "--snapshot-every", 1)
+    whole = fork(STEM, 2, *sizes, folder="whole")
+    crashed = fork(STEM, 2, *sizes, "--crash-at", 2, folder="crashed")
+    assert crashed.stdout.count("resumed in epoch 2 after step 2\n") == 1
+    for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
+        assert (whole.out / name).read_bytes() == (crashed.out / name).read_bytes(), name
+    assert curve(whole) == curve(crashed)
+    boards = [board(run.out) for run in (whole, crashed)]
+    for found in boards:
+        found.pop("images_per_second")
+    assert boards[0] == boards[1]
+    assert [step for step, _ in boards[0]["accuracy"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
+    """Before it, the epoch's end comes twice, and the board shows it once. After it, the best is not lost."""
+    lesson = (launcher.ROOT / f"lessons/{STEM}.py").read_text()
+    saved, crash = (
+        "        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)\n",
+        "        crash(epoch == 1)\n",
+    )
+    assert lesson.count(saved) == 1
+    script = tmp_path / f"{STEM}.py"
+    lesson = lesson.replace(saved, crash + saved if place == "before" else saved + crash)
+    script.write_text(lesson.replace("crash(epoch", "workload.crash_once(epoch"))
+    epochs = 2 if place == "before" else 1  # a better second epoch would hide that the first one is lost
+    words, environment = launcher.command(STEM, 1, *SMALL, "--epochs", epochs)
+    words = [word if not word.endswith(f"{STEM}.py") else str(script) for word in words]
+    (tmp_path / ".tmp").mkdir()
+    code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
+    assert (code, left) == (0, []), (tmp_path / ".err").read_text()
+    printed = (tmp_path / ".out").read_text()
+    assert ("resumed in epoch 2 after step 0" in printed) == (place == "after")
+    assert printed.count("epoch  1 |") == (2 if place == "before" else 1)
+    assert [step for step, _ in board(tmp_path / "out")["loss"]] == [1, 2][:epochs]
+    assert (tmp_path / f"out/{STEM}.best.pt").exists()
+
+
+def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
+    """One test image: the count can rise from 0 to 1, once, and then never."""
+    sizes = (*SMALL, "--test-size", 1, "--patience", 2, "--epochs", 9)
+    result = fork(STEM, 2, *sizes, folder="whole")
+    rows = curve(result)
+    best = next((row[0] for row in rows if row[2] == 1), 1)
+    assert f"best: epoch {best}, " in result.stdout
+    assert rows[-1][0] == best + 2 < 9
+    crashed = fork(STEM, 2, *sizes, "--crash-at", rows[-1][0], folder="crashed")
+    assert curve(crashed) == rows
+    for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
+        assert (crashed.out / name).read_bytes() == (result.out / name).read_bytes()
+    assert (result.out / f"{STEM}.pt").read_bytes() != (result.out / f"{STEM}.best.pt").read_bytes()
+    again = fork(STEM, 2, *sizes, folder="whole")
+    assert "loss" not in again.stdout and f"best: epoch {best}, " in again.stdout
+    other = fork(STEM, 2, *sizes, "--patience", 3, folder="whole", refused=True)
+    assert "has patience 2, not 3" in refusal(other)
+
+
+def test_the_best_epoch_is_the_first_of_those_that_are_as_good(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe.dist, "get_rank", lambda: 0)
+    best, model = recipe.Best(), nn.Linear(1, 1)
+    run = arguments(out=tmp_path, lesson="x")
+    for epoch, correct in enumerate((0, 5, 5, 4), 1):
+        model.weight.data.fill_(epoch)
+        best.see(run, epoch, correct, model)
+    assert (best.epoch, best.correct) == (2, 5)
+    assert torch.load(tmp_path / "x.best.pt")["weight"].item() == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["x.best.pt"]
+    monkeypatch.setattr(recipe.dist, "get_rank", lambda: 1)
+    best.see(run, 5, 6, model)
+    assert best.epoch == 5 and torch.load(tmp_path / "x.best.pt")["weight"].item() == 2
+    other = recipe.Best()
+    other.load_state_dict(best.state_dict())
+    assert (other.epoch, other.correct) == (5, 6)
+
+
+def test_with_workers(run, fork):
+    """By a true launch. Workers change nothing in the weights, and end with a process that is killed.
+
+    They meet at a socket whose path has the name of this test in it, and 108 characters at most.
+    """
+    options = ("--workers", 1, "--crash-at", 3, "--profile", "--peak-tflops", 0.1)
+    result = run(STEM, 2, *SMALL, "--epochs", 3, *options, folder="true")
+    assert "resumed in epoch 3 after step 0\n" in result.stdout
+    assert {path.name for path in result.out.iterdir()} == {
+        f"{STEM}{end}" for end in (".jsonl", ".pt", ".best.pt", ".lock", ".tensorboard", ".trace.json.gz")
+    } | {f"{STEM}.epoch000{epoch}-step000000.snapshot" for epoch in (3, 4)}
+    plain = fork(STEM, 2, *SMALL, "--epochs", 3, folder="plain")
+    assert curve(plain) == curve(result)
+    for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
+        assert (plain.out / name).read_bytes() == (result.out / name).read_bytes()
+    shown, rows = board(result.out), launcher.read_curve(result.out, STEM)
+    assert shown.keys() == {"loss", "accuracy", "lr", "images_per_second", "mfu"}
+    assert [value for _, value in shown["loss"]] == pytest.approx([row["loss"] for row in rows])
+    images = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
+    flops = resnet.count_flops(resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d), images)
+    for row, (_, mfu) in zip(rows, shown["mfu"], strict=True):
+        assert mfu == pytest.approx(row["images_per_second"] * flops / 0.2e12, rel=1e-5)
+    assert len(re.findall(r"^ +\| \d+\.\d% of the hardware's peak$", result.stdout, re.M)) == 3
+    assert "peak" not in plain.stdout and "mfu" not in board(plain.out)
+    trace = json.loads(gzip.decompress((result.out / f"{STEM}.trace.json.gz").read_bytes()))
+    names = [event.get("name", "") for event in trace["traceEvents"]]
+    # Of the five steps after the crash: the first two are for settling.
+    assert sum(name == "DistributedDataParallel.forward" for name in names) == 3
+    assert any("all_reduce" in name for name in names)
+
+
+def test_a_worker_prepares_on_when_all_are_told_to_stop():
+    """A scheduler, or Ctrl-C, tells every process. The trainer takes a step more, and needs its images."""
+    options = recipe.loading(arguments(workers=1), torch.device("cpu"))
+    loader = DataLoader(workload.draw_digits(240, seed=1), 12, **options)
+    batches = iter(loader)
+    next(batches)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(batches._workers[0].pid, number)
+    assert len(list(batches)) == 19  # many more than had been prepared before
+
+
+def test_the_board_is_on_the_disk_as_soon_as_it_is_shown(tmp_path):
+    shown = recipe.Board(arguments(out=tmp_path, lesson=STEM, profile=False), rank=0, first=1)
+    shown.show(1, loss=2.5, mfu=None)
+    assert board(tmp_path) == {"loss": [(1, 2.5)]}
+    shown.writer.close()
+
+
+BAD = {
+    "width": (("--width", 0), "--width must be at least 1, not 0"),
+    "patience": (("--patience", 0), "--patience must be at least 1, not 0"),
+    "workers": (("--workers", -1), "--workers must be at least 0, not -1"),
+    "long warm-up": (("--warm-up", 2.5), "--warm-up must be from 0 to the 2 epochs, not 2.5"),
+    "no warm-up": (("--warm-up", "nan"), "--warm-up must be from 0 to the 2 epochs, not nan"),
+    "no peak": (("--peak-tflops", 0), "--peak-tflops must be a number above 0, not 0.0"),
+    "few images": (("--train-size", 20), "20 training images do not fill one --batch-size of 24"),
+    "no images": (("--train-size", 0), "--train-size must be at least 1, not 0"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_options_are_refused(fork, bad):
+    options, message = BAD[bad]
+    assert message in refusal(fork(STEM, 2, *SMALL, *options, refused=True))
+
+
+def test_the_defaults():
+    parser = workload.parser("08.py", "")
+    recipe.options(parser)
+    for data, sizes in (("digits", (8, 2400)), ("cifar10", (64, None))):
+        found = parser.parse_args(["--data", data])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(workload, "check", lambda arguments: None)
+            recipe.check(found)
+        assert (found.width, found.train_size) == sizes
+        assert (found.epochs, found.batch_size, found.lr, found.workers) == (4, 60, 0.1, 0)
+    assert parser.format_help().count("--epochs") == 2

@@ -1,0 +1,311 @@
+"""Lesson 10: one curve under every schedule, and timelines that are the schedules."""
+
+import importlib
+import itertools
+import json
+import re
+from argparse import Namespace
+
+import pytest
+import torch
+
+import launcher
+import workload
+from parts import timeline
+
+STEM = "10_pipeline"
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved")
+# 43 images are left over from full batches, and 97 divides by nothing.
+ODD = ("--train-size", 295, "--batch-size", 84, "--test-size", 97, "--epochs", 2, "--seed", 3)
+ONE_STEP = ("--train-size", 16, "--batch-size", 16, "--test-size", 3, "--epochs", 1, "--timeline")
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def same(weights, others):
+    """The same names in the same order, and the same bits."""
+    assert list(weights) == list(others)
+    return all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def check(result, processes, curve):
+    """The curve, the accuracy of every image once, and the files. Returns the weights."""
+    rows = launcher.read_curve(result.out, STEM)
+    assert launcher.difference(rows, curve) == ""
+    assert [row["accuracy"] for row in rows] == [row["accuracy"] for row in curve]
+    assert {row["world_size"] for row in rows} == {processes}
+    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
+    assert len(result.stdout.splitlines()) == 2
+    weights = load(result.out / f"{STEM}.pt")
+    assert rows[-1]["accuracy"] == recount(weights, 97)
+    return weights
+
+
+def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fork):
+    first = fork("01_single_gpu", 1, *ODD, folder="first").out
+    curve, expected = launcher.read_curve(first, "01_single_gpu"), {1: load(first / "01_single_gpu.pt")}
+    cases = [("naive", 1), ("naive", 2), ("naive", 4), ("gpipe", 1), ("gpipe", 3), ("gpipe", 4)]
+    cases += [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), *(("interleaved", number) for number in (1, 2, 3, 4))]
+    for schedule, processes in cases:
+        words = ("--microbatches", 12, "--schedule", schedule)
+        result = fork(STEM, processes, *ODD, *words, folder=f"{schedule}{processes}")
+        weights = check(result, processes, curve)
+        # One micro-batch is lesson 01's computation, to the bit. Twelve are added up in another order,
+        # but in the same one wherever the stages are, and whoever comes first.
+        count = 1 if schedule == "naive" else 12
+        assert same(weights, expected.setdefault(count, weights)), (schedule, processes)
+    assert not same(expected[1], expected[12])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "processes", "microbatches"), [("gpipe", 3, 2), ("1f1b", 3, 4), ("interleaved", 4, 2)]
+)
+def test_few_micro_batches_and_a_batch_that_no_number_of_processes_divides(
+    fork, schedule, processes, microbatches
+):
+    sizes = (*ODD, "--batch-size", 44 if processes == 3 else 46)
+    curve = launcher.read_curve(fork("01_single_gpu", 1, *sizes, folder="01").out, "01_single_gpu")
+    words = ("--microbatches", microbatches, "--schedule", schedule)
+    check(fork(STEM, processes, *sizes, *words), processes, curve)
+
+
+def recount(weights, test_size):
+    """The accuracy of these weights, counted in one process, in lesson 01's model."""
+    model = workload.ConvNet((1, 28, 28))
+    model.load_state_dict(weights)
+    digits = workload.draw_digits(test_size, seed=2)
+    with torch.no_grad():
+        return (model(digits.images).argmax(dim=1) == digits.labels).sum().item() / test_size
+
+
+def test_the_documented_command_from_nothing(run, reference):
+    small = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
+    result = run(STEM, 2, *small)
+    curve = launcher.read_curve(result.out, STEM)
+    assert launcher.difference(curve, reference(*small)) == ""
+    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
+    for line, row in zip(result.stdout.splitlines(), curve, strict=True):
+        assert line.startswith(f"epoch {row['epoch']:2} | loss {row['loss']:.4f} | accuracy")
+    assert "Warning" not in result.stderr
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 97])
+def test_images_that_fill_the_last_micro_batch_do_not_count(count):
+    class AlwaysRight:
+        def eval(self, images, target):
+            assert len(images) % 8 == 0
+            assert len(images) < count + 8
+            return torch.nn.functional.one_hot(target, 10)
+
+    lesson = importlib.import_module(STEM)
+    digits = workload.draw_digits(count, seed=2)
+    rest = (digits, torch.device("cpu"), Namespace(microbatches=8))
+    assert lesson.count_correct(AlwaysRight(), *rest) == count
+    elsewhere = Namespace(eval=lambda images, target: None)
+    assert lesson.count_correct(elsewhere, *rest) == 0
+
+
+# ---- the timeline ----
+
+
+def expected_order(schedule, rank, processes, microbatches):
+    """What a process works on, in order: (kind, stage, micro-batch)."""
+    chunks = 2 if schedule == "interleaved" else 1
+    rounds = [range(first, first + processes) for first in range(0, microbatches, processes)]
+    if schedule != "interleaved":
+        rounds = [range(microbatches)]
+    forward, backward = [], []
+    for numbers in rounds:  # each round visits one of the process's stages after the other
+        for chunk in range(chunks):
+            forward += [("forward", rank + chunk * processes, number) for number in numbers]
+            backward += [("backward", rank + (chunks - 1 - chunk) * processes, number) for number in numbers]
+    before = {  # forwards before the first backward
+        "naive": 1,
+        "gpipe": microbatches,
+        "1f1b": processes - rank,
+        "interleaved": processes + 2 * (processes - 1 - rank) + 1,
+    }[schedule]
+    before = min(before, len(forward))
+    order = forward[:before]
+    for number, event in enumerate(backward):
+        order += [event, *forward[before + number : before + number + 1]]
+    return order, before
+
+
+def ideal_idle(values):
+    """The idle share if this order ran where a forward takes 1, a backward 2, and a message nothing."""
+    waiting, clock, ended = [list(row) for row in values["events"]], [0] * values["world_size"], {}
+    while any(waiting):
+        for rank, row in enumerate(waiting):
+            while row:
+                stage, kind, number = (row[0][name] for name in ("stage", "kind", "microbatch"))
+                needs = needed(stage, kind, number, values["stages"])
+                if any(need not in ended for need in needs):
+                    break
+                begin = max([clock[rank], *(ended[need] for need in needs)])
+                clock[rank] = ended[stage, kind, number] = begin + (1 if kind == "forward" else 2)
+                row.pop(0)
+    busy = sum(len(row) for row in values["events"]) * 1.5
+    return 1 - busy / (values["world_size"] * max(clock))
+
+
+def needed(stage, kind, number, stages):
+    if kind == "forward":
+        return [(stage - 1, "forward", number)] if stage else []
+    return [(stage + 1, "backward", number)] if stage < stages - 1 else [(stage, "forward", number)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "processes"),
+    [*((schedule, number) for schedule in SCHEDULES for number in (2, 4)), ("interleaved", 1)],
+)
+def test_the_timeline_of_a_real_run_is_the_schedule(fork, schedule, processes):
+    result = fork(STEM, processes, *ONE_STEP, "--schedule", schedule, "--pretend-milliseconds", 50)
+    values = json.loads((result.out / f"{STEM}.timeline.json").read_text())
+    microbatches, chunks = 1 if schedule == "naive" else 8, 1
+    if schedule == "interleaved":
+        chunks = 2 if processes > 1 else 1
+    assert {name: values[name] for name in values if name != "events"} == {
+        "schedule": schedule,
+        "world_size": processes,
+        "stages": chunks * processes,
+        "microbatches": microbatches,
+        "pretend_milliseconds": 50,
+    }
+    check_order(values, schedule, processes, microbatches)
+    check_times(values)
+    # The same order on an ideal machine comes to the formula, exactly.
+    formula = (processes - 1) / (microbatches * chunks + processes - 1)
+    assert ideal_idle(values) == pytest.approx(formula, abs=1e-12)
+    assert timeline.idle_in_theory(values) == pytest.approx(formula, abs=1e-12)
+    held = [max(event["held"] for event in row) for row in values["events"]]
+    assert result.stdout.splitlines()[-1] == (
+        f"last step: idle {timeline.idle(values):.1%}, in theory {formula:.1%}; "
+        f"micro-batches held by each process at most: {', '.join(map(str, held))}"
+    )
+
+
+def check_order(values, schedule, processes, microbatches):
+    if schedule == "interleaved" and processes == 1:
+        schedule = "1f1b"
+    for rank, row in enumerate(values["events"]):
+        order, before = expected_order(schedule, rank, processes, microbatches)
+        assert [(event["kind"], event["stage"], event["microbatch"]) for event in row] == order
+        # A stage holds a micro-batch from its forward to its backward.
+        held, steps = 0, []
+        for kind, _, _ in order:
+            held += 1 if kind == "forward" else -1
+            steps.append(held)
+        assert [event["held"] for event in row] == steps
+        assert max(steps) == before
+
+
+def check_times(values):
+    """A clock: nobody does two things at once, or begins before what he needs has ended."""
+    ended = {}
+    for row in values["events"]:
+        for event, later in itertools.pairwise(row):
+            assert event["end"] <= later["begin"]
+        ended |= {(event["stage"], event["kind"], event["microbatch"]): event["end"] for event in row}
+    parts = values["stages"] * values["microbatches"]
+    for event in (event for row in values["events"] for event in row):
+        least = (1 if event["kind"] == "forward" else 2) * values["pretend_milliseconds"] / 1000 / parts
+        assert event["end"] - event["begin"] >= least - 1e-6
+        for need in needed(event["stage"], event["kind"], event["microbatch"], values["stages"]):
+            assert ended[need] <= event["begin"]
+    assert min(event["begin"] for row in values["events"] for event in row) == 0
+
+
+def test_a_timeline_shows_the_last_of_many_steps_and_changes_no_number(fork):
+    words = (*ODD, "--microbatches", 12)
+    plain = fork(STEM, 2, *words, folder="plain")
+    seen = fork(STEM, 2, *words, "--timeline", folder="seen")
+    assert (plain.out / f"{STEM}.pt").read_bytes() == (seen.out / f"{STEM}.pt").read_bytes()
+    values = json.loads((seen.out / f"{STEM}.timeline.json").read_text())
+    check_order(values, "1f1b", 2, 12)
+    check_times(values)
+
+
+def test_only_the_last_step_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timeline.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(timeline.dist, "gather_object", lambda mine, rows: rows.__setitem__(0, mine))
+    arguments = Namespace(schedule="gpipe", world_size=1, stages=1, microbatches=2, out=tmp_path, lesson="l")
+    arguments.pretend_milliseconds = 0
+    events = [{"begin": time, "end": time + 1, "held": 1} for time in range(10, 22)]  # three steps
+    timeline.write(events, arguments)
+    values = json.loads((tmp_path / "l.timeline.json").read_text())
+    assert [event["end"] for event in values["events"][0]] == [1, 2, 3, 4]
+    assert events[0]["begin"] == 10, "the times of the first step, taken for those of the last"
+    assert events[-1]["end"] == 4
+    assert "idle 0.0%, in theory 0.0%" in capsys.readouterr().out
+
+
+def test_the_idle_share_is_time_in_which_nobody_worked():
+    def event(begin, end):
+        return {"begin": begin, "end": end}
+
+    values = {"world_size": 2, "events": [[event(1, 2), event(4, 5)], [event(2, 4)]]}
+    assert timeline.idle(values) == pytest.approx(1 - 4 / 8)
+
+
+# ---- bad input ----
+
+GOOD = {"schedule": "1f1b", "microbatches": 8, "world_size": 2, "batch_size": 120, "timeline": False}
+GOOD |= {"pretend_milliseconds": 0}
+BAD = {
+    "no micro-batch": ({"microbatches": 0}, "--microbatches must be at least 1, not 0"),
+    "uneven": ({"microbatches": 7}, "--batch-size 120 does not divide by 7 micro-batches: take 126"),
+    "few": (
+        {"microbatches": 3, "world_size": 4},
+        "1f1b on 4 processes needs 4 micro-batches or more, not 3",
+    ),
+    "no rounds": (
+        {"schedule": "interleaved", "microbatches": 6, "world_size": 4},
+        "interleaved has rounds of 4: --microbatches 6 must be a multiple",
+    ),
+    "many": ({"world_size": 5}, "the model has 4 layers with weights: 5 processes are too many"),
+    "back in time": ({"pretend_milliseconds": -1.0}, "--pretend-milliseconds must be from 0 to 60000"),
+    "no number": (
+        {"pretend_milliseconds": float("nan")},
+        "--pretend-milliseconds must be from 0 to 60000",
+    ),
+    "unseen": ({"pretend_milliseconds": 5.0}, "--pretend-milliseconds needs --timeline"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_cannot_work_is_refused(capsys, bad):
+    changes, message = BAD[bad]
+    lesson = importlib.import_module(STEM)
+    lesson.check(Namespace(**GOOD))
+    with pytest.raises(SystemExit) as ended:
+        lesson.check(Namespace(**GOOD | changes))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--microbatches", 7), "--batch-size 120 does not divide by 7 micro-batches: take 126"),
+        (("--schedule", "dual"), "argument --schedule: invalid choice: 'dual' (choose from"),
+        (("--epochs", 0), "--epochs must be at least 1, not 0"),
+    ],
+)
+def test_a_run_is_refused_with_one_line_before_it_begins(fork, arguments, message):
+    result = fork(STEM, 2, *arguments, refused=True)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.code != 0
+    assert result.stdout == ""
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not re.search(r'File ".*/lessons/', result.stderr)
+
+
+def test_plain_python_is_told_how_to_start_it(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit):
+        workload.require_torchrun(importlib.import_module(STEM).__file__)
+    assert "torchrun --standalone --nproc-per-node 2 " in capsys.readouterr().err

@@ -1,0 +1,334 @@
+"""The dry run says what real processes do; at sizes that nobody here has, what formulas say."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, debug
+
+from launcher import ROOT
+from parts import limericks
+from planner import dry_run
+
+TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # cuts of these leave rests
+MESHES = [
+    {"data": 2, "tensor": 2},
+    {"data": 4, "tensor": 1},
+    {"data": 1, "tensor": 4},
+    {"replicate": 2, "data": 2, "tensor": 1},
+    {"replicate": 2, "data": 1, "tensor": 2},
+]
+CASES = [(mesh, {"model": TINY, "batch": 2}) for mesh in MESHES]
+EVEN = TINY | {"vocabulary": 16, "layers": 3}
+CASES += [(MESHES[0], {"model": EVEN, "batch": 1, "precision": "bf16"}), (MESHES[4], {"model": EVEN})]
+
+# On gloo, with tensors that have a content: the same `measure`, and the lesson's own training.
+REAL = """
+import contextlib, datetime, gc, importlib, json, os
+import torch, torch.distributed as dist
+from torch.multiprocessing import spawn
+import workload
+from parts import limericks
+from planner import dry_run
+
+def start(rank):
+    os.environ["RANK"] = str(rank)
+    limit = datetime.timedelta(seconds=100)
+    dist.init_process_group("gloo", init_method="file://" + STORE, rank=rank, world_size=4, timeout=limit)
+
+def end(rank, found):
+    json.dump(found, open(f"{rank}.json", "w"))
+    gc.collect()
+    dist.destroy_process_group()
+
+def measure(rank):
+    start(rank)
+    found = []
+    for mesh, options in CASES:
+        made = dist.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        found.append({"mesh": mesh} | dry_run.measure(made, contextlib.nullcontext(), **options))
+    end(rank, found)
+
+class Named(dict):  # cutting the model sends what no step sends
+    def __missing__(self, name):
+        return name
+
+def train(rank):
+    start(rank)
+    gpt, found = importlib.import_module("12_gpt"), []
+    gpt.write = lambda *_: None  # what is no part of a step
+    gpt.save_snapshot = lambda *_: None
+    dry_run.KINDS = Named(dry_run.KINDS)
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    for steps in (1, 2, 3):
+        parser = workload.parser("12_gpt.py", "")
+        limericks.options(parser)
+        parser.set_defaults(epochs=1, batch_size=8, train_size=8 * steps, test_size=2, snapshot_every=None)
+        arguments = parser.parse_args(["--out", str(steps)])
+        arguments.crash_at = None
+        arguments.out.mkdir(exist_ok=True)
+        with dry_run.Recorder(mesh) as recorder:
+            gpt.train(rank, mesh, torch.device("cpu"), arguments)
+        found.append([[*key, times] for key, times in recorder.counts.items()])
+        dist.barrier()
+    end(rank, found)
+
+spawn(globals()[JOB], nprocs=4)
+"""
+
+
+@pytest.fixture(scope="module")
+def real(forks, tmp_path_factory):
+    """What each of four real processes found."""
+
+    def run(job):
+        folder = tmp_path_factory.mktemp(job)
+        script = folder / "script.py"
+        names = {"JOB": job, "STORE": str(folder / "store"), "CASES": CASES}
+        script.write_text("".join(f"{name} = {value!r}\n" for name, value in names.items()) + REAL)
+        code, left = forks.run([sys.executable, str(script)], folder, {"WORLD_SIZE": "4"}, limit=200)
+        assert (code, left) == (0, []), (folder / ".err").read_text()
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def measured(real):
+    return real("measure")
+
+
+def as_json(found):
+    return json.loads(json.dumps(found))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_it_says_what_four_real_processes_do(measured, number):
+    mesh, options = CASES[number]
+    dry = as_json(dry_run.report(4, mesh, **options))
+    first, *others = (found[number] for found in measured)
+    assert dry == first
+    for other in others:
+        if options["model"]["vocabulary"] % mesh["tensor"] == 0:  # or else rank 0 has the longer part
+            assert other["collectives"] == dry["collectives"]
+        for name, size in other["memory"].items():
+            assert size <= dry["memory"][name], name
+
+
+def test_it_says_what_a_step_of_lesson_12_does(real):
+    """Three steps less two: what is left is one step, whatever comes before and after."""
+    for found in real("train")[::2]:  # ranks 1 and 3 have a character less
+        one, two, three = (Counter({tuple(key): times for *key, times in run}) for run in found)
+        assert three - two == two - one
+        characters = len(set((ROOT / "lessons/parts/limericks.txt").read_text()))
+        model = {"vocabulary": characters, "length": limericks.LENGTH, "hidden": 64, "heads": 4, "layers": 2}
+        expected = Counter()
+        for row in dry_run.report(4, MESHES[0], model=model, batch=4)["collectives"]:
+            expected["", *(row[name] for name in dry_run.COLUMNS[1:])] += row["times"]
+        assert three - two == expected
+
+
+# ---- what nobody here can run ----
+
+
+def cut(rows, columns, data):
+    """Rows over the ranks of data: what one rank has, and what all send, who fill up to equal parts."""
+    return math.ceil(rows / data) * columns, math.ceil(rows / data) * columns * data
+
+
+def formulas(mesh, model, batch=1, word=4, master=4):
+    """What a step sends and holds, by pencil: (when, kind, dimension, bytes) and how often; the memory."""
+    data, tensor, copies = mesh["data"], mesh["tensor"], mesh.get("replicate", 1)
+    words, length, hidden, layers = (model[name] for name in ("vocabulary", "length", "hidden", "layers"))
+    heads, neurons = hidden // tensor, 4 * hidden // tensor
+    block = 4 * [(hidden, 1)] + 3 * [(heads, hidden), (heads, 1)] + [(hidden, heads), (hidden, 1)]
+    block += [(neurons, hidden), (neurons, 1), (hidden, neurons), (hidden, 1)]
+    root = [(words, heads), (8, hidden), (length, heads), (words // tensor, hidden), (words // tensor, 1)]
+    root += [(hidden, 1), (hidden, 1)]
+    own, whole = {}, {}
+    for name, parts in (("block", block), ("root", root)):
+        own[name], whole[name] = (sum(part) for part in zip(*(cut(*one, data) for one in parts), strict=True))
+    sent, state = Counter(), batch * length * hidden * word
+    for name, times in (("root", 1), ("block", layers)):
+        sent["forward", "all-gather", "data", whole[name] * word] += times
+        sent["backward", "reduce-scatter", "data", whole[name] * master] += times
+        if copies > 1:
+            sent["backward", "all-reduce", "replicate", own[name] * master] += times
+    sent["backward", "all-gather", "data", whole["block"] * word] += layers  # what it did not keep
+    if tensor > 1:
+        sent["forward", "all-reduce", "tensor", state] += 2 * layers  # after attention, and after the neurons
+        sent["backward", "all-reduce", "tensor", state] += 2 * layers + 1  # before both, and before the head
+        sent["forward", "all-gather", "tensor", state] += 1
+        sent["forward", "all-gather", "tensor", length * hidden * word] += 1
+        sent["forward", "all-gather", "tensor", batch * length * words * word] += 1
+    for name in mesh.keys() - {"tensor"}:
+        sent["loss", "all-reduce", name, word] += 1
+    held, tensors = master * (own["root"] + layers * own["block"]), 7 + 16 * layers
+    memory = {"parameters": held, "gradients": held, "optimizer": 2 * held + 4 * tensors}
+    return sent, memory | {"gathered group": word * max(whole.values())}
+
+
+BIG = dry_run.MODEL | {"layers": 2}
+SIZES = [
+    ({"data": 8, "tensor": 1}, {}),
+    ({"data": 512, "tensor": 8}, {"batch": 3}),
+    ({"data": 2048, "tensor": 8}, {"precision": "bf16"}),
+    ({"data": 16384, "tensor": 1}, {}),
+    ({"replicate": 32, "data": 64, "tensor": 8}, {"precision": "bf16"}),
+]
+
+
+@pytest.mark.parametrize(("mesh", "options"), SIZES)
+def test_at_any_size_it_says_what_formulas_say(mesh, options):
+    dry = dry_run.report(math.prod(mesh.values()), mesh, model=BIG, **options)
+    word = 2 if options.get("precision") == "bf16" else 4
+    sent, memory = formulas(mesh, BIG, options.get("batch", 1), word)
+    found = Counter()
+    for row in dry["collectives"]:
+        if row["ranks"] > 1:
+            found[tuple(row[name] for name in ("when", "kind", "dimension", "bytes"))] += row["times"]
+        assert row["ranks"] == mesh[row["dimension"]]
+        ring = row["bytes"] * (row["ranks"] - 1) / row["ranks"] * (2 if row["kind"] == "all-reduce" else 1)
+        assert row["sent"] == math.floor(ring)
+        reduced = row["kind"] == "reduce-scatter" or (
+            row["dimension"] == "replicate" and row["when"] != "loss"
+        )
+        assert row["dtype"] == ("float32" if word == 4 or reduced else "bfloat16")
+    assert found == sent
+    assert dry["memory"].items() >= memory.items()
+    hidden, length, heads = BIG["hidden"], BIG["length"], BIG["heads"]
+    assert dry["parameters"] == (
+        2 * BIG["vocabulary"] * hidden
+        + BIG["vocabulary"]
+        + length * hidden
+        + (4 + 2) * hidden  # what Recent has, and the last norm
+        + BIG["layers"] * (12 * hidden**2 + 13 * hidden)
+    )
+    assert heads % mesh["tensor"] == 0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_activations_are_those_that_the_backward_pass_needs(batch):
+    """By pencil, in numbers of 4 bytes and of 8, for ranks that share no matrix."""
+    model = {"vocabulary": 16, "length": 6, "hidden": 12, "heads": 4, "layers": 3}
+    places, hidden = batch * model["length"], model["hidden"]
+    state = places * hidden
+    norm = 2 * places  # beside its input: a mean and a spread
+    # Its input and that normed; query, key, value and what they give; again for the neurons, 4 times wider.
+    block = 2 * state + norm + 4 * state + places * model["heads"] + 2 * state + norm + 2 * 4 * state
+    recent = batch * (model["length"] + 3) * hidden
+    numbers = recent + model["layers"] * block + 2 * state + norm + places * model["vocabulary"] + 1
+    held = dry_run.report(4, {"data": 4, "tensor": 1}, model=model, batch=batch)["memory"]["activations"]
+    assert held == 4 * numbers + 8 * (places + model["length"])
+
+
+def test_a_step_asks_nothing_of_others_in_the_optimizer_and_activations_grow_with_the_texts():
+    one, two = (dry_run.report(64, {"data": 32, "tensor": 2}, model=BIG, batch=batch) for batch in (1, 2))
+    assert {row["when"] for row in one["collectives"]} == {"forward", "backward", "loss"}
+    assert 1.9 < two["memory"].pop("activations") / one["memory"].pop("activations") <= 2
+    assert one["memory"] == two["memory"]
+
+
+def test_blocks_that_are_alike_cost_alike():
+    """So that a notebook may take the figures of many from those of few."""
+    two, three, four = (
+        dry_run.report(64, {"data": 32, "tensor": 2}, model=TINY | {"layers": layers}) for layers in (2, 3, 4)
+    )
+    for name in two["memory"]:
+        assert four["memory"][name] - three["memory"][name] == three["memory"][name] - two["memory"][name]
+
+
+# ---- the command ----
+
+
+def test_the_documented_command_is_short_and_small():
+    documented = re.search(r"^    python (.+)$", dry_run.__doc__, re.M)[1].split()
+    words = [sys.executable, "-W", "error", *documented]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    with process.stdout:
+        text = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert text.startswith("6,864,708,736 parameters on data 2,048 x tensor 8 ranks.")
+    assert re.search(
+        r"^forward +all-gather +data +2,048  float32 +32 +176,291,840 +5,638,584,320$", text, re.M
+    )
+    assert re.search(r"^    parameters +2,889,760$", text, re.M)
+    assert used.ru_utime + used.ru_stime < 30, "seconds of one core; idle, a quarter of it"
+    assert used.ru_maxrss < 2e6, "kilobytes"
+
+
+def test_the_mesh_and_the_model_are_the_readers(capsys):
+    model = {"vocabulary": 16, "length": 6, "hidden": 12, "heads": 4, "layers": 3}
+    words = [word for name, size in model.items() for word in (f"--{name}", str(size))]
+    words += ["--tensor-parallel", "2", "--replicate", "3", "--batch", "5", "--precision", "bf16", "--json"]
+    dry_run.main(["24", *words])
+    mesh = {"replicate": 3, "data": 4, "tensor": 2}
+    expected = dry_run.report(24, mesh, model=model, batch=5, precision="bf16")
+    assert json.loads(capsys.readouterr().out) == as_json(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("10 --tensor-parallel 4", "10 ranks do not divide by 4"),
+        ("16 --tensor-parallel 2 --replicate 3", "16 ranks do not divide by 6"),
+        ("12 --tensor-parallel 3", "32 heads do not divide by 3"),
+        ("8 --hidden 100", "100 hidden do not divide by 32"),
+        ("0", "ranks must be at least 1, not 0"),
+        ("8 --layers 0", "layers must be at least 1, not 0"),
+        ("many", "argument ranks: invalid int value: 'many'"),
+    ],
+)
+def test_bad_input_is_refused_with_one_line(capsys, words, says):
+    with pytest.raises(SystemExit) as ended:
+        dry_run.main(words.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {says}\n"
+    assert not dist.is_initialized()
+
+
+def test_a_mesh_that_does_not_multiply_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        dry_run.report(16, {"data": 4, "tensor": 2})
+    assert capsys.readouterr().err == "error: a mesh of {'data': 4, 'tensor': 2} has 8 ranks, not 16\n"
+
+
+@pytest.fixture
+def recorder():
+    dist.init_process_group("fake", rank=0, world_size=4)
+    yield dry_run.Recorder(dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor")))
+    dist.destroy_process_group()
+
+
+def test_a_collective_that_it_does_not_know_ends_it(recorder):
+    with pytest.raises(KeyError, match="broadcast_"), recorder:
+        dist.broadcast(torch.zeros(3), 0)
+
+
+@pytest.mark.usefixtures("recorder")
+def test_what_a_dtensor_sends_inside_an_operation_is_seen():
+    """The exponential of a sum of which each rank has a part: the parts must be added up before."""
+    mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("all",))
+    recorder = dry_run.Recorder(mesh)
+    part = DTensor.from_local(torch.ones(3), mesh, [Partial()])
+    with recorder:
+        part.exp()
+    assert recorder.counts == {("", "all-reduce", "all", 4, "float32", 12, 18): 1}
+    debug._clear_sharding_prop_cache()
+
+
+def test_lesson_12_offers_it():
+    """Asked for what cannot be, it is the dry run that refuses: a real answer would take seconds more."""
+    words = [sys.executable, ROOT / "lessons/12_gpt.py", "--dry-run", "10"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert (result.returncode, result.stderr) == (2, "error: 10 ranks do not divide by 8\n")

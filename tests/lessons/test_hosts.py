@@ -1,0 +1,303 @@
+"""Hosts of their own: three network namespaces joined by a bridge, a torchrun agent in each.
+
+The launches are true ones. What goes wrong, and what is then seen, are the rows of faults.py.
+"""
+
+import inspect
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import alive
+
+import diffs
+import faults
+import hosts
+import launcher
+
+LESSON = "06_multinode"
+SIZES = ("--train-size", 1200, "--test-size", 300, "--snapshot-every", 5)
+LONG = (*SIZES, "--epochs", 3000)  # for runs that are not to end by themselves
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Bring up some hosts: network(3)."""
+    up = []
+
+    def network(count):
+        up.append(hosts.Hosts(tmp_path / f"network{len(up)}", count))
+        return up[-1]
+
+    yield network
+    for one in up:
+        one.close()
+
+
+@pytest.fixture
+def see(request):
+    """Wait until a fault is seen as its row says: see("cut", commands, since, after). All rows of a test
+    must be seen in it. `after` is how much of each output is older than the fault."""
+    expected = {name for name, row in faults.ROWS.items() if row.test == request.node.name}
+    seen, failed = set(), request.session.testsfailed
+    if hosts.why_not():
+        pytest.skip(hosts.NEEDED)
+
+    def see(name, commands, since, after=None):
+        row, after = faults.ROWS[name], after or [0] * len(commands)
+        while not any(
+            row.text in command.output()[start:] for command, start in zip(commands, after, strict=True)
+        ):
+            if time.monotonic() - since > row.limit:
+                wrote = "\n".join(f"---- {command.name}\n{command.output()}" for command in commands)
+                pytest.fail(f"{row.fault}: no {row.text!r} after {row.limit} seconds:\n{wrote}")
+            time.sleep(0.02)
+        print(f"seen: {name} after {time.monotonic() - since:.1f} s")
+        seen.add(name)
+
+    yield see
+    if request.session.testsfailed == failed:
+        assert seen == expected
+
+
+def train(network, numbers, *options, nodes="1:3", time_limit=faults.TIME_LIMIT, folder=None, **more):
+    """An agent on each of these hosts."""
+    conf = faults.CONF | more.pop("conf", {})
+    words, environment = hosts.torchrun(*options, "--time-limit", time_limit, nodes=nodes, conf=conf, **more)
+    return [network.run(number, *words, environment=environment, folder=folder) for number in numbers]
+
+
+def lengths(commands):
+    return [len(command.output()) for command in commands]
+
+
+def snapshots(command):
+    return {path.name: path.read_bytes() for path in sorted(command.out.glob("*.snapshot"))}
+
+
+def check_the_end(commands, reference, *options):
+    """All ended well, with lesson 01's curve, and the same two snapshots on each disk."""
+    for command in commands:
+        assert command.finish(150) == 0, command.output()
+    curve = launcher.read_curve(commands[0].out, LESSON)
+    assert launcher.difference(curve, reference(*options)) == ""
+    disks = [snapshots(command) for command in commands]
+    assert len(disks[0]) == 2
+    for command, disk in zip(commands, disks, strict=True):
+        assert disk == disks[0], f"{command.name} has {list(disk)}, not {list(disks[0])}, or other bytes"
+    for command in commands[1:]:
+        assert not (command.out / f"{LESSON}.pt").exists(), "only rank 0 writes the weights"
+    return curve
+
+
+def test_three_hosts_have_lesson_01s_curve(network, reference):
+    sizes = (*SIZES[:4], "--epochs", 3)
+    agents = train(network(3), (1, 2, 3), *sizes, nodes=3)
+    curve = check_the_end(agents, reference, *sizes)
+    assert {row["world_size"] for row in curve} == {3}
+
+
+def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, see):
+    """And it ends with the curve of a run that nothing happened to."""
+    sizes = (*SIZES[:4], "--epochs", 50)
+    net = network(3)
+    agents = train(net, (1, 2, 3), *sizes, "--snapshot-every", 5, time_limit=20)
+    first, second, third = agents
+    first.wait_for("epoch  3 |", 60)
+
+    before, since = lengths(agents), time.monotonic()
+    second.kill(second.workers()[0])
+    see("process", [second], since, before[1:2])
+    see("restart", [first], since, before[:1])
+    first.wait_for("| loss ", 20, len(first.output()))
+
+    before = lengths(agents)
+    net.cut(3)
+    time.sleep(2)
+    paused = lengths(agents)
+    net.mend(3)
+    see("mended", [first], time.monotonic(), paused[:1])
+    said = "".join(agent.output()[start:] for agent, start in zip(agents, before, strict=True))
+    assert "Traceback" not in said
+    assert "resumed" not in said
+
+    before, since = lengths(agents), time.monotonic()
+    (worker,) = third.workers()
+    third.kill(third.agent())
+    while worker in third.workers():
+        assert time.monotonic() - since < 5, "a process goes on training although its agent is dead"
+        time.sleep(0.05)
+    see("agent", [first, second], since, before[:2])
+    see("fewer", [first], since, before[:1])
+    first.wait_for("| loss ", 20, len(first.output()))
+
+    before, since = lengths(agents), time.monotonic()
+    (back,) = train(net, (3,), *sizes, "--snapshot-every", 5, time_limit=20, folder="host3-new-disk")
+    see("more", [first], since, before[:1])
+    curve = check_the_end([first, second, back], reference, *sizes)
+    grouped = [
+        (size, len(list(rows))) for size, rows in itertools.groupby(row["world_size"] for row in curve)
+    ]
+    print(f"world sizes and their epochs: {grouped}")
+    assert [size for size, _ in grouped] == [3, 2, 3]
+
+
+def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
+    net = network(3)
+    net.call("nsenter", "--net=/run/netns/host2", "sysctl", "-w", "net.ipv4.tcp_retries2=4")
+    agents = train(net, (1, 2, 3), *LONG)
+    first, second, third = agents
+    first.wait_for("epoch  1 |", 60)
+
+    before, since = lengths(agents), time.monotonic()
+    net.cut(2)
+    see("cut off", [second], since, before[1:2])
+    see("cut", [first, third], since, [before[0], before[2]])
+    first.wait_for("resumed in epoch", faults.ROWS["fewer"].limit, before[0])
+    while second.workers():
+        assert time.monotonic() - since < faults.ROWS["cut"].limit
+        time.sleep(0.05)
+    see("hangs on", [second], since, before[1:2])
+    assert second.finish(10) != 0
+    first.wait_for("| loss ", 20, len(first.output()))
+    assert third.process.poll() is None
+
+    before, since = lengths([third]), time.monotonic()
+    for pid in first.alive():
+        first.kill(pid)
+    see("store", [third], since, before)
+    assert third.finish(faults.ROWS["store"].limit) != 0
+
+
+def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
+    net = network(8)
+    never = train(net, (1, 2), *LONG, nodes=3, conf={"join_timeout": faults.JOIN_TIMEOUT})
+    started = {"never": never}
+    net.call(
+        *("nsenter", "--net=/run/netns/host4", "ip", "neighbour", "add", "10.0.0.99"),
+        *("lladdr", "02:00:00:00:00:63", "dev", "eth0"),  # so that the packets leave, and nobody takes them
+    )
+    for name, number, endpoint in (
+        ("unreachable", 3, "10.0.0.99:29400"),
+        ("swallowed", 4, "10.0.0.99:29400"),
+        ("port", 5, "host1:29401"),
+        ("name", 6, "nobody:29400"),
+    ):
+        started[name] = train(net, (number,), *LONG, endpoint=endpoint)
+    for name, number, rank, address in (("plain", 7, 0, 7), ("plain, not the first", 8, 1, 1)):
+        script = launcher.ROOT / f"lessons/{LESSON}.py"
+        place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": f"10.0.0.{address}"}
+        environment = {key: str(value) for key, value in (place | {"MASTER_PORT": 29500}).items()}
+        words = (sys.executable, script, *LONG, "--time-limit", faults.TIME_LIMIT)
+        started[name] = [net.run(number, *words, environment=environment)]
+    waiting = {name: max(command.started for command in commands) for name, commands in started.items()}
+    while waiting:
+        for name, since in list(waiting.items()):
+            if all(command.process.poll() is not None for command in started[name]):
+                see(name, started[name], since)
+                del waiting[name]
+            elif time.monotonic() - since > faults.ROWS[name].limit:
+                started[name][0].finish(0)
+        time.sleep(0.02)
+    for command in itertools.chain(*started.values()):
+        assert command.process.returncode != 0, command.output()
+    for command in never:
+        assert re.search(r"Rendezvous(Timeout|Closed|Connection)Error", command.output())
+
+
+def test_a_process_that_hangs_is_noticed_and_ended(network, see):
+    agents = train(network(2), (1, 2), *LONG)
+    first, second = agents
+    first.wait_for("epoch  1 |", 60)
+    before, since = lengths(agents), time.monotonic()
+    second.kill(second.workers()[0], signal.SIGSTOP)
+    see("hang", [first], since, before[:1])
+    see("ended", [second], since, before[1:])
+    first.wait_for("resumed in epoch", faults.STARTING, before[0])
+
+
+# ---- the table ----
+
+
+def test_every_row_is_produced_by_a_test():
+    for name, row in faults.ROWS.items():
+        produced = inspect.getsource(globals()[row.test])
+        assert f'"{name}"' in produced, f"{row.test} does not produce {name}"
+        assert row.measured <= row.limit
+
+
+def test_the_table_is_on_the_page():
+    assert faults.table() in diffs.PAGE.read_text()
+
+
+# ---- what the hosts leave behind ----
+
+
+def traces(mark=""):
+    """What hosts could leave behind on this machine."""
+    links = {path.name for path in Path("/sys/class/net").iterdir()}
+    named = {path.name for path in Path("/run/netns").glob("*")}
+    return links, named, Path("/proc/self/mounts").read_text(), alive(mark) if mark else []
+
+
+def test_a_failing_test_leaves_nothing(tmp_path):
+    before = traces()
+    with pytest.raises(RuntimeError, match="on purpose"), hosts.Hosts(tmp_path, 2) as network:
+        network.run(1, "sleep", 1000)
+        raise RuntimeError("on purpose")
+    assert traces(network.mark) == before
+
+
+def test_a_test_that_is_killed_leaves_nothing(tmp_path):
+    before = traces()
+    script = (
+        "import hosts, pathlib, sys, time\n"
+        "network = hosts.Hosts(pathlib.Path(sys.argv[1]), 2)\n"
+        "network.run(2, 'sh', '-c', 'sleep 1000 & exec sleep 1000')\n"
+        "print(network.mark, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    if hosts.why_not():
+        pytest.skip(hosts.NEEDED)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(launcher.ROOT / "tests")},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        mark = process.stdout.readline().strip()
+        while len(alive(mark)) < 4:  # the two shells, and what holds the hosts
+            time.sleep(0.05)
+        process.kill()
+    deadline = time.monotonic() + 5
+    while alive(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert traces(mark) == before
+
+
+def test_without_the_rights_it_is_skipped_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "why_not", lambda: "unshare failed: Operation not permitted")
+    with pytest.raises(pytest.skip.Exception, match=r"^needs network namespaces$"):
+        hosts.Hosts(tmp_path, 2)
+
+
+def test_hosts_reach_each_other_until_a_cable_is_cut(network):
+    net = network(2)
+
+    def reaches():  # nobody listens there: a host that is reached says so at once
+        script = "import socket; socket.create_connection(('host2', 1), timeout=1)"
+        knock = net.run(1, sys.executable, "-c", script)
+        assert knock.finish(20) != 0
+        return "Connection refused" in knock.output()
+
+    assert reaches()
+    net.cut(2)
+    assert not reaches()
+    net.mend(2)
+    assert reaches()

@@ -1,0 +1,224 @@
+"""Bad input gets one line that says what to do, and a non-zero exit; a failed run leaves nothing behind."""
+
+import os
+import pickle
+import re
+import signal
+import struct
+import sys
+import time
+
+import numpy
+import pytest
+import torch
+from conftest import alive
+
+import launcher
+import workload
+
+SMALL = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
+OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+
+
+def refusal(result):
+    """The one line of a run that refused to start."""
+    assert result.code != 0
+    assert result.stdout.strip() == ""
+    lines = [re.sub(r"^node \d \| ", "", line) for line in result.stderr.splitlines()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    # Beside it stands only what torchrun says of processes that ended. A script says nothing else.
+    torchrun = any("torch/distributed/" in line for line in lines)
+    assert torchrun or len(lines) == 1, result.stderr
+    assert not re.search(r'File ".*/lessons/', result.stderr), "a stack trace through the lesson"
+    return errors[0]
+
+
+BAD = {
+    "zero epochs": (("--epochs", 0), "--epochs must be at least 1, not 0"),
+    "no number": (("--epochs", "many"), "argument --epochs: invalid int value: 'many'"),
+    "empty batch": (("--batch-size", 0), "--batch-size must be at least 1, not 0"),
+    "no test images": (("--test-size", 0), "--test-size must be at least 1, not 0"),
+    "no learning rate": (("--lr", "nan"), "--lr must be a number above 0, not nan"),
+    "seed below zero": (("--seed", -1), "--seed must be a number from 0 to"),
+    "unknown data": (("--data", "cats"), "argument --data: invalid choice: 'cats' (choose from"),
+    "unknown option": (("--fast",), "unrecognized arguments: --fast"),
+    "no steps": (("--snapshot-every", 0), "--snapshot-every must be at least 1, not 0"),
+    "no time": (("--time-limit", -3), "--time-limit must be at least 1, not -3.0"),
+    "few images": (("--train-size", 100), "100 training images do not fill one --batch-size of 120"),
+    "unwritable out": (("--out", "/proc/here"), "cannot write to --out /proc/here"),
+    "out is a file": (("--out", "/dev/null"), "cannot write to --out /dev/null"),
+}
+
+
+@pytest.mark.parametrize(
+    ("stem", "bad"),
+    [
+        *(("01_single_gpu", bad) for bad in BAD if bad not in ("no steps", "no time")),
+        ("02_data_parallel", "zero epochs"),
+        *(("03_ddp_spawn", bad) for bad in ("zero epochs", "few images", "unwritable out")),
+        *(("04_ddp_torchrun", bad) for bad in ("unknown option", "unwritable out")),
+    ],
+)
+def test_bad_input_is_refused_with_one_line(start, stem, bad):
+    arguments, message = BAD[bad]
+    assert message in refusal(start(stem, 2, *arguments).finish(60))
+
+
+@pytest.mark.parametrize("bad", ["no steps", "no time"])
+def test_bad_options_of_lesson_05_are_refused(fork, bad):
+    arguments, message = BAD[bad]
+    assert message in refusal(fork("05_snapshots", 2, *SMALL, *arguments, refused=True))
+
+
+def test_bad_input_is_refused_once_although_torchrun_restarts_the_lesson(start):
+    assert "--epochs must be at least 1" in refusal(start("05_snapshots", 2, "--epochs", 0).finish(120))
+
+
+@pytest.mark.parametrize(
+    ("stem", "processes"),
+    [("03_ddp_spawn", 3), ("03_ddp_spawn", 4), ("04_ddp_torchrun", 4), ("06_multinode", 3)],
+)
+def test_a_batch_that_does_not_divide_is_refused(start, stem, processes):
+    result = start(stem, processes, "--batch-size", 50).finish(60)
+    line = refusal(result)
+    assert line == (
+        f"error: --batch-size 50 does not divide by {processes} processes: "
+        f"take {51 if processes == 3 else 52}, for instance"
+    )
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_senseless_number_of_processes_is_refused(start, number):
+    words = [sys.executable, launcher.ROOT / "lessons/03_ddp_spawn.py", "--world-size", number]
+    line = refusal(start("03", words=words).finish())
+    assert line == f"error: the number of processes must be at least 1, not {number}"
+
+
+@pytest.mark.skipif(workload.gpu_count() < 1, reason="needs 1 GPU")
+@pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
+def test_more_processes_than_gpus_are_refused(start, stem):
+    count = workload.gpu_count() + 1
+    line = refusal(start(stem, count, "--batch-size", 60 * count, gpus=True).finish())
+    assert f"{count} processes on this machine, but {count - 1} GPUs" in line
+
+
+def test_more_processes_than_gpus_are_refused_where_there_are_none_too(monkeypatch, capsys):
+    """The same check without a GPU: the machine's count is the only thing replaced."""
+    monkeypatch.setattr(workload.options, "gpu_count", lambda: 2)
+    arguments = workload.parser("03_ddp_spawn.py", "").parse_args([])
+    arguments.world_size = 3
+    with pytest.raises(SystemExit) as ended:
+        workload.check(arguments)
+    assert ended.value.code == 2
+    assert "3 processes on this machine, but 2 GPUs: start at most one for each" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stem", ["04_ddp_torchrun", "05_snapshots", "06_multinode"])
+def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
+    line = refusal(start(stem, words=[sys.executable, launcher.ROOT / f"lessons/{stem}.py"]).finish())
+    assert "started by torchrun: torchrun --standalone --nproc-per-node 2 " in line
+    assert line.endswith(f"lessons/{stem}.py")
+
+
+@pytest.mark.parametrize(
+    ("stem", "data"),
+    [
+        ("01_single_gpu", "mnist"),
+        ("01_single_gpu", "cifar10"),
+        ("03_ddp_spawn", "mnist"),
+        ("04_ddp_torchrun", "cifar10"),
+    ],
+)
+def test_without_a_network_real_data_is_refused_with_one_line(start, stem, data):
+    files = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py"}[data]
+    began = time.monotonic()
+    line = refusal(start(stem, 2, "--data", data, environment=OFFLINE).finish(60))
+    assert line == f"error: cannot download {data}: use --data digits, or put the files at out/data/{files}"
+    assert time.monotonic() - began < 30
+
+
+def idx(path, array):
+    """A file as MNIST has them: magic number, sizes, bytes."""
+    path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+@pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn"])
+def test_mnist_is_read_from_files_without_a_network(run, tmp_path, stem):
+    raw = tmp_path / "run/out/data/MNIST/raw"
+    raw.mkdir(parents=True)
+    for split, count in (("train", 240), ("t10k", 30)):
+        digits = workload.draw_digits(count, seed=3)
+        idx(raw / f"{split}-images-idx3-ubyte", digits.images.squeeze(1).numpy())
+        idx(raw / f"{split}-labels-idx1-ubyte", digits.labels.numpy().astype(numpy.uint8))
+    arguments = ("--epochs", 1, "--batch-size", 60, "--train-size", 200)
+    result = run(stem, 2, "--data", "mnist", *arguments, environment=OFFLINE)
+    assert launcher.read_curve(result.out, stem)[0]["accuracy"] * 30 % 1 == pytest.approx(0, abs=1e-9)
+
+
+def test_cifar10_is_read_from_files(tmp_path, monkeypatch):
+    folder = tmp_path / "data/cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    pixels = numpy.random.default_rng(0).integers(0, 256, (10, 3072), dtype=numpy.uint8)
+    for name in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]:
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": list(range(10))}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    cifar = workload.import_torchvision().datasets.cifar
+    monkeypatch.setattr(cifar, "check_integrity", lambda path, md5: True)  # these are not the real files
+    arguments = workload.parser("01.py", "").parse_args(["--data", "cifar10", "--out", str(tmp_path)])
+    train_set, test_set = workload.load_images(arguments)
+    assert (len(train_set), len(test_set)) == (50, 10)
+    assert torch.equal(test_set.images, torch.from_numpy(pixels).view(10, 3, 32, 32))
+    images, labels = train_set.__getitems__([3, 47])
+    assert labels.tolist() == [3, 7]
+    assert workload.ConvNet(images.shape[1:])(images).shape == (2, 10)
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def trained(run, stem):
+    """The processes of a run that train, once its first epoch is over."""
+    wait_for(lambda: (run.out / f"{stem}.jsonl").exists())
+    launchers = ("bin/torchrun", "resource_tracker")
+    return [
+        pid
+        for pid, words in alive(run.mark)
+        if pid != run.process.pid and not any(word in words for word in launchers)
+    ]
+
+
+@pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
+def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
+    run = start(stem, 4, "--epochs", 1000, "--train-size", 1200)
+    pids = trained(run, stem)
+    assert len(pids) == 4
+    os.kill(pids[-1], signal.SIGKILL)
+    assert run.finish(60).code != 0
+
+
+@pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
+def test_an_ended_launcher_leaves_no_process_behind(start, stem):
+    run = start(stem, 2, "--epochs", 1000, "--train-size", 1200)
+    trained(run, stem)
+    run.process.terminate()
+    assert run.finish(60).code != 0
+
+
+@pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
+def test_two_runs_at_once_do_not_meet(start, stem):
+    both = [start(stem, 2, *SMALL, folder=folder) for folder in ("one", "other")]
+    assert [run.finish(60).code for run in both] == [0, 0]
+
+
+def test_a_crash_without_restarts_fails(start):
+    words, environment = launcher.command("05_snapshots", 2, *SMALL[:-1], 2, "--crash-at", 2)
+    del words[words.index("--max-restarts") : words.index("--max-restarts") + 2]
+    result = start("05", words=words, environment=environment).finish(60)
+    assert result.code != 0
+    assert [row["epoch"] for row in launcher.read_curve(result.out, "05_snapshots")] == [1]

@@ -1,0 +1,169 @@
+"""Lesson 06 under a real SLURM: both ways to start it, back into the queue and on from the snapshot."""
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import alive
+
+import launcher
+import slurm
+
+pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM")
+
+SCRIPT = launcher.ROOT / "lessons/launch/slurm.sbatch"
+SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 12)
+NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+TOLD = r"\*\*\* STEP \d+\.0 ON \S+ CANCELLED AT "  # the line that SLURM writes when it signals the tasks
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with slurm.Cluster(tmp_path_factory.mktemp("slurm") / "cluster", alive) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def submit(cluster, tmp_path):
+    """Submit the lesson on two nodes, one process on each; after the test it is gone, however that ended."""
+    jobs = []
+
+    def submit(way, *arguments, options=(), **environment):
+        environment |= {"START": way}
+        jobs.append(
+            cluster.submit(tmp_path / "job", SCRIPT, *arguments, options=options, environment=environment)
+        )
+        return jobs[-1]
+
+    yield submit
+    for job in jobs:
+        job.cancel()
+        job.finish()
+
+
+@contextlib.contextmanager
+def held(job, limit=90):
+    """Hold the run after its third epoch: one process sleeps, and the others wait for it."""
+    job.wait_for_log("^epoch  3 ", limit)
+    pid = job.workers()[-1]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not re.search("^epoch 12 ", job.log(), re.M), "it was over before it could be held"
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def environment(pid, name):
+    """The value of this name in the environment of another process."""
+    return re.search(rf"\0{name}=([^\0]*)", "\0" + Path(f"/proc/{pid}/environ").read_text())[1]
+
+
+def check_the_end(job, reference, world_size=2, restarts=0):
+    """The job is done, with lesson 01's curve. Returns the places at which it went on, as (epoch, step)."""
+    assert job.finish() == "COMPLETED", job.everything()
+    curve = launcher.read_curve(job.folder / "out", "06_multinode")
+    assert launcher.difference(curve, reference(*SIZES)) == "", job.everything()
+    assert {row["world_size"] for row in curve} == {world_size}
+    assert job.show("Restarts") == str(restarts), job.everything()
+    assert {path.name for path in job.folder.iterdir()} == {"log", "out"}
+    assert not list((job.folder / "out").glob("*.aside"))
+    return resumed(job)
+
+
+def resumed(job):
+    """The places at which it went on, as (epoch, step)."""
+    found = re.findall(r"^resumed in epoch (\d+) after step (\d+)$", job.log(), re.M)
+    return [(int(epoch), int(step)) for epoch, step in found]
+
+
+def check_that_nothing_was_lost(job):
+    """It saved when it was told to: it went on in the middle of an epoch, and printed each epoch once."""
+    (place,) = resumed(job)
+    assert place > (3, 0), job.everything()
+    printed = [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", job.log(), re.M)]
+    assert printed == list(range(1, 13)), job.everything()
+
+
+def check_that_it_failed(job, error):
+    assert job.finish() == "FAILED", job.everything()
+    assert re.findall("^error: (.*)$", job.log(), re.M) == [error], job.everything()
+    assert job.show("Restarts") == "0", job.everything()
+
+
+def test_a_time_limit_costs_nothing(cluster, submit, reference):
+    # SLURM looks at the limits every 30 s, and gives the signal up to 30 s early: after 10 to 40 s here.
+    # On a machine that is too busy to train by then, the first start comes to nothing.
+    job = submit("torchrun", *SIZES, "--time-limit", 120, options=("--time=1", "--signal=B:USR1@20"))
+    with held(job, limit=180):
+        starts = int(job.show("Restarts")) + 1
+        job.wait_for_log(TOLD, limit=75, count=starts)
+        cluster.call("scontrol", "update", f"JobId={job.number}", "TimeLimit=10")
+    check_the_end(job, reference, restarts=starts)
+    check_that_nothing_was_lost(job)
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [("torchrun", ("--gpus-per-node=2",)), ("python", ("--ntasks-per-node=2",))],
+)
+def test_a_job_has_lesson_01s_curve(submit, reference, way, options):
+    """Two processes on each node. An agent starts as many as it has GPUs; these here only pretend."""
+    job = submit(way, *SIZES, options=options)
+    with held(job):
+        told = sorted([environment(pid, name) for name in NAMES] for pid in job.workers())
+    assert told == [["0", "0", "2", "4"], ["1", "1", "2", "4"], ["2", "0", "2", "4"], ["3", "1", "2", "4"]]
+    assert check_the_end(job, reference, world_size=4) == []
+
+
+@pytest.mark.parametrize("way", ["torchrun", "python"])
+def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference, way):
+    job = submit(way, *SIZES)
+    with held(job):
+        # What SLURM does before the time limit, but now: it looks at the limits every 30 s only.
+        cluster.call("scancel", "--signal=USR1", "--batch", job.number)
+        job.wait_for_log(TOLD)
+    check_the_end(job, reference, restarts=1)
+    check_that_nothing_was_lost(job)
+
+
+def test_a_preempted_job_comes_back(cluster, submit, reference):
+    """SLURM preempts with a SIGTERM for the tasks, and nothing for the shell of the job."""
+    job = submit("python", *SIZES)
+    with held(job):
+        cluster.call("scancel", "--signal=TERM", job.number)
+    check_the_end(job, reference, restarts=1)
+    check_that_nothing_was_lost(job)
+
+
+def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, submit, reference):
+    job = submit("torchrun", *SIZES)
+    with held(job):
+        cluster.call("scontrol", "requeue", job.number)
+    # SLURM tells the shell and srun to stop as well: the run may be killed before it has saved.
+    ((epoch, _),) = check_the_end(job, reference, restarts=1)
+    assert epoch >= 3, job.everything()
+
+
+def test_a_job_that_gets_nowhere_does_not_come_back_for_ever(cluster, submit):
+    job = submit("python", *SIZES, REQUEUES="0")
+    with held(job):
+        cluster.call("scancel", "--signal=USR1", "--batch", job.number)
+        job.wait_for_log(TOLD)
+    check_that_it_failed(job, "started again 0 times: give it more --time, or more REQUEUES")
+
+
+@pytest.mark.parametrize(
+    ("way", "arguments", "error"),
+    [
+        ("torchrun", ("--epochs", 0), "--epochs must be at least 1, not 0"),
+        ("python", ("--train-size", 100), "100 training images do not fill one --batch-size of 120"),
+        ("screen", (), "START is screen: take torchrun or python"),
+    ],
+)
+def test_a_job_that_fails_does_not_come_back(submit, way, arguments, error):
+    check_that_it_failed(submit(way, *arguments), error)

@@ -1,0 +1,471 @@
+"""Lesson 05's promises, one by one: what a snapshot holds, what is refused, and how a run ends."""
+
+import argparse
+import io
+import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import alive
+from test_refusals import refusal, trained, wait_for
+
+import launcher
+
+STEM = "05_snapshots"
+SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs", 3)
+LESSONS = launcher.ROOT / "lessons"
+
+
+def snapshots(out, stem=STEM):
+    return sorted(out.glob(f"{stem}.epoch*.snapshot"))
+
+
+def forged(data):
+    """Any bytes, with the checksum that they should have."""
+    return data + zlib.crc32(data).to_bytes(4)
+
+
+def saved(thing, **options):
+    buffer = io.BytesIO()
+    torch.save(thing, buffer, **options)
+    return forged(buffer.getvalue())
+
+
+class Hostile:
+    """A pickle that leaves a mark when it is loaded."""
+
+    def __reduce__(self):
+        return os.system, ("touch was-here",)
+
+
+# ---- what is refused --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """snapshot.py in this process, as the only process of a run."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.syspath_prepend(LESSONS)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    from parts import snapshot
+
+    out = tmp_path / "out"
+    out.mkdir()
+    arguments = argparse.Namespace(out=out, lesson=STEM)
+    state = {
+        "settings": {"lr": 0.1},
+        "world_size": 1,
+        "step": 0,
+        "processes": [{}],
+        "model": torch.randn(900),
+    }
+    for epoch in (2, 3):
+        data = snapshot.seal(state | {"epoch": epoch})
+        snapshot.path_of(arguments, epoch, 0).write_bytes(data)
+    monkeypatch.setattr(snapshot, "settings", {"lr": 0.1})
+    monkeypatch.setattr(snapshot, "control", lambda: None)  # the default group
+    yield snapshot, arguments, state["model"]
+    dist.destroy_process_group()
+
+
+def check_refused(alone, capfd, data):
+    """The newest snapshot with these bytes in it: refused with one line; the one before is what comes."""
+    snapshot, arguments, weights = alone
+    newest = snapshot.path_of(arguments, 3, 0)
+    newest.write_bytes(data)
+    state = snapshot.find_newest(arguments)
+    assert state["epoch"] == 2
+    assert torch.equal(state["model"], weights)
+    line = f"refused {newest}: damaged, or not from this lesson; taking the one before\n"
+    assert capfd.readouterr().err == line
+    assert not newest.exists()
+
+
+def test_a_snapshot_cut_anywhere_is_refused(alone, capfd):
+    whole = snapshots(alone[1].out)[-1].read_bytes()
+    chance = random.Random(0)
+    for length in [0, 1, 3, 4, 5, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(50))]:
+        check_refused(alone, capfd, whole[:length])
+
+
+def test_a_flipped_bit_is_refused(alone, capfd):
+    whole = snapshots(alone[1].out)[-1].read_bytes()
+    chance = random.Random(0)
+    last = range(8 * len(whole) - 32, 8 * len(whole))  # in the checksum itself
+    for bit in [*last, *(chance.randrange(8 * len(whole)) for _ in range(300))]:
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        check_refused(alone, capfd, bytes(flipped))
+
+
+FOREIGN = {
+    "hostile": saved({"epoch": 9, "step": 0, "settings": {}, "processes": [Hostile()]}),
+    "hostile, in the old format": saved({"epoch": Hostile()}, _use_new_zipfile_serialization=False),
+    "a hostile pickle": forged(pickle.dumps(Hostile())),
+    "a list": saved([1, 2, 3]),
+    "a number": saved(3),
+    "some weights": saved({"weight": torch.zeros(3)}),
+    "a text": forged(b"hello, world"),
+    "nothing": forged(b""),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_file_is_refused_and_runs_no_code(alone, capfd, monkeypatch, tmp_path, kind):
+    monkeypatch.chdir(tmp_path)
+    check_refused(alone, capfd, FOREIGN[kind])
+    assert not Path("was-here").exists()
+
+
+def test_the_hostile_file_would_run_code():
+    assert "os.system" in str(Hostile().__reduce__()[0].__module__ + ".system").replace("posix", "os")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(io.BytesIO(FOREIGN["hostile"][:-4]), weights_only=True)
+
+
+@pytest.fixture
+def trained_out(fork):
+    """A run that has ended, its weights, and a function that runs it again from what lies there."""
+    whole = fork(STEM, 2, *SMALL, "--snapshot-every", 8)
+    weights = (whole.out / f"{STEM}.pt").read_bytes()
+    return whole.out, weights
+
+
+@pytest.mark.parametrize("kind", ["cut", "empty", "hostile"])
+def test_a_run_takes_the_snapshot_before_and_ends_with_the_same_bytes(fork, trained_out, kind):
+    out, weights = trained_out
+    before, newest = snapshots(out)
+    assert [path.name[len(STEM) :] for path in (before, newest)] == [
+        ".epoch0003-step000016.snapshot",
+        ".epoch0004-step000000.snapshot",
+    ]
+    data = newest.read_bytes()
+    newest.write_bytes({"cut": data[:-100], "empty": b"", "hostile": FOREIGN["hostile"]}[kind])
+    again = fork(STEM, 2, *SMALL, "--snapshot-every", 8)
+    lines = [line for line in again.stderr.splitlines() if "refused" in line]
+    name = f"out/{newest.name}"
+    assert lines == [f"refused {name}: damaged, or not from this lesson; taking the one before"]
+    assert "resumed in epoch 3 after step 16" in again.stdout
+    assert (again.out / f"{STEM}.pt").read_bytes() == weights
+    assert not (again.out.parent / "was-here").exists()
+
+
+def test_a_run_that_died_after_the_last_step_of_an_epoch_goes_on_without_a_warning(fork):
+    """PyTorch takes it for a scheduler that is stepped before the optimizer, and would warn."""
+    sizes = (*SMALL, "--epochs", 1, "--snapshot-every", 20)
+    out = fork(STEM, 2, *sizes).out
+    weights = (out / f"{STEM}.pt").read_bytes()
+    _, newest = snapshots(out)
+    newest.unlink()
+    again = fork(STEM, 2, *sizes)
+    assert "resumed in epoch 1 after step 20\n" in again.stdout
+    assert again.stderr == ""
+    assert (out / f"{STEM}.pt").read_bytes() == weights
+
+
+def test_if_no_snapshot_is_whole_the_run_starts_anew_and_keeps_the_files(fork, trained_out):
+    out, weights = trained_out
+    for path in snapshots(out):
+        path.write_bytes(b"gone")
+    again = fork(STEM, 2, *SMALL)
+    assert again.stderr.count("refused out/") == 2
+    assert "resumed" not in again.stdout
+    assert (again.out / f"{STEM}.pt").read_bytes() == weights
+    assert len(list(out.glob("*.refused"))) == 2
+
+
+@pytest.mark.parametrize("stem", [STEM, "06_multinode"])
+def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork, stem):
+    out = fork(stem, 2, *SMALL).out
+    before = {path.name: path.read_bytes() for path in snapshots(out, stem)}
+    newest = f"out/{stem}.epoch0004-step000000.snapshot"
+    line = refusal(fork(stem, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
+    assert line == f"error: {newest} has lr 0.04, not 0.1; seed 0, not 1: remove it, or name another --out"
+    # The same settings, and a model of another size.
+    path = snapshots(out, stem)[-1]
+    state = torch.load(io.BytesIO(path.read_bytes()[:-4]), weights_only=True)
+    own = state["settings"]["model"]
+    assert re.fullmatch(r"ConvNet of 32,282 parameters \([0-9a-f]{8}\)", own)
+    state["settings"]["model"] = "ConvNet of 64,010 parameters (0123abcd)"
+    path.write_bytes(saved(state))
+    line = refusal(fork(stem, 2, *SMALL, refused=True))
+    other = "model ConvNet of 64,010 parameters (0123abcd)"
+    assert line == f"error: {newest} has {other}, not {own}: remove it, or name another --out"
+    path.write_bytes(before[path.name])
+    assert {path.name: path.read_bytes() for path in snapshots(out, stem)} == before
+
+
+# ---- what a snapshot holds --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "then"), [(4, 2), (2, 3), (1, 4), (3, 1)])
+def test_another_number_of_processes_goes_on_with_the_same_curve(fork, reference, first, then):
+    """Stopped in the middle of an epoch, so that the order of the images and the loss so far must fit too."""
+    sizes = ("--train-size", 1200, "--test-size", 300, "--epochs", 4)
+    every = ("--snapshot-every", 3)
+    crashed = fork(STEM, first, *sizes, *every, "--crash-at", 2, refused=True)
+    assert crashed.code != 0
+    result = fork(STEM, then, *sizes, *every)
+    assert "resumed in epoch 2 after step 3" in result.stdout
+    assert launcher.difference(launcher.read_curve(result.out, STEM), reference(*sizes)) == ""
+
+
+FORGETS = {
+    "nothing": ("snapshot.py", "status, control", "status, control"),
+    "buffers": (
+        f"{STEM}.py",
+        '"model": model.module,',
+        '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
+    ),
+    "momentum": (f"{STEM}.py", ' "optimizer": optimizer,', ""),
+    "scheduler": (f"{STEM}.py", ', "scheduler": scheduler}', "}"),
+    "random state": ("snapshot.py", "    torch.set_rng_state(random[0])\n", ""),
+    "random state of the others": ("snapshot.py", "processes[rank % len(processes)]", "processes[0]"),
+    "offset": (f"{STEM}.py", 'state["step"], snapshot', "0, snapshot"),
+    "epoch": (f"{STEM}.py", 'return state["epoch"],', 'return state["epoch"] - 1,'),
+    "loss so far": ("snapshot.py", "torch.tensor(loss_sum, device", "torch.tensor(0.0, device"),
+    "order of the gradients": ("snapshot.py", "    settle(model, images)\n", ""),
+    "random number of the loader": (f"{STEM}.py", "    train_loader.generator", "    train_set.generator"),
+}
+
+
+@pytest.mark.parametrize("part", FORGETS)
+def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
+    """A lesson that forgets this part does not end with the bytes of a run that was left in peace."""
+    name, text, instead = FORGETS[part]
+    for file in (*LESSONS.glob("*.py"),):
+        shutil.copy(file, tmp_path)
+    lesson = (tmp_path / name).read_text()
+    assert lesson.count(text) == 1, "the lesson has changed: change this test with it"
+    (tmp_path / name).write_text(lesson.replace(text, instead))
+    results = {}
+    for folder, crash in (("peace", ()), ("crash", ("--crash-at", 2))):
+        words, environment = launcher.command(STEM, 4, *SMALL, "--snapshot-every", 3, *crash)
+        victim = launcher.ROOT / "tests/helpers/victim.py"
+        words = [str(victim) if word.endswith(f"{STEM}.py") else word for word in words]
+        environment |= {"LESSON": str(tmp_path / f"{STEM}.py")}
+        (tmp_path / folder).mkdir()
+        code, left = forks.run(words, tmp_path / folder, environment, limit=120)
+        assert (code, left) == (0, []), (tmp_path / folder / ".err").read_text()
+        out = tmp_path / folder / "out"
+        curve = [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(out, STEM)]
+        results[folder] = (out / f"{STEM}.pt").read_bytes(), curve
+    assert (results["peace"] == results["crash"]) == (part == "nothing")
+
+
+def test_the_pass_that_does_not_count_leaves_no_mark(alone):
+    layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    before = [tensor.clone() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
+    alone[0].settle(model, torch.ones(4, 2))
+    after = [*model.state_dict().values(), torch.get_rng_state()]
+    assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# ---- disks ------------------------------------------------------------------------------------
+
+
+def test_a_file_too_large_costs_the_snapshot_and_not_the_run(start, run):
+    """A limit on the size of files stands for a full disk: the weights fit under it, a snapshot does not."""
+    kept = run(STEM, 1, *SMALL[:-1], 1).out
+    before = {path.name: path.read_bytes() for path in snapshots(kept)}
+    words, environment = launcher.command(STEM, 1, *SMALL[:-1], 1, "--seed", 1, "--out", "out/other")
+    words = ["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *words]
+    result = start(STEM, words=words, environment=environment).finish(100)
+    assert result.code == 0, result.stderr
+    name = "out/other/05_snapshots.epoch0002-step000000.snapshot"
+    assert f"{name} is not saved (File too large); going on without it" in result.stderr
+    assert "epoch  1 | loss" in result.stdout
+    left = {path.name for path in (kept / "other").iterdir()}
+    assert left == {f"{STEM}.jsonl", f"{STEM}.lock", f"{STEM}.pt"}
+    assert {path.name: path.read_bytes() for path in snapshots(kept)} == before
+
+
+# Root needs no user namespace to mount something where nobody else sees it.
+USER = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+UNSHARE = ["unshare", *USER, "--mount"]
+
+
+def can_mount():
+    words = [*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") and subprocess.run(words, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_path, trouble):
+    """OUT is a small disk of its own. Once it has two snapshots nothing more can be written, for a while."""
+    disk = tmp_path / "run/out"
+    disk.mkdir(parents=True)
+    words, environment = launcher.command(STEM, 2, *SMALL[:-1], 100000, "--snapshot-every", 5)
+    script = 'mount -t tmpfs -o size=2m none out && exec "$@"'
+    words = [*UNSHARE, "bash", "-c", script, "bash", *words]
+    run = start(STEM, words=words, environment=environment)
+    root = Path(f"/proc/{run.process.pid}/root") / disk.relative_to("/")
+    wait_for(lambda: len(snapshots(root)) == 2)
+    inside = ["nsenter", "--target", str(run.process.pid), "--mount"]
+    inside += ["--user", "--preserve-credentials"] if USER else []
+    if trouble == "full":
+        break_it, mend_it = f"cat /dev/zero > {disk}/filler; true", f"rm {disk}/filler"
+        reason = "No space left on device"
+    else:
+        # A disk with open files does not turn read-only. A second view of it does.
+        break_it, mend_it = f"mount --bind {disk} {disk} && mount -o remount,bind,ro {disk}", f"umount {disk}"
+        reason = "Read-only file system"
+    subprocess.run([*inside, "sh", "-c", break_it], check=True, stderr=subprocess.DEVNULL)
+    wait_for(lambda: run.stderr().count(f"is not saved ({reason}); going on without it") >= 3)
+    kept = snapshots(root)
+    for path in kept:
+        data = path.read_bytes()
+        assert zlib.crc32(data[:-4]).to_bytes(4) == data[-4:]
+    # A save that was under way as the disk became read-only cannot tidy up after itself.
+    if trouble == "full":
+        assert len(kept) == 2
+        assert not list(root.glob("*.aside"))
+        # The curve needs room too. That it has none must not end the run.
+        words = rf"05_snapshots.jsonl lacks epoch \d+ \({reason}\); going on"
+        wait_for(lambda: re.search(words, run.stderr()))
+    assert len(kept) >= 2
+    subprocess.run([*inside, "sh", "-c", mend_it], check=True)
+    wait_for(lambda: snapshots(root)[-1].name > kept[-1].name)
+    run.process.terminate()
+    run.finish(60)
+
+
+# ---- how a run ends ---------------------------------------------------------------------------
+
+
+def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(start, fork):
+    long = (*SMALL[:-1], 300)
+    run = start(STEM, 2, *long, "--snapshot-every", 1000)
+    trained(run, STEM)
+    run.process.terminate()
+    result = run.finish(60)
+    assert result.code != 0
+    assert result.stderr.count("told to stop: saved, and ending with status 75") == 1
+    place = [int(number) for number in re.findall(r"epoch(\d+)-step(\d+)", snapshots(result.out)[-1].name)[0]]
+    assert place[1] > 0, "a snapshot from the end of an epoch, not from the step before the end"
+    again = start(STEM, 2, *long)
+    assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > place[0])
+    again.process.terminate()
+    assert f"resumed in epoch {place[0]} after step {place[1]}\n" in again.finish(60).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, number):
+    """As srun starts it: the process itself is what the scheduler sees."""
+    names = ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    alone = dict.fromkeys(names, "0") | {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    words = ["env", *(f"{name}={value}" for name, value in alone.items()), sys.executable]
+    run = start(STEM, words=[*words, LESSONS / f"{STEM}.py", *SMALL[:-1], 3000])
+    wait_for(lambda: (run.out / f"{STEM}.jsonl").exists())
+    run.process.send_signal(number)
+    result = run.finish(60)
+    assert result.code == 75
+    assert "told to stop: saved, and ending with status 75" in result.stderr
+    assert len(snapshots(result.out)) == 2
+
+
+def test_a_second_run_in_the_same_folder_is_refused(start):
+    first = start(STEM, 2, *SMALL[:-1], 100000)
+    trained(first, STEM)
+    before = (first.out / f"{STEM}.jsonl").read_text().splitlines()
+    words, environment = launcher.command(STEM, 1, *SMALL[:-1], 100000, "--out", first.out)
+    words[words.index("--max-restarts") + 1] = (
+        "0"  # each attempt waits 5 seconds for the first run to go away
+    )
+    second = start(STEM, words=words, environment=environment, folder="second").finish(120)
+    line = refusal(second)
+    assert re.fullmatch(
+        rf"error: {first.out} is in use by process \d+ of \S+, since [\d:]+: end it, or name another --out",
+        line,
+    )
+    assert first.process.poll() is None
+    assert (first.out / f"{STEM}.jsonl").read_text().splitlines()[: len(before)] == before
+    first.process.terminate()
+    first.finish(60)
+
+
+def test_a_run_that_is_going_down_is_waited_for(alone, monkeypatch):
+    snapshot, arguments, _ = alone
+    monkeypatch.setattr(snapshot.workload, "listen_for_the_end", lambda: None)  # pytest wants to hear it
+    defaults = vars(snapshot.workload.parser(f"{STEM}.py", "").parse_args([]))
+    arguments = argparse.Namespace(**defaults | vars(arguments), time_limit=10)
+    script = "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(); time.sleep(1)"
+    path = arguments.out / f"{STEM}.lock"
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    with subprocess.Popen([sys.executable, "-uc", script, path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline()
+        began = time.monotonic()
+        snapshot.start(arguments, model, torch.ones(1, 2))
+        assert 0.5 < time.monotonic() - began < 4
+    assert path.read_text().startswith(f"process {os.getpid()} of ")
+    snapshot.lock.close()
+
+
+@pytest.mark.parametrize("stem", [STEM, "06_multinode"])
+def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, stem):
+    words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)
+    words = [word.replace(STEM, stem) for word in words]
+    run = start(stem, words=words, environment=environment)
+    pids = trained(run, stem)
+    assert len(pids) == 2
+    run.process.kill()
+    again = start(stem, words=words, environment=environment)  # at once: the first one's lock may still hold
+    wait_for(lambda: not alive(run.mark), 5)
+    run.finish(10)
+    done = len(launcher.read_curve(again.out, stem))
+    assert wait_for(lambda: len(launcher.read_curve(again.out, stem)) > done)
+    again.process.terminate()
+    assert "resumed in epoch" in again.finish(60).stdout
+
+
+def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp_path):
+    """Not those of the others, who only lost it; and all end within seconds."""
+    for file in LESSONS.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    lesson = (tmp_path / f"{STEM}.py").read_text()
+    bug = "            loss = cross_entropy(model(images), labels)\n"
+    assert lesson.count(bug) == 1
+    mine = "            if rank == 2 and epoch == 2: raise ValueError('a bug of rank 2')\n"
+    (tmp_path / f"{STEM}.py").write_text(lesson.replace(bug, mine + bug))
+    words, environment = launcher.command(STEM, 4, *SMALL, "--out", tmp_path / "run/out")
+    words = [word.replace(str(LESSONS), str(tmp_path)) for word in words]
+    words[words.index("--max-restarts") + 1] = "0"
+    run = start(STEM, words=words, environment=environment)
+    wait_for(lambda: "a bug of rank 2" in run.stderr())
+    began = time.monotonic()
+    result = run.finish(60)
+    assert time.monotonic() - began < 15
+    assert result.code != 0
+    errors = re.findall(r"^\w*(?:Error|Exception): .*", result.stderr, re.M)
+    assert errors == ["ValueError: a bug of rank 2"]
+    assert "gloo" not in result.stderr
+    report = result.stderr.partition("Root Cause (first observed failure):")[2]
+    assert "rank      : 2 (local_rank: 2)" in report
+    assert "ValueError: a bug of rank 2" in report  # what @record is for
+
+
+def test_a_stopped_process_is_noticed_after_the_time_limit(start):
+    run = start(STEM, 2, *SMALL[:-1], 3000, "--time-limit", 3)
+    stopped = trained(run, STEM)[-1]
+    began = time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    wait_for(lambda: "Timed out waiting 3000ms" in run.stderr(), 15)
+    assert 3 < time.monotonic() - began < 12
+    os.kill(stopped, signal.SIGCONT)
+    run.process.terminate()
+    run.finish(60)

@@ -1,0 +1,235 @@
+"""Every notebook runs from top to bottom, and what is stored in it is what it shows."""
+
+import contextlib
+import copy
+import os
+import re
+import shutil
+
+import nbformat
+import pytest
+
+import launcher
+import notebooks
+from launcher import ROOT
+from planner import __main__ as command
+from planner import plans, report
+
+STEMS = [path.stem for path in notebooks.NOTEBOOKS]
+IDEAS = ["gradients_travel", "overlap_and_buckets", "synchronous_and_asynchronous", "when_it_hangs"]
+PLANNING = "13_planning"  # the one that belongs to no lesson
+
+
+def test_there_is_one_for_each_lesson_four_on_ideas_and_one_on_planning():
+    assert set(launcher.STEMS) < set(STEMS)
+    numbers = {stem[:2] for stem in launcher.STEMS}
+    assert [stem for stem in STEMS if stem[:2] not in numbers] == [PLANNING]
+    others = sorted(stem for stem in set(STEMS) - set(launcher.STEMS) if stem[:2] <= "06")
+    assert len(others) == 4
+    for idea in IDEAS:
+        assert any(re.fullmatch(rf"\d\d[a-z]_.*{idea}", stem) for stem in others), idea
+
+
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
+def test_it_runs_afresh_and_shows_what_is_stored(path):
+    stored = notebooks.read(path)
+    assert notebooks.complaints(path, stored) == []
+    out = ROOT / "out" / f"test-{os.getpid()}"  # under the root, so that cells print a short name
+    try:
+        # One thread: two that wait for each other spin, and beside other tests lesson 01 takes minutes.
+        fresh = notebooks.execute(path, OUT=str(out.relative_to(ROOT)), OMP_NUM_THREADS="1")
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    assert notebooks.shown(path.name, fresh) == []
+    assert notebooks.drift(stored, fresh) == []
+
+
+def sources(notebook, kind):
+    return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == kind)
+
+
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
+def test_it_has_what_a_notebook_must_have(path):
+    notebook = notebooks.read(path)
+    prose, code = sources(notebook, "markdown"), sources(notebook, "code")
+    assert re.match(rf"# {path.stem.split('_')[0]} .+\?\n", prose), "its title asks no question"
+    assert "## What to read next" in prose
+    assert "xercise" in prose.split("## What to read next")[1]
+    assert len(re.findall(r"(?i)predict", prose)) >= 1 and len(re.findall(r"^ *assert ", code, re.M)) >= 3
+    assert len(list(pictures(notebook))) >= 2
+    if path.stem in launcher.STEMS:
+        before = launcher.grown_from(ROOT / "lessons" / f"{path.stem}.py")
+        assert re.search(r"(?i)^## .*(wrong|mistake)", prose, re.M)
+        started_by = "two_terminals.sh" if path.stem == "06_multinode" else f"lessons/{path.stem}.py"
+        assert started_by in code
+        if before:
+            kept = [
+                output
+                for cell in notebook.cells
+                for output in cell.get("outputs", [])
+                if output.get("metadata", {}).get("rungs") == "diff"
+            ]
+            assert len(kept) == 1 and before.name in kept[0]["data"]["text/html"]
+            assert f"{path.stem}.py" in kept[0]["data"]["text/html"]
+
+
+def test_planning_measures_then_plans_with_the_planner(capsys):
+    """It predicts four processes from two and three; its formulas are the planner's; and its plans, which
+    depend on no machine, are those that the planner makes today."""
+    notebook = notebooks.read(notebooks.FOLDER / f"{PLANNING}.ipynb")
+    prose, code = sources(notebook, "markdown"), sources(notebook, "code")
+    assert notebook.metadata["rungs"]["alone"], "it measures"
+    parts = ("fit, how fast", "GPUs are worth it", "does it break", "own job", "formulas are wrong")
+    for part in ("alpha and beta", *parts):
+        assert re.search(rf"(?m)^##.*{part}", prose), part
+    assert prose.count("**Predict.**") >= 3
+    assert code.count("show.slider(") >= 3
+    fitted, predicted = code.index("for world_size in (2, 3)"), code.index("every[4] = measure(4)")
+    assert fitted < code.index("def fit(") < predicted, "four is measured after the fit"
+    formulas = re.findall(r"^def (\w+)", (ROOT / "lessons/planner/formulas.py").read_text(), re.M)
+    assert not set(formulas) & set(re.findall(r"^def (\w+)", code, re.M)), "a formula of its own"
+    used = set(re.findall(r"(?:formulas|plans)\.(\w+)", code))
+    assert used >= {"all_reduce_seconds", "checkpoint_interval", "effective_time_ratio", "plan", "sweep"}
+
+    said = "\n".join(text for cell in notebook.cells for text in notebooks.texts(cell))
+    assert re.search(r"a wire each: typically \d+% off, at worst \d+%", said)
+    assert re.search(r"one machine for all: typically \d+% off, at worst \d+%", said)
+    commands = re.findall(r"^\$ python lessons/planner (.+)\n", said, re.M)
+    assert len(commands) == 2
+    for words in commands:
+        with contextlib.suppress(SystemExit):
+            command.main(words.split())
+        assert "".join(capsys.readouterr()) in said, words
+    large = {name.replace("-", "_"): default for name, (_, default, _) in command.OPTIONS.items()}
+    large |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
+    large |= {"params": 70e9, "gpus": 16384, "tokens": 2e12, "batch_tokens": 2**23}
+    rows, _ = plans.sweep(large | {"sequence_parallel": False, "tensor_parallel": 8, "pipeline": 4})
+    for row in rows[::3]:
+        gpus, efficiency = row["job"]["gpus"], report.efficiency(row, rows[0])
+        assert re.search(rf"(?m)^{gpus:,} .* {row['days']:,.1f} +{efficiency:.0%}$", said), gpus
+
+
+def pictures(notebook):
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                yield output["data"]["image/png"]
+
+
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
+def test_its_links_lead_somewhere(path):
+    prose = sources(notebooks.read(path), "markdown")
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
+        assert link.startswith("https://") or (path.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
+def test_it_repeats_no_well_known_error(path):
+    """The backward pass averages gradients; optimizer.step() talks to nobody."""
+    prose = sources(notebooks.read(path), "markdown")
+    for sentence in re.split(r"(?<=[.!?:])\s", prose):
+        if "step()" in sentence and re.search(r"(?i)synchroni|all.?reduce|averages|communicat", sentence):
+            assert re.search(r"(?i)\bnot\b|nobody|nothing|never|does no|alone|itself|before", sentence), (
+                sentence
+            )
+
+
+def test_the_readme_links_each_from_its_lessons_row():
+    rows = (ROOT / "README.md").read_text()
+    for stem in STEMS:
+        if stem == PLANNING:
+            begin = "**Before you rent anything.**"
+        else:
+            begin = f"| [{next(name for name in launcher.STEMS if name[:2] == stem[:2])}.py]"
+        row = next(line for line in rows.splitlines() if line.startswith(begin))
+        assert f"(notebooks/{stem}.ipynb)" in row, stem
+
+
+@pytest.mark.parametrize("name", notebooks.PICTURES)
+def test_the_readme_shows_pictures_as_their_notebooks_do(name):
+    assert (ROOT / "lessons/pictures" / name).read_bytes() == notebooks.picture(name), "run make notebooks"
+    assert f"(lessons/pictures/{name})" in (ROOT / "README.md").read_text()
+
+
+def test_the_list_of_notebooks_has_the_question_of_each():
+    page = (notebooks.FOLDER / "README.md").read_text()
+    for path in notebooks.NOTEBOOKS:
+        name, question = notebooks.read(path).cells[0].source.splitlines()[0].removeprefix("# ").split(":", 1)
+        assert f"- [{name}]({path.name}):{question}\n" in page
+
+
+# ---- the checks themselves ----------------------------------------------------------------------
+
+
+def made(text, source="print()", tags=()):
+    cell = nbformat.v4.new_code_cell(source, execution_count=1, metadata={"tags": list(tags)})
+    cell.outputs = [nbformat.v4.new_output("stream", text=text)]
+    return nbformat.v4.new_notebook(cells=[cell], metadata={"rungs": {"seconds": 1}})
+
+
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line 3, in <module>'
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("saved in /home/ada/rungs/out", "a path of the machine"),
+        ("at /usr/lib/python3/x.py", "a path of the machine"),
+        ("torch/site-packages/x", "a path of the machine"),
+        ("x.py:3: UserWarning: beware", "a warning"),
+        ("WARNING: beware", "a warning"),
+        ("exitcode: -9 (pid: 4711)", "a process id"),
+        ("Process 4711: python", "a process id"),
+        ("connect to 127.0.0.1:29500", "a port or an address"),
+        (TRACE, "a stack trace"),
+    ],
+)
+def test_what_no_output_may_hold_is_found(text, what):
+    assert [line for line in notebooks.shown("n.ipynb", made(text)) if what in line], text
+
+
+def test_what_an_output_may_hold_is_let_through():
+    fine = (
+        "out/notebooks/01/x.pt 3/4 N/A 12,000 images/s, process of rank 1, pid: (its number), a warning sign"
+    )
+    assert notebooks.shown("n.ipynb", made(fine)) == []
+    assert notebooks.shown("n.ipynb", made(TRACE, tags=["stack-trace"])) == []
+
+
+def test_long_cells_failed_cells_and_old_runs_are_found(tmp_path):
+    path = tmp_path / "n.ipynb"
+    notebook = made("x")
+    nbformat.write(notebook, path)
+    assert notebooks.complaints(path, notebook) == []
+    assert "41 lines" in notebooks.shown("n", made("x", source="x\n" * 41))[0]
+    failed = made("x")
+    failed.cells[0].outputs = [nbformat.v4.new_output("error", ename="E", evalue="no", traceback=["no"])]
+    assert notebooks.shown("n", failed) == ["n, cell 1 failed"]
+    for change in ({"seconds": 91}, {}):
+        late = made("x")
+        late.metadata["rungs"] = change
+        assert "seconds" in notebooks.complaints(path, late)[0]
+    skipped = made("x")
+    skipped.cells[0].execution_count = 2
+    assert "top to bottom" in notebooks.complaints(path, skipped)[0]
+    path.write_text(path.read_text() + " " * notebooks.BYTES)
+    assert "bytes" in notebooks.complaints(path, notebook)[0]
+
+
+def test_outputs_that_are_missing_and_diffs_that_drifted_are_found():
+    stored = made("x")
+    shown = nbformat.v4.new_output("display_data", {"text/plain": "- a\n+ b"}, metadata={"rungs": "diff"})
+    stored.cells[0].outputs.append(shown)
+    assert notebooks.drift(stored, copy.deepcopy(stored)) == []
+    other_times = copy.deepcopy(stored)
+    other_times.cells[0].outputs[0]["text"] = "y"
+    assert notebooks.drift(stored, other_times) == [], "only diffs must be the same"
+    missing = copy.deepcopy(stored)
+    missing.cells[0].outputs = []
+    assert "missing" in notebooks.drift(missing, stored)[0]
+    drifted = copy.deepcopy(stored)
+    drifted.cells[0].outputs[1]["data"]["text/plain"] = "- a\n+ c"
+    assert "make notebooks" in notebooks.drift(drifted, stored)[0]
+    gone = copy.deepcopy(stored)
+    del gone.cells[0].outputs[1]
+    assert notebooks.drift(gone, stored)

@@ -1,0 +1,122 @@
+"""Measure this machine: `make bench`. Ends with tables, OUT/bench.png and a dated file in results/.
+
+    python tools/bench/bench.py                              all rows; on a machine with GPUs, theirs too
+    python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README's section from one
+
+All measurements take turns, so that a noisy moment hurts all of them alike. Each number is the middle of the
+repeats; the file has all of them. Nothing here fails because it is slow.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import report
+import rows
+
+RESULTS = rows.HERE / "results"
+
+
+def machine():
+    """What it was measured on, without the names of people or hosts."""
+    import torch
+
+    lines = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"^model name\s*: (.*)$", lines, re.M)
+    count, memory = os.cpu_count(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": model[1] if model else platform.processor() or platform.machine(),
+        "cores": count,
+        "memory_gib": round(memory / 2**30),
+        "bf16": any(flag in lines for flag in ("avx512_bf16", "amx_bf16", " bf16")),
+        "virtual": " hypervisor" in lines,
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions():
+    packages = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy")}
+    return {"python": platform.python_version()} | packages
+
+
+def collect(lists, numbers):
+    """Put the numbers of one repeat behind those of the repeats before."""
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            collect(lists.setdefault(name, {}), value)
+        else:
+            lists.setdefault(name, []).append(value)
+
+
+def measure(measures, repeats):
+    found, began = {}, time.monotonic()
+    for repeat in range(1, repeats + 1):
+        for number, (name, run) in enumerate(measures.items(), 1):
+            start = time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                numbers = run(Path(folder))
+            collect(found, numbers)
+            seconds = time.monotonic() - start
+            note = "" if numbers else " (not on this machine)"
+            print(
+                f"repeat {repeat} of {repeats} | {number:2} of {len(measures)} | "
+                f"{name:32} {seconds:5.1f} s{note}",
+                flush=True,
+            )
+    return found, time.monotonic() - began
+
+
+def name_of(result):
+    """A file name that tells the machine and the day."""
+    what = result["machine"]
+    words = [what["cpu"], f"{what['cores']} cores", *what["gpus"][:1]]
+    return "-".join([re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-"), result["date"]])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
+    parser.add_argument("--readme", type=Path, help="measure nothing: write README's section from this file")
+    arguments = parser.parse_args()
+    if arguments.readme:
+        report.write_readme(arguments.readme)
+        return
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
+    measures, what = dict(rows.MEASURES), machine()
+    if what["gpus"]:
+        import gpu
+
+        measures |= gpu.measures()
+    found, seconds = measure(measures, arguments.repeats)
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "machine": what,
+        "versions": versions(),
+        "repeats": arguments.repeats,
+        "minutes": round(seconds / 60, 1),
+        "rows": found,
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{name_of(result)}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    report.draw(result, arguments.out / "bench.png")
+    print(report.plain(report.section(result, path)))
+    print(f"\nThe same as a picture and as data: {arguments.out / 'bench.png'}, {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Run a lesson with something changed or clocked: VARIANT=large,clocked VARIANT_OF=lessons/04_ddp_torchrun.py
+variant.py ...
+
+    large    a model with 30 times the work a step
+    tiny     a model with next to no work a step
+    wide     a model of 8 million parameters, with little work for each
+    kinked   ReLU and max pooling in place of GELU and average pooling
+    clocked  nothing changed; process 0 says when it reached what
+    stepped  nothing changed; process 0 says what its steps spend their time on
+    saving   nothing changed; process 0 says how long training stood still for each snapshot
+
+What they say is one line of JSON each on standard error. What a lesson does is not touched: this file runs
+its text. It is also what mp.spawn's children import.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+started = time.time()
+
+from torch import nn
+
+LESSON = Path(os.environ["VARIANT_OF"]).resolve()
+sys.path.insert(0, str(LESSON.parent))
+import workload
+
+imported = time.time()
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import steps
+
+
+class Large(nn.Sequential):
+    def __init__(self, shape):
+        channels, height, width = shape
+        super().__init__(
+            workload.Normalize(),
+            nn.Conv2d(channels, 64, kernel_size=5, padding=2, stride=2),
+            nn.GELU(),
+            nn.Conv2d(64, 128, kernel_size=5, padding=2),
+            nn.AvgPool2d(2),
+            nn.GELU(),
+            nn.Flatten(),
+            nn.Linear(128 * (height // 4) * (width // 4), 10),
+        )
+
+
+class Tiny(nn.Sequential):
+    def __init__(self, shape):
+        channels, height, width = shape
+        super().__init__(workload.Normalize(), nn.Flatten(), nn.Linear(channels * height * width, 10))
+
+
+class Wide(nn.Sequential):
+    def __init__(self, shape):
+        channels, height, width = shape
+        super().__init__(
+            workload.Normalize(),
+            nn.Flatten(),
+            nn.Linear(channels * height * width, 2208),
+            nn.GELU(),
+            nn.Linear(2208, 2208),
+            nn.GELU(),
+            nn.Linear(2208, 640),
+            nn.GELU(),
+            nn.Linear(640, 10),
+        )
+
+
+class Kinked(nn.Sequential):
+    """ConvNet with a kink wherever it is smooth."""
+
+    def __init__(self, shape):
+        kinks = {nn.GELU: lambda: nn.ReLU(), nn.AvgPool2d: lambda: nn.MaxPool2d(2)}
+        super().__init__(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape)))
+
+
+def tell(what, value):
+    print(json.dumps({what: value}), file=sys.stderr, flush=True)
+
+
+def clock():
+    """Note the time at the points that every lesson passes, and say them after the first step."""
+    times = {"started": started, "imported": imported}
+    load_images, progress = workload.load_images, workload.progress
+
+    def clocked_load_images(arguments):
+        times["met"] = time.time()
+        images = load_images(arguments)
+        times["images"] = time.time()
+        return images
+
+    def clocked_progress(batches, epoch, quiet=False):
+        for number, batch in enumerate(progress(batches, epoch, quiet)):
+            if epoch == 1 and number < 2 and not quiet:
+                times["built" if number == 0 else "stepped"] = time.time()
+                if number == 1:
+                    tell("clocked", times)
+            yield batch
+
+    workload.load_images, workload.progress = clocked_load_images, clocked_progress
+
+
+def clock_saving():
+    """Note how long training stands still for snapshots: from the gathering of what is in them until it goes
+    on. In lesson 05 that is all of the writing; in 09 only what is left of the snapshot before."""
+    import atexit
+
+    times = {"began": None, "stood": [], "ended": 0.0}
+    progress = workload.progress
+
+    def clocked_progress(*arguments, **options):
+        times["began"] = times["began"] or time.perf_counter()
+        return progress(*arguments, **options)
+
+    workload.progress = clocked_progress
+    (clock_lesson_09 if LESSON.name.startswith("09") else clock_lesson_05)(times)
+
+    def say():
+        if times["stood"]:
+            size = max(map(size_of, Path("out").glob(f"{LESSON.stem}.epoch*")))
+            whole = times["ended"] - times["began"]
+            tell("saving", {"stood": times["stood"], "whole": whole, "bytes": size})
+
+    if os.environ.get("RANK", "0") == "0":
+        atexit.register(say)
+
+
+def size_of(path):
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+
+
+def clock_lesson_05(times):
+    import contextlib
+
+    from parts import snapshot
+
+    what_else, survive = snapshot.what_else, snapshot.survive_a_full_disk
+
+    def clocked_what_else(loss_sum):
+        times["save"] = time.perf_counter()
+        return what_else(loss_sum)
+
+    @contextlib.contextmanager
+    def clocked_survive(*arguments):
+        with survive(*arguments):
+            yield
+        times["ended"] = time.perf_counter()
+        times["stood"].append(times["ended"] - times["save"])
+
+    snapshot.what_else, snapshot.survive_a_full_disk = clocked_what_else, clocked_survive
+
+
+def clock_lesson_09(times):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict
+
+    get_state_dict, async_save, waited = state_dict.get_state_dict, dcp.async_save, [0.0]
+
+    def clocked_get_state_dict(*arguments, **options):
+        times["save"] = time.perf_counter()
+        return get_state_dict(*arguments, **options)
+
+    def clocked_async_save(*arguments, **options):
+        future = async_save(*arguments, **options)
+        times["ended"] = time.perf_counter()
+        times["stood"].append(times["ended"] - times["save"] + waited.pop())
+        result = future.result
+
+        def clocked_result():
+            start = time.perf_counter()
+            result()
+            waited.append(time.perf_counter() - start)
+
+        future.result = clocked_result
+        return future
+
+    state_dict.get_state_dict, dcp.async_save = clocked_get_state_dict, clocked_async_save
+
+
+MODELS = {"large": Large, "tiny": Tiny, "wide": Wide, "kinked": Kinked}
+CLOCKS = {"clocked": clock, "saving": clock_saving, "stepped": steps.clock}
+Smooth = workload.ConvNet
+for word in os.environ["VARIANT"].split(","):
+    if word in CLOCKS:
+        CLOCKS[word]()
+    else:
+        workload.ConvNet = MODELS[word]
+parser = workload.parser
+workload.parser = lambda file, description: parser(LESSON, description)
+exec(compile(LESSON.read_text(), str(LESSON), "exec"))

@@ -1,0 +1,254 @@
+"""Kill a training run in every way there is, and see that it ends with the weights of one left in peace.
+
+    make chaos KILLS=300
+
+You will see a line for each kill: what was killed, how many steps had to be taken again, and how long it
+took until the next step. It ends with a table, and with an error if a single byte of the weights, or a
+single digit of the curve, is not that of the run without kills.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import launcher
+
+sys.path.insert(0, str(launcher.ROOT / "tests/helpers"))
+from forks import Forks
+
+LESSON = "05_snapshots"
+SIZES = ("--train-size", 480, "--test-size", 100, "--batch-size", 24, "--epochs", 20)
+TIME_LIMIT = 3
+# How often each kind comes in 20 kills. A stopped process is the slow one: torchrun gives it 30 seconds.
+KINDS = {
+    "one process": 5,
+    "all processes": 4,
+    "in mid-save": 4,
+    "the agent": 2,
+    "SIGTERM": 2,
+    "SIGTERM to one": 2,
+    "SIGSTOP": 1,
+}
+
+
+class Run:
+    """A run in a folder, which goes on after its agent was killed: the command is then given again."""
+
+    def __init__(self, forks, folder, processes, arguments):
+        self.forks, self.folder, self.processes = forks, folder, processes
+        words, self.environment = launcher.command(LESSON, processes, *arguments, "--time-limit", TIME_LIMIT)
+        words[words.index("--max-restarts") + 1] = "1000"
+        script = next(word for word in words if word.endswith(".py"))
+        self.words = [
+            str(Path(__file__).with_name("victim.py")) if word == script else word for word in words
+        ]
+        (folder / ".tmp").mkdir(parents=True)
+        self.environment |= {"LESSON": script, "TMPDIR": str(folder / ".tmp")}
+        self.code, self.left = None, []
+        self.begin()
+
+    def begin(self):
+        (self.folder / ".pid").unlink(missing_ok=True)
+        self.code = None
+        self.thread = threading.Thread(target=self.wait)
+        self.thread.start()
+
+    def wait(self):
+        code, self.left = self.forks.run(self.words, self.folder, self.environment, limit=300)
+        self.code = "killed" if code is None else code
+
+    def ended(self):
+        return not self.thread.is_alive()
+
+    def agent(self):
+        return int((self.folder / ".pid").read_text())
+
+    def ranks(self):
+        agent, found = self.agent(), []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(parent) == agent and state not in "ZX":
+                found.append(int(folder.name))
+        return found
+
+    def steps(self):
+        """The steps that process 0 has taken: when, its pid, and the place in the run."""
+        path = self.folder / ".steps"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [
+            (float(when), int(pid), int(epoch), int(step)) for when, pid, epoch, step in map(str.split, lines)
+        ]
+
+    def result(self):
+        out = self.folder / "out"
+        curve = [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(out, LESSON)]
+        return (out / f"{LESSON}.pt").read_bytes(), curve
+
+    def log(self):
+        return "".join((self.folder / name).read_text() for name in (".out", ".err"))
+
+
+def wait_for(run, condition, what, seconds=60):
+    """Wait until it holds. False if the run ended before that."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if run.ended():
+            return bool(condition())
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} seconds for {what}\n{run.log()}")
+        time.sleep(0.005)
+    return True
+
+
+def strike(run, kind, chance):
+    """Kill something, and wait until the run takes steps again. None if it was over before."""
+    known = len(run.steps())
+    if not wait_for(run, lambda: len(run.steps()) > known + 1, "a step"):
+        return None
+    time.sleep(chance.uniform(0, 0.3))
+    if run.ended():
+        return None
+    at_work = run.steps()[-1][1]  # on a busy machine the next one is at work right after the strike
+    try:
+        if kind == "in mid-save":
+            (run.folder / ".die-in-save").write_text(str(min(1, chance.uniform(0, 1.2))))
+            if not wait_for(run, lambda: not (run.folder / ".die-in-save").exists(), "a save"):
+                return None
+        elif kind == "the agent":
+            os.kill(run.agent(), signal.SIGKILL)
+        elif kind == "SIGTERM":
+            os.kill(run.agent(), signal.SIGTERM)
+        else:
+            pids = sorted(run.ranks())
+            number = getattr(signal, kind.split()[0], signal.SIGKILL)
+            struck_any = False
+            for pid in pids if kind == "all processes" else chance.sample(pids, min(1, len(pids))):
+                with contextlib.suppress(ProcessLookupError):  # the first one's death may have ended others
+                    os.kill(pid, number)
+                    struck_any = True
+            if not struck_any:
+                return None
+    except (ProcessLookupError, FileNotFoundError):
+        return None  # it had just ended
+    struck = time.time()
+    if kind in ("the agent", "SIGTERM"):
+        run.thread.join()
+        if run.code == 0:
+            return None
+        assert not run.left, f"alive 5 seconds after {kind}: {run.left}"
+        run.begin()
+    if not wait_for(run, lambda: run.steps()[-1][1] != at_work, f"a step after {kind}"):
+        return None
+    after = run.steps()
+    first = next(place for place in after[known:] if place[1] != at_work)
+    last = [place for place in after if place[1] == at_work][-1]
+    per_epoch = SIZES[1] // SIZES[5]
+    lost = (last[2] - first[2]) * per_epoch + last[3] - first[3] + 1
+    assert lost >= 0, f"{-lost} steps were never taken: after {last[2:]} came {first[2:]}"
+    return {"kind": kind, "lost": lost, "seconds": first[0] - struck}
+
+
+def chaos(kills, folder, seed=0, processes=(2, 4), say=print, kinds=KINDS, forks=None):
+    """Returns a row for each kill; raises AssertionError as soon as something is not as it must be."""
+    chance, rows, own = random.Random(seed), [], forks or Forks()
+    bag = [kind for kind, count in kinds.items() for _ in range(count)]
+    try:
+        peace = {}
+        for count in processes:
+            run = Run(own, folder / f"peace-{count}", count, SIZES)
+            run.thread.join()
+            assert run.code == 0, run.log()
+            peace[count] = run.result()
+        number = 0
+        while len(rows) < kills:
+            count = processes[number % len(processes)]
+            number += 1
+            every = chance.choice([1, 3, 7, 20])
+            run = Run(own, folder / f"{number}", count, (*SIZES, "--snapshot-every", every))
+            strikes = []
+            while len(strikes) < min(5, kills - len(rows)) and not run.ended():
+                if not bag:
+                    bag = [kind for kind, times in kinds.items() for _ in range(times)]
+                kind = bag.pop(chance.randrange(len(bag)))
+                row = strike(run, kind, chance)
+                if row is None:
+                    bag.append(kind)
+                    break
+                strikes.append(row | {"processes": count, "every": every})
+                say(
+                    f"{len(rows) + len(strikes):4}  {kind:14} of {count}, snapshot every {every:2} steps: "
+                    f"{row['lost']:2} steps again, {row['seconds']:4.1f} s"
+                )
+                limit = 1 if "SIGTERM" in kind else every + 1  # process 0 may die before it has noted a step
+                assert row["lost"] < limit + 1, f"{row['lost']} steps lost, one snapshot every {every}"
+            run.thread.join()
+            assert run.code == 0, f"status {run.code}\n{run.log()}"
+            assert not run.left, f"left alive: {run.left}"
+            weights, curve = run.result()
+            assert weights == peace[count][0], f"other weights after {[row['kind'] for row in strikes]}"
+            assert curve == peace[count][1], f"another curve after {[row['kind'] for row in strikes]}"
+            starts = 1 + len(strikes)
+            seen = len({pid for _, pid, _, _ in run.steps()})
+            kinds_seen = [row["kind"] for row in strikes]
+            assert seen == starts, (
+                f"started {seen} times, not {starts}, after {kinds_seen}\n{run.log()[-3000:]}"
+            )
+            asides = list((run.folder / "out").glob("*.aside")) + list((run.folder / "out").glob("*.refused"))
+            assert not asides, f"left over: {asides}"
+            rows += strikes
+    finally:
+        if forks is None:
+            own.close()
+    return rows
+
+
+def show(rows):
+    print(f"\n{'killed':14}  times  steps again, at most  seconds to the next step: median  longest")
+    for kind in [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]:
+        some = [row for row in rows if row["kind"] == kind]
+        seconds = [row["seconds"] for row in some]
+        print(
+            f"{kind:14}  {len(some):5}  {max(row['lost'] for row in some):20}  "
+            f"{statistics.median(seconds):33.1f}  {max(seconds):7.1f}"
+        )
+    ranks = Counter(row["processes"] for row in rows)
+    each = ", ".join(f"{ranks[count]} on {count} processes" for count in sorted(ranks))
+    print(
+        f"\n{len(rows)} kills ({each}), {len(rows)} resumes, one restart for each.\n"
+        "Every run ended with the weights and the curve of the run left in peace, to the last byte."
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument(
+        "--seed", type=int, default=None, help="which kills, and when (another one each time)"
+    )
+    arguments = parser.parse_args()
+    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    print(f"{arguments.kills} kills, seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        try:
+            rows = chaos(arguments.kills, Path(folder), seed, say=lambda line: print(line, flush=True))
+        except AssertionError as error:
+            sys.exit(f"error: {error}")
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Draw the pictures of the READMEs anew, from real runs: `make pictures`. They land in lessons/pictures/."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib
+
+import launcher
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+sys.path.insert(0, str(launcher.ROOT / "lessons"))
+import workload
+
+FOLDER = launcher.ROOT / "lessons" / "pictures"
+STEM = "04_ddp_torchrun"
+
+
+def digits():
+    images = workload.draw_digits(96, seed=1).images
+    tiled = images.view(6, 16, 28, 28).permute(0, 2, 1, 3).reshape(6 * 28, 16 * 28)
+    figure = plt.figure(figsize=(16 * 28 / 60, 6 * 28 / 60))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow(tiled, cmap="gray")
+    axes.axis("off")
+    figure.savefig(FOLDER / "digits.png", dpi=120)
+
+
+def curve(folder, processes, kinked):
+    """Lesson 04's losses, on the model as it is or with kinks in it."""
+    words, environment = launcher.command(STEM, processes)
+    script = str(launcher.ROOT / "lessons" / f"{STEM}.py")
+    variant = str(launcher.ROOT / "tools/bench/variant.py")
+    if kinked:
+        words = [variant if word == script else word for word in words]
+        environment |= {"VARIANT": "kinked", "VARIANT_OF": script}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(words, cwd=folder, env=os.environ | environment, check=True, capture_output=True)
+    return [row["loss"] for row in launcher.read_curve(folder / "out", STEM)]
+
+
+def kinks():
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for kinked, colour, label in (
+        (True, "#D55E00", "ReLU and max pooling"),
+        (False, "#0072B2", "GELU and average pooling"),
+    ):
+        losses = []
+        for processes in (1, 2, 4):
+            with tempfile.TemporaryDirectory() as folder:
+                losses.append(curve(Path(folder), processes, kinked))
+        epochs = range(1, len(losses[0]) + 1)
+        for processes, marker, run in ((2, "o", losses[1]), (4, "s", losses[2])):
+            off = [abs(one - other) / one for one, other in zip(losses[0], run, strict=True)]
+            print(label, processes, " ".join(f"{value:.0e}" for value in off), flush=True)
+            style = {"color": colour, "marker": marker, "linestyle": "-" if processes == 2 else "--"}
+            axes.plot(
+                epochs, [max(value, 1e-9) for value in off], label=f"{label}, {processes} processes", **style
+            )
+    axes.set(
+        title="How far the loss of several processes is from that of one",
+        xlabel="epoch",
+        ylabel="relative difference (none is drawn at 1e-9)",
+        yscale="log",
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(FOLDER / "kinks.png", dpi=120)
+
+
+def ladder():
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, launcher.ROOT / "tools/ladder.py", "--out", folder]
+        subprocess.run(words, check=True)
+        (FOLDER / "ladder.png").write_bytes((Path(folder) / "ladder.png").read_bytes())
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    digits()
+    kinks()
+    ladder()
