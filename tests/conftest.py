@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import launcher
+import lessons
 from forks import Forks
 
 
@@ -193,7 +194,8 @@ def fork(forks, tmp_path):
 
     def fork(stem, processes, *arguments, folder="run", refused=False):
         words, environment = launcher.command(stem, processes, *arguments)
-        if stem.startswith("06") or refused:  # one agent, where true launches have two; and no restarts
+        # One agent, where true launches have two; and no restarts of what is refused.
+        if lessons.get(stem).launcher == "two agents" or refused:
             words, environment = launcher.command("04_ddp_torchrun", processes, *arguments)
             words = [word.replace("04_ddp_torchrun.py", f"{stem}.py") for word in words]
         folder = tmp_path / folder

@@ -1,5 +1,6 @@
 """The pages, the sizes and the commands are what they say they are."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import torch
 
 import diffs
 import launcher
+import lessons
 import workload
 
 ROOT = launcher.ROOT
@@ -43,9 +45,9 @@ def test_the_diffs_on_the_page_turn_each_lesson_into_the_next(tmp_path):
     """`patch` reads them off the page: what a reader copies by hand arrives at the next lesson."""
     page = (ROOT / "lessons/README.md").read_text()
     found = re.findall(r"```diff\n(.*?)```", page, re.S)
-    assert len(found) == len(launcher.LESSONS) - 1
-    for after, text in zip(launcher.LESSONS[1:], found, strict=True):
-        before = launcher.grown_from(after)
+    assert len(found) == len(lessons.LESSONS) - 1
+    for lesson, text in zip(lessons.LESSONS[1:], found, strict=True):
+        before, after = diffs.before(lesson), lesson.path
         copy = tmp_path / before.name
         copy.write_text(before.read_text())
         subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
@@ -53,18 +55,35 @@ def test_the_diffs_on_the_page_turn_each_lesson_into_the_next(tmp_path):
 
 
 def test_lessons_are_short():
-    for path in launcher.LESSONS:
-        on_the_ladder = path.stem in launcher.LADDER
-        assert len(path.read_text().splitlines()) <= (130 if on_the_ladder else 160), path
-        if on_the_ladder and path != launcher.LESSONS[0]:
+    for lesson in lessons.LESSONS:
+        assert len(lesson.path.read_text().splitlines()) <= (130 if lesson.ladder else 160), lesson.stem
+        if lesson.ladder and lesson.grown_from:
             # Lesson 05 has two faces: a snapshot, and a run that can be stopped at any step.
-            limit = 55 if path.stem.startswith("05") else 45
-            assert diffs.added(launcher.grown_from(path), path) <= limit, path
+            limit = 55 if lesson.stem == "05_snapshots" else 45
+            assert diffs.added(diffs.before(lesson), lesson.path) <= limit, lesson.stem
     assert len((launcher.ROOT / "lessons/parts/snapshot.py").read_text().splitlines()) <= 160
 
 
+def test_the_table_of_lessons_is_the_only_place_that_knows_their_numbers():
+    """Another lesson is a row in tools/lessons.toml, and no line of the tools or the tests."""
+    asks = re.compile(r"""stem\[:\d|(?:stem|name)\.startswith\(f?["']\d|number (?:in|==|[<>]=?) \(?["']\d""")
+    for path in [*(ROOT / "tools").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        if "exercises" not in path.parts and path.name != "test_house.py":
+            found = asks.search(path.read_text())
+            assert not found, f"{path} asks for a number: {found[0]}"
+    files = {path.stem for path in (ROOT / "lessons").glob("[0-9]*.py")}
+    assert files == set(lessons.STEMS)
+
+
+def test_a_docstring_names_the_lesson_that_the_table_says_it_grew_from():
+    for before, lesson in itertools.pairwise(lessons.LESSONS):
+        named = re.search(r"grown from lesson (\d\d)", lesson.path.read_text().split('"""')[1])
+        grown_from = lessons.get(lesson.grown_from)
+        assert named[1] == grown_from.number if named else grown_from == before, lesson.stem
+
+
 def test_the_command_in_a_docstring_is_the_one_that_is_tested():
-    for path in launcher.LESSONS:
+    for path in (lesson.path for lesson in lessons.LESSONS):
         processes = re.search(r"--nproc-per-node (\d)", diffs.command(path))
         words, environment = launcher.command(path.stem, processes[1] if processes else 2)
         typed = launcher.as_typed(words, environment).removeprefix("PROCESSES=1 ")
@@ -252,7 +271,7 @@ def test_no_lesson_imports_torchvision_without_need(tmp_path):
     script = (
         "import sys, runpy; sys.argv = ['01', '--epochs', '1', '--train-size', '240', '--test-size', '10'];"
         f"sys.path.insert(0, {str(ROOT / 'lessons')!r});"
-        f"runpy.run_path({str(launcher.LESSONS[0])!r}, run_name='__main__');"
+        f"runpy.run_path({str(lessons.LESSONS[0].path)!r}, run_name='__main__');"
         "assert 'torchvision' not in sys.modules and 'matplotlib' not in sys.modules"
     )
     result = call(sys.executable, "-c", script, cwd=tmp_path)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from launcher import ROOT
+from lessons import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 import itertools

@@ -1,9 +1,9 @@
-"""Write into lessons/README.md what can be read off the lessons: `make diffs`.
+"""Write into the pages what can be read off the lessons and their table: `make diffs`.
 
-Under each lesson's heading stand two markers. What lies between them is written here: the command
-from the lesson's docstring, and its diff from the lesson before. The table of what can go wrong in
-lesson 06 stands between two more. The page of lessons/frameworks has the diffs of its scripts from
-lesson 04. A test runs this with --check.
+Between two markers in a page stands what is written here: in lessons/README.md the command from each lesson's
+docstring, its diff from the lesson that it grew from, and the table of what can go wrong in lesson 06; in
+lessons/frameworks/README.md the diffs of its scripts from lesson 04; in README.md and notebooks/README.md the
+lists of lessons, notebooks and exercises. A test runs this with --check.
 """
 
 import argparse
@@ -13,10 +13,17 @@ import sys
 import textwrap
 
 import faults
-from launcher import LESSONS, ROOT, grown_from
+import lessons
+from lessons import LESSONS, ROOT, Lesson
 
 PAGE = ROOT / "lessons" / "README.md"
 FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
+STARTED_BY = {
+    "python": "`python`",
+    "mp.spawn": "`python`, `mp.spawn`",
+    "torchrun": "`torchrun --standalone`",
+    "two agents": "a `torchrun` agent on each",
+}
 
 
 def command(path):
@@ -59,11 +66,48 @@ def block(path, before):
     return text
 
 
+def before(lesson: Lesson):
+    """The script that a lesson's diff is taken against."""
+    return lessons.get(lesson.grown_from).path if lesson.grown_from else None
+
+
+def lesson_table() -> str:
+    """README's table: each lesson with its notebooks and exercises."""
+    lines = ["| lesson | its one idea | started by | notebooks | exercises |", "| --- " * 5 + "|"]
+    for lesson in LESSONS:
+        started = "`torchrun --max-restarts`" if lesson.restarts else STARTED_BY[lesson.launcher]
+        read = [
+            f"[{notebook.number if notebook.stem == lesson.stem else notebook.title.lower()}]"
+            f"(notebooks/{notebook.stem}.ipynb)"
+            for notebook in lesson.notebooks
+        ]
+        solve = [
+            f"[{path.stem.replace('_', ' ')}](lessons/exercises/{path.name})"
+            for notebook in lesson.notebooks
+            for path in lessons.exercises(notebook.number)
+        ]
+        cells = (f"[{lesson.path.name}](lessons/{lesson.path.name})", lesson.idea, started)
+        lines.append(f"| {' | '.join(cells)} | {'; '.join(read)} | {'; '.join(solve)} |")
+    return "\n".join(lines) + "\n"
+
+
+def notebook_list() -> str:
+    """The list of notebooks, with the question that each asks."""
+    lines = []
+    for notebook in lessons.NOTEBOOKS:
+        name = f"{notebook.number} {notebook.title}".strip()
+        lines.append(f"- [{name}]({notebook.stem}.ipynb): {notebook.question}")
+    return "\n".join(lines) + "\n"
+
+
 def pages():
     """What is written into each page: the text for each pair of markers."""
-    lesson_04 = next(path for path in LESSONS if path.name.startswith("04"))
+    diffs = {lesson.stem: block(lesson.path, before(lesson)) for lesson in LESSONS}
+    lesson_04 = lessons.get("04_ddp_torchrun").path
     return {
-        PAGE: {path.stem: block(path, grown_from(path)) for path in LESSONS} | {"faults": faults.table()},
+        ROOT / "README.md": {"lessons": lesson_table()},
+        ROOT / "notebooks/README.md": {"notebooks": notebook_list()},
+        PAGE: diffs | {"faults": faults.table()},
         FRAMEWORKS[0].parent / "README.md": {path.stem: block(path, lesson_04) for path in FRAMEWORKS},
     }
 

@@ -1,4 +1,4 @@
-"""Climb lessons 01 to 06 on whatever this machine has: `make run`. All twelve: `make run LESSONS=all`.
+"""Climb lessons 01 to 06 on whatever this machine has: `make run`. All of them: `make run LESSONS=all`.
 
 Ends with a table and out/ladder.png, the curves of all lessons drawn on one another. A lesson with a model
 of its own is run on one process too, and must have that run's curve. Arguments are handed on to the
@@ -11,61 +11,88 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import launcher
+import lessons
+from lessons import Curve, Lesson
 
-sys.path.insert(0, str(launcher.ROOT / "lessons"))
+sys.path.insert(0, str(lessons.ROOT / "lessons"))
 import workload
 
+NUMBERS = ("processes", "final loss", "accuracy", "images/s", "seconds")  # to the right of their column
+COLUMNS = ("lesson", "launched by", *NUMBERS, "same curve")
+# Okabe and Ito's colours, told apart by colour-blind people too.
+COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2", "#767676"]
 
-def climb(arguments, rest):
+
+@dataclass
+class Climbed:
+    """A lesson that has been run, and what came of it."""
+
+    lesson: Lesson
+    processes: int
+    seconds: float
+    curve: list[dict] = field(default_factory=list)  # empty if it failed
+    verdict: str = "failed"
+
+    def is_different(self) -> bool:
+        return self.verdict.startswith("no")
+
+
+def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     gpus = workload.gpu_count()
-    processes = gpus or 2
     machine = f"{gpus} GPUs" if gpus else f"no GPU, {os.cpu_count()} cores"
-    print(f"This machine has {machine}. Lessons from 03 on run on {processes} processes.", flush=True)
-    rows, failed = [], []
-    for stem in chosen(arguments.lessons):
-        count = processes if stem[:2] >= "03" else 1
-        if stem.startswith("06"):
-            count = max(2, processes // 2 * 2)  # two agents, of one size
-        if stem.startswith("12") and not gpus:
-            count = 4  # its mesh is 2 x 2
-        runs = [(count, arguments.out)]
-        if launcher.OTHER_CURVES.get(stem[:2], ("",))[0] == "itself":
-            runs.insert(0, (1, arguments.out / "one_process"))
-        for count, out in runs:
-            words, environment = launcher.command(stem, count, "--out", out, *rest)
-            print(f"\n{stem}\n$ {launcher.as_typed(words, environment)}", flush=True)
-            clear(out, stem)
-            start = time.perf_counter()
-            code, log = run(words, os.environ | environment, out / f"{stem}.log")
-            if code:
-                failed.append(stem)
-                print(f"\n{stem} failed with status {code}. Its log, {out / f'{stem}.log'}:\n")
-                print("".join(f"  | {line}\n" for line in log.splitlines()), flush=True)
-                break
-        rows.append(row(arguments.out, stem, count, time.perf_counter() - start, code, rows))
+    print(f"This machine has {machine}. Lessons from 03 on run on {gpus or 2} processes.", flush=True)
+    rows = []
+    for lesson in lessons.chosen(arguments.lessons):
+        rows.append(run(lesson, lesson.processes_for(gpus), arguments.out, rest))
+        rows[-1].verdict = judge(rows[-1], rows[0], arguments.out)
     show(rows)
     picture(rows, arguments.out / "ladder.png")
     print(f"\nThe curves, drawn on one another: {arguments.out / 'ladder.png'}")
-    different = [row["lesson"] for row in rows if row["same"].startswith("no")]
-    if failed:
+    if failed := [row.lesson.stem for row in rows if not row.curve]:
         sys.exit(f"error: failed: {', '.join(failed)}")
-    if different:
+    if different := [row.lesson.stem for row in rows if row.is_different()]:
         sys.exit(f"error: another curve than lesson 01: {', '.join(different)}")
 
 
-def chosen(lessons):
-    """The stems that --lessons names."""
-    numbers = {stem[:2]: stem for stem in launcher.STEMS}
-    names = list(numbers) if lessons == "all" else lessons.split(",")
-    if unknown := [name for name in names if name not in numbers]:
-        sys.exit(f"error: there is no lesson {unknown[0]!r}: take all, or some of {','.join(numbers)}")
-    return [numbers[name] for name in sorted(names)]
+def run(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> Climbed:
+    """Run a lesson; on one process too, if that is whose curve it must have."""
+    climbed = Climbed(lesson, processes, 0)
+    if lesson.curve.is_its_own() and not start(lesson, 1, out / "one_process", rest):
+        return climbed
+    begin = time.perf_counter()
+    succeeded = start(lesson, processes, out, rest)
+    climbed.seconds = time.perf_counter() - begin
+    if succeeded:
+        climbed.curve = launcher.read_curve(out, lesson.stem)
+    return climbed
 
 
-def clear(out, stem):
+def start(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> bool:
+    """Run a command to its end, show what it prints, and keep it. False if it failed."""
+    words, environment = launcher.command(lesson.stem, processes, "--out", out, *rest)
+    print(f"\n{lesson.stem}\n$ {launcher.as_typed(words, environment)}", flush=True)
+    clear(out, lesson.stem)
+    lines = []
+    with subprocess.Popen(
+        words, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout:
+            if "torch/distributed/run.py" not in line:  # its five lines on OMP_NUM_THREADS
+                print(f"  {line}", end="", flush=True)
+            lines.append(line)
+    log = out / f"{lesson.stem}.log"
+    log.write_text("".join(lines))
+    if process.returncode:
+        print(f"\n{lesson.stem} failed with status {process.returncode}. Its log, {log}:\n")
+        print("".join(f"  | {line}" for line in lines), flush=True)
+    return process.returncode == 0
+
+
+def clear(out: Path, stem: str) -> None:
     """Lesson 05 would go on from yesterday's run."""
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob(f"{stem}.*"):
@@ -75,126 +102,74 @@ def clear(out, stem):
             path.unlink()
 
 
-def run(words, environment, log):
-    """Run a command, show what it prints and keep it."""
-    lines = []
-    with subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout:
-            if "torch/distributed/run.py" not in line:  # its five lines on OMP_NUM_THREADS
-                print(f"  {line}", end="", flush=True)
-            lines.append(line)
-    log.write_text("".join(lines))
-    return process.returncode, "".join(lines)
-
-
-def row(out, stem, processes, seconds, code, rows):
-    how = {"01": "python", "02": "python", "03": "mp.spawn", "05": "torchrun, restarts"}
-    how |= {"06": "2 torchrun agents", "08": "torchrun, restarts"}
-    row = {"lesson": stem, "launched by": how.get(stem[:2], "torchrun"), "processes": processes}
-    row |= {"curve": [], "seconds": seconds}
-    if code:
-        return row | {"same": "failed"}
-    row["curve"] = launcher.read_curve(out, stem)
-    if stem.startswith("01"):
-        return row | {"same": "yes"}
-    whose, *limits = launcher.OTHER_CURVES.get(stem[:2], ("01", *launcher.LIMITS))
-    if whose == "itself":
-        reference = launcher.read_curve(out / "one_process", stem)
-    elif rows and rows[0]["curve"]:
-        reference = rows[0]["curve"]
+def judge(row: Climbed, first: Climbed, out: Path) -> str:
+    """Whether a lesson has the curve that it must have, in words for the table."""
+    curve = row.lesson.curve
+    if not row.curve:
+        return "failed"
+    if row.lesson.stem == Curve.of:
+        return "yes"
+    if curve.is_its_own():
+        reference = launcher.read_curve(out / "one_process", row.lesson.stem)
+    elif first.lesson.stem == curve.of and first.curve:
+        reference = first.curve
     else:
-        return row | {"same": "no lesson 01"}
-    problem = launcher.difference(row["curve"], reference, limits)
-    within = max(limits[:2])
-    words = "yes" if limits == list(launcher.LIMITS) else f"yes, within {within:.0%}"
+        return "no lesson 01"
+    if problem := launcher.difference(row.curve, reference, curve):
+        return f"no: {problem}"
+    within = max(curve.early, curve.late)
+    words = "yes" if within <= Curve.late else f"yes, within {within:.0%}"
     words = words if within < 0.5 else "roughly"  # the lesson's page says why
-    return row | {"same": f"no: {problem}" if problem else words + (", its own" if whose == "itself" else "")}
+    return words + (", its own" if curve.is_its_own() else "")
 
 
-def show(rows):
-    head = (
-        "lesson",
-        "launched by",
-        "processes",
-        "final loss",
-        "accuracy",
-        "images/s",
-        "seconds",
-        "same curve",
-    )
-    lines = [head]
-    for row in rows:
-        last = row["curve"][-1] if row["curve"] else None
-        speeds = sorted(point["images_per_second"] for point in row["curve"])
-        numbers = (
-            (
-                f"{last['loss']:.4f}",
-                f"{last['accuracy']:.1%}",
-                f"{speeds[len(speeds) // 2]:,.0f}" + (" texts" if row["lesson"].startswith("12") else ""),
-            )
-            if last
-            else ("-", "-", "-")
-        )
-        lines.append(
-            (
-                row["lesson"],
-                row["launched by"],
-                str(row["processes"]),
-                *numbers,
-                f"{row['seconds']:.0f}",
-                row["same"],
-            )
-        )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+def cells(row: Climbed) -> dict[str, str]:
+    """A line of the table."""
+    found = dict.fromkeys(COLUMNS, "-")
+    how = {"two agents": "2 torchrun agents"}.get(row.lesson.launcher, row.lesson.launcher)
+    found["lesson"] = row.lesson.stem
+    found["launched by"] = how + (", restarts" if row.lesson.restarts else "")
+    found["processes"] = str(row.processes)
+    found["seconds"] = f"{row.seconds:.0f}"
+    found["same curve"] = row.verdict
+    if row.curve:
+        last, speeds = row.curve[-1], sorted(point["images_per_second"] for point in row.curve)
+        found["final loss"] = f"{last['loss']:.4f}"
+        found["accuracy"] = f"{last['accuracy']:.1%}"
+        items = "" if row.lesson.items == "images" else f" {row.lesson.items}"
+        found["images/s"] = f"{speeds[len(speeds) // 2]:,.0f}{items}"
+    return found
+
+
+def show(rows: list[Climbed]) -> None:
+    lines = [dict(zip(COLUMNS, COLUMNS, strict=True)), *map(cells, rows)]
+    widths = {column: max(len(line[column]) for line in lines) for column in COLUMNS}
     print()
     for line in lines:
-        cells = [
-            cell.rjust(width) if 2 <= column <= 6 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        words = [
+            line[column].rjust(width) if column in NUMBERS else line[column].ljust(width)
+            for column, width in widths.items()
         ]
-        print("  ".join(cells).rstrip())
+        print("  ".join(words).rstrip())
 
 
-def picture(rows, path):
+def picture(rows: list[Climbed], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [
-        row
-        for row in rows
-        if row["curve"] and launcher.OTHER_CURVES.get(row["lesson"][:2], "0")[0] != "itself"
-    ]
+    rows = [row for row in rows if row.curve and not row.lesson.curve.is_its_own()]
     if not rows:
         return
-    # Okabe and Ito's colours, told apart by colour-blind people too.
-    colours = [
-        "#000000",
-        "#E69F00",
-        "#56B4E9",
-        "#009E73",
-        "#D55E00",
-        "#CC79A7",
-        "#F0E442",
-        "#0072B2",
-        "#767676",
-    ]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    for position, (row, colour) in enumerate(zip(rows, colours, strict=False)):
-        epochs = [point["epoch"] for point in row["curve"]]
-        label = f"{row['lesson']} ({row['processes']})"
+    for number, (row, colour) in enumerate(zip(rows, COLOURS, strict=False)):
+        epochs = [point["epoch"] for point in row.curve]
         # The first line is the widest, so that those drawn later leave a rim of it in sight.
-        style = {
-            "color": colour,
-            "linewidth": max(1, 13 - 2 * position),
-            "solid_capstyle": "round",
-            "label": label,
-        }
-        left.plot(epochs, [point["loss"] for point in row["curve"]], **style)
-        right.plot(epochs, [100 * point["accuracy"] for point in row["curve"]], **style)
+        style = {"color": colour, "linewidth": max(1, 13 - 2 * number), "solid_capstyle": "round"}
+        style["label"] = f"{row.lesson.stem} ({row.processes})"
+        left.plot(epochs, [point["loss"] for point in row.curve], **style)
+        right.plot(epochs, [100 * point["accuracy"] for point in row.curve], **style)
     left.set(title="loss on the training images", xlabel="epoch", ylabel="mean cross-entropy", yscale="log")
     right.set(title="accuracy on the test images", xlabel="epoch", ylabel="%")
     left.legend(title="lesson (processes)", frameon=False)
@@ -204,12 +179,12 @@ def picture(rows, path):
     figure.savefig(path, dpi=150)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument("--lessons", default="01,02,03,04,05,06", help="which ones, by their numbers; or all")
+    parser.add_argument("--lessons", default="ladder", help="ladder, all, or some by their numbers: 01,03")
     arguments, rest = parser.parse_known_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     climb(arguments, rest)

@@ -10,7 +10,7 @@ import argparse
 import re
 import sys
 
-from launcher import ROOT
+from lessons import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 SOLUTIONS, STARTERS = ROOT / "solutions", ROOT / "lessons" / "exercises"

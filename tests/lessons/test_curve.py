@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import launcher
+import lessons
 import workload
 
 SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
@@ -19,16 +20,16 @@ GPUS = workload.gpu_count()
 def counts(*processes):
     """(lesson, processes) for all lessons: lessons 01 and 02 are one process, lesson 06 two agents."""
     return [
-        pytest.param(stem, count, id=f"{stem[:2]}-{count}")
-        for stem in launcher.LADDER
-        for count in (processes if stem[:2] >= "03" else (1,))
+        pytest.param(lesson.stem, count, id=f"{lesson.number}-{count}")
+        for lesson in lessons.LADDER
+        for count in ((1,) if lesson.is_one_process() else processes)
     ]
 
 
 # On one and two processes `make run` starts the same runs, and fails unless their curves are one. CI does it.
 @pytest.mark.parametrize(("stem", "processes"), counts(4)[2:])
 def test_the_default_run_has_lesson_01s_curve(run, fork, reference, stem, processes):
-    start = run if stem[:2] == "06" else fork  # two agents of two, started as a reader starts them
+    start = run if lessons.get(stem).launcher == "two agents" else fork  # agents as a reader starts them
     curve = launcher.read_curve(start(stem, processes).out, stem)
     assert launcher.difference(curve, reference()) == ""
     assert {row["world_size"] for row in curve} == {processes}
@@ -53,7 +54,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, pr
     check_what_it_printed(result.stdout, curve)
     assert "epoch  1:" not in result.stderr, "a progress bar, though the output is no terminal"
     names = {f"{stem}.jsonl", f"{stem}.pt"}
-    if stem[:2] >= "05":  # the last snapshot, and the one before
+    if stem in ("05_snapshots", "06_multinode"):  # the last snapshot, and the one before
         names |= {f"{stem}.lock", *(f"{stem}.epoch000{epoch}-step000000.snapshot" for epoch in (2, 3))}
     assert {path.name for path in result.out.iterdir()} == names
     again = fork(stem, processes, *sizes, folder="again")
@@ -82,22 +83,23 @@ def check_what_it_printed(stdout, curve):
 
 
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU")
-@pytest.mark.parametrize("stem", launcher.LADDER)
-def test_gpus_have_the_cpus_curve(run, reference, stem):
-    processes = GPUS // 2 * 2 if stem[:2] == "06" else GPUS
-    if processes == 0:
+@pytest.mark.parametrize("lesson", lessons.LADDER, ids=lambda lesson: lesson.number)
+def test_gpus_have_the_cpus_curve(run, reference, lesson):
+    processes = lesson.processes_for(GPUS)
+    if processes > GPUS:
         pytest.skip("needs 2 GPUs")
-    result = run(stem, processes if stem[:2] >= "03" else 1, gpus=True)
-    curve = launcher.read_curve(result.out, stem)
+    result = run(lesson.stem, processes, gpus=True)
+    curve = launcher.read_curve(result.out, lesson.stem)
     assert abs(curve[0]["loss"] - reference()[0]["loss"]) < 1e-3 * reference()[0]["loss"]
     assert abs(curve[-1]["accuracy"] - reference()[-1]["accuracy"]) <= 0.01
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
-@pytest.mark.parametrize("stem", launcher.LADDER[1:])
-def test_on_gpus_there_is_one_curve_too(run, stem):
+@pytest.mark.parametrize("lesson", lessons.LADDER[1:], ids=lambda lesson: lesson.number)
+def test_on_gpus_there_is_one_curve_too(run, lesson):
+    stem = lesson.stem
     first = launcher.read_curve(run("01_single_gpu", 1, folder="one", gpus=True).out, "01_single_gpu")
-    for processes in range(2, GPUS + 1, 2) if stem[:2] >= "03" else [1]:
+    for processes in [1] if lesson.is_one_process() else range(2, GPUS + 1, 2):
         result = run(stem, processes, folder=f"{processes}", gpus=True)
         assert launcher.difference(launcher.read_curve(result.out, stem), first) == ""
 

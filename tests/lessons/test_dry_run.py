@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, debug
 
-from launcher import ROOT
+from lessons import ROOT
 from parts import limericks
 from planner import dry_run
 

@@ -10,11 +10,10 @@ import pytest
 import torch.distributed as dist
 
 import launcher
+import lessons
 import workload
 
-SMALL = ("--train-size", 240, "--batch-size", 24, "--test-size", 60, "--epochs", 2)
-TEXT = ("--train-size", 96, "--batch-size", 12, "--test-size", 12, "--epochs", 2, "--characters", 14)
-BEYOND = [stem for stem in launcher.STEMS if stem[:2] > "06"]
+BEYOND = [lesson for lesson in lessons.LESSONS if not lesson.ladder]
 
 # A lesson takes the GPU of its rank. Here all take the first.
 NODE = f"""
@@ -28,10 +27,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def curve_of(start, stem, processes, gpus):
+def curve_of(start, lesson, processes, gpus):
     """The curve of a lesson whose ranks are all nodes of their own."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    script, out = launcher.ROOT / "lessons" / f"{stem}.py", f"../out-{processes}"
+    out = f"../out-{processes}"
     started = []
     for rank in range(processes):
         environment = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": 0, "NCCL_HOSTID": f"node-{rank}"}
@@ -44,27 +43,26 @@ def curve_of(start, stem, processes, gpus):
             "-c",
             NODE,
         ]
-        words += [script, *(TEXT if stem.startswith("12") else SMALL), "--out", out]
-        started.append(start(stem, words=words, folder=f"{processes}-{rank}", gpus=gpus))
+        words += [lesson.path, *lesson.small.split(), "--epochs", 2, "--out", out]
+        started.append(start(lesson.stem, words=words, folder=f"{processes}-{rank}", gpus=gpus))
     for run in started:
         result = run.finish()
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
-    return launcher.read_curve(result.out.parent / out, stem)
+    return launcher.read_curve(result.out.parent / out, lesson.stem)
 
 
-def compare(start, stem, processes, gpus):
-    _, *limits = launcher.OTHER_CURVES.get(stem[:2], ("itself", *launcher.LIMITS))
-    alone, together = (curve_of(start, stem, count, gpus) for count in (1, processes))
+def compare(start, lesson, processes, gpus):
+    alone, together = (curve_of(start, lesson, count, gpus) for count in (1, processes))
     assert {row["world_size"] for row in together} == {processes}
-    assert launcher.difference(together, alone, limits) == ""
+    assert launcher.difference(together, alone, lesson.curve) == ""
 
 
 @pytest.mark.skipif(workload.gpu_count() < 1, reason="needs 1 GPU")
 @pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("stem", BEYOND)
-def test_nodes_that_share_a_gpu_have_one_curve(start, stem, processes):
-    compare(start, stem, processes, gpus=True)
+@pytest.mark.parametrize("lesson", BEYOND, ids=lambda lesson: lesson.stem)
+def test_nodes_that_share_a_gpu_have_one_curve(start, lesson, processes):
+    compare(start, lesson, processes, gpus=True)
 
 
 def test_so_have_nodes_on_a_cpu(start):
-    compare(start, "09_fsdp", 2, gpus=False)
+    compare(start, lessons.get("09_fsdp"), 2, gpus=False)

@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from launcher import ROOT
+from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas, plans, report
 

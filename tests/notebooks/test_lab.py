@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 import browser
-from launcher import ROOT
+from lessons import ROOT
 
 STEM = "13_planning"  # the quickest
 

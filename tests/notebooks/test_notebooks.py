@@ -9,25 +9,31 @@ import shutil
 import nbformat
 import pytest
 
-import launcher
+import lessons
 import notebooks
-from launcher import ROOT
+from lessons import ROOT
 from planner import __main__ as command
 from planner import plans, report
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 IDEAS = ["gradients_travel", "overlap_and_buckets", "synchronous_and_asynchronous", "when_it_hangs"]
-PLANNING = "13_planning"  # the one that belongs to no lesson
+PLANNING = lessons.OTHER_NOTEBOOKS[0].stem  # it belongs to no lesson
 
 
 def test_there_is_one_for_each_lesson_four_on_ideas_and_one_on_planning():
-    assert set(launcher.STEMS) < set(STEMS)
-    numbers = {stem[:2] for stem in launcher.STEMS}
-    assert [stem for stem in STEMS if stem[:2] not in numbers] == [PLANNING]
-    others = sorted(stem for stem in set(STEMS) - set(launcher.STEMS) if stem[:2] <= "06")
+    assert sorted(notebook.stem for notebook in lessons.NOTEBOOKS) == STEMS
+    assert set(lessons.STEMS) < set(STEMS) and len(lessons.OTHER_NOTEBOOKS) == 1
+    others = [notebook.stem for lesson in lessons.LADDER for notebook in lesson.notebooks[1:]]
     assert len(others) == 4
     for idea in IDEAS:
         assert any(re.fullmatch(rf"\d\d[a-z]_.*{idea}", stem) for stem in others), idea
+
+
+def test_each_belongs_to_the_lesson_of_its_number():
+    for lesson in lessons.LESSONS:
+        assert lesson.notebooks[0].stem == lesson.stem
+        for notebook in lesson.notebooks[1:]:
+            assert re.fullmatch(rf"{lesson.number}[a-z]", notebook.number), notebook.stem
 
 
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
@@ -57,19 +63,19 @@ def test_it_has_what_a_notebook_must_have(path):
     assert "xercise" in prose.split("## What to read next")[1]
     assert len(re.findall(r"(?i)predict", prose)) >= 1 and len(re.findall(r"^ *assert ", code, re.M)) >= 3
     assert len(list(pictures(notebook))) >= 2
-    if path.stem in launcher.STEMS:
-        before = launcher.grown_from(ROOT / "lessons" / f"{path.stem}.py")
+    if path.stem in lessons.STEMS:
+        lesson = lessons.get(path.stem)
         assert re.search(r"(?i)^## .*(wrong|mistake)", prose, re.M)
-        started_by = "two_terminals.sh" if path.stem == "06_multinode" else f"lessons/{path.stem}.py"
+        started_by = "two_terminals.sh" if lesson.launcher == "two agents" else f"lessons/{path.stem}.py"
         assert started_by in code
-        if before:
+        if lesson.grown_from:
             kept = [
                 output
                 for cell in notebook.cells
                 for output in cell.get("outputs", [])
                 if output.get("metadata", {}).get("rungs") == "diff"
             ]
-            assert len(kept) == 1 and before.name in kept[0]["data"]["text/html"]
+            assert len(kept) == 1 and f"{lesson.grown_from}.py" in kept[0]["data"]["text/html"]
             assert f"{path.stem}.py" in kept[0]["data"]["text/html"]
 
 
@@ -136,12 +142,11 @@ def test_it_repeats_no_well_known_error(path):
 
 def test_the_readme_links_each_from_its_lessons_row():
     rows = (ROOT / "README.md").read_text()
+    begin = {PLANNING: "**Before you rent anything.**"}
+    for lesson in lessons.LESSONS:
+        begin |= {notebook.stem: f"| [{lesson.path.name}]" for notebook in lesson.notebooks}
     for stem in STEMS:
-        if stem == PLANNING:
-            begin = "**Before you rent anything.**"
-        else:
-            begin = f"| [{next(name for name in launcher.STEMS if name[:2] == stem[:2])}.py]"
-        row = next(line for line in rows.splitlines() if line.startswith(begin))
+        row = next(line for line in rows.splitlines() if line.startswith(begin[stem]))
         assert f"(notebooks/{stem}.ipynb)" in row, stem
 
 

@@ -9,7 +9,7 @@ import sys
 import matplotlib.image
 import pytest
 
-from launcher import ROOT
+from lessons import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import gpu

@@ -116,7 +116,7 @@ def clock_saving():
         return progress(*arguments, **options)
 
     workload.progress = clocked_progress
-    (clock_lesson_09 if LESSON.name.startswith("09") else clock_lesson_05)(times)
+    (clock_lesson_09 if LESSON.stem == "09_fsdp" else clock_lesson_05)(times)
 
     def say():
         if times["stood"]:

@@ -1,0 +1,127 @@
+"""The table of lessons, lessons.toml: what the ladder, the launcher, the pages and the tests know of each.
+
+Nothing else looks at a lesson's number. `python tools/lessons.py` prints the table.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "tools/lessons.toml"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Whose losses a lesson must have, and how closely. README says why it is not "the same bytes"."""
+
+    of: str = "01_single_gpu"
+    early: float = 1e-5  # relative, in the first three epochs
+    late: float = 1e-3
+    accuracy: float = 0.002  # at the end
+
+    def is_its_own(self) -> bool:
+        return self.of == "itself"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    stem: str
+    title: str
+    question: str
+
+    @property
+    def number(self) -> str:
+        return number_of(self.stem)
+
+    @property
+    def path(self) -> Path:
+        return ROOT / "notebooks" / f"{self.stem}.ipynb"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    stem: str
+    title: str
+    idea: str
+    launcher: str
+    notebooks: tuple[Notebook, ...]
+    grown_from: str = ""
+    restarts: bool = False
+    ladder: bool = False
+    curve: Curve = Curve()
+    processes: int = 2
+    items: str = "images"
+    small: str = "--train-size 240 --batch-size 24 --test-size 60"
+
+    @property
+    def number(self) -> str:
+        return number_of(self.stem)
+
+    @property
+    def path(self) -> Path:
+        return ROOT / "lessons" / f"{self.stem}.py"
+
+    @property
+    def page(self) -> Path:
+        return ROOT / "lessons/pages" / f"{self.number}.md"
+
+    def is_one_process(self) -> bool:
+        return self.launcher == "python"
+
+    def processes_for(self, gpus: int) -> int:
+        """How many processes a machine with this many GPUs starts."""
+        if self.is_one_process():
+            return 1
+        count = gpus or self.processes
+        return max(2, count // 2 * 2) if self.launcher == "two agents" else count  # agents of one size
+
+
+def number_of(stem: str) -> str:
+    """03a of 03a_how_gradients_travel; nothing where there is no number."""
+    found = re.match(r"(\d\d[a-z]?)_", stem)
+    return found[1] if found else ""
+
+
+def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
+    """The lessons, and the notebooks that belong to none."""
+    table = tomllib.loads(path.read_text())
+    rows = []
+    for row in table["lesson"]:
+        notebooks = tuple(Notebook(**notebook) for notebook in row.pop("notebook", ()))
+        rows.append(Lesson(notebooks=notebooks, curve=Curve(**row.pop("curve", {})), **row))
+    return tuple(rows), tuple(Notebook(**notebook) for notebook in table["notebook"])
+
+
+LESSONS, OTHER_NOTEBOOKS = read()
+STEMS = tuple(lesson.stem for lesson in LESSONS)
+LADDER = tuple(lesson for lesson in LESSONS if lesson.ladder)
+NOTEBOOKS = (*(notebook for lesson in LESSONS for notebook in lesson.notebooks), *OTHER_NOTEBOOKS)
+
+
+def get(stem: str) -> Lesson:
+    return next(lesson for lesson in LESSONS if lesson.stem == stem)
+
+
+def chosen(names: str) -> list[Lesson]:
+    """The lessons that a command line names: "01,05"; "all"; "ladder"."""
+    if names in ("all", "ladder"):
+        return list(LESSONS if names == "all" else LADDER)
+    numbers = {lesson.number: lesson for lesson in LESSONS}
+    for name in names.split(","):
+        if name not in numbers:
+            raise SystemExit(
+                f"error: there is no lesson {name!r}: take ladder, all, or some of {','.join(numbers)}"
+            )
+    return [numbers[name] for name in sorted(set(names.split(",")))]
+
+
+def exercises(number: str) -> list[Path]:
+    """The exercises that can be solved after the lesson or notebook of this number: theirs is the same."""
+    return sorted((ROOT / "solutions").glob(f"{number}_*"))
+
+
+if __name__ == "__main__":
+    for lesson in LESSONS:
+        print(f"{lesson.stem:20} {lesson.launcher:11} from {lesson.grown_from:20} {lesson.idea}")
