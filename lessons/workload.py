@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import fcntl
 import functools
+import gc
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group: its functions keep the one that they find, for good
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import affine_grid, grid_sample, interpolate
@@ -149,6 +151,18 @@ def leave(status):
         say(f"told to stop: saved, and ending with status {status}. Started again, the run goes on from here")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from srun, as soon as another process has ended with 75
     sys.exit(status)
+
+
+def release_group():
+    """Drop what refers to the process group, so that destroy_process_group() ends gloo's threads.
+
+    They end with the last reference. One that is left may free a tensor while Python ends; it waits for
+    Python's lock, which nobody gets any more, and the process aborts after it has done everything.
+    """
+    for thing in gc.get_objects():
+        if type(thing) is dist.DeviceMesh:  # caches of DTensor keep meshes, and those their groups
+            getattr(thing, "_pg_registry", {}).clear()
+    gc.collect()  # a DDP object refers to its group, and in a circle to itself
 
 
 def crash_once(now):

@@ -17,5 +17,5 @@ def together(work):
     found = work()
     if rank == 0:
         print(json.dumps(found), flush=True)
-    gc.collect()  # a DDP object must not outlive its process group
+    gc.collect()  # nor may a DDP object: a thread that is left aborts the process at exit, now and then
     dist.destroy_process_group()
