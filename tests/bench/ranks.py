@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401, before there is a group: its functions would keep it and its threads
 
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
