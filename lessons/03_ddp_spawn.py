@@ -6,7 +6,6 @@ You will see lesson 01's losses again. Each process has the model and its share 
 while backward runs, DDP averages the gradients of all: every copy of the model takes the same step.
 """
 
-import gc
 import os
 import tempfile
 import time
@@ -33,7 +32,7 @@ def worker(rank, world_size, folder, arguments):
         world_size=world_size,
     )
     train(rank, world_size, device, arguments)
-    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()
 
 

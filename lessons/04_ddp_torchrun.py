@@ -7,7 +7,6 @@ in the environment who it is (RANK, WORLD_SIZE) and where the others meet (MASTE
 nothing is left to spawn, and nothing ties the processes to one machine.
 """
 
-import gc
 import os
 import time
 from datetime import timedelta
@@ -82,5 +81,5 @@ if __name__ == "__main__":
         timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
     train(rank, arguments.world_size, device, arguments)
-    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()

@@ -8,7 +8,6 @@ Without --max-restarts, torchrun would restart nothing; without the variable, th
 the dead ones.
 """
 
-import gc
 import os
 import time
 from datetime import timedelta
@@ -124,6 +123,6 @@ if __name__ == "__main__":
         timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
     )
     train(rank, arguments.world_size, device, arguments)
-    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()
     workload.leave(snapshot.status)

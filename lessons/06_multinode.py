@@ -8,7 +8,6 @@ from the newest snapshot that a machine has. On real machines, on each, with the
         --rdzv-backend c10d --rdzv-endpoint HOST:29400 --rdzv-id rungs lessons/06_multinode.py
 """
 
-import gc
 import os
 import time
 from datetime import timedelta
@@ -125,6 +124,6 @@ if __name__ == "__main__":
         timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
     )
     train(rank, arguments.world_size, device, arguments)
-    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()
     workload.leave(snapshot.status)

@@ -7,7 +7,6 @@ With --precision fp32 --clip-norm inf they are lesson 01's, whatever --accumulat
 --sync-always each micro-batch sends all gradients: two micro-batches, twice the bytes, for the same result.
 """
 
-import gc
 import os
 import time
 from collections import Counter
@@ -142,5 +141,5 @@ if __name__ == "__main__":
         timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
     train(rank, arguments.world_size, device, arguments)
-    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()

@@ -9,7 +9,6 @@ another model. On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 --logdir out. The curve is one for the first steps only: ReLU has a kink. With --double, it is one for longer.
 """
 
-import gc
 import os
 import time
 from datetime import timedelta
@@ -154,6 +153,6 @@ if __name__ == "__main__":
         timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
     )
     train(rank, arguments.world_size, device, arguments)
-    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()
     workload.leave(snapshot.status)

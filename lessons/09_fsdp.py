@@ -8,7 +8,6 @@ taken apart again. With DDP, a model that is too large for one GPU is too large 
 leaves a checkpoint. End the run, start it on another number of processes, and it goes on from there.
 """
 
-import gc
 import math
 import os
 import time
@@ -156,5 +155,5 @@ if __name__ == "__main__":
         timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
     train(rank, arguments.world_size, device, arguments)
-    gc.collect()  # what outlives its process group may abort the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()

@@ -6,7 +6,6 @@ You will see lesson 01's losses again, between lines of the launcher. On GPUs le
 DeepSpeed is taken for, ZeRO, is one more entry in the dictionary. It meets at port 29500: --master_port.
 """
 
-import gc
 import os
 import sys
 import time
@@ -82,5 +81,5 @@ if __name__ == "__main__":
         deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator first, that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
     train(rank, arguments.world_size, arguments)
-    gc.collect()
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()

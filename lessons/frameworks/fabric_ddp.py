@@ -6,7 +6,6 @@ You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's op
 --strategy, --precision), which need no line in the script. It meets at port 29400: --main-port for another.
 """
 
-import gc
 import os
 import sys
 import time
@@ -83,5 +82,5 @@ if __name__ == "__main__":
     workload.check(arguments)
     fabric = Fabric(strategy=DDPStrategy(timeout=timedelta(minutes=2)))
     train(fabric, arguments)
-    gc.collect()  # a DDP object that outlives its group aborts the process at exit, now and then
+    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
     dist.destroy_process_group()

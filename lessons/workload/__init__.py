@@ -10,6 +10,7 @@ from workload.endings import (
     let_the_first_speak,
     listen_for_the_end,
     refuse,
+    release_group,
     say,
     told_to_stop,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "pick_device",
     "progress",
     "refuse",
+    "release_group",
     "report",
     "require_torchrun",
     "say",

@@ -1,6 +1,7 @@
 """How processes end: refused with one line, told to stop, or all together when one of them fails."""
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import time
 import traceback
 
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group: its functions keep the one that they find, for good
 from torch.distributed.elastic.multiprocessing.errors import record
 
 told_to_stop = threading.Event()
@@ -54,6 +56,18 @@ def leave(status):
         say(f"told to stop: saved, and ending with status {status}. Started again, the run goes on from here")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from srun, as soon as another process has ended with 75
     sys.exit(status)
+
+
+def release_group():
+    """Drop what refers to the process group, so that destroy_process_group() ends gloo's threads.
+
+    A thread ends with the last reference to its group. One that is left may free a tensor while Python ends:
+    it waits for Python's lock, which nobody is given any more, and the process aborts with its work done.
+    """
+    for thing in gc.get_objects():
+        if type(thing) is dist.DeviceMesh:  # DTensor's caches keep meshes, and those their groups
+            getattr(thing, "_pg_registry", {}).clear()
+    gc.collect()  # a DDP object refers to its group, and in a circle to itself
 
 
 def crash_once(now):

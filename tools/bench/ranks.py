@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401, before there is a group: its functions would keep it and its threads
 
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
@@ -17,5 +18,5 @@ def together(work):
     found = work()
     if rank == 0:
         print(json.dumps(found), flush=True)
-    gc.collect()  # a DDP object must not outlive its process group
+    gc.collect()  # nor may a DDP object: a thread that is left aborts the process at exit, now and then
     dist.destroy_process_group()
