@@ -10,7 +10,7 @@ import time
 import traceback
 
 import torch.distributed as dist
-import torch.distributed.nn  # before there is a group: its functions keep the one that they find, for good
+import torch.distributed.nn  # noqa: F401, before there is a group: its functions keep one that they find
 from torch.distributed.elastic.multiprocessing.errors import record
 
 told_to_stop = threading.Event()
