@@ -4,11 +4,12 @@ OUT ?= out
 ARGUMENTS ?=
 LESSONS ?= ladder
 KILLS ?= 20
+TESTS = -n 4 --dist worksteal --durations 15
 
-.PHONY: help setup run test check lab notebooks starters gradescope selftest chaos diffs pictures bench format
+.PHONY: help setup run test test-all test-long tools check lab notebooks starters gradescope selftest chaos diffs pictures bench format
 
 help: ## list what can be made
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 	@echo
 	@echo "PYTHON=python uses the environment you are in instead of .venv."
 
@@ -26,8 +27,17 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## make .venv and install r
 run: setup ## climb lessons 01 to 06 (LESSONS=all: to 12); ends with a table and out/ladder.png
 	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
-test: setup ## run all tests; the last lines list what was skipped, and why
-	@$(PYTHON) -m pytest -n 4 --dist worksteal --durations 15 $(ARGUMENTS)
+test: setup ## run the tests, but for the long ones; the last lines say what was skipped and left out
+	@$(PYTHON) -m pytest $(TESTS) -m "not long" $(ARGUMENTS)
+
+test-all: setup ## run all tests
+	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
+
+test-long: setup ## run what `make test` leaves out
+	@$(PYTHON) -m pytest $(TESTS) -m long $(ARGUMENTS)
+
+tools: setup ## install what some tests need beside Python, on Debian (SLURM, bubblewrap, Chromium, frameworks)
+	@sh tools/install.sh $(PYTHON)
 
 check: setup ## check an exercise: EX=03, and SUBMISSION=solutions, HINTS=1, WATCH=1 (again at every save)
 	@$(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),-k $(EX)) \

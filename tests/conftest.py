@@ -16,6 +16,7 @@ import pytest
 import launcher
 import lessons
 from forks import Forks
+from processes import alive
 
 
 def pytest_addoption(parser):
@@ -38,7 +39,26 @@ def skips(config):
     return reasons, sorted(set(reasons) - {line for line in lines if not line.startswith("#")})
 
 
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_deselected(items):
+    if items:
+        stash = items[0].config.stash
+        stash[LEFT_OUT] = stash.get(LEFT_OUT, 0) + sum(
+            item.get_closest_marker("long") is not None for item in items
+        )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """All workers of pytest-xdist leave out the same tests: what one of them says holds for the run."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
 def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, 0)
     is_main = not hasattr(session.config, "workerinput")
     if is_main and skips(session.config)[1] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -53,25 +73,14 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("skipped, by reason" if reasons else "nothing was skipped")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:4}  {reason}")
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(
+            f"left out: {left_out} long tests (notebooks executed afresh, all mutants, more kills, hosts and "
+            "cluster jobs): make test-all runs them too"
+        )
     for reason in forbidden:
         terminalreporter.write_line(f"error: on this machine no test may be skipped because: {reason}")
     return result
-
-
-def alive(mark):
-    """The processes that were started with this mark in their environment, and their children."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes():
-                words = (
-                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                )
-                if words:  # a zombie has none: it only waits to be asked for its status
-                    found.append((int(folder.name), words))
-        except OSError:
-            continue
-    return found
 
 
 # A lesson that calls what torch has deprecated fails. Files left open at the end are the system's to close.

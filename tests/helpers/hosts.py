@@ -17,11 +17,11 @@ import uuid
 from pathlib import Path
 
 import pytest
-from conftest import alive
 
 import launcher
+from processes import alive
 
-NEEDED = "needs network namespaces"
+NEEDED = "needs network namespaces, and ip: make tools installs it"
 
 
 def spaces(*kinds):

@@ -25,7 +25,7 @@ SIZES = ("--train-size", 1223, "--batch-size", 24, "--test-size", 997, "--epochs
 
 needs_them = pytest.mark.skipif(
     not all(map(find_spec, ("accelerate", "lightning_fabric", "deepspeed"))),
-    reason="needs lessons/frameworks/requirements.txt",
+    reason="needs lessons/frameworks/requirements.txt: make tools installs it",
 )
 
 

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import alive
 
 import diffs
 import faults
 import hosts
 import launcher
+from processes import alive
 
 LESSON = "06_multinode"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--snapshot-every", 5)
@@ -267,7 +267,7 @@ def test_a_test_that_is_killed_leaves_nothing(tmp_path):
         pytest.skip(hosts.NEEDED)
     with subprocess.Popen(
         [sys.executable, "-c", script, tmp_path],
-        env=os.environ | {"PYTHONPATH": str(launcher.ROOT / "tests")},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -283,7 +283,7 @@ def test_a_test_that_is_killed_leaves_nothing(tmp_path):
 
 def test_without_the_rights_it_is_skipped_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "why_not", lambda: "unshare failed: Operation not permitted")
-    with pytest.raises(pytest.skip.Exception, match=r"^needs network namespaces$"):
+    with pytest.raises(pytest.skip.Exception, match=rf"^{hosts.NEEDED}$"):
         hosts.Hosts(tmp_path, 2)
 
 

@@ -32,7 +32,7 @@ HADOLINT = Path(sys.executable).parent / "hadolint"
 
 needs_tools = pytest.mark.skipif(
     not (HADOLINT.exists() and all(map(find_spec, ("botocore", "kubernetes_validate")))),
-    reason="needs lessons/launch/requirements.txt",
+    reason="needs lessons/launch/requirements.txt: make tools installs it",
 )
 
 

@@ -11,10 +11,10 @@ import time
 import numpy
 import pytest
 import torch
-from conftest import alive
 
 import launcher
 import workload
+from processes import alive
 
 SMALL = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")

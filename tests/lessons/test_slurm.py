@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import alive
 
 import launcher
 import slurm
+from processes import alive
 
-pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM")
+pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM: make tools installs it")
 
 SCRIPT = launcher.ROOT / "lessons/launch/slurm.sbatch"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 12)

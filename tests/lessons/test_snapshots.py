@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import alive
 from test_refusals import refusal, trained, wait_for
 
 import launcher
+from processes import alive
 
 STEM = "05_snapshots"
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs", 3)

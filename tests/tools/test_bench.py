@@ -6,17 +6,14 @@ import re
 import subprocess
 import sys
 
+import gpu
 import matplotlib.image
 import pytest
-
-from lessons import ROOT
-
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
-import gpu
 import report
 import rows
 
 import bench
+from lessons import ROOT
 
 RESULTS = sorted(bench.RESULTS.glob("*.json"))
 NAMED, SAID = report.MARKS.search(report.README.read_text()).groups()

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Install what some tests need beside Python: `make tools`. On Debian and Ubuntu; as root, or with sudo.
+# What cannot be installed is named, and its tests are skipped.
+PYTHON=${1:-.venv/bin/python}
+PATH=$PATH:/usr/sbin:/sbin
+missing=
+for pair in slurmctld:slurm-wlm munged:munge ip:iproute2 chromium:chromium bwrap:bubblewrap; do
+    command -v "${pair%:*}" >/dev/null || missing="$missing ${pair#*:}"
+done
+if [ "$missing" ]; then
+    sudo=
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    export DEBIAN_FRONTEND=noninteractive
+    { $sudo apt-get -qq update && $sudo apt-get -qq install --no-install-recommends $missing; } >/dev/null \
+        || echo "cannot install$missing: their tests will be skipped" >&2
+fi
+# The frameworks, and the tools that check the recipes: the same. Neither changes what requirements.txt has.
+pip="$PYTHON -m pip install --quiet --disable-pip-version-check"
+$pip -c requirements.txt -r lessons/frameworks/requirements.txt \
+    || echo "cannot install lessons/frameworks/requirements.txt: its tests will be skipped" >&2
+$pip --no-deps -r lessons/launch/requirements.txt \
+    || echo "cannot install lessons/launch/requirements.txt: its tests will be skipped" >&2
