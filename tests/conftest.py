@@ -15,6 +15,7 @@ import pytest
 
 import launcher
 from forks import Forks
+from processes import alive
 
 
 def pytest_addoption(parser):
@@ -55,22 +56,6 @@ def pytest_terminal_summary(terminalreporter, config):
     for reason in forbidden:
         terminalreporter.write_line(f"error: on this machine no test may be skipped because: {reason}")
     return result
-
-
-def alive(mark):
-    """The processes that were started with this mark in their environment, and their children."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes():
-                words = (
-                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                )
-                if words:  # a zombie has none: it only waits to be asked for its status
-                    found.append((int(folder.name), words))
-        except OSError:
-            continue
-    return found
 
 
 # A lesson that calls what torch has deprecated fails. Files left open at the end are the system's to close.

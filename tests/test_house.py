@@ -52,17 +52,6 @@ def test_the_diffs_on_the_page_turn_each_lesson_into_the_next(tmp_path):
         assert copy.read_text() == after.read_text()
 
 
-def test_lessons_are_short():
-    for path in launcher.LESSONS:
-        on_the_ladder = path.stem in launcher.LADDER
-        assert len(path.read_text().splitlines()) <= (130 if on_the_ladder else 160), path
-        if on_the_ladder and path != launcher.LESSONS[0]:
-            # Lesson 05 has two faces: a snapshot, and a run that can be stopped at any step.
-            limit = 55 if path.stem.startswith("05") else 45
-            assert diffs.added(launcher.grown_from(path), path) <= limit, path
-    assert len((launcher.ROOT / "lessons/parts/snapshot.py").read_text().splitlines()) <= 160
-
-
 def test_the_command_in_a_docstring_is_the_one_that_is_tested():
     for path in launcher.LESSONS:
         processes = re.search(r"--nproc-per-node (\d)", diffs.command(path))

@@ -17,9 +17,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from conftest import alive
 
 import launcher
+from processes import alive
 
 NEEDED = "needs network namespaces"
 

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import alive
 
 import diffs
 import faults
 import hosts
 import launcher
+from processes import alive
 
 LESSON = "06_multinode"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--snapshot-every", 5)

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import alive
 
 import launcher
 import slurm
+from processes import alive
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM")
 

@@ -1,0 +1,39 @@
+"""The processes of a run: which are alive, and which train."""
+
+import time
+from pathlib import Path
+
+
+def alive(mark):
+    """The processes that were started with this mark in their environment, and their children."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                words = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                )
+                if words:  # a zombie has none: it only waits to be asked for its status
+                    found.append((int(folder.name), words))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def trained(run, stem):
+    """The processes of a run that train, once its first epoch is over."""
+    wait_for(lambda: (run.out / f"{stem}.jsonl").exists())
+    launchers = ("bin/torchrun", "resource_tracker")
+    return [
+        pid
+        for pid, words in alive(run.mark)
+        if pid != run.process.pid and not any(word in words for word in launchers)
+    ]
