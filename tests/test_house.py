@@ -238,14 +238,13 @@ def test_the_model_is_small_and_smooth():
 
 
 def test_no_lesson_imports_torchvision_without_need(tmp_path):
-    script = (
-        "import sys, runpy; sys.argv = ['01', '--epochs', '1', '--train-size', '240', '--test-size', '10'];"
-        f"sys.path.insert(0, {str(ROOT / 'lessons')!r});"
-        f"runpy.run_path({str(launcher.LESSONS[0])!r}, run_name='__main__');"
-        "assert 'torchvision' not in sys.modules and 'matplotlib' not in sys.modules"
-    )
-    result = call(sys.executable, "-c", script, cwd=tmp_path)
+    probe = ROOT / "tests/probes/list_imports.py"
+    sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "10")
+    result = call(sys.executable, probe, launcher.LESSONS[0], *sizes, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+    imported = result.stdout.rpartition("imported: ")[2].split()
+    assert "torch" in imported
+    assert not {"torchvision", "matplotlib"} & set(imported)
 
 
 def test_torchvision_can_be_imported_twice():

@@ -120,7 +120,7 @@ def show(rows):
         "processes",
         "final loss",
         "accuracy",
-        "items/s",
+        "images/s",
         "seconds",
         "same curve",
     )
@@ -132,7 +132,7 @@ def show(rows):
             (
                 f"{last['loss']:.4f}",
                 f"{last['accuracy']:.1%}",
-                f"{speeds[len(speeds) // 2]:,.0f}",
+                f"{speeds[len(speeds) // 2]:,.0f}" + (" texts" if row["lesson"].startswith("12") else ""),
             )
             if last
             else ("-", "-", "-")
