@@ -1,9 +1,10 @@
-"""Lesson 03: one process for each GPU, started by mp.spawn, with DistributedDataParallel (DDP).
+"""Lesson 03: one process for each GPU, by mp.spawn, with DistributedDataParallel (DDP).
 
     python lessons/03_ddp_spawn.py --world-size 2
 
-You will see lesson 01's losses again. Each process has the model and its share of every batch, and
-while backward runs, DDP averages the gradients of all: every copy of the model takes the same step.
+You will see lesson 01's losses again. Each process has the model and its share of every
+batch, and while backward runs, DDP averages the gradients of all: every copy of the model
+takes the same step.
 """
 
 import os
@@ -27,12 +28,12 @@ def worker(rank, world_size, folder, arguments):
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
         timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-        store=dist.FileStore(f"{folder}/store", world_size),  # a port could be taken by another run
+        store=dist.FileStore(f"{folder}/store", world_size),  # a port could be taken
         rank=rank,
         world_size=world_size,
     )
     train(rank, world_size, device, arguments)
-    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
+    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()
 
 
@@ -86,9 +87,12 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--world-size", type=int, default=workload.gpu_count() or 2, help="processes")
+    default = workload.gpu_count() or 2
+    parser.add_argument("--world-size", type=int, default=default, help="processes")
     arguments = parser.parse_args()
     workload.check(arguments)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else each process starts a thread for every core
-    with tempfile.TemporaryDirectory(dir=arguments.out) as tempfile.tempdir:  # for mp.spawn's files too
-        mp.spawn(worker, (arguments.world_size, tempfile.tempdir, arguments), nprocs=arguments.world_size)
+    world_size = arguments.world_size
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else each has a thread for every core
+    with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
+        os.environ["TMPDIR"] = folder  # mp.spawn leaves the error of a process there
+        mp.spawn(worker, (world_size, folder, arguments), nprocs=world_size)

@@ -1,11 +1,11 @@
 """Lesson 05: snapshots, so that a crash costs a few steps and not the run.
 
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 --max-restarts 3 \\
-        lessons/05_snapshots.py --snapshot-every 30 --crash-at 3
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
+        --max-restarts 3 lessons/05_snapshots.py --snapshot-every 30 --crash-at 3
 
-You will see a process killed in the middle of epoch 3, both go on after step 30, and lesson 01's losses.
-Without --max-restarts, torchrun would restart nothing; without the variable, the new processes would call
-the dead ones.
+You will see a process killed in the middle of epoch 3, both go on after step 30, and lesson 01's
+losses. Without --max-restarts, torchrun would restart nothing; without the variable, the new
+processes would call the dead ones. parts/snapshot.py is for when more than that goes wrong.
 """
 
 import os
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from parts import snapshot  # the other half of this lesson, for when more than that goes wrong
+from parts.snapshot import Snapshots, seal, settle, survive_a_full_disk
 
 
 @workload.let_the_first_speak
@@ -38,14 +38,18 @@ def train(rank, world_size, device, arguments):
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
-    snapshot.start(arguments, model, train_set.images[:1].to(device))
+    # DDP's first backward pass adds up in another order, and after a crash there is one more.
+    settle(model, train_set.images[:1].to(device))
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
-    first, done, loss_sum = load_snapshot(arguments, parts, device)
+    settings = workload.settings(arguments, model.module)
+    snapshots = Snapshots(arguments, parts, settings)
+    first, done, loss_sum = load_snapshot(snapshots, device)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        batches = islice(workload.progress(train_loader, epoch, quiet=rank > 0), done, None)
+        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = islice(batches, done, None)  # without those that are done already
         for step, (images, labels) in enumerate(batches, done + 1):
             images, labels = images.to(device), labels.to(device)
             loss = cross_entropy(model(images), labels)
@@ -53,12 +57,15 @@ def train(rank, world_size, device, arguments):
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
-            stop = snapshot.agree_to_stop()
-            if stop or (arguments.snapshot_every and step % arguments.snapshot_every == 0):
-                save_snapshot(arguments, parts, epoch, step, loss_sum)
+            stop = snapshots.agree_to_stop()
+            is_due = arguments.snapshot_every and step % arguments.snapshot_every == 0
+            if stop or is_due:
+                save_snapshot(snapshots, epoch, step, loss_sum)
             if stop:
-                return
-            workload.crash_once((epoch, step) == (arguments.crash_at, len(train_loader) // 2))
+                snapshots.close()
+                return True
+            middle = len(train_loader) // 2
+            workload.crash_once(epoch == arguments.crash_at and step == middle)
         scheduler.step()
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
@@ -69,33 +76,39 @@ def train(rank, world_size, device, arguments):
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        done, loss_sum = 0, torch.zeros_like(loss_sum)
-        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
+        done = 0
+        loss_sum = torch.zeros_like(loss_sum)
+        save_snapshot(snapshots, epoch + 1, done, loss_sum)
 
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+    snapshots.close()
+    return False
 
 
-def save_snapshot(arguments, parts, epoch, step, loss_sum):
-    state = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"epoch": epoch, "step": step} | snapshot.what_else(loss_sum)
-    path = snapshot.path_of(arguments, epoch, step)
-    aside = path.with_suffix(f".{os.getpid()}.aside")
+def save_snapshot(snapshots, epoch, step, loss_sum):
+    state = {name: part.state_dict() for name, part in snapshots.parts.items()}
+    state |= {"epoch": epoch, "step": step}
+    state |= snapshots.gather_rest(loss_sum)
+    path = snapshots.path_of(epoch, step)
+    temporary = path.with_suffix(f".{os.getpid()}.aside")
     if dist.get_rank() == 0:
-        with snapshot.survive_a_full_disk(path, aside), open(aside, "wb") as file:
-            file.write(snapshot.seal(state))
+        with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
+            file.write(seal(state))
             file.flush()
             os.fsync(file.fileno())
-            aside.replace(path)  # only now: a crash at any moment leaves a whole snapshot, or none
+            temporary.replace(path)  # only now: at any moment there is a whole snapshot, or none
+            snapshots.keep_two()
 
 
-def load_snapshot(arguments, parts, device):
-    state = snapshot.find_newest(arguments)
+def load_snapshot(snapshots, device):
+    state = snapshots.find_newest()
     if state is None:
         return 1, 0, torch.zeros((), device=device)
-    for name, part in parts.items():
+    for name, part in snapshots.parts.items():
         part.load_state_dict(state[name])
-    return state["epoch"], state["step"], snapshot.restore(state, device)
+    loss_sum = snapshots.restore_process(state, device)
+    return state["epoch"], state["step"], loss_sum
 
 
 @torch.no_grad()
@@ -109,8 +122,8 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
-    parser.add_argument("--crash-at", type=int, help="the epoch in which a process dies, once")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
+    parser.add_argument("--crash-at", type=int, help="epoch in which a process dies")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
@@ -122,7 +135,7 @@ if __name__ == "__main__":
         device_id=None if device.type == "cpu" else device,
         timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
     )
-    train(rank, arguments.world_size, device, arguments)
-    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
+    stopped = train(rank, arguments.world_size, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()
-    workload.leave(snapshot.status)
+    workload.leave(stopped)

@@ -1,12 +1,13 @@
 """Lesson 08, grown from lesson 05: a whole pipeline, as one would run it.
 
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 --max-restarts 3 \\
-        lessons/08_real_training.py
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
+        --max-restarts 3 lessons/08_real_training.py
 
-You will see a narrow ResNet-18 learn 2,400 digits in four epochs, with batch norm over all processes. With
-that of torch.nn alone, each would normalize by its own few images, and every number of processes would train
-another model. On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4. To watch: tensorboard
---logdir out. The curve is one for the first steps only: ReLU has a kink. With --double, it is one for longer.
+You will see a narrow ResNet-18 learn 2,400 digits in four epochs, with batch norm over all
+processes. With that of torch.nn alone, each would normalize by its own few images, and every
+number of processes would train another model. To watch: tensorboard --logdir out. On GPUs:
+--data cifar10 --epochs 30 --batch-size 480 --workers 4. The curve is one for the first steps
+only: ReLU has a kink. With --double, it is one for longer.
 """
 
 import os
@@ -21,11 +22,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import workload
-from parts import (
-    recipe,  # the other half of this lesson: the parts that train() puts together
-    resnet,
-    snapshot,
-)
+from parts import recipe, resnet  # the parts that train() puts together
+from parts.snapshot import Snapshots, seal, settle, survive_a_full_disk
 
 
 @workload.let_the_first_speak
@@ -35,39 +33,44 @@ def train(rank, world_size, device, arguments):
     sampler = recipe.Sampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     options = recipe.loading(arguments, device)
-    train_loader = DataLoader(
-        recipe.Augmented(train_set, arguments), size, sampler=sampler, drop_last=True, **options
-    )
+    augmented = recipe.Augmented(train_set, arguments)
+    train_loader = DataLoader(augmented, size, sampler=sampler, drop_last=True, **options)
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
     train_loader.generator = torch.Generator()  # or else starting it would use up a random number
 
-    norm = nn.SyncBatchNorm if device.type != "cpu" else resnet.SyncBatchNorm  # torch's refuses a CPU
+    norm = resnet.SyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
     dtype = torch.float64 if arguments.double else torch.float32
     model = model.to(device, dtype, memory_format=torch.channels_last)
     flops = resnet.count_flops(model, train_set.images[:1].to(device))
     if device.type != "cpu":
-        model.compile()  # in place: torch.compile(model) would put a prefix before the name of each weight
+        model.compile()  # torch.compile(model) would put a prefix before each name in the files
     model = nn.parallel.DistributedDataParallel(model)
-    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, each twice as long
+    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, twice as long
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate(arguments, len(train_loader)))
-    snapshot.start(arguments, model, train_set.images[:1].to(device))
-    snapshot.settings |= {name: getattr(arguments, name) for name in ("warm_up", "patience", "double")}
+    rate = recipe.rate(arguments, len(train_loader))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    # DDP's first backward pass adds up in another order, and after a crash there is one more.
+    settle(model, train_set.images[:1].to(device))
     best = recipe.Best()
-    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
-    first, done, loss_sum = load_snapshot(arguments, parts, device)
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+    parts["best"] = best
+    settings = workload.settings(arguments, model.module) | recipe.settings(arguments)
+    snapshots = Snapshots(arguments, parts, settings)
+    first, done, loss_sum = load_snapshot(snapshots, device)
     board = recipe.Board(arguments, rank, first)
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
-            break  # all do, or none: a process that went on alone would wait for the others
+            break  # all do, or none: alone, a process would wait for the others
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        batches = islice(workload.progress(train_loader, epoch, quiet=rank > 0), done, None)
+        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = islice(batches, done, None)  # without those that are done already
         for step, (images, labels) in enumerate(batches, done + 1):
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
@@ -75,12 +78,15 @@ def train(rank, world_size, device, arguments):
             scheduler.step()  # at each step, since the warm-up is short
             board.step()
             loss_sum += loss.detach()
-            stop = snapshot.agree_to_stop()
-            if stop or (arguments.snapshot_every and step % arguments.snapshot_every == 0):
-                save_snapshot(arguments, parts, epoch, step, loss_sum)
+            stop = snapshots.agree_to_stop()
+            is_due = arguments.snapshot_every and step % arguments.snapshot_every == 0
+            if stop or is_due:
+                save_snapshot(snapshots, epoch, step, loss_sum)
             if stop:
-                return
-            workload.crash_once((epoch, step) == (arguments.crash_at, len(train_loader) // 2))
+                snapshots.close()
+                return True
+            middle = len(train_loader) // 2
+            workload.crash_once(epoch == arguments.crash_at and step == middle)
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
@@ -88,46 +94,54 @@ def train(rank, world_size, device, arguments):
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
-        accuracy, mfu = correct.item() / len(test_set), resnet.share_of_peak(speed, flops, arguments, device)
+        accuracy = correct.item() / len(test_set)
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, accuracy, speed)
-        lr = scheduler.get_last_lr()[0]
-        board.show(epoch, loss=mean_loss, accuracy=accuracy, lr=lr, images_per_second=speed, mfu=mfu)
-        # Before the snapshot: after a crash between the two, the epoch's end comes again, and with it this.
+        values = {"loss": mean_loss, "accuracy": accuracy, "images_per_second": speed}
+        values["lr"] = scheduler.get_last_lr()[0]
+        values["mfu"] = resnet.share_of_peak(speed, flops, arguments, device)
+        board.show(epoch, values)
+        # Before the snapshot: after a crash between the two, the epoch's end comes again.
         best.see(arguments, epoch, correct.item(), model.module)
-        done, loss_sum = 0, torch.zeros_like(loss_sum)
-        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)
+        done = 0
+        loss_sum = torch.zeros_like(loss_sum)
+        save_snapshot(snapshots, epoch + 1, done, loss_sum)
 
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
         print(f"best: epoch {best.epoch}, accuracy {best.correct / len(test_set):.1%}")
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+    snapshots.close()
+    return False
 
 
-def save_snapshot(arguments, parts, epoch, step, loss_sum):
-    state = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"epoch": epoch, "step": step} | snapshot.what_else(loss_sum)
-    path = snapshot.path_of(arguments, epoch, step)
-    aside = path.with_suffix(f".{os.getpid()}.aside")
+def save_snapshot(snapshots, epoch, step, loss_sum):
+    state = {name: part.state_dict() for name, part in snapshots.parts.items()}
+    state |= {"epoch": epoch, "step": step}
+    state |= snapshots.gather_rest(loss_sum)
+    path = snapshots.path_of(epoch, step)
+    temporary = path.with_suffix(f".{os.getpid()}.aside")
     if dist.get_rank() == 0:
-        with snapshot.survive_a_full_disk(path, aside), open(aside, "wb") as file:
-            file.write(snapshot.seal(state))
+        with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
+            file.write(seal(state))
             file.flush()
             os.fsync(file.fileno())
-            aside.replace(path)  # only now: a crash at any moment leaves a whole snapshot, or none
+            temporary.replace(path)  # only now: at any moment there is a whole snapshot, or none
+            snapshots.keep_two()
 
 
-def load_snapshot(arguments, parts, device):
-    state = snapshot.find_newest(arguments)
+def load_snapshot(snapshots, device):
+    state = snapshots.find_newest()
     if state is None:
         return 1, 0, torch.zeros((), device=device)
-    for name, part in parts.items():
+    for name, part in snapshots.parts.items():
         part.load_state_dict(state[name])
-    return state["epoch"], state["step"], snapshot.restore(state, device)
+    loss_sum = snapshots.restore_process(state, device)
+    return state["epoch"], state["step"], loss_sum
 
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # batch norm by its running statistics: no image's answer depends on its neighbours
+    model.eval()  # or else an image's answer would depend on those beside it
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
@@ -138,8 +152,8 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
-    parser.add_argument("--crash-at", type=int, help="the epoch in which a process dies, once")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
+    parser.add_argument("--crash-at", type=int, help="epoch in which a process dies")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     recipe.options(parser)
     arguments = parser.parse_args()
@@ -152,7 +166,7 @@ if __name__ == "__main__":
         device_id=None if device.type == "cpu" else device,
         timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
     )
-    train(rank, arguments.world_size, device, arguments)
-    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
+    stopped = train(rank, arguments.world_size, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()
-    workload.leave(snapshot.status)
+    workload.leave(stopped)

@@ -155,5 +155,5 @@ if __name__ == "__main__":
         timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
     train(rank, arguments.world_size, device, arguments)
-    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
+    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

@@ -157,5 +157,5 @@ if __name__ == "__main__":
     )
     mesh = (arguments.world_size // tensor, tensor), ("data", "tensor")
     train(rank, init_device_mesh(device.type, mesh[0], mesh_dim_names=mesh[1]), device, arguments)
-    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
+    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

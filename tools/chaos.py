@@ -49,7 +49,7 @@ class Run:
         words[words.index("--max-restarts") + 1] = "1000"
         script = next(word for word in words if word.endswith(".py"))
         self.words = [
-            str(Path(__file__).with_name("victim.py")) if word == script else word for word in words
+            str(launcher.ROOT / "tests/helpers/victim.py") if word == script else word for word in words
         ]
         (folder / ".tmp").mkdir(parents=True)
         self.environment |= {"LESSON": script, "TMPDIR": str(folder / ".tmp")}

@@ -82,5 +82,5 @@ if __name__ == "__main__":
     workload.check(arguments)
     fabric = Fabric(strategy=DDPStrategy(timeout=timedelta(minutes=2)))
     train(fabric, arguments)
-    workload.release_group()  # what still refers to it keeps its threads, and they may abort the exit
+    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

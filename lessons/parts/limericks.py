@@ -21,6 +21,7 @@ LENGTH = 176  # of a piece: nearly all limericks are shorter
 
 def options(parser):
     parser.set_defaults(data="limericks", train_size=704, test_size=28, epochs=14, batch_size=16, lr=0.008)
+    parser.set_defaults(items="texts")
     option = parser.add_argument
     option("--characters", type=int, default=LENGTH, help="to write of each text, at most (176)")
     option("--temperature", type=float, default=0.3, help="lower writes what is likelier (0.3)")

@@ -1,4 +1,4 @@
-"""The other half of lesson 08: options, images, the learning rate, the best epoch, what a run shows."""
+"""The other half of lesson 08: options, images, learning rate, best epoch, board."""
 
 import atexit
 import math
@@ -13,40 +13,55 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, DistributedSampler
 
 import workload
-from parts import snapshot
+from parts.snapshot import survive_a_full_disk
 
 workload.import_torchvision()
 from torchvision.transforms import v2  # noqa: E402
 
 
 def options(parser):
-    group = parser.add_argument_group("of this lesson, or with another default", conflict_handler="resolve")
+    title = "of this lesson, or with another default"
+    group = parser.add_argument_group(title, conflict_handler="resolve")
     option = group.add_argument
     option("--epochs", type=int, default=4, help="passes over the training images (4)")
-    option("--batch-size", type=int, default=60, help="images a step, of all processes together (60)")
-    option("--lr", type=float, default=0.1, help="highest learning rate, for a batch of 60 images (0.1)")
+    option("--batch-size", type=int, default=60, help="images a step, of all processes (60)")
+    option("--lr", type=float, default=0.1, help="highest learning rate, for a batch of 60 (0.1)")
     option("--train-size", type=int, help="images to train on (2400 digits; all of the others)")
-    option("--width", type=int, help="channels of the first layer (8 for digits, else 64: ResNet-18)")
-    option("--warm-up", type=float, default=0.5, help="epochs in which the learning rate rises (0.5)")
-    option("--patience", type=int, default=3, help="epochs without a better one before the run stops (3)")
-    option("--workers", type=int, default=0, help="processes that prepare images for each that trains (0)")
+    option("--width", type=int, help="channels of the first layer (8 for digits, else 64)")
+    option("--warm-up", type=float, default=0.5, help="epochs of a rising learning rate (0.5)")
+    option("--patience", type=int, default=3, help="epochs to wait for a better one (3)")
+    option("--workers", type=int, default=0, help="processes that prepare images, for each (0)")
     option("--double", action="store_true", help="compute in 64 bits")
     option("--profile", action="store_true", help="write a trace of five steps, for ui.perfetto.dev")
     option("--peak-tflops", type=float, help="what one GPU can do, or one process on the CPU")
 
 
 def check(arguments):
-    for name, small, whole in (("width", 8, 64), ("train_size", 2400, None)):
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, small if arguments.data == "digits" else whole)
-    for name, least in (("width", 1), ("patience", 1), ("workers", 0)):
-        if getattr(arguments, name) < least:
-            workload.refuse(f"--{name} must be at least {least}, not {getattr(arguments, name)}")
-    if not 0 <= arguments.warm_up <= arguments.epochs:
-        workload.refuse(f"--warm-up must be from 0 to the {arguments.epochs} epochs, not {arguments.warm_up}")
-    if arguments.peak_tflops is not None and not 0 < arguments.peak_tflops < math.inf:
-        workload.refuse(f"--peak-tflops must be a number above 0, not {arguments.peak_tflops}")
+    if arguments.width is None:
+        arguments.width = 8 if arguments.data == "digits" else 64
+    if arguments.train_size is None and arguments.data == "digits":
+        arguments.train_size = 2400
+    if arguments.width < 1:
+        workload.refuse(f"--width must be at least 1, not {arguments.width}")
+    if arguments.patience < 1:
+        workload.refuse(f"--patience must be at least 1, not {arguments.patience}")
+    if arguments.workers < 0:
+        workload.refuse(f"--workers must be at least 0, not {arguments.workers}")
+    epochs, warm_up, peak = arguments.epochs, arguments.warm_up, arguments.peak_tflops
+    if not 0 <= warm_up <= epochs:
+        workload.refuse(f"--warm-up must be from 0 to the {epochs} epochs, not {warm_up}")
+    if peak is not None and not 0 < peak < math.inf:
+        workload.refuse(f"--peak-tflops must be a number above 0, not {peak}")
     workload.check(arguments)
+
+
+def settings(arguments):
+    """Those of these options that a snapshot and the run that resumes must have in common."""
+    return {
+        "warm_up": arguments.warm_up,
+        "patience": arguments.patience,
+        "double": arguments.double,
+    }
 
 
 class Sampler(DistributedSampler):
@@ -62,23 +77,26 @@ class Augmented(Dataset):
     def __init__(self, images, arguments):
         self.images, self.seed = images, arguments.seed
         move = v2.RandomCrop(images.images.shape[-1], padding=2)
-        turn, flip = v2.RandomRotation(8, v2.InterpolationMode.BILINEAR), v2.RandomHorizontalFlip()
-        is_mirrored = arguments.data == "cifar10"  # a cat in a mirror is a cat; a 3 in a mirror is no digit
-        self.transform = v2.Compose([move, flip if is_mirrored else turn])
+        if arguments.data == "cifar10":  # a cat in a mirror is a cat; a 3 in a mirror is no digit
+            turn = v2.RandomHorizontalFlip()
+        else:
+            turn = v2.RandomRotation(8, v2.InterpolationMode.BILINEAR)
+        self.transform = v2.Compose([move, turn])
 
     def __getitems__(self, pairs):
         images, labels = self.images.__getitems__([index for _, index in pairs])
         random = torch.get_rng_state()  # without workers, it is that of the training
-        for place, (epoch, index) in enumerate(pairs):
-            torch.default_generator.manual_seed(zlib.crc32(f"{self.seed} {epoch} {index}".encode()))
-            images[place] = self.transform(images[place])
+        for position, (epoch, index) in enumerate(pairs):
+            seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
+            torch.default_generator.manual_seed(seed)
+            images[position] = self.transform(images[position])
         torch.set_rng_state(random)
         return images, labels
 
 
 def loading(arguments, device):
-    """Workers come from a server of their own: a fork of this process would copy the locks of its threads
-    (gloo's, NCCL's), some of them locked, with nobody to unlock them."""
+    """Workers come from a server of their own: a fork of this process would copy the locks of
+    its threads (gloo's, NCCL's), some of them locked, with nobody to unlock them."""
     options = {"collate_fn": workload.collate, "pin_memory": device.type != "cpu"}
     if arguments.workers:
         options |= {"num_workers": arguments.workers, "persistent_workers": True}
@@ -87,29 +105,32 @@ def loading(arguments, device):
 
 
 def start_worker(number):
-    def end_with_trainer():  # torch asks the system for the parent; that is the server, which ends after us
+    def end_with_trainer():
+        # torch asks the system for the parent; that is the server, which ends after us.
         multiprocessing.parent_process().join()
         os._exit(1)
 
     threading.Thread(target=end_with_trainer, daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the trainer finishes its step, and needs its images
+    # The trainer, told to stop as well, finishes its step, and needs its images.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def rate(arguments, steps):
-    """The share of the highest learning rate at each step: it rises in a line, and falls in half a cosine."""
-    rise, end = arguments.warm_up * steps, arguments.epochs * steps
+    """The share of the highest learning rate at each step: rising in a line, then in half a cosine."""
+    rise = arguments.warm_up * steps
+    fall = max(1, arguments.epochs * steps - rise)
 
     def share(step):
         if step < rise:
             return min(1, (step + 1) / rise)
-        return (1 + math.cos(math.pi * (step - rise) / max(1, end - rise))) / 2
+        return (1 + math.cos(math.pi * (step - rise) / fall)) / 2
 
     return share
 
 
 class Best:
-    """All processes see the same count, that of all test images, and so they agree without a word."""
+    """The best epoch so far. All processes see the same count, that of all test images, and agree."""
 
     def __init__(self):
         self.epoch, self.correct = 0, -1
@@ -118,17 +139,19 @@ class Best:
         if correct <= self.correct:
             return
         self.epoch, self.correct = epoch, correct
-        path, aside = (arguments.out / f"{arguments.lesson}.best.{end}" for end in ("pt", "aside"))
+        path = arguments.out / f"{arguments.lesson}.best.pt"
+        temporary = path.with_suffix(".aside")
         if dist.get_rank() == 0:
-            with snapshot.survive_a_full_disk(path, aside):
-                torch.save({name: value.cpu() for name, value in model.state_dict().items()}, aside)
-                aside.replace(path)
+            weights = {name: value.cpu() for name, value in model.state_dict().items()}
+            with survive_a_full_disk(path, temporary):
+                torch.save(weights, temporary)
+                temporary.replace(path)
 
     def state_dict(self):
-        return vars(self)
+        return {"epoch": self.epoch, "correct": self.correct}
 
     def load_state_dict(self, state):
-        vars(self).update(state)
+        self.epoch, self.correct = state["epoch"], state["correct"]
 
 
 class Board:
@@ -139,22 +162,32 @@ class Board:
         if rank == 0:
             from torch.utils.tensorboard import SummaryWriter
 
+            folder = arguments.out / f"{arguments.lesson}.tensorboard"
             # purge_step hides what a run that crashed had written of this epoch and of later ones.
-            self.writer = SummaryWriter(arguments.out / f"{arguments.lesson}.tensorboard", purge_step=first)
+            self.writer = SummaryWriter(folder, purge_step=first)
         if rank == 0 and arguments.profile:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
-            trace = str(arguments.out / f"{arguments.lesson}.trace.json.gz")
-            plan = torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1)
-            save = lambda profile: profile.export_chrome_trace(trace)  # noqa: E731
-            self.profile = torch.profiler.profile(schedule=plan, on_trace_ready=save)
-            self.profile.start()
-            atexit.register(self.profile.stop)  # a process that ends while it records dies of signal 11
-        self.step = self.profile.step if self.profile else lambda: None
+            self.start_profile(arguments.out / f"{arguments.lesson}.trace.json.gz")
 
-    def show(self, epoch, **values):
-        for name, value in values.items() if self.writer else ():
+    def start_profile(self, path):
+        def save(profile):
+            profile.export_chrome_trace(str(path))
+
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
+        plan = torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1)
+        self.profile = torch.profiler.profile(schedule=plan, on_trace_ready=save)
+        self.profile.start()
+        atexit.register(self.profile.stop)  # a process that ends while it records dies of signal 11
+
+    def step(self):
+        if self.profile is not None:
+            self.profile.step()
+
+    def show(self, epoch, values):
+        if self.writer is None:
+            return
+        for name, value in values.items():
             if value is not None:
                 self.writer.add_scalar(name, value, epoch)
-                self.writer.flush()  # what waits in memory dies with the process
-        if self.writer and values["mfu"]:
+        self.writer.flush()  # what waits in memory dies with the process
+        if values["mfu"] is not None:
             print(f"         | {values['mfu']:.1%} of the hardware's peak", flush=True)

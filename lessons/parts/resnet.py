@@ -1,4 +1,4 @@
-"""The model of lesson 08, ResNet-18 for small images; its batch norm for the CPU; and what it costs."""
+"""The model of lesson 08, ResNet-18 for small images; its batch norm for the CPU; its cost."""
 
 import torch
 import torch.distributed as dist
@@ -16,15 +16,16 @@ class ResNet18(nn.Sequential):
     def __init__(self, shape, width, norm):
         first = nn.Conv2d(shape[0], width, kernel_size=3, padding=1, bias=False)
         super().__init__(first, norm(width), nn.ReLU(inplace=True))
-        block, before = torchvision.models.resnet.BasicBlock, width
-        for stage, channels in enumerate((width, 2 * width, 4 * width, 8 * width)):
-            shortcut = None
-            if stage > 0:
-                shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, 2, bias=False), norm(channels))
-            self.append(block(before, channels, 1 + (stage > 0), shortcut, norm_layer=norm))
+        block = torchvision.models.resnet.BasicBlock
+        self.append(block(width, width, norm_layer=norm))
+        self.append(block(width, width, norm_layer=norm))
+        for before in (width, 2 * width, 4 * width):  # half the side, and twice the channels
+            channels = 2 * before
+            convolution = nn.Conv2d(before, channels, kernel_size=1, stride=2, bias=False)
+            shortcut = nn.Sequential(convolution, norm(channels))
+            self.append(block(before, channels, 2, shortcut, norm_layer=norm))
             self.append(block(channels, channels, norm_layer=norm))
-            before = channels
-        self.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10)])
+        self.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10)])
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -34,7 +35,7 @@ class ResNet18(nn.Sequential):
 
 
 class SumOfAll(torch.autograd.Function):
-    """What each process has, summed. A value that went to all has gradients from all, summed as well."""
+    """What each process has, summed. A value that went to all has gradients from all, summed too."""
 
     @staticmethod
     def forward(context, values):
@@ -42,17 +43,23 @@ class SumOfAll(torch.autograd.Function):
         dist.all_reduce(total)
         return total
 
-    backward = staticmethod(lambda context, gradients: SumOfAll.forward(context, gradients))
+    @staticmethod
+    def backward(context, gradients):
+        total = gradients.clone()
+        dist.all_reduce(total)
+        return total
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """What nn.SyncBatchNorm does on a GPU, for the CPU, which that one refuses. All shares are equal here."""
+    """What nn.SyncBatchNorm does on a GPU, for the CPU, which that one refuses. All shares are equal."""
 
     def forward(self, values):
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if not self.training or world_size == 1:
             return super().forward(values)
-        mine = torch.stack([values.mean(dim=(0, 2, 3)), values.var(dim=(0, 2, 3), correction=0)])
+        mean = values.mean(dim=(0, 2, 3))
+        variance = values.var(dim=(0, 2, 3), correction=0)
+        mine = torch.stack([mean, variance])
         rows = torch.zeros(world_size, *mine.shape, dtype=mine.dtype)
         rows[dist.get_rank()] = mine  # each fills a row of its own: their sum has all
         means, variances = SumOfAll.apply(rows).unbind(dim=1)
@@ -71,7 +78,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
 
 def count_flops(model, images):
-    """Multiplications and additions of one image, forward and backward. Call it before DDP has the model."""
+    """Multiplications and additions of one image, forward and backward; before DDP has the model."""
     model.eval()  # leaves batch norm as it is
     with FlopCounterMode(display=False) as counter:
         model(images[:1]).sum().backward()
@@ -80,14 +87,26 @@ def count_flops(model, images):
     return counter.get_total_flops()
 
 
-# What a GPU can do in a second, in 10**12: NVIDIA's data sheets, FP32 without tensor cores. So the lessons
-# train: see set_seed.
-PEAKS = {"H200": 67, "H100 80GB HBM3": 67, "H100 PCIe": 51, "A100": 19.5, "L40S": 91.6, "T4": 8.1}
+# What a GPU can do in a second, in 10**12: NVIDIA's data sheets, FP32 without tensor cores. That
+# is how the lessons train: see set_seed.
+PEAKS = {
+    "H200": 67,
+    "H100 80GB HBM3": 67,
+    "H100 PCIe": 51,
+    "A100": 19.5,
+    "L40S": 91.6,
+    "T4": 8.1,
+}
 
 
 def share_of_peak(speed, flops, arguments, device):
-    """The share of what the hardware could do that went into the model (MFU); None if that is unknown."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    known = [] if arguments.double else [peak for part, peak in PEAKS.items() if part in name]
-    peak = arguments.peak_tflops or (known[0] if known else None)
-    return peak and speed * flops / (peak * 1e12 * arguments.world_size)
+    """The share of what the hardware could do that went into the model (MFU); None if unknown."""
+    peak = arguments.peak_tflops
+    if peak is None and device.type == "cuda" and not arguments.double:
+        device_name = torch.cuda.get_device_name(device)
+        for name in PEAKS:
+            if name in device_name:
+                peak = PEAKS[name]
+    if peak is None:
+        return None
+    return speed * flops / (peak * 1e12 * arguments.world_size)

@@ -1,10 +1,11 @@
 """The other half of lesson 05: what makes its snapshots hold when something else breaks as well.
 
-The lesson saves aside, renames and resumes. Here is what it takes if
-    start                 somebody starts a second run in the same folder
-    seal, find_newest     a file is torn, damaged or hostile, or of a run with other settings
-    survive_a_full_disk   there is no room: this snapshot is lost, and nothing else
-    agree_to_stop         the machine is wanted back (SIGTERM), and all must stop after the same step
+The lesson writes a temporary file, renames it, and resumes. Here is what it takes if
+    Snapshots.lock_folder   somebody starts a second run in the same folder
+    seal, unseal            a file is torn, damaged or hostile
+    Snapshots.find_newest   it is of a run with other settings
+    survive_a_full_disk     there is no room: this snapshot is lost, and nothing else
+    StopVote                the machine is wanted back (SIGTERM), and all must stop after the same step
 """
 
 import contextlib
@@ -14,7 +15,6 @@ import os
 import socket
 import time
 import warnings
-import weakref
 import zlib
 from datetime import timedelta
 
@@ -23,122 +23,222 @@ import torch.distributed as dist
 
 import workload
 
-PREEMPTED = 75  # the status of a run that was told to stop, and has saved: start it again
-status, control, lock, settings, question = 0, None, None, None, None
+
+class Snapshots:
+    """The snapshots of a run. All processes call each method together.
+
+    From here to close() no other run may use the folder, and SIGTERM does not end the process.
+    """
+
+    def __init__(self, arguments, parts, settings):
+        self.folder, self.lesson = arguments.out, arguments.lesson
+        self.parts = parts
+        self.settings = settings
+        # On the CPU, so that what is said here does not queue behind the gradients of a GPU.
+        timeout = timedelta(seconds=arguments.time_limit)
+        self.control = dist.new_group(backend="gloo", timeout=timeout)
+        self.vote = StopVote(self.control)
+        self.lock = None
+        self.lock_folder()
+        workload.listen_for_the_end()
+
+    def close(self):
+        """Let other runs have the folder."""
+        self.vote.wait()
+        if self.lock is not None:
+            self.lock.close()
+        # A group that outlives destroy_process_group can abort the process at exit.
+        self.control = self.vote = None
+
+    def lock_folder(self):
+        me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
+        run = self.gather(me)[0]  # a run is called by its rank 0
+        problem = None
+        if dist.get_node_local_rank() == 0:
+            self.lock = open(self.folder / f"{self.lesson}.lock", "a+")  # noqa: SIM115
+            holder = wait_for_lock(self.lock, run)
+            if holder != run:
+                problem = f"{self.folder} is in use by {holder}: end it, or name another --out"
+            else:
+                for temporary in self.folder.glob(f"{self.lesson}.epoch*.aside"):
+                    temporary.unlink(missing_ok=True)  # of a process that was killed while it saved
+        self.refuse_if(problem)
+
+    def gather(self, value):
+        """The values of all processes, by rank."""
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def refuse_if(self, problem):
+        """All processes end if one has a problem: rank 0 says it, whose ever it is."""
+        for words in self.gather(problem):
+            if words:
+                workload.refuse(words)
+
+    def agree_to_stop(self):
+        """Whether all stop after this step, since one of them was told to before."""
+        stop = self.vote.last_answer()
+        if not stop:
+            self.vote.ask(workload.told_to_stop.is_set())
+        return stop
+
+    def path_of(self, epoch, step):
+        """Names that sort by age. Under one fixed name, a new snapshot would replace the one before."""
+        return self.folder / f"{self.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
+
+    def find_all(self):
+        """The paths of the snapshots that are there, the newest first."""
+        return sorted(self.folder.glob(f"{self.lesson}.epoch*.snapshot"), reverse=True)
+
+    def keep_two(self):
+        """The newest, and the one before, in case that the newest turns out to be damaged."""
+        for old in self.find_all()[2:]:
+            old.unlink(missing_ok=True)
+
+    def gather_rest(self, loss_sum):
+        """What a snapshot holds beside the parts and the position in the run."""
+        self.vote.wait()  # after the last snapshot the processes end: nothing must be under way then
+        random = [torch.get_rng_state()]
+        if loss_sum.device.type != "cpu":
+            random.append(torch.get_device_module(loss_sum.device).get_rng_state())
+        processes = self.gather({"random": random, "loss_sum": loss_sum.item()})
+        return {"settings": self.settings, "world_size": len(processes), "processes": processes}
+
+    def find_newest(self):
+        """What the newest snapshot holds that is whole; None if there is no such file."""
+        state, problem, damaged = None, None, []
+        for path in self.find_all():
+            state = unseal(path.read_bytes())
+            if state is not None:
+                problem = self.compare_settings(path, state["settings"])
+                break
+            damaged.append(path)
+        self.refuse_if(problem)
+        # Only now have all processes looked at the files, and they may be renamed.
+        if dist.get_node_local_rank() == 0:
+            for path in damaged:
+                set_aside(path)
+        return state
+
+    def compare_settings(self, path, theirs):
+        """What is wrong with a snapshot of these settings; None if they are those of this run."""
+        differences = []
+        for name, own in self.settings.items():
+            if theirs.get(name) != own:
+                differences.append(f"{name} {theirs.get(name)}, not {own}")
+        if not differences:
+            return None
+        return f"{path} has {'; '.join(differences)}: remove it, or name another --out"
+
+    def restore_process(self, state, device):
+        """Give this process the random state it had. Returns its sum of the epoch's losses so far."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        processes = state["processes"]
+        mine = processes[rank % len(processes)]
+        loss_sum = mine["loss_sum"]
+        if world_size != len(processes):  # no process is who it was: the first takes the loss of all
+            total = sum(process["loss_sum"] for process in processes)
+            loss_sum = total / len(processes) * world_size if rank == 0 else 0.0
+        torch.set_rng_state(mine["random"][0])
+        if device.type != "cpu" and len(mine["random"]) > 1:
+            torch.get_device_module(device).set_rng_state(mine["random"][1])
+        # It sees no step of the optimizer before that of the scheduler: the run before took it.
+        warnings.filterwarnings("ignore", "Detected call of `lr_")
+        if rank == 0:
+            print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
+        return torch.tensor(loss_sum, device=device)
 
 
-def start(arguments, model, images):
-    """Keep other runs out of this folder, and listen for SIGTERM. All processes call it together."""
-    global control, lock, settings
-    # On the CPU, so that what is said here does not queue behind the gradients of a GPU. A weak reference:
-    # a group that outlives destroy_process_group can abort the process at exit.
-    control = weakref.ref(dist.new_group(backend="gloo", timeout=timedelta(seconds=arguments.time_limit)))
-    run = gather(f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}")[0]
-    holder, deadline = run, time.monotonic() + 5  # a run that was killed just now is still going down
-    if dist.get_node_local_rank() == 0:
-        lock = open(arguments.out / f"{arguments.lesson}.lock", "a+")  # noqa: SIM115
-        while (holder := take_lock(run)) != run and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for aside in arguments.out.glob(f"{arguments.lesson}.epoch*.aside") if holder == run else ():
-            aside.unlink(missing_ok=True)  # of a process that was killed while it saved
-    refuse_if(holder != run and f"{arguments.out} is in use by {holder}: end it, or name another --out")
-    settings = workload.settings(arguments, model.module)
-    settle(model, images)
-    workload.listen_for_the_end()
+class StopVote:
+    """All processes stop if one of them was told to, and none goes on alone to wait for the others.
+
+    The answer is read a step later, when it has long been there: so training does not wait for it.
+    """
+
+    def __init__(self, control):
+        self.control = control
+        self.told = torch.tensor(0.0)  # how many were told to stop, once the question is answered
+        self.question = None
+
+    def ask(self, stop):
+        self.told = torch.tensor(float(stop))
+        self.question = dist.all_reduce(self.told, group=self.control, async_op=True)
+
+    def last_answer(self):
+        """The same in all processes. False before the first question."""
+        self.wait()
+        return self.told.item() > 0
+
+    def wait(self):
+        if self.question is not None:
+            self.question.wait()
+            self.question = None
 
 
-def take_lock(run):
-    """Who holds the lock now. It may be another machine of this run, with the same disk."""
+def wait_for_lock(file, run):
+    """Take the lock. Returns who has it: this run, or another one that does not go away."""
+    deadline = time.monotonic() + 5  # a run that was killed just now is still going down
+    holder = take_lock(file, run)
+    while holder != run and time.monotonic() < deadline:
+        time.sleep(0.1)
+        holder = take_lock(file, run)
+    return holder
+
+
+def take_lock(file, run):
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
     except BlockingIOError:
-        return os.pread(lock.fileno(), 999, 0).decode()
+        # The holder may be another machine of this run, with the same disk.
+        return os.pread(file.fileno(), 999, 0).decode()
     with contextlib.suppress(OSError):  # a full disk: a second run is refused, but not told by whom
-        lock.truncate(0)
-        os.write(lock.fileno(), run.encode())
+        file.truncate(0)
+        os.write(file.fileno(), run.encode())
     return run
 
 
-def gather(value):
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=control())
-    return values
-
-
-def refuse_if(problem):
-    """All processes end if one has a problem: rank 0 says it, whose ever it is."""
-    for words in filter(None, gather(problem)):
-        workload.refuse(words)
-
-
-def path_of(arguments, epoch, step):
-    """Names that sort by age. Under one fixed name, a new snapshot would replace the one before."""
-    return arguments.out / f"{arguments.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
-
-
 def seal(state):
-    """The bytes of a snapshot. torch.load notices when a file was cut, but not when a bit was flipped."""
+    """The bytes of a snapshot: what torch.save writes, and a checksum.
+
+    torch.load notices when a file was cut, but not when a bit was flipped.
+    """
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    return buffer.getvalue() + zlib.crc32(buffer.getbuffer()).to_bytes(4)
+    content = buffer.getvalue()
+    return content + zlib.crc32(content).to_bytes(4)
 
 
-def find_newest(arguments):
-    state, refused = None, []
-    for path in sorted(arguments.out.glob(f"{arguments.lesson}.epoch*.snapshot"), reverse=True):
-        data = path.read_bytes()
-        if zlib.crc32(data[:-4]).to_bytes(4) == data[-4:]:
-            with contextlib.suppress(Exception):  # weights_only: any other pickle may run code when loaded
-                found = torch.load(io.BytesIO(data[:-4]), map_location="cpu", weights_only=True)
-                if found.keys() >= {"settings", "epoch", "step", "processes"}:
-                    state = found
-                    break
-        refused.append(path)
-    theirs = state["settings"] if state else settings
-    other = [f"{key} {theirs.get(key)}, not {own}" for key, own in settings.items() if theirs.get(key) != own]
-    refuse_if(other and f"{path} has {'; '.join(other)}: remove it, or name another --out")
-    for path in refused if dist.get_node_local_rank() == 0 else ():
-        workload.say(f"refused {path}: damaged, or not from this lesson; taking the one before")
-        with contextlib.suppress(OSError):
-            path.rename(f"{path}.refused")  # else it would count among the two that are kept
-    return state
+def unseal(data):
+    """The state in these bytes; None if they are damaged, or not from this lesson."""
+    content, checksum = data[:-4], data[-4:]
+    if zlib.crc32(content).to_bytes(4) != checksum:
+        return None
+    try:
+        # weights_only: any other pickle may run code when it is loaded.
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception:
+        return None
+    expected = {"settings", "epoch", "step", "processes"}
+    return state if isinstance(state, dict) and state.keys() >= expected else None
+
+
+def set_aside(path):
+    """Rename a damaged file: else it would count among the two that are kept."""
+    workload.say(f"refused {path}: damaged, or not from this lesson; taking the one before")
+    with contextlib.suppress(OSError):
+        path.rename(f"{path}.refused")
 
 
 @contextlib.contextmanager
-def survive_a_full_disk(path, aside):
+def survive_a_full_disk(path, temporary):
+    """Whatever cannot be written is said, and the run goes on."""
     try:
         yield
-        for old in sorted(path.parent.glob(f"{path.name.split('.')[0]}.epoch*.snapshot"))[:-2]:
-            old.unlink(missing_ok=True)
     except OSError as error:
         workload.say(f"{path} is not saved ({error.strerror}); going on without it")
         with contextlib.suppress(OSError):
-            aside.unlink()
-
-
-def what_else(loss_sum):
-    """What a snapshot holds beside the parts and the place. All processes call it together."""
-    if question:  # after the last snapshot the processes end, and nothing must be under way then
-        question[1].wait()
-    device = torch.get_device_module(loss_sum.device)
-    random = [torch.get_rng_state()] + ([device.get_rng_state()] if loss_sum.device.type != "cpu" else [])
-    processes = gather({"random": random, "loss_sum": loss_sum.item()})
-    return {"settings": settings, "world_size": len(processes), "processes": processes}
-
-
-def restore(state, device):
-    """Give this process the random state it had. Returns its sum of the epoch's losses so far."""
-    processes, rank, world_size = state["processes"], dist.get_rank(), dist.get_world_size()
-    random, loss_sum = (processes[rank % len(processes)][name] for name in ("random", "loss_sum"))
-    if world_size != len(processes):  # no process is who it was: the first takes the loss of all
-        loss_sum = 0.0 if rank else sum(one["loss_sum"] for one in processes) / len(processes) * world_size
-    if rank == 0:
-        print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
-    warnings.filterwarnings("ignore", "Detected call of `lr_")  # its optimizer stepped, but in the run before
-    torch.set_rng_state(random[0])
-    if device.type != "cpu" and len(random) > 1:
-        torch.get_device_module(device).set_rng_state(random[1])
-    return torch.tensor(loss_sum, device=device)
+            temporary.unlink()
 
 
 def settle(model, images):
@@ -147,14 +247,3 @@ def settle(model, images):
     model(images).sum().backward()
     model.train()
     model.zero_grad()
-
-
-def agree_to_stop():
-    """The same answer in all processes. It is to the question of the step before: so nobody waits for it."""
-    global question, status
-    answer, told = question, torch.tensor(float(workload.told_to_stop.is_set()))
-    question = told, dist.all_reduce(told, group=control(), async_op=True)
-    if answer:
-        answer[1].wait()
-        status = PREEMPTED if answer[0].item() else 0
-    return status == PREEMPTED

@@ -1,4 +1,4 @@
-"""How processes end: refused with one line, told to stop, or all together when one of them fails."""
+"""How processes end: refused with one line, told to stop, or all together when one fails."""
 
 import functools
 import gc
@@ -10,7 +10,9 @@ import time
 import traceback
 
 import torch.distributed as dist
-import torch.distributed.nn  # noqa: F401, before there is a group: its functions keep one that they find
+
+# Before there is a group: the functions in it keep the group that they find, for good.
+import torch.distributed.nn  # noqa: F401
 from torch.distributed.elastic.multiprocessing.errors import record
 
 told_to_stop = threading.Event()
@@ -19,11 +21,12 @@ told_to_stop = threading.Event()
 def refuse(message):
     """End this process, non-zero, with one line from rank 0."""
     if int(os.environ.get("RANK", 0)) != 0:
-        # torchrun ends all processes as soon as one has ended: the others leave rank 0 the time to speak.
+        # torchrun ends all processes as soon as one has ended: rank 0 is left the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun restarts even a hopeless run
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun restarts a hopeless run too
+    if attempt == "0":
         say(f"error: {' '.join(str(message).split())}")
     sys.exit(2)
 
@@ -33,7 +36,7 @@ def say(message):
 
 
 def end_with_parent():
-    """End this process when the one that started it is gone: nobody else would. (Lessons 05 and later.)"""
+    """End this process when the one that started it is gone: nobody else would."""
     parent = os.getppid()
 
     def watch():
@@ -45,24 +48,31 @@ def end_with_parent():
 
 
 def listen_for_the_end():
-    """From now on SIGTERM and Ctrl-C do not end this process. The lesson asks for them between two steps."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: told_to_stop.set())
+    """From now on SIGTERM and Ctrl-C do not end this process: told_to_stop remembers them."""
+
+    def remember(number, frame):
+        told_to_stop.set()
+
+    signal.signal(signal.SIGTERM, remember)
+    signal.signal(signal.SIGINT, remember)
 
 
-def leave(status):
-    """End with a status that a scheduler can act on."""
-    if status and os.environ["RANK"] == "0":
-        say(f"told to stop: saved, and ending with status {status}. Started again, the run goes on from here")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from srun, as soon as another process has ended with 75
-    sys.exit(status)
+def leave(stopped):
+    """End this process: with status 75, for a scheduler to act on, if it was told to stop."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from srun, when another has ended with 75
+    if not stopped:
+        sys.exit(0)
+    if os.environ["RANK"] == "0":
+        say("told to stop: saved, and ending with status 75. Started again, the run goes on from here")
+    sys.exit(75)
 
 
 def release_group():
-    """Drop what refers to the process group, so that destroy_process_group() ends gloo's threads.
+    """Drop what refers to the process group: then destroy_process_group() ends gloo's threads.
 
-    A thread ends with the last reference to its group. One that is left may free a tensor while Python ends:
-    it waits for Python's lock, which nobody is given any more, and the process aborts with its work done.
+    A thread ends with the last reference to its group. One that is left may free a tensor
+    while Python ends: it asks for Python's lock, which nobody gets any more, and the process
+    aborts with its work done.
     """
     for thing in gc.get_objects():
         if type(thing) is dist.DeviceMesh:  # DTensor's caches keep meshes, and those their groups
@@ -78,8 +88,8 @@ def crash_once(now):
 
 
 def let_the_first_speak(function):
-    """Show the error of this process, and hand it to torchrun for its report. But if it fails only because
-    another one is gone, leave the console to that one."""
+    """Show the error of this process, and hand it to torchrun for its report. But if it fails only
+    because another one is gone, leave the console to that one."""
 
     def wait_for_the_first(*arguments):
         try:
@@ -90,7 +100,7 @@ def let_the_first_speak(function):
                     signal.signal(number, signal.SIG_DFL)
                 if told_to_stop.is_set():
                     os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(5)  # torchrun ends this process within that time, if it finds another one dead
+                time.sleep(5)  # in which torchrun ends this process, if it finds another one dead
             raise
 
     @functools.wraps(function)

@@ -26,7 +26,7 @@ class Images(Dataset):
         return self.images[index], self.labels[index]
 
     def __getitems__(self, indices):
-        # A DataLoader asks for a whole batch here, if it can. One by one costs more than training on them.
+        # A DataLoader asks for a whole batch here, if it can. One by one costs more than training.
         indices = torch.tensor(indices, dtype=torch.int64)  # also where there are none
         return self.images[indices], self.labels[indices]
 
@@ -48,7 +48,7 @@ def digits(arguments):
 
 
 def draw_digits(count, seed):
-    """`count` pictures of digits, 1x28x28, warped, shifted and noised. The same seed gives the same bytes."""
+    """`count` pictures of digits, 1x28x28, warped, shifted, noised. One seed always gives the same."""
     fonts, ink = draw_fonts()
     images, labels = [], []
     for start in range(0, count, 1000):  # by the thousand: a million digits must not need 25 GB at once
@@ -68,7 +68,8 @@ def draw_digits(count, seed):
         ripple = 0.08 * torch.randn(1000, 2, 5, 5, generator=generator)
         ripple = interpolate(ripple, size=(28, 28), mode="bicubic", align_corners=True)
         drawn = grid_sample(ink[label * fonts + font], grid + ripple.permute(0, 2, 3, 1), align_corners=False)
-        drawn = drawn * uniform(0.45, 1, 1, 1, 1) + 0.12 * torch.randn(1000, 1, 28, 28, generator=generator)
+        drawn = drawn * uniform(0.45, 1, 1, 1, 1)
+        drawn = drawn + 0.12 * torch.randn(1000, 1, 28, 28, generator=generator)
         images.append((drawn.clamp(0, 1) * 255).round().to(torch.uint8))
         labels.append(label)
     return Images(torch.cat(images)[:count], torch.cat(labels)[:count])
@@ -78,7 +79,7 @@ def draw_fonts():
     """Every digit in every DejaVu font that matplotlib ships, 40x40, with the number of fonts."""
     from PIL import Image, ImageDraw, ImageFont
 
-    # find_spec, not an import: matplotlib takes half a second, and writes a cache into the reader's home.
+    # find_spec, not an import: matplotlib takes half a second, and writes into the reader's home.
     folder = Path(find_spec("matplotlib").submodule_search_locations[0]) / "mpl-data/fonts/ttf"
     # The two fonts named Display have no digits, only boxes.
     fonts = sorted(path for path in folder.glob("DejaVu*.ttf") if "Display" not in path.name)
@@ -103,7 +104,8 @@ def mnist(arguments):
 def cifar10(arguments):
     def load(root, train):
         dataset = import_torchvision().datasets.CIFAR10(root, train=train, download=True)
-        return torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(dataset.targets)
+        images = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous()
+        return images, torch.tensor(dataset.targets)
 
     return from_torchvision(arguments, load, files="cifar-10-batches-py")
 
@@ -112,7 +114,7 @@ def from_torchvision(arguments, load, files):
     root = arguments.out / "data"
     root.mkdir(parents=True, exist_ok=True)
     with open(root / ".lock", "w") as lock, contextlib.redirect_stdout(None):
-        # One process downloads and the others wait: all at once they would write into each other's files.
+        # One process downloads and the others wait: they would write into each other's files.
         fcntl.flock(lock, fcntl.LOCK_EX)
         limit = socket.getdefaulttimeout()
         socket.setdefaulttimeout(10)  # a network that swallows packets would be waited for without end

@@ -4,7 +4,7 @@ from torch import nn
 
 
 class ConvNet(nn.Sequential):
-    """About 32,000 parameters for digits, and smooth all through: GELU and average pooling.
+    """About 32,000 parameters for digits, smooth all through: GELU and average pooling.
 
     N processes add the same gradients in another order than one does, which changes them by 1e-8.
     ReLU and max pooling have kinks that turn such a grain into another path; this network forgets it.
@@ -27,7 +27,7 @@ class ConvNet(nn.Sequential):
 
 
 class Normalize(nn.Module):
-    """Bytes to numbers around 0. It is in the model so that bytes travel to the device: a quarter as many."""
+    """Bytes to numbers around 0. In the model, so that bytes travel to the device: a quarter."""
 
     def forward(self, images):
         return (images.float() - 48) / 64

@@ -9,14 +9,13 @@ from workload.endings import say
 
 
 def progress(batches, epoch, quiet=False):
-    """A progress bar around the batches of an epoch; none where the output is no terminal."""
+    """A progress bar around an epoch's batches; none where the output is no terminal."""
     return tqdm(batches, f"epoch {epoch:2}", disable=quiet or None, leave=False, unit="step")
 
 
 def report(arguments, epoch, loss, accuracy, images_per_second):
     """Print the epoch's line and append it, in full precision, to OUT/<lesson>.jsonl."""
-    things = "texts" if arguments.data == "limericks" else "images"
-    speed = f"{images_per_second:,.0f} {things}/s"
+    speed = f"{images_per_second:,.0f} {arguments.items}/s"
     print(f"epoch {epoch:2} | loss {loss:.4f} | accuracy {accuracy:5.1%} | {speed}", flush=True)
     values = {
         "epoch": epoch,
@@ -27,13 +26,13 @@ def report(arguments, epoch, loss, accuracy, images_per_second):
     }
     path = arguments.out / f"{arguments.lesson}.jsonl"
     earlier = path.read_text().splitlines() if path.exists() else []
-    # A run that repeats an epoch after a crash, or starts anew, replaces what an earlier one said of it.
+    # A run that repeats an epoch, or starts anew, replaces what an earlier one said of it.
     kept = [text for text in earlier if json.loads(text)["epoch"] < epoch]
-    aside = path.with_suffix(".jsonl.aside")
+    temporary = path.with_suffix(".jsonl.aside")
     try:
-        aside.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(values)]))
-        aside.replace(path)
-    except OSError as error:  # a full disk must not end a run that has trained for a week
+        temporary.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(values)]))
+        temporary.replace(path)
+    except OSError as error:  # a full disk must not end a run of a week
         say(f"{path} lacks epoch {epoch} ({error.strerror}); going on without it")
         with contextlib.suppress(OSError):
-            aside.unlink()
+            temporary.unlink()

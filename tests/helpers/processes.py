@@ -1,5 +1,6 @@
-"""Processes that a test has started, found again by a mark in their environment."""
+"""The processes of a run: which are alive, and which train."""
 
+import time
 from pathlib import Path
 
 
@@ -17,3 +18,22 @@ def alive(mark):
         except OSError:
             continue
     return found
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def trained(run, stem):
+    """The processes of a run that train, once its first epoch is over."""
+    wait_for(lambda: (run.out / f"{stem}.jsonl").exists())
+    launchers = ("bin/torchrun", "resource_tracker")
+    return [
+        pid
+        for pid, words in alive(run.mark)
+        if pid != run.process.pid and not any(word in words for word in launchers)
+    ]

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from test_curve import check_what_it_printed, recount
-from test_refusals import refusal
 
 import launcher
 import workload
+from lines import check_what_it_printed, refusal
+from weights import recount
 
 STEM = "07_mixed_precision"
 PARAMETERS = sum(parameter.numel() for parameter in workload.ConvNet((1, 28, 28)).parameters())

@@ -12,13 +12,13 @@ import signal
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_refusals import refusal
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import launcher
 import workload
+from lines import refusal
 from parts import recipe, resnet
 
 STEM = "08_real_training"
@@ -55,32 +55,6 @@ def board(out):
 
 # ---- batch norm -------------------------------------------------------------------------------
 
-NORMALIZE = """
-import sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-from parts import resnet
-dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-rank, world_size = dist.get_rank(), dist.get_world_size()
-found = []
-for norm, whole, target in torch.load(sys.argv[1]):
-    for kind in (resnet.SyncBatchNorm, torch.nn.BatchNorm2d):
-        mine = kind(5).to(whole.dtype)
-        mine.load_state_dict(norm)
-        values = whole[rank::world_size].clone().requires_grad_()
-        for _ in range(2):
-            result = mine(values)
-        (result * target[rank::world_size]).sum().backward()
-        mine.eval()
-        for parameter in mine.parameters():
-            dist.all_reduce(parameter.grad)
-        found.append([result, values.grad, mine.weight.grad, mine.bias.grad, mine.running_mean,
-                      mine.running_var, mine.num_batches_tracked, mine(values)])
-torch.save(found, f"{sys.argv[1]}.{rank}")
-dist.barrier()
-dist.destroy_process_group()
-"""
-
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tmp_path, world_size):
@@ -103,11 +77,10 @@ def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tm
         parts = [result, values.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
         ours.append([*parts, norm.num_batches_tracked, norm(values)])
 
-    path, script = tmp_path / "batches", tmp_path / "script.py"
+    path = tmp_path / "batches"
     torch.save(cases, path)
-    script.write_text(NORMALIZE)
     words, environment = launcher.command("04_ddp_torchrun", world_size, path)
-    words[-2] = str(script)
+    words[-2] = str(launcher.ROOT / "tests/probes/normalize.py")
     (tmp_path / ".tmp").mkdir()
     code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
     assert (code, left) == (0, []), (tmp_path / ".err").read_text()
@@ -461,7 +434,7 @@ def test_a_worker_prepares_on_when_all_are_told_to_stop():
 
 def test_the_board_is_on_the_disk_as_soon_as_it_is_shown(tmp_path):
     shown = recipe.Board(arguments(out=tmp_path, lesson=STEM, profile=False), rank=0, first=1)
-    shown.show(1, loss=2.5, mfu=None)
+    shown.show(1, {"loss": 2.5, "mfu": None})
     assert board(tmp_path) == {"loss": [(1, 2.5)]}
     shown.writer.close()
 

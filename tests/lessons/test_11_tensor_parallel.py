@@ -6,13 +6,12 @@ import sys
 
 import pytest
 import torch
-from test_curve import check_what_it_printed
-from test_refusals import refusal
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
 import launcher
 import workload
+from lines import check_what_it_printed, refusal
 
 STEM = "11_tensor_parallel"
 SIZES = ("--train-size", 1055, "--batch-size", 96, "--test-size", 397, "--epochs", 2, "--seed", 3)

@@ -1,16 +1,16 @@
 """One job, one curve; one command, the same bytes; every test image counted once."""
 
-import importlib
 import itertools
 import os
 import re
 
 import pytest
-import torch
 
 import launcher
 import lessons
 import workload
+from lines import check_what_it_printed
+from weights import recount
 
 SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
 PORTS = itertools.count()
@@ -59,27 +59,6 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, pr
     assert {path.name for path in result.out.iterdir()} == names
     again = fork(stem, processes, *sizes, folder="again")
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
-
-
-def recount(weights, test_size):
-    """The accuracy of these weights on the test images, counted in one process, in lesson 01's model."""
-    model = importlib.import_module("01_single_gpu").workload.ConvNet((1, 28, 28))
-    model.load_state_dict(torch.load(weights, weights_only=True))
-    digits = workload.draw_digits(test_size, seed=2)
-    with torch.no_grad():
-        return (model(digits.images).argmax(dim=1) == digits.labels).sum().item() / test_size
-
-
-def check_what_it_printed(stdout, curve):
-    lines = [re.sub(r"^node \d \| ", "", line) for line in stdout.splitlines()]
-    lines = [line for line in lines if line.startswith("epoch")]
-    for line, row in zip(lines, curve, strict=True):
-        assert list(row) == ["epoch", "loss", "accuracy", "images_per_second", "world_size"]
-        assert len(str(row["loss"])) > 8, "not in full precision"
-        assert line == (
-            f"epoch {row['epoch']:2} | loss {row['loss']:.4f} | accuracy {100 * row['accuracy']:4.1f}% "
-            f"| {row['images_per_second']:,.0f} images/s"
-        )
 
 
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU")

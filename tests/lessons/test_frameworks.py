@@ -11,11 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_curve import check_what_it_printed, recount
 
 import diffs
 import launcher
 from forks import Forks
+from lines import check_what_it_printed
+from weights import recount
 
 FOLDER = launcher.ROOT / "lessons/frameworks"
 SCRIPTS = [path.stem for path in diffs.FRAMEWORKS]

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import signal
 import struct
 import sys
@@ -14,24 +13,11 @@ import torch
 
 import launcher
 import workload
-from processes import alive
+from lines import refusal
+from processes import trained
 
 SMALL = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-
-
-def refusal(result):
-    """The one line of a run that refused to start."""
-    assert result.code != 0
-    assert result.stdout.strip() == ""
-    lines = [re.sub(r"^node \d \| ", "", line) for line in result.stderr.splitlines()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1, result.stderr
-    # Beside it stands only what torchrun says of processes that ended. A script says nothing else.
-    torchrun = any("torch/distributed/" in line for line in lines)
-    assert torchrun or len(lines) == 1, result.stderr
-    assert not re.search(r'File ".*/lessons/', result.stderr), "a stack trace through the lesson"
-    return errors[0]
 
 
 BAD = {
@@ -172,25 +158,6 @@ def test_cifar10_is_read_from_files(tmp_path, monkeypatch):
     images, labels = train_set.__getitems__([3, 47])
     assert labels.tolist() == [3, 7]
     assert workload.ConvNet(images.shape[1:])(images).shape == (2, 10)
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return found
-
-
-def trained(run, stem):
-    """The processes of a run that train, once its first epoch is over."""
-    wait_for(lambda: (run.out / f"{stem}.jsonl").exists())
-    launchers = ("bin/torchrun", "resource_tracker")
-    return [
-        pid
-        for pid, words in alive(run.mark)
-        if pid != run.process.pid and not any(word in words for word in launchers)
-    ]
 
 
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])

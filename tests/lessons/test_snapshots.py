@@ -1,6 +1,7 @@
 """Lesson 05's promises, one by one: what a snapshot holds, what is refused, and how a run ends."""
 
 import argparse
+import fcntl
 import io
 import os
 import pickle
@@ -17,12 +18,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_refusals import refusal, trained, wait_for
 
 import launcher
-from processes import alive
+import workload
+from lines import refusal
+from parts import snapshot
+from processes import alive, trained, wait_for
 
 STEM = "05_snapshots"
+WEIGHTS = torch.randn(900, generator=torch.Generator().manual_seed(0))
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs", 3)
 LESSONS = launcher.ROOT / "lessons"
 
@@ -42,6 +46,11 @@ def saved(thing, **options):
     return forged(buffer.getvalue())
 
 
+def copy_lessons(folder):
+    """The scripts and what they import, for a test that changes a line of them."""
+    shutil.copytree(LESSONS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 class Hostile:
     """A pickle that leaves a mark when it is loaded."""
 
@@ -54,53 +63,50 @@ class Hostile:
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """snapshot.py in this process, as the only process of a run."""
+    """A run of this process only, with two snapshots in its folder."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.syspath_prepend(LESSONS)
+    monkeypatch.setattr(workload, "listen_for_the_end", lambda: None)  # pytest wants to hear it
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    from parts import snapshot
-
     out = tmp_path / "out"
     out.mkdir()
-    arguments = argparse.Namespace(out=out, lesson=STEM)
+    arguments = argparse.Namespace(out=out, lesson=STEM, time_limit=10)
+    snapshots = snapshot.Snapshots(arguments, {}, {"lr": 0.1})
     state = {
         "settings": {"lr": 0.1},
         "world_size": 1,
         "step": 0,
         "processes": [{}],
-        "model": torch.randn(900),
+        "model": WEIGHTS,
     }
     for epoch in (2, 3):
         data = snapshot.seal(state | {"epoch": epoch})
-        snapshot.path_of(arguments, epoch, 0).write_bytes(data)
-    monkeypatch.setattr(snapshot, "settings", {"lr": 0.1})
-    monkeypatch.setattr(snapshot, "control", lambda: None)  # the default group
-    yield snapshot, arguments, state["model"]
+        snapshots.path_of(epoch, 0).write_bytes(data)
+    yield snapshots
+    snapshots.close()
     dist.destroy_process_group()
 
 
 def check_refused(alone, capfd, data):
     """The newest snapshot with these bytes in it: refused with one line; the one before is what comes."""
-    snapshot, arguments, weights = alone
-    newest = snapshot.path_of(arguments, 3, 0)
+    newest = alone.path_of(3, 0)
     newest.write_bytes(data)
-    state = snapshot.find_newest(arguments)
+    state = alone.find_newest()
     assert state["epoch"] == 2
-    assert torch.equal(state["model"], weights)
+    assert torch.equal(state["model"], WEIGHTS)
     line = f"refused {newest}: damaged, or not from this lesson; taking the one before\n"
     assert capfd.readouterr().err == line
     assert not newest.exists()
 
 
 def test_a_snapshot_cut_anywhere_is_refused(alone, capfd):
-    whole = snapshots(alone[1].out)[-1].read_bytes()
+    whole = alone.path_of(3, 0).read_bytes()
     chance = random.Random(0)
     for length in [0, 1, 3, 4, 5, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(50))]:
         check_refused(alone, capfd, whole[:length])
 
 
 def test_a_flipped_bit_is_refused(alone, capfd):
-    whole = snapshots(alone[1].out)[-1].read_bytes()
+    whole = alone.path_of(3, 0).read_bytes()
     chance = random.Random(0)
     last = range(8 * len(whole) - 32, 8 * len(whole))  # in the checksum itself
     for bit in [*last, *(chance.randrange(8 * len(whole)) for _ in range(300))]:
@@ -222,7 +228,7 @@ def test_another_number_of_processes_goes_on_with_the_same_curve(fork, reference
 
 
 FORGETS = {
-    "nothing": ("snapshot.py", "status, control", "status, control"),
+    "nothing": ("parts/snapshot.py", "class Snapshots:", "class Snapshots:"),
     "buffers": (
         f"{STEM}.py",
         '"model": model.module,',
@@ -230,12 +236,12 @@ FORGETS = {
     ),
     "momentum": (f"{STEM}.py", ' "optimizer": optimizer,', ""),
     "scheduler": (f"{STEM}.py", ', "scheduler": scheduler}', "}"),
-    "random state": ("snapshot.py", "    torch.set_rng_state(random[0])\n", ""),
-    "random state of the others": ("snapshot.py", "processes[rank % len(processes)]", "processes[0]"),
-    "offset": (f"{STEM}.py", 'state["step"], snapshot', "0, snapshot"),
+    "random state": ("parts/snapshot.py", '    torch.set_rng_state(mine["random"][0])\n', ""),
+    "random state of the others": ("parts/snapshot.py", "processes[rank % len(processes)]", "processes[0]"),
+    "offset": (f"{STEM}.py", 'state["step"], loss_sum', "0, loss_sum"),
     "epoch": (f"{STEM}.py", 'return state["epoch"],', 'return state["epoch"] - 1,'),
-    "loss so far": ("snapshot.py", "torch.tensor(loss_sum, device", "torch.tensor(0.0, device"),
-    "order of the gradients": ("snapshot.py", "    settle(model, images)\n", ""),
+    "loss so far": ("parts/snapshot.py", "torch.tensor(loss_sum, device", "torch.tensor(0.0, device"),
+    "order of the gradients": (f"{STEM}.py", "    settle(model, train_set.images[:1].to(device))\n", ""),
     "random number of the loader": (f"{STEM}.py", "    train_loader.generator", "    train_set.generator"),
 }
 
@@ -244,8 +250,7 @@ FORGETS = {
 def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
     """A lesson that forgets this part does not end with the bytes of a run that was left in peace."""
     name, text, instead = FORGETS[part]
-    for file in (*LESSONS.glob("*.py"),):
-        shutil.copy(file, tmp_path)
+    copy_lessons(tmp_path)
     lesson = (tmp_path / name).read_text()
     assert lesson.count(text) == 1, "the lesson has changed: change this test with it"
     (tmp_path / name).write_text(lesson.replace(text, instead))
@@ -264,11 +269,11 @@ def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
     assert (results["peace"] == results["crash"]) == (part == "nothing")
 
 
-def test_the_pass_that_does_not_count_leaves_no_mark(alone):
+def test_the_pass_that_does_not_count_leaves_no_mark(alone):  # DDP needs its group
     layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     before = [tensor.clone() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
-    alone[0].settle(model, torch.ones(4, 2))
+    snapshot.settle(model, torch.ones(4, 2))
     after = [*model.state_dict().values(), torch.get_rng_state()]
     assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
     assert model.training
@@ -399,21 +404,30 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
     first.finish(60)
 
 
-def test_a_run_that_is_going_down_is_waited_for(alone, monkeypatch):
-    snapshot, arguments, _ = alone
-    monkeypatch.setattr(snapshot.workload, "listen_for_the_end", lambda: None)  # pytest wants to hear it
-    defaults = vars(snapshot.workload.parser(f"{STEM}.py", "").parse_args([]))
-    arguments = argparse.Namespace(**defaults | vars(arguments), time_limit=10)
-    script = "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(); time.sleep(1)"
-    path = arguments.out / f"{STEM}.lock"
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-    with subprocess.Popen([sys.executable, "-uc", script, path], stdout=subprocess.PIPE, text=True) as other:
+def test_a_run_that_is_going_down_is_waited_for(alone):
+    alone.close()
+    arguments = argparse.Namespace(out=alone.folder, lesson=STEM, time_limit=10)
+    path = alone.folder / f"{STEM}.lock"
+    words = [sys.executable, "-u", launcher.ROOT / "tests/probes/hold_a_lock.py", path]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline()
         began = time.monotonic()
-        snapshot.start(arguments, model, torch.ones(1, 2))
+        run = snapshot.Snapshots(arguments, {}, {})
         assert 0.5 < time.monotonic() - began < 4
     assert path.read_text().startswith(f"process {os.getpid()} of ")
-    snapshot.lock.close()
+    run.close()
+    with open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has it now
+
+
+def test_the_vote_is_one_question_behind(alone):
+    vote = snapshot.StopVote(alone.control)
+    answers = []
+    for stop in (False, False, True, False):
+        answers.append(vote.last_answer())
+        vote.ask(stop)
+    assert answers == [False, False, False, True]
+    assert not vote.last_answer()
 
 
 @pytest.mark.parametrize("stem", [STEM, "06_multinode"])
@@ -435,8 +449,7 @@ def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, st
 
 def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp_path):
     """Not those of the others, who only lost it; and all end within seconds."""
-    for file in LESSONS.glob("*.py"):
-        shutil.copy(file, tmp_path)
+    copy_lessons(tmp_path)
     lesson = (tmp_path / f"{STEM}.py").read_text()
     bug = "            loss = cross_entropy(model(images), labels)\n"
     assert lesson.count(bug) == 1

@@ -137,11 +137,11 @@ def clock_lesson_05(times):
 
     from parts import snapshot
 
-    what_else, survive = snapshot.what_else, snapshot.survive_a_full_disk
+    gather_rest, survive = snapshot.Snapshots.gather_rest, snapshot.survive_a_full_disk
 
-    def clocked_what_else(loss_sum):
+    def clocked_gather_rest(snapshots, loss_sum):
         times["save"] = time.perf_counter()
-        return what_else(loss_sum)
+        return gather_rest(snapshots, loss_sum)
 
     @contextlib.contextmanager
     def clocked_survive(*arguments):
@@ -150,7 +150,8 @@ def clock_lesson_05(times):
         times["ended"] = time.perf_counter()
         times["stood"].append(times["ended"] - times["save"])
 
-    snapshot.what_else, snapshot.survive_a_full_disk = clocked_what_else, clocked_survive
+    snapshot.Snapshots.gather_rest = clocked_gather_rest
+    snapshot.survive_a_full_disk = clocked_survive
 
 
 def clock_lesson_09(times):

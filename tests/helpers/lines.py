@@ -1,0 +1,29 @@
+"""What a run prints: the line of a refusal, and a line for each epoch."""
+
+import re
+
+
+def refusal(result):
+    """The one line of a run that refused to start."""
+    assert result.code != 0
+    assert result.stdout.strip() == ""
+    lines = [re.sub(r"^node \d \| ", "", line) for line in result.stderr.splitlines()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    # Beside it stands only what torchrun says of processes that ended. A script says nothing else.
+    torchrun = any("torch/distributed/" in line for line in lines)
+    assert torchrun or len(lines) == 1, result.stderr
+    assert not re.search(r'File ".*/lessons/', result.stderr), "a stack trace through the lesson"
+    return errors[0]
+
+
+def check_what_it_printed(stdout, curve):
+    lines = [re.sub(r"^node \d \| ", "", line) for line in stdout.splitlines()]
+    lines = [line for line in lines if line.startswith("epoch")]
+    for line, row in zip(lines, curve, strict=True):
+        assert list(row) == ["epoch", "loss", "accuracy", "images_per_second", "world_size"]
+        assert len(str(row["loss"])) > 8, "not in full precision"
+        assert line == (
+            f"epoch {row['epoch']:2} | loss {row['loss']:.4f} | accuracy {100 * row['accuracy']:4.1f}% "
+            f"| {row['images_per_second']:,.0f} images/s"
+        )

@@ -1,0 +1,10 @@
+"""Hold the lock on a file for a second: python hold_a_lock.py FILE. Prints a line once it has it."""
+
+import fcntl
+import sys
+import time
+
+with open(sys.argv[1], "a") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    print("locked")
+    time.sleep(1)
