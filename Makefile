@@ -30,7 +30,7 @@ test: setup ## run all tests; the last lines list what was skipped, and why
 	@$(PYTHON) -m pytest -n 4 --dist worksteal --durations 15 $(ARGUMENTS)
 
 check: setup ## check an exercise: EX=03, and SUBMISSION=solutions, HINTS=1, WATCH=1 (again at every save)
-	@$(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),-k $(EX)) \
+	@$(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) $(ARGUMENTS)
 
 lab: setup ## open the notebooks in JupyterLab, on a port that is free

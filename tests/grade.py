@@ -311,7 +311,7 @@ def main():
     option("--out", type=Path, default=Path("out/grades"), help="folder for all that is written (out/grades)")
     option("--jobs", type=int, default=2, help="submissions at once (2)")
     option("--seed", default="0", help="inputs are drawn from it for each student; it is recorded (0)")
-    option("--only", default="", help="exercises to grade: 03,06 (all)")
+    option("--only", default="", help="exercises to grade: 03,03a (all)")
     option("--force", action="store_true", help="grade a class at level 1, too")
     option("--level", type=int, choices=(1, 2, 3), help="contain at this level (the best that works here)")
     option("--one", type=Path, help="grade one submission into --out")

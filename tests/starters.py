@@ -14,8 +14,8 @@ from launcher import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 SOLUTIONS, STARTERS = ROOT / "solutions", ROOT / "lessons" / "exercises"
-NUMBERED = re.compile(r"\d\d_[^/]+(\.py|/[^/]+\.(py|md))$")
-CUT = re.compile(r"^( *)# cut (\d\d\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
+NUMBERED = re.compile(r"\d\d[a-z]?_[^/]+(\.py|/[^/]+\.(py|md))$")
+CUT = re.compile(r"^( *)# cut (\d\d[a-z]?\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
 INSTEAD = re.compile(r"^ *# instead:(?: (.*))?\n", re.M)
 
 

@@ -118,11 +118,12 @@ def test_the_manifest_says_what_the_docstrings_say():
     for one in judge.manifest():
         text = "".join(solution(name) for name in one["files"])
         written = {
-            part: int(points) for part, points in re.findall(r"^ +(\d\d\.\d+) \((\d+) points?\)", text, re.M)
+            part: int(points)
+            for part, points in re.findall(r"^ +(\d\d[a-z]?\.\d+) \((\d+) points?\)", text, re.M)
         }
         counted = {}
         for entry in one["check"]:
-            part = re.match(r"\d\d\.\d+", entry["id"])[0]
+            part = re.match(r"\d\d[a-z]?\.\d+", entry["id"])[0]
             counted[part] = counted.get(part, 0) + entry["points"]
         if written:
             assert written == counted, one["id"]
@@ -343,12 +344,12 @@ def test_a_bystander_is_not_the_cause_even_if_it_is_heard_first():
 
 
 def test_a_file_that_is_no_python_is_said_once(nursery, tmp_path):
-    sixth = judge.exercise("06")  # some of its checks stand on no other
-    (tmp_path / sixth["files"][0]).write_text("def chunks_of(flat:\n")
-    results = judge.grade(sixth, tmp_path, nursery)
-    assert results[0].came == f"{sixth['files'][0]} has a syntax error in line 1: '(' was never closed"
+    ring = judge.exercise("03a")  # some of its checks stand on no other
+    (tmp_path / ring["files"][0]).write_text("def chunks_of(flat:\n")
+    results = judge.grade(ring, tmp_path, nursery)
+    assert results[0].came == f"{ring['files'][0]} has a syntax error in line 1: '(' was never closed"
     assert {result.status for result in results[1:]} == {"not reached"}
-    assert "hint" not in judge.report(sixth, results)
+    assert "hint" not in judge.report(ring, results)
 
 
 def test_a_nursery_that_is_gone_is_started_again(nursery):
@@ -408,7 +409,7 @@ def check(*words):
 
 
 def test_a_student_checks_a_starter():
-    code, text = check("-k", "03")
+    code, text = check("--only", "03")
     assert code == 1
     assert "03 DDP in its simplest form: 0 of 12 points" in text
     assert "not written yet: 03.1: all ranks begin with what rank 0 has" in text
@@ -417,22 +418,32 @@ def test_a_student_checks_a_starter():
 
 
 def test_a_student_asks_for_hints_and_for_one_check():
-    code, text = check("-k", "03.2a", "--hints", "--submission", str(judge.STARTERS))
+    code, text = check("--only", "03.2a", "--hints", "--submission", str(judge.STARTERS))
     assert code in (0, 1) and "hint 3:" in text and "1 skipped" in text
 
 
 @pytest.mark.parametrize(
-    ("words", "checks"), [("3", 8), ("03", 8), ("03.2", 5), ("9.1", 2), ("06.4c", 1), ("19", 0)]
+    ("words", "checks"), [("3", 8), ("03", 8), ("03.2", 5), ("3a", 9), ("4a.1", 2), ("03a.4c", 1)]
 )
 def test_a_number_names_an_exercise_a_part_or_a_check(words, checks):
     wanted = subprocess.run(
         [sys.executable, "-c", KEPT, words], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (
-        wanted.stdout.split("\n")[-2:-1] == [str(checks)]
-        if checks
-        else "there is no exercise 19" in wanted.stdout
+    assert wanted.stdout.split("\n")[-2:-1] == [str(checks)]
+
+
+@pytest.mark.parametrize("number", ["06", "19", "3b.1.2"])
+def test_a_number_that_is_none_is_told_those_there_are(number):
+    """Exercise 06 was the ring once, which is 03a now."""
+    code, text = check("--only", number)
+    assert code == 4 and "ERROR: there is no " in text
+    if number.isdigit():
+        for one in judge.manifest():
+            assert re.search(rf"^  {one['id']} +{re.escape(one['title'])}$", text, re.M), text
+    graded = subprocess.run(
+        [sys.executable, "tests/grade.py", "--only", number, "."], cwd=ROOT, capture_output=True, text=True
     )
+    assert graded.returncode == 1 and graded.stderr.startswith("error: there is no "), graded.stderr
 
 
 KEPT = """
@@ -443,13 +454,13 @@ class Count:
         self.found = len(session.items)
         session.items.clear()
 count = Count()
-pytest.main(["tests/exercises", "-p", "no:cacheprovider", "-k", sys.argv[1]], plugins=[count])
+pytest.main(["tests/exercises", "-p", "no:cacheprovider", "--only", sys.argv[1]], plugins=[count])
 print(getattr(count, "found", 0))
 """
 
 
 def test_the_solutions_pass_as_a_submission():
-    code, text = check("-k", "03", "--submission", "solutions", "--seed", "another")
+    code, text = check("--only", "03", "--submission", "solutions", "--seed", "another")
     assert code == 0 and "12 of 12 points" in text and "8 passed" in text
 
 
@@ -460,7 +471,15 @@ def test_a_folder_that_is_not_there():
 
 def test_it_checks_again_at_every_save(tmp_path):
     (tmp_path / THIRD).write_text((judge.STARTERS / THIRD).read_text())
-    command = [sys.executable, "-u", "tests/exercises/watch.py", "-k", "03", "--submission", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-u",
+        "tests/exercises/watch.py",
+        "--only",
+        "03",
+        "--submission",
+        str(tmp_path),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watch:
         try:
             first = until(watch, "waiting for")
@@ -608,7 +627,6 @@ def test_a_class_at_level_1_needs_a_word(tmp_path):
     ("words", "error"),
     [
         (["nowhere"], "error: there is no folder nowhere"),
-        (["--only", "99", "."], "error: there is no exercise 99"),
         (["--one", "nowhere"], "error: there is no submission nowhere"),
         (["--jobs", "0", "."], "error: --jobs must be at least 1"),
     ],

@@ -1,4 +1,4 @@
-"""Bytes a second of an all-reduce, by its size: gloo's own, the ring of exercise 06, a server; and of a copy
+"""Bytes a second of an all-reduce, by its size: gloo's own, the ring of exercise 03a, a server; and of a copy
 of memory, which none of them can beat. All processes copy at the same time, as they would send.
 """
 

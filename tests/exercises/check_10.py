@@ -1,581 +1,595 @@
 """What exercise 10 is held against. Runs in the judge."""
 
-import itertools
-import sys
-
 import numpy
 import torch
-from judge import check
+from judge import Verdict, call, check
 
-# ---- units, and what is right -----------------------------------------------------------------
-
-
-def unit_of(trial, widths, **more):
-    """What a driver needs to build a module. Weights are such that tanh is neither a line nor saturated."""
-    state = {}
-    for layer, (inside, outside) in enumerate(itertools.pairwise(widths)):
-        state[f"layers.{layer}.weight"] = trial.floats(outside, inside) / inside**0.5
-        state[f"layers.{layer}.bias"] = trial.floats(outside) * 0.1
-    return {"widths": list(widths), "state": state, **more}
+# What gloo adds to a message, as the kernel counts it: two headers go to the receiver ("there is something
+# for you", and the one before the data), and one comes back ("I am ready").
+HEADER = 48
 
 
-def flat_of(tensors, world_size):
-    """One after another in float64, with the fewest zeros that make it divisible."""
-    flat = torch.cat([tensor.double().flatten() for tensor in tensors])
-    return torch.cat([flat, torch.zeros(-len(flat) % world_size, dtype=torch.float64)])
-
-
-def shares_of(unit, world_size):
-    return flat_of(unit["state"].values(), world_size).chunk(world_size)
-
-
-def drawn_like(trial, unit):
-    """The same module with other weights: shares that no rank can have made from what it was given."""
-    state = {name: trial.floats(*tensor.shape) * 0.4 for name, tensor in unit["state"].items()}
-    return unit | {"state": state}
-
-
-def compute(unit, state, images, skip=()):
-    for layer in range(len(unit["widths"]) - 1):
-        if layer not in skip:
-            images = images @ state[f"layers.{layer}.weight"].T + state[f"layers.{layer}.bias"]
-            images = images if unit.get("plain") else torch.tanh(images)
-    return images
-
-
-def doubled(unit):
-    return {name: tensor.double().requires_grad_() for name, tensor in unit["state"].items()}
-
-
-def through(units, states, images, skips):
-    for unit, state, skip in zip(units, states, skips, strict=True):
-        images = compute(unit, state, images, skip)
-    return images
-
-
-def right(units, batches):
-    """Outputs and gradients of the images of each rank, and each unit's gradients: the mean over ranks."""
-    states, outputs, slopes = [doubled(unit) for unit in units], [], []
-    for batch in batches:
-        images = batch["images"].double().requires_grad_()
-        output = through(units, states, images, batch.get("skips", [()] * len(units)))
-        (output * batch["slope"].double()).sum().backward()
-        outputs.append(output.detach())
-        slopes.append(images.grad)
-    means = [
-        [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad / len(batches)
-            for tensor in state.values()
-        ]
-        for state in states
-    ]
-    return outputs, slopes, means
-
-
-# ---- what came --------------------------------------------------------------------------------
-
-
-def look(value, *path):
-    """A part of what came, or None: it may be anything."""
-    for key in path:
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-            value = value[key]
-        else:
-            return None
+def listed(value, count, what):
+    """What a driver hands back may be forged, and be anything."""
+    if not isinstance(value, list) or len(value) != count:
+        raise Verdict("failed", f"{what} is no list of {count}", f"a list of {count}")
     return value
 
 
-def tensor(trial, what, came, expected, dtype="float32", **more):
-    """Compare what the driver's `seen` has made of a tensor."""
-    kind = look(came, "kind")
-    trial.require(kind == dtype, f"{what} is {kind or 'not there'}", f"a tensor of {dtype}")
-    trial.close(what, look(came, "value"), expected, **more)
+def number(value):
+    return value if isinstance(value, float | int | numpy.ndarray) else None
 
 
-def weights(trial, what, came, unit, dtype="float32"):
-    """Compare a dict of tensors by name."""
-    trial.require(isinstance(came, dict), f"{what} is {came}", "a dict of tensors by name")
-    trial.same(f"the sorted list of names in {what}", sorted(came), sorted(unit["state"]))
-    for name, expected in unit["state"].items():
-        expected = expected.bfloat16() if dtype == "bfloat16" else expected
-        tensor(trial, f"{name} in {what}", came[name], expected.double(), dtype)
+# ---- schedules --------------------------------------------------------------------------------
 
 
-def numbered(units):
-    return [(f"unit {number} of {len(units)}", unit) for number, unit in enumerate(units)]
+def gpipe(stage, stages, microbatches):
+    return [[action, number] for action in ("forward", "backward") for number in range(microbatches)]
 
 
-def sizes_in_words(units):
-    return " and ".join(str(sum(t.numel() for t in unit["state"].values())) for unit in units)
+def one_forward_one_backward(stage, stages, microbatches):
+    """Whenever as many are held as there are stages from here to the end, a backward is due."""
+    schedule, forwards, backwards = [], 0, 0
+    while backwards < microbatches:
+        if forwards < microbatches and forwards - backwards < stages - stage:
+            schedule.append(["forward", forwards])
+            forwards += 1
+        else:
+            schedule.append(["backward", backwards])
+            backwards += 1
+    return schedule
 
 
-# ---- 10.1 -------------------------------------------------------------------------------------
+def all_stages(function, stages, microbatches):
+    return [function(stage, stages, microbatches) for stage in range(stages)]
+
+
+def words(schedule):
+    return " ".join(f"{action[0].upper()}{number}" for action, number in schedule)
+
+
+def is_action(action):
+    return (
+        isinstance(action, list)
+        and len(action) == 2
+        and isinstance(action[0], str)
+        and action[0] in ("forward", "backward")
+        and type(action[1]) is int
+    )
+
+
+def compare_schedules(trial, function, cases):
+    told = ", ".join(f"{stages} and {microbatches}" for stages, microbatches in cases)
+    trial.tried(f"every stage, for these numbers of stages and micro-batches: {told}")
+    (came,) = trial.run("schedules", [{"function": function.__name__, "cases": cases}], group=False)
+    for (stages, microbatches), found in zip(cases, listed(came, len(cases), "what came"), strict=True):
+        for stage, schedule in enumerate(listed(found, stages, "what came")):
+            what = f"{function.__name__}({stage}, {stages}, {microbatches})"
+            good = isinstance(schedule, list) and all(is_action(action) for action in schedule)
+            trial.require(good, f"{what} is {schedule!r:.150}", 'a list of pairs like ("forward", 0)')
+            expected = function(stage, stages, microbatches)
+            for place, wanted in enumerate(expected):
+                got = tuple(schedule[place]) if place < len(schedule) else "missing"
+                trial.require(
+                    got == tuple(wanted),
+                    f"{what}: action number {place + 1} is {got}, in {words(schedule) or 'an empty list'}",
+                    f"{tuple(wanted)}, in {words(expected)}",
+                )
+            trial.require(
+                len(schedule) == len(expected),
+                f"{what} has {len(schedule)} actions: {words(schedule)}",
+                f"{len(expected)}: {words(expected)}",
+            )
+
+
+def drawn_cases(trial, fewer):
+    cases = []
+    for stages in (2, 3, 4, 5):
+        low, high = (1, stages) if fewer else (stages, stages + 6)
+        cases.append((stages, int(trial.integers(low, high))))
+    return cases
 
 
 @check("10.1a")
-def split(trial):
-    shapes = [(3, 4), (5,), (2, 2, 2), (1,)]
-    cases = [{"tensors": [trial.floats(*shape) for shape in shapes], "world_size": n} for n in (1, 2, 3, 4)]
-    cases += [
-        {"tensors": [trial.floats(3)], "world_size": 4},
-        {"tensors": [trial.floats(2, 4)], "world_size": 4},
-        {"tensors": [trial.floats(1), trial.floats(5, 2)], "world_size": 6},
-    ]
-    low = [trial.floats(2, 3).bfloat16().float(), trial.floats(4).bfloat16().float()]
-    cases = [case | {"dtype": "float32"} for case in cases]
-    cases.append({"tensors": low, "world_size": 3, "dtype": "bfloat16"})
-    trial.tried(
-        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last in bfloat16"
-    )
-    (came,) = trial.run("split", [{"cases": cases}], group=False)
-    for number, case in enumerate(cases):
-        n = case["world_size"]
-        shapes = ", ".join("x".join(map(str, one.shape)) for one in case["tensors"])
-        shapes += " in bfloat16" if case["dtype"] == "bfloat16" else ""
-        expected = flat_of(case["tensors"], n)
-        tensor(trial, f"flatten of [{shapes}] for {n}", look(came, number, "flat"), expected)
-        for rank, share in enumerate(expected.chunk(n)):
-            what = f"split of [{shapes}] for rank {rank} of {n}"
-            tensor(trial, what, look(came, number, "shares", rank), share)
-
-
-# ---- 10.2 -------------------------------------------------------------------------------------
+def all_forward(trial):
+    compare_schedules(trial, gpipe, [(1, 1), *drawn_cases(trial, False), *drawn_cases(trial, True)])
 
 
 @check("10.2a")
-def shares(trial):
-    for world_size in (1, 3):
-        units = [unit_of(trial, [2, 3]), unit_of(trial, [3, 4, 2])]
-        trial.tried(f"{world_size} processes, two units of {sizes_in_words(units)} numbers; unit.shard")
-        for rank, came in enumerate(trial.run("use", [{"units": units}] * world_size)):
-            for number, (words, unit) in enumerate(numbered(units)):
-                what = f"the shard of {words} on rank {rank}"
-                shard = look(came, "shards", number)
-                tensor(trial, what, shard, shares_of(unit, world_size)[rank])
-                trial.require(
-                    look(shard, "leaf") is True,
-                    f"{what} is no leaf that requires a gradient",
-                    "a tensor that an optimizer takes",
-                )
-
-
-WIDTH, INSIDE = 256, 1024  # of the large units
-
-
-def megabytes(value):
-    return f"{value / 1e6:.1f} MB"
-
-
-def large(trial, ranks, count, dtype="float32", passes=True):
-    """Run large units. Returns what the ranks sent, and the images of each."""
-    images = [trial.floats(4, WIDTH) for _ in range(ranks)]
-    common = {"width": WIDTH, "inside": INSIDE, "count": count, "dtype": dtype, "passes": passes}
-    return trial.run("large", [common | {"images": one} for one in images]), images
-
-
-def passed_by(trial, marks):
-    """Whether all ranks have been looked at, wherever they should have."""
-    for rank, one in enumerate(trial.answer["ranks"]):
-        for name in marks:
-            came = f"rank {rank} did not come by to be looked at: {name}"
-            trial.require(
-                name in one["marks"], came, "units that are made, and compute in turn, with autograd"
-            )
-
-
-def looks(*names):
-    return [f"{name}, look {number}" for name in names for number in range(3)]
-
-
-def looks_at_a_pass(count):
-    ways = [f"{way} {number}" for way in ("forward", "backward") for number in range(count)]
-    return looks("before", "made", "between", "after") + ways
-
-
-ONE = 4 * (2 * WIDTH * INSIDE + WIDTH + INSIDE)  # bytes of a unit's weights in float32
-
-
-def growth(trial, rank, name):
-    """By how much a rank's memory has grown since before, at the least of three looks, or at one."""
-    names = [name] if name.startswith("forward") else looks(name)
-    before = min(trial.mark(rank, one)["memory"] for one in looks("before"))
-    return min(trial.mark(rank, one)["memory"] for one in names) - before
-
-
-def held(trial, count, when, name, allowed, words):
-    for rank in range(len(trial.answer["ranks"])):
-        grown = growth(trial, rank, name)
-        came = f"{when} rank {rank} held {megabytes(grown)} more than before the {count} units were made"
-        wanted = f"at most {megabytes(allowed)}: {words} (all weights have {megabytes(count * ONE)})"
-        trial.require(grown <= allowed, came, wanted)
+def alternate(trial):
+    compare_schedules(trial, one_forward_one_backward, [(1, 1), (1, 3), (2, 2), *drawn_cases(trial, False)])
 
 
 @check("10.2b")
-def memory(trial):
-    ranks, count = 4, 16
-    trial.tried(f"{ranks} processes, {count} units of {megabytes(ONE)}; memory as the kernel counts it")
-    came, _ = large(trial, ranks, count, passes=False)
-    for rank, one in enumerate(came):
-        for number in range(count):
-            what = f"the first numbers of the shard of unit {number} on rank {rank}"
-            trial.close(what, look(one, "shards", number), [0.5 / WIDTH] * 4, scale=0.5 / WIDTH)
-    passed_by(trial, looks("before", "made"))
-    if sys.platform != "linux":
-        return
-    share = count * ONE / ranks
-    words = f"a share of {megabytes(share)}, and no weights"
-    held(trial, count, "when all were made,", "made", share + ONE, words)
-    # Shares that are nowhere have been put where this does not look: in a file, say. Up to 2 MB of a rank's
-    # share may lie in memory that it had before: the C library gives it back in pages of this size only.
-    total = sum(growth(trial, rank, "made") for rank in range(ranks))
-    came = f"all ranks together held {megabytes(total)}"
-    trial.require(total >= 0.6 * count * ONE, came, f"about {megabytes(count * ONE)}, once all weights")
+def fewer(trial):
+    compare_schedules(trial, one_forward_one_backward, [(2, 1), (6, 3), *drawn_cases(trial, True)])
 
 
-def other_shares(trial, units, world_size):
-    """Units with other weights, and the shares of them that each rank is given."""
-    others = [drawn_like(trial, unit) for unit in units]
-    shares = [[shares_of(unit, world_size)[rank].float() for unit in others] for rank in range(world_size)]
-    return others, shares
+# ---- timelines --------------------------------------------------------------------------------
 
 
-@check("10.2c")
-def gather(trial):
-    world_size, widths = 4, [4, 1, 2]
-    units = [unit_of(trial, widths), unit_of(trial, [1, 1])]
-    trial.tried(
-        f"{world_size} processes, two units of {sizes_in_words(units)} numbers; then other numbers in the"
-        " shares; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"
-    )
-    others, shares = other_shares(trial, units, world_size)
-    dtypes = ["float32", "bfloat16"]
-    inputs = [{"units": units, "shards": one, "gather": dtypes} for one in shares]
-    for rank, came in enumerate(trial.run("use", inputs)):
-        for place, dtype in enumerate(dtypes):
-            for number, (words, other) in enumerate(numbered(others)):
-                what = f"gather(torch.{dtype}) of {words} on rank {rank}"
-                weights(trial, what, look(came, "gathered", place, number), other, dtype)
+def timeline(schedules, forward_times, backward_times):
+    """Begin and end of each action, worked out as the longest way to it; None if there is a circle."""
+    last, lines = len(schedules) - 1, [[None] * len(schedule) for schedule in schedules]
+    places = {
+        (stage, *action): place
+        for stage, schedule in enumerate(schedules)
+        for place, action in enumerate(map(tuple, schedule))
+    }
+
+    def before(stage, place):
+        action, number = schedules[stage][place]
+        if place:
+            yield stage, place - 1
+        if action == "forward" and stage > 0:
+            yield stage - 1, places.get((stage - 1, "forward", number))
+        if action == "backward":
+            yield stage, places.get((stage, "forward", number))
+            if stage < last:
+                yield stage + 1, places.get((stage + 1, "backward", number))
+
+    todo = [(stage, place) for stage, line in enumerate(lines) for place in range(len(line))]
+    while todo:
+        left = []
+        for stage, place in todo:
+            ends = [None if p is None else lines[s][p] and lines[s][p][1] for s, p in before(stage, place)]
+            if None in ends:
+                left.append((stage, place))
+                continue
+            times = forward_times if schedules[stage][place][0] == "forward" else backward_times
+            begin = max(ends, default=0.0)
+            lines[stage][place] = (begin, begin + times[stage])
+        if len(left) == len(todo):
+            return None
+        todo = left
+    return lines
 
 
-# ---- 10.3 -------------------------------------------------------------------------------------
+def why_never(schedules):
+    """Why some action of these can never begin, in words. One at least must be such."""
+    done, heads = set(), [0] * len(schedules)
+
+    def needs(stage, action, number):
+        if action == "forward":
+            return [(stage - 1, action, number)] if stage else []
+        own, after = (stage, "forward", number), (stage + 1, action, number)
+        return [own, after] if stage + 1 < len(schedules) else [own]
+
+    def waits_for(stage):
+        return [need for need in needs(stage, *schedules[stage][heads[stage]]) if need not in done]
+
+    going = True
+    while going:
+        going = False
+        for stage, schedule in enumerate(schedules):
+            while heads[stage] < len(schedule) and not waits_for(stage):
+                done.add((stage, *schedule[heads[stage]]))
+                heads[stage] += 1
+                going = True
+
+    # From the first stage that stands still to what it waits for, and on, until it is plain or comes round.
+    stage = next(stage for stage, head in enumerate(heads) if head < len(schedules[stage]))
+    lines, seen = [], set()
+    while stage not in seen:
+        seen.add(stage)
+        first = words(schedules[stage][heads[stage] :][:1])
+        other, *need = waits_for(stage)[0]
+        name = words([need])
+        if need not in schedules[other]:
+            return f"stage {stage}'s {first} has to wait for stage {other}'s {name}, which never comes"
+        if other == stage:
+            return f"stage {stage}'s {first} comes before its own {name}, for which it has to wait"
+        blocked = words(schedules[other][heads[other] :][:1])
+        behind = "" if blocked == name else f", which comes after {blocked}"
+        lines.append(f"stage {stage}'s {first} waits for stage {other}'s {name}{behind}")
+        stage = other
+    return ", and ".join(lines)
 
 
-def batch_of(trial, units, images, leaf=False):
-    inside, outside = units[0]["widths"][0], units[-1]["widths"][-1]
-    return {"images": trial.floats(images, inside), "slope": trial.floats(images, outside), "leaf": leaf}
+def compare_lines(trial, cases):
+    """`timeline` of (words, schedules, times of a forward, times of a backward)."""
+    (came,) = trial.run("timeline", [{"cases": [list(case[1:]) for case in cases]}], group=False)
+    for (title, *case), found in zip(cases, listed(came, len(cases), "what came"), strict=True):
+        expected, found = timeline(*case), found if isinstance(found, dict) else {}
+        drawn = "; ".join(f"stage {stage}: {words(schedule)}" for stage, schedule in enumerate(case[0]))
+        if expected is None:
+            came = f"a timeline, but {why_never(case[0])} ({drawn})"
+            trial.require(found.get("refused") is True, came, "a ValueError")
+            continue
+        trial.require(found.get("refused") is False, f"{title} raises ValueError ({drawn})", "a timeline")
+        lines = listed(found.get("lines"), len(expected), f"the timeline of {title}")
+        for stage, line in enumerate(expected):
+            got = listed(lines[stage], len(line), f"the line of stage {stage}, {title},")
+            for place, pair in enumerate(line):
+                action = words(case[0][stage][place : place + 1])
+                mine = listed(got[place], 2, f"{action} of stage {stage}, {title},")
+                for name, value, wanted in zip(("begin", "end"), mine, pair, strict=True):
+                    what = f"the {name} of {action} on stage {stage}, {title} ({drawn})"
+                    trial.close(what, number(value), wanted)
+
+
+def drawn_times(trial, stages):
+    return [round(float(trial.random.uniform(0.5, 3)), 2) for _ in range(stages)]
 
 
 @check("10.3a")
-def forward(trial):
-    world_size = 3
-    units = [unit_of(trial, [3, 5]), unit_of(trial, [5, 2, 4])]
-    others, shares = other_shares(trial, units, world_size)
-    images = [trial.floats(rank + 2, 3) for rank in range(world_size)]
-    trial.tried(
-        f"{world_size} processes, two units one after the other under torch.no_grad();"
-        f" {', '.join(str(len(one)) for one in images)} images"
-    )
-    inputs = [
-        {"units": units, "shards": share, "look": one} for share, one in zip(shares, images, strict=True)
-    ]
-    states = [doubled(unit) for unit in others]
-    for rank, came in enumerate(trial.run("use", inputs)):
-        expected = through(others, states, images[rank].double(), [(), ()]).detach()
-        tensor(trial, f"what the units give on rank {rank}", look(came, "looked"), expected)
+def timelines(trial):
+    trial.tried("gpipe and 1F1B on 1 to 4 stages, a forward takes 1 s and a backward 2 s")
+    cases = []
+    for function in (gpipe, one_forward_one_backward):
+        for stages, microbatches in ((1, 2), (2, 3), (3, 5), (4, 2)):
+            title = f"{function.__name__}, {microbatches} micro-batches"
+            cases.append((title, all_stages(function, stages, microbatches), [1.0] * stages, [2.0] * stages))
+    compare_lines(trial, cases)
 
 
-def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
-    """One pass on all ranks: outputs, gradients of images, and each rank's share of the mean."""
-    outputs, slopes, means = expected
-    world_size = len(outputs)
-    for rank, one in enumerate(came):
-        where = f"on rank {rank} after pass {number + 1}"
-        one = look(one, "passes", number)
-        tensor(trial, f"what the units give {where}", look(one, "output"), outputs[rank])
-        for place, (words, _) in enumerate(numbered(units)):
-            share = flat_of((sums or means)[place], world_size).chunk(world_size)[rank]
-            what = f"the gradient of the shard of {words} {where}"
-            tensor(trial, what, look(one, "shards", place), share, relative=5e-5)
-        if leaf:
-            tensor(
-                trial, f"the gradient of the images {where}", look(one, "images"), slopes[rank], relative=5e-5
-            )
-        else:
-            trial.require(
-                look(one, "requires a gradient") is False,
-                f"the caller's images {where} require a gradient: your code has changed the tensor itself",
-                "images as they came",
-            )
+def odd_schedules(trial, stages, microbatches):
+    """Schedules that nobody would call by a name: another order, and as far ahead as chance will have it."""
+    forwards = trial.random.permutation(microbatches).tolist()
+    backwards = trial.random.permutation(microbatches).tolist()
+    schedules = [[] for _ in range(stages)]
+    while any(len(schedule) < 2 * microbatches for schedule in schedules):
+        stage = int(trial.random.integers(stages))
+        done = [tuple(action) for action in schedules[stage]]
+        count = sum(action == "forward" for action, _ in done)
+        forward = forwards[count] if count < microbatches else None
+        if len(done) == 2 * microbatches:
+            continue
+        backward = backwards[len(done) - count]
+        above = stage == stages - 1 or ["backward", backward] in schedules[stage + 1]
+        below = stage == 0 or ["forward", forward] in schedules[stage - 1]
+        if ("forward", backward) in done and above and (forward is None or trial.random.random() < 0.6):
+            schedules[stage].append(["backward", backward])
+        elif forward is not None and below:
+            schedules[stage].append(["forward", forward])
+    return schedules
 
 
 @check("10.3b")
-def gradients(trial):
-    for world_size, leaf in ((2, False), (3, True)):
-        units = [unit_of(trial, [3, 4]), unit_of(trial, [4, 3, 2])]
-        others, shares = other_shares(trial, units, world_size)
-        batches = [batch_of(trial, units, rank + 2, leaf) for rank in range(world_size)]
-        trial.tried(
-            f"{world_size} processes, two units, {', '.join(str(len(b['images'])) for b in batches)} images"
-            f" ({'with' if leaf else 'without'} a gradient); the loss is the sum of output times slope"
-        )
-        inputs = [
-            {"units": units, "shards": share, "passes": [batch]}
-            for share, batch in zip(shares, batches, strict=True)
-        ]
-        compare_pass(trial, units, trial.run("use", inputs), 0, right(others, batches), leaf=leaf)
+def any_schedule(trial):
+    trial.tried("schedules and times drawn at random, other times on each stage")
+    cases = []
+    for stages, microbatches in ((3, 4), (4, 5), (2, 6)):
+        times = drawn_times(trial, stages), drawn_times(trial, stages)
+        cases.append(("gpipe", all_stages(gpipe, stages, microbatches), *times))
+        cases.append(("1F1B", all_stages(one_forward_one_backward, stages, microbatches), *times))
+        cases.append(("drawn at random", odd_schedules(trial, stages, microbatches), *times))
+    compare_lines(trial, cases)
+
+
+def parsed(*lines):
+    names = {"F": "forward", "B": "backward"}
+    return [[[names[word[0]], int(word[1:])] for word in line.split()] for line in lines]
 
 
 @check("10.3c")
-def adding_up(trial):
-    world_size = 3
-    trial.tried(
-        "3 processes, two passes without clearing gradients; rank 0 does not use layer 1 of 3 in unit 0,"
-        " and no rank uses layer 0 of 2 in unit 1"
-    )
-    units = [unit_of(trial, [4, 4, 4, 4]), unit_of(trial, [4, 4, 3])]
-    skips = [[[1] if rank == 0 else [], [0]] for rank in range(world_size)]
-    passes = [[batch_of(trial, units, rank + 1) for rank in range(world_size)] for _ in range(2)]
-    inputs = [
-        {
-            "units": [unit | {"skip": skip} for unit, skip in zip(units, skips[rank], strict=True)],
-            "passes": [batches[rank] for batches in passes],
-        }
-        for rank in range(world_size)
+def circles(trial):
+    trial.tried("schedules in which an action can never begin, and some in which all can")
+    good = [
+        parsed("F0 F1 B1 B0", "F0 F1 B1 B0"),
+        parsed("F1 B1 F0 B0", "F1 B1 F0 B0"),
+        parsed("F0 F1 B0 B1", "F1 F0 B0 B1", "F0 F1 B0 B1"),
     ]
-    came, sums = trial.run("use", inputs), None
-    for number, batches in enumerate(passes):
-        batches = [batch | {"skips": skip} for batch, skip in zip(batches, skips, strict=True)]
-        expected = right(units, batches)
-        if sums is None:
-            sums = expected[2]
-        else:
-            sums = [
-                [a + b for a, b in zip(one, other, strict=True)]
-                for one, other in zip(sums, expected[2], strict=True)
-            ]
-        compare_pass(trial, units, came, number, expected, sums)
+    bad = [
+        parsed("B0 F0"),
+        parsed("F0 B0 F1 B1", "F0 F1 B0 B1"),
+        parsed("F0 F1 B0 B1", "F0 B0"),
+        parsed("F0 F1 B0 B1", "F0 B0 B1 F1"),
+        parsed("F0 B0", "F0 F1 B0 B1"),
+    ]
+    cases = [("a schedule that works", one, [1.0] * len(one), [1.0] * len(one)) for one in good]
+    cases += [("a schedule that stands still", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
+    order = trial.random.permutation(len(cases)).tolist()
+    compare_lines(trial, [cases[place] for place in order])
 
 
-def sent(trial, rank, one, other):
-    return trial.mark(rank, other)["sent"] - trial.mark(rank, one)["sent"]
-
-
-def compare_traffic(trial, count, dtype, again=True):
-    """What each rank sends from one look to the next, by the kernel's counters. With `again` False, weights
-    that have not been sent again in backward are let pass: another check asks for that."""
-    ranks = len(trial.answer["ranks"])
-    share, size = (ranks - 1) / ranks, ONE / 2 if dtype == "bfloat16" else ONE
-    once, slopes = share * size, share * ONE
-    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {share:.3g} of it"
-    for rank in range(ranks):
-        for number in range(count):
-            got = sent(trial, rank, "made, look 2", f"forward {number}")
-            came = f"in forward, until unit {number} computed, rank {rank} sent {megabytes(got)}"
-            least = (number + 1) * once
-            trial.require(got >= 0.97 * least, came, f"about {megabytes(least)} ({said})")
-        got = sent(trial, rank, "made, look 2", "between, look 0")
-        came = f"in forward, rank {rank} sent {megabytes(got)}"
-        trial.require(got <= 1.05 * count * once, came, f"about {megabytes(count * once)} ({said})")
-        got = sent(trial, rank, "between, look 0", f"backward {count - 1}")
-        came = f"in backward, until unit {count - 1} computed, rank {rank} sent {megabytes(got)}"
-        wanted = f"about {megabytes(once)} ({said}): its weights once more"
-        trial.require(not again or got >= 0.97 * once, came, wanted)
-        got = sent(trial, rank, "between, look 0", "after, look 0")
-        least, most = count * (again * once + slopes), count * (once + 2 * slopes)
-        came = f"in backward, rank {rank} sent {megabytes(got)}"
-        wanted = (
-            f"{megabytes(count * once)} of weights and {megabytes(count * slopes)} of gradients in float32"
-        )
-        wanted += ", or twice as much of these where gloo makes a reduce-scatter of an all-reduce"
-        trial.require(0.97 * least <= got <= 1.05 * most, came, wanted)
-
-
-def large_right(trial, count, came, images, relative):
-    """The large units in float64. All of their weights are the same number."""
-    fill = 0.5 / WIDTH
-    first = torch.full((INSIDE, WIDTH), fill, dtype=torch.float64)
-    second, value = first.T, torch.cat(images).double()
-    for _ in range(count):
-        value = (value @ first.T + fill) @ second.T + fill
-    ranks = len(images)
-    for rank, expected in enumerate(value.chunk(ranks)):
-        trial.close(f"what the units give on rank {rank}", look(came, rank, "output"), expected, relative)
-    # The last numbers of the last rank's share are the second layer's bias.
-    slope = torch.full((1, WIDTH), float(len(images[0])), dtype=torch.float64)
-    for number in reversed(range(count)):
-        what = f"the last numbers of the gradient of the shard of unit {number} on rank {ranks - 1}"
-        trial.close(what, look(came, ranks - 1, "ends", number), slope[0], relative)
-        slope = slope @ second @ first
-
-
-@check("10.3d")
-def mechanism(trial):
-    ranks, count = 4, 5
-    trial.tried(
-        f"{ranks} processes, one pass through {count} units of {megabytes(ONE)}; memory and bytes sent as the"
-        " kernel counts them"
-    )
-    came, images = large(trial, ranks, count)
-    large_right(trial, count, came, images, 5e-5)
-    passed_by(trial, looks_at_a_pass(count))
-    for rank in range(ranks):
-        for event in trial.events(rank, "all_reduce"):
-            size = event.get("size")
-            trial.require(
-                not (isinstance(size, int) and size >= ONE // 4),
-                f"rank {rank} called all_reduce with {size} numbers, all of a unit",
-                "a reduce-scatter: a rank needs the gradient of its share only",
-            )
-    if sys.platform != "linux":
-        return
-    share = count * ONE / ranks
-    for number in (0, count - 1):
-        when, words = f"when unit {number} computed in forward,", "the shares and the weights of this unit"
-        held(trial, count, when, f"forward {number}", share + 2.5 * ONE, words)
-    held(trial, count, "after forward", "between", share + ONE, "the shares, no weights")
-    held(trial, count, "after backward", "after", 2 * share + ONE, "the shares and their gradients")
-    compare_traffic(trial, count, "float32")
-
-
-# ---- 10.4 -------------------------------------------------------------------------------------
-
-
-def whole_numbers(trial, low, high, *shape):
-    """Whole numbers from low to high, each with a sign."""
-    sign = 2 * trial.integers(0, 2, *shape) - 1
-    return (trial.integers(low, high + 1, *shape) * sign).float()
-
-
-def low_unit(trial, inside, outside):
-    """A linear layer whose weights are whole numbers and a bit more, which bfloat16 does not hold. Sums
-    and products are whole numbers that it does hold: whatever order they come in, they are exact."""
-    state = {
-        "layers.0.weight": whole_numbers(trial, 1, 7, outside, inside),
-        "layers.0.bias": whole_numbers(trial, 1, 7, outside),
-    }
-    finer = {name: value * (1 + 2.0**-10) for name, value in state.items()}
-    unit = {"widths": [inside, outside], "plain": True}
-    return unit | {"state": finer}, unit | {"state": state}
+# ---- what a schedule costs --------------------------------------------------------------------
 
 
 @check("10.4a")
-def low_precision(trial):
-    trial.tried("3 processes, a unit in bfloat16 with weights that it does not hold exactly; one pass")
-    unit, rounded = low_unit(trial, 3, 4)
-    batches = [
-        {"images": whole_numbers(trial, 1, 5, 1, 3), "slope": whole_numbers(trial, 1, 3, 1, 4), "leaf": True}
-        for _ in range(3)
-    ]
-    inputs = [{"units": [unit], "dtype": "bfloat16", "passes": [batch]} for batch in batches]
-    came = trial.run("use", inputs)
-    for rank, one in enumerate(came):
-        what = f"the shard on rank {rank}, of a unit in bfloat16"
-        tensor(trial, what, look(one, "shards", 0), shares_of(unit, 3)[rank], relative=1e-6)
-    compare_pass(trial, [rounded], came, 0, right([rounded], batches), leaf=True)
-    ranks, count = 2, 2
-    trial.tried(f"{ranks} processes, one pass through {count} units of {megabytes(ONE / 2)} in bfloat16")
-    came, images = large(trial, ranks, count, "bfloat16")
-    large_right(trial, count, came, images, 0.1)
-    passed_by(trial, looks_at_a_pass(count))
-    if sys.platform == "linux":
-        compare_traffic(trial, count, "bfloat16", again=False)
+def idle(trial):
+    trial.tried("timelines of gpipe, 1F1B and others, with equal and with unequal times")
+    cases = [(1, gpipe, [1.0], [1.0], 1)]
+    for stages in (2, 3, 4):
+        count = int(trial.integers(2, 9))
+        for function in (gpipe, one_forward_one_backward):
+            cases.append((count, function, [1.0] * stages, [1.0] * stages, stages))
+            cases.append((count, function, drawn_times(trial, stages), drawn_times(trial, stages), stages))
+    lines = [timeline(all_stages(function, p, m), *times) for m, function, *times, p in cases]
+    (came,) = trial.run("idle_share", [{"cases": lines}], group=False)
+    for (m, function, forward, backward, p), line, got in zip(
+        cases, lines, listed(came, len(cases), "what came"), strict=True
+    ):
+        end = max(end for one in line for _, end in one)
+        busy = sum(m * (one + other) for one, other in zip(forward, backward, strict=True))
+        what = f"the idle share of {function.__name__} on {p} stages, {m} micro-batches"
+        what += f", seconds of a forward {forward}, of a backward {backward}"
+        trial.close(what, number(got), 1 - busy / (p * end))
 
 
 @check("10.4b")
-def high_precision(trial):
-    trial.tried("2 processes, a unit in bfloat16; gradients of about 300 on rank 0 and of 1 on rank 1")
-    unit, rounded = low_unit(trial, 2, 3)
-    batches = []
-    for rank in range(2):
-        images, slope = whole_numbers(trial, 1, 1, 1, 2), whole_numbers(trial, 1, 1, 1, 3)
-        if rank == 0:
-            images, slope = images * 17, slope * 2 * trial.integers(8, 11, 1, 3)
-        batches.append({"images": images, "slope": slope, "leaf": False})
-    # The outputs of rank 0 may be too large to be exact in bfloat16; gradients of the weights are exact.
-    _, _, (means,) = right([rounded], batches)
-    inputs = [{"units": [unit], "dtype": "bfloat16", "passes": [batch]} for batch in batches]
-    for rank, one in enumerate(trial.run("use", inputs)):
-        share = flat_of(means, 2).chunk(2)[rank]
-        what = f"the gradient of the shard on rank {rank}"
-        tensor(trial, what, look(one, "passes", 0, "shards", 0), share, relative=1e-6)
-    trial.tried("2 processes, 8 steps of SGD with a unit in bfloat16, each of about a thousandth")
-    state = {"layers.0.weight": torch.ones(2, 3), "layers.0.bias": torch.ones(2)}
-    unit = {"widths": [3, 2], "plain": True, "state": state}
-    sign = whole_numbers(trial, 1, 1, 1, 2)
-    batch = {"images": whole_numbers(trial, 1, 1, 1, 3), "slope": sign}
-    given = {"units": [unit], "dtype": "bfloat16", "batches": [batch] * 8, "lr": 2.0**-10, "momentum": 0.0}
-    steps = 8 * 2.0**-10
-    expected = [1 - steps * sign.T @ batch["images"], 1 - steps * sign[0]]
-    for rank, one in enumerate(trial.run("train", [given] * 2)):
-        share = flat_of(expected, 2).chunk(2)[rank]
-        tensor(trial, f"the shard on rank {rank} after 8 steps", look(one, "shards", 0), share, relative=1e-5)
+def held(trial):
+    trial.tried("the schedules of gpipe, 1F1B and others")
+    cases = []
+    for stages, microbatches in ((1, 1), *drawn_cases(trial, False), *drawn_cases(trial, True)):
+        cases += all_stages(gpipe, stages, microbatches)[:1]
+        cases += all_stages(one_forward_one_backward, stages, microbatches)
+    cases += odd_schedules(trial, 3, 6)
+    (came,) = trial.run("activations_held", [{"cases": cases}], group=False)
+    for schedule, got in zip(cases, listed(came, len(cases), "what came"), strict=True):
+        trial.same(f"activations_held of {words(schedule)}", got, most_held(schedule))
 
 
-# ---- 10.5 -------------------------------------------------------------------------------------
+def most_held(schedule):
+    return max(counts_held(schedule))
+
+
+def counts_held(schedule):
+    """How many a stage holds while it is at each of its actions."""
+    counts = []
+    for place in range(len(schedule)):
+        begun = sum(one == "forward" for one, _ in schedule[: place + 1])
+        counts.append(begun - sum(one == "backward" for one, _ in schedule[:place]))
+    return counts
+
+
+# ---- run --------------------------------------------------------------------------------------
+
+
+class Batch:
+    """A batch and a model of as many stages as there are schedules, each with a size of its own."""
+
+    def __init__(self, trial, schedules, rows=6):
+        self.schedules, self.rows = schedules, rows
+        stages, self.count = len(schedules), len(schedules[0]) // 2
+        self.sizes = trial.integers(40, 80, stages + 1).tolist()
+        self.weights = [
+            trial.floats(one, other) / one**0.5
+            for one, other in zip(self.sizes[:-1], self.sizes[1:], strict=True)
+        ]
+        # No larger than those that come, or rounding would be.
+        self.gradients = [trial.floats(*weight.shape) * 0.01 for weight in self.weights]
+        self.images = trial.floats(self.count, rows, self.sizes[0])
+        self.targets = trial.floats(self.count, rows, self.sizes[-1])
+
+    def inputs(self):
+        last = len(self.weights) - 1
+        return [
+            {
+                "schedule": schedule,
+                "weight": weight,
+                "gradient": gradient,
+                "images": list(self.images) if stage == 0 else None,
+                "targets": list(self.targets) if stage == last else None,
+                "shape": None if stage == 0 else [self.rows, self.sizes[stage]],
+            }
+            for stage, (schedule, weight, gradient) in enumerate(
+                zip(self.schedules, self.weights, self.gradients, strict=True)
+            )
+        ]
+
+    def expected(self):
+        """The loss, and the gradients of all stages: the whole batch at once, in float64."""
+        weights = [weight.double().requires_grad_() for weight in self.weights]
+        value = self.images.double().flatten(0, 1)
+        for weight in weights:
+            value = torch.tanh(value @ weight)
+        loss = torch.nn.functional.mse_loss(value, self.targets.double().flatten(0, 1))
+        loss.backward()
+        return loss.item(), [weight.grad for weight in weights]
+
+
+def run_batch(trial, batch, more=None):
+    """Let the stages work; gradients, loss and what travelled must be right."""
+    given = batch.inputs()
+    if more:
+        given = [one | other for one, other in zip(given, more, strict=True)]
+    try:
+        ranks = trial.run("run", given)
+    except Verdict as verdict:
+        if "SIGABRT" not in verdict.came:
+            raise
+        why = "gloo does this when a message is larger than the tensor that it is received into"
+        raise Verdict(verdict.status, f"{verdict.came}; {why}", verdict.expected) from None
+    loss, gradients = batch.expected()
+    ranks = [came if isinstance(came, dict) else {} for came in ranks]
+    for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
+        got = came.get("gradient")
+        if isinstance(got, numpy.ndarray) and got.shape == old.shape:
+            got = got.astype("float64") - old.double().numpy()
+            lost = numpy.allclose(got + old.double().numpy(), gradient, rtol=0, atol=1e-6)
+            what = f"the gradient of stage {rank}'s weight is of this batch alone: what was in .grad is gone"
+            trial.require(not lost, what, "the sum of both")
+        what = f"the gradient of stage {rank}'s weight, less what was there before"
+        trial.close(what, got, gradient, scale=0.05)
+        got = came.get("loss")
+        if rank < len(ranks) - 1:
+            trial.require(got is None, f"run returns {got!r:.80} on rank {rank}", "None: not the last stage")
+        else:
+            trial.require(
+                isinstance(got, float), f"run returns {got!r:.80} on the last stage", "the loss, a float"
+            )
+            trial.close("the loss that run returns on the last stage", got, loss)
+    travelled(trial, batch)
+
+
+def travelled(trial, batch):
+    """One message for each micro-batch to each neighbour, and nothing else, as the kernel counts it."""
+    last = len(batch.weights) - 1
+    for rank in range(last + 1):
+        try:
+            before, after = trial.mark(rank, "before"), trial.mark(rank, "after")
+        except KeyError:
+            raise Verdict("failed", f"rank {rank} was not there when bytes were counted") from None
+        if last and not after["sockets"]:
+            trial.require(not trial.counted, f"rank {rank} had no connection left when bytes were counted")
+            return
+        trial.require(before["sent"] < 1000, f"rank {rank} has sent {before['sent']} bytes too early", "none")
+        for other in set(range(last + 1)) - {rank}:
+            sent = after["to"].get(other, 0) - before["to"].get(other, 0)
+            if abs(other - rank) > 1:
+                trial.require(sent == 0, f"rank {rank} sent {sent} bytes to rank {other}", "neighbours only")
+                continue
+            what = "outputs" if other > rank else "gradients"
+            one = 4 * batch.rows * batch.sizes[max(rank, other)]
+            data = one * batch.count
+            trial.require(
+                data <= sent <= data + 20 * HEADER * batch.count,
+                f"rank {rank} sent {sent} bytes to rank {other}, {sent / data:.2f} times what it should",
+                f"{batch.count} {what} of {one} bytes, and a little for what the network adds",
+            )
+            # Beside the data: two headers for each message sent, and one for each received.
+            trial.same(
+                f"the number of messages from rank {rank} to rank {other}",
+                round((sent - data) / HEADER / 3),
+                batch.count,
+            )
 
 
 @check("10.5a")
-def full_state(trial):
-    world_size, dtype = 3, "bfloat16"
-    trial.tried(
-        f"{world_size} processes, two units in {dtype}; then other numbers in the shares; full_state()"
-    )
-    units = [unit_of(trial, [3, 2]), unit_of(trial, [2, 1])]
-    others, shares = other_shares(trial, units, world_size)
-    inputs = [{"units": units, "shards": one, "dtype": dtype, "state": True} for one in shares]
-    came = trial.run("use", inputs)
-    for rank, one in enumerate(came):
-        for number, (words, other) in enumerate(numbered(others)):
-            what, state = f"full_state() of {words} on rank {rank}", look(one, "state", number)
-            if rank == 0:
-                weights(trial, what, state, other)
-            else:
-                trial.same(what, "tensors" if isinstance(state, dict) else state, None)
-
-
-def one_process(units, batches, lr, momentum):
-    """The same training in one process, on the whole batches, in float64: losses and weights."""
-    states, losses = [doubled(unit) for unit in units], []
-    tensors = [tensor for state in states for tensor in state.values()]
-    optimizer = torch.optim.SGD(tensors, lr, momentum=momentum)
-    for images, targets in batches:
-        optimizer.zero_grad()
-        output = through(units, states, images.double(), [()] * len(units))
-        loss = (output - targets.double()).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses, states
+def gradients(trial):
+    # With two processes each has but one neighbour: whatever is sent goes the right way.
+    for stages, microbatches in ((1, 3), (2, 3), (3, 3)):
+        trial.tried(
+            f"{stages} processes, gpipe with {microbatches} micro-batches, gradients from before; the kernel "
+            "counts what is sent"
+        )
+        run_batch(trial, Batch(trial, all_stages(gpipe, stages, microbatches)))
 
 
 @check("10.5b")
-def curve(trial):
-    units = [unit_of(trial, [5, 7]), unit_of(trial, [7, 6, 3])]
-    batches = [(trial.floats(12, 5), trial.floats(12, 3)) for _ in range(4)]
-    lr, momentum = float(trial.random.uniform(0.2, 0.4)), 0.9
-    losses, states = one_process(units, batches, lr, momentum)
-    wanted = [
-        unit | {"state": {k: v.detach() for k, v in s.items()}} for unit, s in zip(units, states, strict=True)
-    ]
-    for world_size in (1, 2, 3, 4):
+def no_deadlock(trial):
+    for stages, microbatches in ((2, 4), (4, 6), (3, 2)):
         trial.tried(
-            f"{world_size} processes, 4 steps of SGD with momentum on 12 images, {12 // world_size} for each;"
-            " then full_state()"
+            f"{stages} processes, 1F1B with {microbatches} micro-batches; whether each send is waited for"
         )
-        inputs = []
-        for rank in range(world_size):
-            own = [
-                {"images": images.chunk(world_size)[rank], "targets": targets.chunk(world_size)[rank]}
-                for images, targets in batches
-            ]
-            inputs.append({"units": units, "batches": own, "lr": lr, "momentum": momentum})
-        came = trial.run("train", inputs)
-        for step, expected in enumerate(losses):
-            got = [look(one, "losses", step) for one in came]
-            good = all(isinstance(one, float) for one in got)
-            trial.require(good, f"the losses of step {step + 1} are {got}", "numbers")
-            trial.close(f"the mean loss of step {step + 1}", float(numpy.mean(got)), expected, relative=1e-4)
-        for number, (words, unit) in enumerate(numbered(wanted)):
-            weights(trial, f"full_state() of {words} on rank 0", look(came, 0, "state", number), unit)
+        run_batch(trial, Batch(trial, all_stages(one_forward_one_backward, stages, microbatches)))
+        all_waited_for(trial, stages)
+
+
+def all_waited_for(trial, stages):
+    """wait() of what each isend returned. Nothing else does it: with gloo, is_completed() stays False."""
+    for rank in range(stages):
+        begun, waited = {}, set()
+        for event in trial.events(rank):
+            if event.get("phase") == "begin" and isinstance(event.get("sends"), list):
+                begun |= {(event.get("number"), str(part)): event for part in event["sends"]}
+            if event.get("phase") == "waited":
+                waited.add((event.get("number"), str(event.get("part"))))
+        left = [event for key, event in begun.items() if key not in waited]
+        trial.require(
+            not left,
+            f"rank {rank} began {len(begun)} sends and returned without wait() for {len(left)} of them; the "
+            f"first is {left and call(left[0])}",
+            "a wait() for what each isend returned",
+        )
+
+
+def made_to_do(trial, schedules):
+    """The stages' own word for the order of what they did, after a run."""
+    for rank, schedule in enumerate(schedules):
+        # The stage counts its forwards; which micro-batch it is given, the gradients prove.
+        forwards = [number for action, number in schedule if action == "forward"]
+        came = [[event.get("action"), event.get("place")] for event in trial.events(rank, "stage")]
+        good = all(is_action(action) and 0 <= action[1] < len(forwards) for action in came)
+        trial.require(good, f"the stage of rank {rank} was made to do {came!r:.100}", words(schedule))
+        came = [[action, forwards[place]] for action, place in came]
+        trial.require(
+            came == schedule,
+            f"the stage of rank {rank} was made to do {words(came) or 'nothing'}",
+            words(schedule),
+        )
+
+
+def step_by_step(trial, function):
+    """Two stages are stopped together, rank 0 at each forward but the first, rank 1 at the one before. What
+    each has sent until then is seen from outside: no word of theirs can be put in its place."""
+    count = 4
+    batch = Batch(trial, all_stages(function, 2, count))
+    more = [{"looks": list(range(1, count))}, {"looks": list(range(count - 1))}]
+    try:
+        run_batch(trial, batch, more)
+    except Verdict as verdict:
+        if verdict.status != "timeout":
+            raise
+        raise Verdict(
+            "failed", f"the stages do not come to their forwards in this order ({verdict.came})", "they do"
+        ) from None
+    made_to_do(trial, batch.schedules)
+    one = 4 * batch.rows * batch.sizes[1]
+    for look in range(count - 1) if trial.counted else ():
+        actions = [tuple(action) for action in batch.schedules[1]]
+        back = sum(action == "backward" for action, _ in actions[: actions.index(("forward", look))])
+        for rank, name, wanted in ((0, "outputs", look + 1), (1, "gradients", back)):
+            try:
+                sent = trial.mark(rank, f"look {look}")["to"].get(1 - rank, 0)
+                sent -= trial.mark(rank, "before")["to"].get(1 - rank, 0)
+            except KeyError:
+                raise Verdict("failed", f"rank {rank} was not at forward {look + 1 - rank}") from None
+            trial.require(
+                wanted * one <= sent < wanted * one + one / 2 + 10 * HEADER,
+                f"when rank 0 came to F{look + 1} and rank 1 to F{look}, rank {rank} had sent {sent} bytes",
+                f"{wanted} {name} of {one} bytes",
+            )
+
+
+@check("10.5c")
+def in_order(trial):
+    schedules = odd_schedules(trial, 3, 5)
+    drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
+    trial.tried(f"3 processes, schedules drawn at random: {drawn}")
+    run_batch(trial, Batch(trial, schedules))
+    made_to_do(trial, schedules)
+    trial.tried("3 processes, F0 B0 F1 B1 F2 B2 on each: a message that is begun late holds up all")
+    run_batch(trial, Batch(trial, parsed(*["F0 B0 F1 B1 F2 B2"] * 3)))
+    for function in (one_forward_one_backward, gpipe):
+        trial.tried(
+            f"2 processes, {function.__name__} with 4 micro-batches, stopped and looked at from outside"
+        )
+        step_by_step(trial, function)
+
+
+def looks(trial, function):
+    """How memory grows from the third forward of one process to the eighth, seen from outside, in outputs."""
+    batch = Batch(trial, [function(0, 1, 8)])
+    run_batch(trial, batch, [{"large": True, "looks": list(range(8))}])
+    try:
+        seen = [trial.mark(0, f"look {number}")["memory"] for number in range(8)]
+    except KeyError:
+        raise Verdict("failed", "the stage's forward was not called for each micro-batch") from None
+    return (seen[7] - seen[2]) / (4 << 20)
+
+
+@check("10.5d")
+def memory(trial):
+    trial.tried("1 process, 8 micro-batches with an output of 4 MB each; memory as the kernel counts it")
+    if trial.counted:
+        grown = looks(trial, one_forward_one_backward)
+        trial.require(
+            grown < 1.5,
+            f"under 1F1B, memory grows by {grown:.1f} outputs from the third forward to the eighth",
+            "0: each backward comes before the next forward, and frees its micro-batch",
+        )
+        grown = looks(trial, gpipe)
+        trial.require(
+            grown > 3.5,
+            f"under gpipe, memory grows by {grown:.1f} outputs from the third forward to the eighth",
+            "5: all forwards come first",
+        )
+    schedules = all_stages(one_forward_one_backward, 3, 8)
+    trial.tried("3 processes, 1F1B with 8 micro-batches; how many inputs and outputs a stage still holds")
+    run_batch(trial, Batch(trial, schedules))
+    for rank, schedule in enumerate(schedules):
+        # The inputs of rank 0 are the caller's. For an output there is another name, that of its send.
+        for name, what, more in (("alive", "inputs", "one"), ("kept", "outputs", "two"))[rank == 0 :]:
+            counts = [event.get(name) for event in trial.events(rank, "stage")]
+            good = len(counts) == len(schedule) and all(type(one) is int for one in counts)
+            trial.require(good, f"rank {rank} was made to do {len(counts)} actions", str(len(schedule)))
+            sent = " (what isend returned keeps what it sends)" if name == "kept" and rank < 2 else ""
+            for place, (got, most) in enumerate(zip(counts, counts_held(schedule), strict=True)):
+                trial.require(
+                    got <= most + (1 if more == "one" else 2),
+                    f"after {words(schedule[: place + 1])} rank {rank} holds the {what} of {got} "
+                    f"micro-batches{sent}",
+                    f"at most {most}, or {more} more",
+                )

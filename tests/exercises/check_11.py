@@ -1,595 +1,526 @@
 """What exercise 11 is held against. Runs in the judge."""
 
+import itertools
+import sys
+
 import numpy
 import torch
-from judge import Verdict, call, check
+from judge import Verdict, check
+from torch.nn.functional import gelu, layer_norm, linear
 
-# What gloo adds to a message, as the kernel counts it: two headers go to the receiver ("there is something
-# for you", and the one before the data), and one comes back ("I am ready").
-HEADER = 48
+ONE_CALL = 1000  # bytes that gloo sends to each other rank for one all_reduce beside the data: 576, mostly
+UP, DOWN = ("up.weight", "up.bias"), ("down.weight", "down.bias")
+ORDINARY = ("first.weight", "first.bias", "norm.weight", "norm.bias", "head.weight", "head.bias")
 
-
-def listed(value, count, what):
-    """What a driver hands back may be forged, and be anything."""
-    if not isinstance(value, list) or len(value) != count:
-        raise Verdict("failed", f"{what} is no list of {count}", f"a list of {count}")
-    return value
+# ---- what is right ----------------------------------------------------------------------------
 
 
-def number(value):
-    return value if isinstance(value, float | int | numpy.ndarray) else None
+def share_of(value, rank, world_size, dim):
+    """A rank's share, the first ones larger by one; None of None."""
+    if value is None:
+        return None
+    few, more = divmod(value.shape[dim], world_size)
+    return value.narrow(dim, rank * few + min(rank, more), few + (rank < more))
 
 
-# ---- schedules --------------------------------------------------------------------------------
+def own(name, value, rank, world_size):
+    """What a rank has of a parameter of a model, known by the end of its name."""
+    if name.endswith(UP):
+        return share_of(value, rank, world_size, 0)
+    return share_of(value, rank, world_size, 1) if name.endswith("down.weight") else value
 
 
-def gpipe(stage, stages, microbatches):
-    return [[action, number] for action in ("forward", "backward") for number in range(microbatches)]
+def as_dict(value):
+    return value if isinstance(value, dict) else {}
 
 
-def one_forward_one_backward(stage, stages, microbatches):
-    """Whenever as many are held as there are stages from here to the end, a backward is due."""
-    schedule, forwards, backwards = [], 0, 0
-    while backwards < microbatches:
-        if forwards < microbatches and forwards - backwards < stages - stage:
-            schedule.append(["forward", forwards])
-            forwards += 1
-        else:
-            schedule.append(["backward", backwards])
-            backwards += 1
-    return schedule
+def part(value, number):
+    """An item of a list that came, or None: it may be anything."""
+    return value[number] if isinstance(value, list) and number < len(value) else None
 
 
-def all_stages(function, stages, microbatches):
-    return [function(stage, stages, microbatches) for stage in range(stages)]
+def layer_of(trial, inputs, outputs, bias=True):
+    weight = trial.floats(outputs, inputs) / inputs**0.5
+    return weight, trial.floats(outputs) if bias else None
 
 
-def words(schedule):
-    return " ".join(f"{action[0].upper()}{number}" for action, number in schedule)
+def block_of(trial, width, hidden):
+    up, down = layer_of(trial, width, hidden), layer_of(trial, hidden, width)
+    return dict(zip((*UP, *DOWN), (*up, *down), strict=True))
 
 
-def is_action(action):
-    return (
-        isinstance(action, list)
-        and len(action) == 2
-        and isinstance(action[0], str)
-        and action[0] in ("forward", "backward")
-        and type(action[1]) is int
-    )
+def leaf(value):
+    return None if value is None else value.double().clone().requires_grad_()
 
 
-def compare_schedules(trial, function, cases):
-    told = ", ".join(f"{stages} and {microbatches}" for stages, microbatches in cases)
-    trial.tried(f"every stage, for these numbers of stages and micro-batches: {told}")
-    (came,) = trial.run("schedules", [{"function": function.__name__, "cases": cases}], group=False)
-    for (stages, microbatches), found in zip(cases, listed(came, len(cases), "what came"), strict=True):
-        for stage, schedule in enumerate(listed(found, stages, "what came")):
-            what = f"{function.__name__}({stage}, {stages}, {microbatches})"
-            good = isinstance(schedule, list) and all(is_action(action) for action in schedule)
-            trial.require(good, f"{what} is {schedule!r:.150}", 'a list of pairs like ("forward", 0)')
-            expected = function(stage, stages, microbatches)
-            for place, wanted in enumerate(expected):
-                got = tuple(schedule[place]) if place < len(schedule) else "missing"
-                trial.require(
-                    got == tuple(wanted),
-                    f"{what}: action number {place + 1} is {got}, in {words(schedule) or 'an empty list'}",
-                    f"{tuple(wanted)}, in {words(expected)}",
-                )
-            trial.require(
-                len(schedule) == len(expected),
-                f"{what} has {len(schedule)} actions: {words(schedule)}",
-                f"{len(expected)}: {words(expected)}",
-            )
+def feed_forward(x, weights):
+    return linear(gelu(linear(x, *(weights[name] for name in UP))), *(weights[name] for name in DOWN))
 
 
-def drawn_cases(trial, fewer):
-    cases = []
-    for stages in (2, 3, 4, 5):
-        low, high = (1, stages) if fewer else (stages, stages + 6)
-        cases.append((stages, int(trial.integers(low, high))))
-    return cases
+def compare(trial, what, got, expected, **more):
+    """Like trial.close, where None may be right; a rank may have got nothing to hold, too."""
+    if expected is None:
+        trial.same(what, got, None)
+    else:
+        trial.close(what, got, expected.detach().numpy(), **more)
+
+
+def unchanged(trial, words, got, before, expected):
+    """What must stay as it was, to the last bit. Two numbers would not tell a student who has changed it."""
+    same = isinstance(got, numpy.ndarray) and numpy.array_equal(got, before)
+    trial.require(same, words, expected)
+
+
+# ---- 11.1 -------------------------------------------------------------------------------------
+
+
+def cut(trial, columns):
+    which = "cut_columns" if columns else "cut_rows"
+    cases, words = [], []
+    for world_size, (outputs, inputs), bias in ((2, (6, 4), True), (3, (7, 8), True), (4, (3, 2), False)):
+        weight, bias = trial.floats(outputs, inputs), trial.floats(outputs) if bias else None
+        words.append(f"{outputs} outputs x {inputs} inputs{'' if bias is not None else ' without bias'}")
+        for rank in range(world_size):
+            cases.append({"weight": weight, "bias": bias, "rank": rank, "world_size": world_size})
+    cases.append({"weight": trial.floats(3, 5), "bias": trial.floats(3), "rank": 0, "world_size": 1})
+    cases = [case | {"columns": columns} for case in cases]
+    trial.tried(f"weights of {', '.join(words)} and 3 x 5, cut for the ranks of 2, 3, 4 and 1 processes")
+    (came,) = trial.run("cut", [cases])
+    for number, case in enumerate(cases):
+        got, rank, world_size = as_dict(part(came, number)), case["rank"], case["world_size"]
+        where = f"of {which} for rank {rank} of {world_size}"
+        dim = 0 if columns else 1
+        weight = share_of(case["weight"], rank, world_size, dim)
+        bias = share_of(case["bias"], rank, world_size, 0) if columns else case["bias"]
+        for place, (name, value) in enumerate((("weight", weight), ("bias", bias))):
+            share, later = (part(got.get(when), place) for when in ("share", "share once wiped"))
+            compare(trial, f"the {name} {where}", share, value)
+            if value is not None:
+                words = f"the {name} {where} changed when the whole was set to zero: it is a view, not a copy"
+                unchanged(trial, words, later, share, "a copy, which stays as it was")
+        compare(trial, f"the whole weight after {which}", got.get("whole"), case["weight"])
 
 
 @check("11.1a")
-def all_forward(trial):
-    compare_schedules(trial, gpipe, [(1, 1), *drawn_cases(trial, False), *drawn_cases(trial, True)])
+def columns(trial):
+    cut(trial, True)
+
+
+@check("11.1b")
+def rows(trial):
+    cut(trial, False)
+
+
+# ---- 11.2 -------------------------------------------------------------------------------------
+
+
+def function(trial, name):
+    for world_size, shape in ((2, (3, 4)), (3, (2, 3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (1, 3))):
+        trial.tried(f"{world_size} processes, {name}.apply(x) with x of {' x '.join(map(str, shape))}")
+        given = [
+            {"name": name, "x": trial.floats(*shape), "above": trial.floats(*shape)}
+            for _ in range(world_size)
+        ]
+        ranks = trial.run("functions", given)
+        sums = {key: sum(one[key].double() for one in given) for key in ("x", "above")}
+        for rank, came in enumerate(ranks):
+            came, x, above = as_dict(came), given[rank]["x"].double(), given[rank]["above"].double()
+            output, below = (x, sums["above"]) if name == "Copy" else (sums["x"], above)
+            on = f"on rank {rank}"
+            compare(trial, f"{name}.apply(x) {on}", came.get("output"), output)
+            kept = "it stays as it was: add up in a copy"
+            words = f"your forward of {name} changed x itself {on}"
+            unchanged(trial, words, came.get("x after forward"), given[rank]["x"], kept)
+            compare(trial, f"the gradient of x {on}", came.get("gradient"), below)
+            words = f"your backward of {name} changed x {on}"
+            unchanged(trial, words, came.get("x"), given[rank]["x"], kept)
+            words = f"your backward of {name} changed the gradient that it was given {on}"
+            unchanged(trial, words, came.get("above"), given[rank]["above"], kept)
+            what = f"the gradient of x {on} for x + {name}.apply(x), where both get the same tensor"
+            compare(trial, what, came.get("residual"), above + below)
+            compare(trial, f"x.exp() {on}, after {name}.apply(x.exp())", came.get("before"), x.exp())
+            what = f"the gradient of x {on} for {name}.apply(x.exp())"
+            compare(trial, what, came.get("behind exp"), below * x.exp())
+            what = f"{name}.apply(x) {on} under torch.no_grad()"
+            compare(trial, what, came.get("no_grad"), output)
 
 
 @check("11.2a")
-def alternate(trial):
-    compare_schedules(trial, one_forward_one_backward, [(1, 1), (1, 3), (2, 2), *drawn_cases(trial, False)])
+def copy(trial):
+    function(trial, "Copy")
 
 
 @check("11.2b")
-def fewer(trial):
-    compare_schedules(trial, one_forward_one_backward, [(2, 1), (6, 3), *drawn_cases(trial, True)])
+def sums(trial):
+    function(trial, "Sum")
 
 
-# ---- timelines --------------------------------------------------------------------------------
+# ---- 11.3 -------------------------------------------------------------------------------------
 
 
-def timeline(schedules, forward_times, backward_times):
-    """Begin and end of each action, worked out as the longest way to it; None if there is a circle."""
-    last, lines = len(schedules) - 1, [[None] * len(schedule) for schedule in schedules]
-    places = {
-        (stage, *action): place
-        for stage, schedule in enumerate(schedules)
-        for place, action in enumerate(map(tuple, schedule))
-    }
+def layers(trial, name):
+    column = name == "ColumnLinear"
+    for world_size, inputs, outputs in ((3, 7, 8), (1, 4, 5)) if column else ((2, 6, 4), (4, 3, 3)):
+        cases, expected, words = [], [], []
+        for shape, bias in (((3, 2), True), ((4,), False)):
+            weight, bias = layer_of(trial, inputs, outputs, bias)
+            x, above = trial.floats(*shape, inputs), trial.floats(*shape, outputs)
+            cases.append({"weight": weight, "bias": bias, "x": x, "above": above})
+            words.append(
+                f"x of {' x '.join(map(str, x.shape))} {'with' if bias is not None else 'without'} bias"
+            )
+            weight, bias, x = leaf(weight), leaf(bias), leaf(x)
+            output = linear(x, weight, bias)
+            output.backward(above.double())
+            expected.append({"weight": weight, "bias": bias, "x": x, "output": output})
+        trial.tried(
+            f"{world_size} processes, {name} of {inputs} inputs and {outputs} outputs: {'; '.join(words)}"
+        )
+        cut_at_x, cut_above = (None, -1) if column else (-1, None)
 
-    def before(stage, place):
-        action, number = schedules[stage][place]
-        if place:
-            yield stage, place - 1
-        if action == "forward" and stage > 0:
-            yield stage - 1, places.get((stage - 1, "forward", number))
-        if action == "backward":
-            yield stage, places.get((stage, "forward", number))
-            if stage < last:
-                yield stage + 1, places.get((stage + 1, "backward", number))
+        def own_case(case, rank, world_size=world_size, cut_at_x=cut_at_x, cut_above=cut_above):
+            x, above = case["x"], case["above"]
+            x = x if cut_at_x is None else share_of(x, rank, world_size, -1).contiguous()
+            above = above if cut_above is None else share_of(above, rank, world_size, -1).contiguous()
+            return case | {"x": x, "above": above}
 
-    todo = [(stage, place) for stage, line in enumerate(lines) for place in range(len(line))]
-    while todo:
-        left = []
-        for stage, place in todo:
-            ends = [None if p is None else lines[s][p] and lines[s][p][1] for s, p in before(stage, place)]
-            if None in ends:
-                left.append((stage, place))
-                continue
-            times = forward_times if schedules[stage][place][0] == "forward" else backward_times
-            begin = max(ends, default=0.0)
-            lines[stage][place] = (begin, begin + times[stage])
-        if len(left) == len(todo):
-            return None
-        todo = left
-    return lines
+        given = [{"name": name, "cases": [own_case(c, rank) for c in cases]} for rank in range(world_size)]
+        for rank, came in enumerate(trial.run("layer", given)):
+            for number, right in enumerate(expected):
+                compare_layer(trial, column, as_dict(part(came, number)), right, rank, world_size)
 
 
-def why_never(schedules):
-    """Why some action of these can never begin, in words. One at least must be such."""
-    done, heads = set(), [0] * len(schedules)
+def compare_layer(trial, column, came, right, rank, world_size):
+    """A layer's output, parameters and gradients on one rank with the shares of the whole."""
 
-    def needs(stage, action, number):
-        if action == "forward":
-            return [(stage - 1, action, number)] if stage else []
-        own, after = (stage, "forward", number), (stage + 1, action, number)
-        return [own, after] if stage + 1 < len(schedules) else [own]
+    def cut(value, dim):
+        return value if dim is None else share_of(value, rank, world_size, dim)
 
-    def waits_for(stage):
-        return [need for need in needs(stage, *schedules[stage][heads[stage]]) if need not in done]
-
-    going = True
-    while going:
-        going = False
-        for stage, schedule in enumerate(schedules):
-            while heads[stage] < len(schedule) and not waits_for(stage):
-                done.add((stage, *schedule[heads[stage]]))
-                heads[stage] += 1
-                going = True
-
-    # From the first stage that stands still to what it waits for, and on, until it is plain or comes round.
-    stage = next(stage for stage, head in enumerate(heads) if head < len(schedules[stage]))
-    lines, seen = [], set()
-    while stage not in seen:
-        seen.add(stage)
-        first = words(schedules[stage][heads[stage] :][:1])
-        other, *need = waits_for(stage)[0]
-        name = words([need])
-        if need not in schedules[other]:
-            return f"stage {stage}'s {first} has to wait for stage {other}'s {name}, which never comes"
-        if other == stage:
-            return f"stage {stage}'s {first} comes before its own {name}, for which it has to wait"
-        blocked = words(schedules[other][heads[other] :][:1])
-        behind = "" if blocked == name else f", which comes after {blocked}"
-        lines.append(f"stage {stage}'s {first} waits for stage {other}'s {name}{behind}")
-        stage = other
-    return ", and ".join(lines)
-
-
-def compare_lines(trial, cases):
-    """`timeline` of (words, schedules, times of a forward, times of a backward)."""
-    (came,) = trial.run("timeline", [{"cases": [list(case[1:]) for case in cases]}], group=False)
-    for (title, *case), found in zip(cases, listed(came, len(cases), "what came"), strict=True):
-        expected, found = timeline(*case), found if isinstance(found, dict) else {}
-        drawn = "; ".join(f"stage {stage}: {words(schedule)}" for stage, schedule in enumerate(case[0]))
-        if expected is None:
-            came = f"a timeline, but {why_never(case[0])} ({drawn})"
-            trial.require(found.get("refused") is True, came, "a ValueError")
-            continue
-        trial.require(found.get("refused") is False, f"{title} raises ValueError ({drawn})", "a timeline")
-        lines = listed(found.get("lines"), len(expected), f"the timeline of {title}")
-        for stage, line in enumerate(expected):
-            got = listed(lines[stage], len(line), f"the line of stage {stage}, {title},")
-            for place, pair in enumerate(line):
-                action = words(case[0][stage][place : place + 1])
-                mine = listed(got[place], 2, f"{action} of stage {stage}, {title},")
-                for name, value, wanted in zip(("begin", "end"), mine, pair, strict=True):
-                    what = f"the {name} of {action} on stage {stage}, {title} ({drawn})"
-                    trial.close(what, number(value), wanted)
-
-
-def drawn_times(trial, stages):
-    return [round(float(trial.random.uniform(0.5, 3)), 2) for _ in range(stages)]
+    on = f"on rank {rank}" + ("" if right["bias"] is not None else " without bias")
+    names = ["weight"] if right["bias"] is None else ["bias", "weight"]
+    trial.same(f"the list of the layer's parameters {on}", came.get("names"), names)
+    places = {"weight": 0 if column else 1, "bias": 0 if column else None}
+    for name in ("weight", "bias"):
+        value = right[name]
+        compare(trial, f"the {name} {on}", came.get(name), cut(value, places[name]))
+    compare(trial, f"the output {on}", came.get("output"), cut(right["output"], -1 if column else None))
+    for name in ("weight", "bias"):
+        gradient = None if right[name] is None else cut(right[name].grad, places[name])
+        compare(trial, f"the {name}'s gradient {on}", came.get(f"{name}'s gradient"), gradient)
+    gradient = cut(right["x"].grad, None if column else -1)
+    compare(trial, f"the gradient of x {on}", came.get("x's gradient"), gradient)
 
 
 @check("11.3a")
-def timelines(trial):
-    trial.tried("gpipe and 1F1B on 1 to 4 stages, a forward takes 1 s and a backward 2 s")
-    cases = []
-    for function in (gpipe, one_forward_one_backward):
-        for stages, microbatches in ((1, 2), (2, 3), (3, 5), (4, 2)):
-            title = f"{function.__name__}, {microbatches} micro-batches"
-            cases.append((title, all_stages(function, stages, microbatches), [1.0] * stages, [2.0] * stages))
-    compare_lines(trial, cases)
-
-
-def odd_schedules(trial, stages, microbatches):
-    """Schedules that nobody would call by a name: another order, and as far ahead as chance will have it."""
-    forwards = trial.random.permutation(microbatches).tolist()
-    backwards = trial.random.permutation(microbatches).tolist()
-    schedules = [[] for _ in range(stages)]
-    while any(len(schedule) < 2 * microbatches for schedule in schedules):
-        stage = int(trial.random.integers(stages))
-        done = [tuple(action) for action in schedules[stage]]
-        count = sum(action == "forward" for action, _ in done)
-        forward = forwards[count] if count < microbatches else None
-        if len(done) == 2 * microbatches:
-            continue
-        backward = backwards[len(done) - count]
-        above = stage == stages - 1 or ["backward", backward] in schedules[stage + 1]
-        below = stage == 0 or ["forward", forward] in schedules[stage - 1]
-        if ("forward", backward) in done and above and (forward is None or trial.random.random() < 0.6):
-            schedules[stage].append(["backward", backward])
-        elif forward is not None and below:
-            schedules[stage].append(["forward", forward])
-    return schedules
+def column_linear(trial):
+    layers(trial, "ColumnLinear")
 
 
 @check("11.3b")
-def any_schedule(trial):
-    trial.tried("schedules and times drawn at random, other times on each stage")
-    cases = []
-    for stages, microbatches in ((3, 4), (4, 5), (2, 6)):
-        times = drawn_times(trial, stages), drawn_times(trial, stages)
-        cases.append(("gpipe", all_stages(gpipe, stages, microbatches), *times))
-        cases.append(("1F1B", all_stages(one_forward_one_backward, stages, microbatches), *times))
-        cases.append(("drawn at random", odd_schedules(trial, stages, microbatches), *times))
-    compare_lines(trial, cases)
+def row_linear(trial):
+    layers(trial, "RowLinear")
 
 
-def parsed(*lines):
-    names = {"F": "forward", "B": "backward"}
-    return [[[names[word[0]], int(word[1:])] for word in line.split()] for line in lines]
+def large(trial, world_size, block):
+    """One pass through two large matrices, of which the ranks have a share. Returns all bytes of both, and
+    those of x."""
+    width, hidden = 1024, 2048 + int(trial.integers(0, 3))
+    thin = [
+        [trial.floats(outputs, 2), trial.floats(2, inputs) / inputs**0.5]
+        for outputs, inputs in ((hidden, width), (width, hidden))
+    ]
+    x, above = trial.floats(8, width), trial.floats(8, width)
+    given = {"thin": thin, "x": x, "above": above, "block": block}
+    what = "a FeedForward" if block else "a ColumnLinear and a RowLinear"
+    trial.tried(
+        f"{world_size} processes, {what} with matrices of {hidden} x {width} and back, x of 8 x {width};"
+        " memory and bytes sent are as the kernel counts them"
+    )
+    ranks = trial.run("large", [given] * world_size)
+    up, down = (one.double() @ other.double() for one, other in thin)
+    inside = leaf(x)
+    between = linear(inside, up)
+    output = linear(gelu(between) if block else between, down)
+    output.backward(above.double())
+    for rank, came in enumerate(ranks):
+        came = as_dict(came)
+        compare(trial, f"the output on rank {rank}", came.get("output"), output, relative=1e-4)
+        what = f"the gradient of x on rank {rank}"
+        compare(trial, what, came.get("x's gradient"), inside.grad, relative=1e-4)
+    return 4 * 2 * hidden * width, x.nbytes
+
+
+def megabytes(value):
+    return f"{value / 1e6:.1f} MB"
+
+
+def marked(trial, name):
+    """What was seen from outside at a mark, on each rank."""
+    marks = [one["marks"] for one in trial.answer["ranks"]]
+    trial.require(
+        all(name in mark for mark in marks),
+        f"the ranks did not pass the mark {name!r}, at which they are looked at from outside",
+        "forward and backward, called once",
+    )
+    return [mark[name] for mark in marks]
+
+
+def compare_memory(trial, world_size, whole):
+    """Right after the layers were made, then with gradients: each process has its share, no more."""
+    if sys.platform != "linux":
+        return
+    before = [one["memory"] for one in marked(trial, "before")]
+    for names, times, when in (
+        (["made 0", "made 1", "made 2"], 1, "has both layers"),
+        (["forward"], 1, "has gone forward"),
+        (["after 0", "after 1", "after 2"], 2, "has gradients, too"),
+    ):
+        looks = [[one["memory"] for one in marked(trial, name)] for name in names]
+        allowed = times * whole / world_size + whole / 5
+        for rank in range(world_size):
+            grown = min(look[rank] for look in looks) - before[rank]
+            trial.require(
+                grown <= allowed,
+                f"rank {rank} has grown by {megabytes(grown)} once it {when}; the whole matrices have"
+                f" {megabytes(whole)}",
+                f"about {megabytes(times * whole / world_size)}, {megabytes(allowed)} at most",
+            )
 
 
 @check("11.3c")
-def circles(trial):
-    trial.tried("schedules in which an action can never begin, and some in which all can")
-    good = [
-        parsed("F0 F1 B1 B0", "F0 F1 B1 B0"),
-        parsed("F1 B1 F0 B0", "F1 B1 F0 B0"),
-        parsed("F0 F1 B0 B1", "F1 F0 B0 B1", "F0 F1 B0 B1"),
-    ]
-    bad = [
-        parsed("B0 F0"),
-        parsed("F0 B0 F1 B1", "F0 F1 B0 B1"),
-        parsed("F0 F1 B0 B1", "F0 B0"),
-        parsed("F0 F1 B0 B1", "F0 B0 B1 F1"),
-        parsed("F0 B0", "F0 F1 B0 B1"),
-    ]
-    cases = [("a schedule that works", one, [1.0] * len(one), [1.0] * len(one)) for one in good]
-    cases += [("a schedule that stands still", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
-    order = trial.random.permutation(len(cases)).tolist()
-    compare_lines(trial, [cases[place] for place in order])
+def memory(trial):
+    whole, _ = large(trial, 4, block=False)
+    compare_memory(trial, 4, whole)
 
 
-# ---- what a schedule costs --------------------------------------------------------------------
+# ---- 11.4 -------------------------------------------------------------------------------------
 
 
 @check("11.4a")
-def idle(trial):
-    trial.tried("timelines of gpipe, 1F1B and others, with equal and with unequal times")
-    cases = [(1, gpipe, [1.0], [1.0], 1)]
-    for stages in (2, 3, 4):
-        count = int(trial.integers(2, 9))
-        for function in (gpipe, one_forward_one_backward):
-            cases.append((count, function, [1.0] * stages, [1.0] * stages, stages))
-            cases.append((count, function, drawn_times(trial, stages), drawn_times(trial, stages), stages))
-    lines = [timeline(all_stages(function, p, m), *times) for m, function, *times, p in cases]
-    (came,) = trial.run("idle_share", [{"cases": lines}], group=False)
-    for (m, function, forward, backward, p), line, got in zip(
-        cases, lines, listed(came, len(cases), "what came"), strict=True
-    ):
-        end = max(end for one in line for _, end in one)
-        busy = sum(m * (one + other) for one, other in zip(forward, backward, strict=True))
-        what = f"the idle share of {function.__name__} on {p} stages, {m} micro-batches"
-        what += f", seconds of a forward {forward}, of a backward {backward}"
-        trial.close(what, number(got), 1 - busy / (p * end))
+def block(trial):
+    for world_size, width, hidden in ((3, 5, 7), (2, 4, 6)):
+        trial.tried(
+            f"{world_size} processes, FeedForward with {width} inputs and {hidden} neurons, x of 2 x 3"
+        )
+        trial.words[0] += f" x {width}, twice"
+        cases, expected = [], []
+        for _ in range(2):
+            weights, x = block_of(trial, width, hidden), trial.floats(2, 3, width)
+            cases.append({"weights": weights, "x": x, "above": trial.floats(2, 3, width)})
+            weights, x = {name: leaf(value) for name, value in weights.items()}, leaf(x)
+            output = feed_forward(x, weights)
+            output.backward(cases[-1]["above"].double())
+            expected.append((output, weights, x))
+        for rank, came in enumerate(trial.run("block", [cases] * world_size)):
+            for number, (output, weights, x) in enumerate(expected):
+                got, on = as_dict(part(came, number)), f"on rank {rank}"
+                for name, value in weights.items():
+                    its = own(name, value, rank, world_size)
+                    compare(trial, f"{name} {on}", as_dict(got.get("weights")).get(name), its)
+                compare(trial, f"the output {on}", got.get("output"), output)
+                for name, value in weights.items():
+                    its = own(name, value.grad, rank, world_size)
+                    what = f"the gradient of {name} {on}"
+                    compare(trial, what, as_dict(got.get("gradients")).get(name), its)
+                compare(trial, f"the gradient of x {on}", got.get("x's gradient"), x.grad)
 
 
 @check("11.4b")
-def held(trial):
-    trial.tried("the schedules of gpipe, 1F1B and others")
-    cases = []
-    for stages, microbatches in ((1, 1), *drawn_cases(trial, False), *drawn_cases(trial, True)):
-        cases += all_stages(gpipe, stages, microbatches)[:1]
-        cases += all_stages(one_forward_one_backward, stages, microbatches)
-    cases += odd_schedules(trial, 3, 6)
-    (came,) = trial.run("activations_held", [{"cases": cases}], group=False)
-    for schedule, got in zip(cases, listed(came, len(cases), "what came"), strict=True):
-        trial.same(f"activations_held of {words(schedule)}", got, most_held(schedule))
+def traffic(trial):
+    for world_size in (3, 2):
+        whole, size = large(trial, world_size, block=True)
+        compare_memory(trial, world_size, whole)
+        marks = [marked(trial, name) for name in ("made 2", "forward", "backward")]
+        share = 2 * (world_size - 1) / world_size * size
+        for (before, after), which in zip(itertools.pairwise(marks), ("forward", "backward"), strict=True):
+            for rank in range(world_size):
+                calls = calls_of(trial, rank, which)
+                trial.require(
+                    len(calls) == 1,
+                    f"rank {rank} made {len(calls)} calls of torch.distributed in {which}: "
+                    + ", ".join(calls),
+                    "one all_reduce",
+                )
+                if not after[rank]["sockets"]:
+                    continue  # only Linux counts them
+                sent = after[rank]["sent"] - before[rank]["sent"]
+                trial.require(
+                    0.95 * share <= sent <= 1.01 * share + ONE_CALL * world_size,
+                    f"rank {rank} sent {sent / 1000:.1f} kB in {which}",
+                    f"about {share / 1000:.1f} kB: x has {size / 1000:.1f} kB, and one all_reduce among"
+                    f" {world_size} processes sends {share / size:.3g} times as much from each",
+                )
+        if sys.platform == "linux" and not any(one["sockets"] for one in marks[-1]):
+            raise Verdict("infrastructure", "the kernel does not say how many bytes a process has sent")
 
 
-def most_held(schedule):
-    return max(counts_held(schedule))
+def calls_of(trial, rank, which):
+    """Collectives in words, in forward or backward, by the rank's own word."""
+    events = trial.events(rank)
+    places = {event.get("event"): place for place, event in enumerate(events)}
+    begin = places.get(which, 0)
+    end = places.get("backward" if which == "forward" else "done", len(events))
+    return [
+        f"{event.get('event')} of {event.get('size')} numbers"
+        for event in events[begin:end]
+        if event.get("phase") == "begin"
+    ]
 
 
-def counts_held(schedule):
-    """How many a stage holds while it is at each of its actions."""
-    counts = []
-    for place in range(len(schedule)):
-        begun = sum(one == "forward" for one, _ in schedule[: place + 1])
-        counts.append(begun - sum(one == "backward" for one, _ in schedule[:place]))
-    return counts
+# ---- models with blocks -----------------------------------------------------------------------
 
 
-# ---- run --------------------------------------------------------------------------------------
+def model_of(trial, width, hiddens, inputs=4, outputs=3):
+    """Ordinary layers, and a block for each number of neurons."""
+    names = ("weight", "bias")
+    return {
+        "first": dict(zip(names, layer_of(trial, inputs, width), strict=True)),
+        "norm": {"weight": 1 + 0.2 * trial.floats(width), "bias": 0.2 * trial.floats(width)},
+        "head": dict(zip(names, layer_of(trial, width, outputs), strict=True)),
+        "blocks": [block_of(trial, width, hidden) for hidden in hiddens],
+    }
 
 
-class Batch:
-    """A batch and a model of as many stages as there are schedules, each with a size of its own."""
+def parameters_of(model):
+    """All of it by name, as float32."""
+    found = {name: model[name.split(".")[0]][name.split(".")[1]] for name in ORDINARY}
+    for number, block in enumerate(model["blocks"]):
+        found |= {f"blocks.{number}.{name}": value for name, value in block.items()}
+    return found
 
-    def __init__(self, trial, schedules, rows=6):
-        self.schedules, self.rows = schedules, rows
-        stages, self.count = len(schedules), len(schedules[0]) // 2
-        self.sizes = trial.integers(40, 80, stages + 1).tolist()
-        self.weights = [
-            trial.floats(one, other) / one**0.5
-            for one, other in zip(self.sizes[:-1], self.sizes[1:], strict=True)
-        ]
-        # No larger than those that come, or rounding would be.
-        self.gradients = [trial.floats(*weight.shape) * 0.01 for weight in self.weights]
-        self.images = trial.floats(self.count, rows, self.sizes[0])
-        self.targets = trial.floats(self.count, rows, self.sizes[-1])
 
-    def inputs(self):
-        last = len(self.weights) - 1
-        return [
-            {
-                "schedule": schedule,
-                "weight": weight,
-                "gradient": gradient,
-                "images": list(self.images) if stage == 0 else None,
-                "targets": list(self.targets) if stage == last else None,
-                "shape": None if stage == 0 else [self.rows, self.sizes[stage]],
-            }
-            for stage, (schedule, weight, gradient) in enumerate(
-                zip(self.schedules, self.weights, self.gradients, strict=True)
-            )
-        ]
+def forward(weights, blocks, x):
+    x = linear(x, weights["first.weight"], weights["first.bias"])
+    for number in range(blocks):
+        normed = layer_norm(x, x.shape[-1:], weights["norm.weight"], weights["norm.bias"])
+        x = x + feed_forward(normed, {name: weights[f"blocks.{number}.{name}"] for name in (*UP, *DOWN)})
+    return linear(x, weights["head.weight"], weights["head.bias"])
 
-    def expected(self):
-        """The loss, and the gradients of all stages: the whole batch at once, in float64."""
-        weights = [weight.double().requires_grad_() for weight in self.weights]
-        value = self.images.double().flatten(0, 1)
-        for weight in weights:
-            value = torch.tanh(value @ weight)
-        loss = torch.nn.functional.mse_loss(value, self.targets.double().flatten(0, 1))
+
+def norm_of(gradients):
+    return float(sum(one.double().square().sum() for one in gradients if one is not None) ** 0.5)
+
+
+def one_process(given):
+    """The same training on one process, in float64: losses, norms, weights at the end."""
+    weights = {name: leaf(value) for name, value in parameters_of(given["model"]).items()}
+    moving = dict.fromkeys(weights, 0)
+    losses, norms = [], []
+    for x, targets in given["batches"]:
+        loss = (forward(weights, len(given["model"]["blocks"]), x.double()) - targets).square().mean()
         loss.backward()
-        return loss.item(), [weight.grad for weight in weights]
+        norms.append(norm_of(value.grad for value in weights.values()))
+        factor = 1 if given["largest"] is None else min(1, given["largest"] / norms[-1])
+        losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for name, value in weights.items():
+                moving[name] = 0.9 * moving[name] + factor * value.grad
+                value -= given["rate"] * moving[name]
+                value.grad = None
+    return losses, norms, weights
 
 
-def run_batch(trial, batch, more=None):
-    """Let the stages work; gradients, loss and what travelled must be right."""
-    given = batch.inputs()
-    if more:
-        given = [one | other for one, other in zip(given, more, strict=True)]
-    try:
-        ranks = trial.run("run", given)
-    except Verdict as verdict:
-        if "SIGABRT" not in verdict.came:
-            raise
-        why = "gloo does this when a message is larger than the tensor that it is received into"
-        raise Verdict(verdict.status, f"{verdict.came}; {why}", verdict.expected) from None
-    loss, gradients = batch.expected()
-    ranks = [came if isinstance(came, dict) else {} for came in ranks]
-    for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
-        got = came.get("gradient")
-        if isinstance(got, numpy.ndarray) and got.shape == old.shape:
-            got = got.astype("float64") - old.double().numpy()
-            lost = numpy.allclose(got + old.double().numpy(), gradient, rtol=0, atol=1e-6)
-            what = f"the gradient of stage {rank}'s weight is of this batch alone: what was in .grad is gone"
-            trial.require(not lost, what, "the sum of both")
-        what = f"the gradient of stage {rank}'s weight, less what was there before"
-        trial.close(what, got, gradient, scale=0.05)
-        got = came.get("loss")
-        if rank < len(ranks) - 1:
-            trial.require(got is None, f"run returns {got!r:.80} on rank {rank}", "None: not the last stage")
-        else:
-            trial.require(
-                isinstance(got, float), f"run returns {got!r:.80} on the last stage", "the loss, a float"
-            )
-            trial.close("the loss that run returns on the last stage", got, loss)
-    travelled(trial, batch)
+def training(trial, hiddens, steps=4):
+    return {
+        "model": model_of(trial, 5, hiddens),
+        "batches": [[trial.floats(6, 4), trial.floats(6, 3)] for _ in range(steps)],
+        "rate": 0.03,  # at 0.1 some runs fly apart, and no two ways of computing them agree
+        "largest": None,
+    }
 
 
-def travelled(trial, batch):
-    """One message for each micro-batch to each neighbour, and nothing else, as the kernel counts it."""
-    last = len(batch.weights) - 1
-    for rank in range(last + 1):
-        try:
-            before, after = trial.mark(rank, "before"), trial.mark(rank, "after")
-        except KeyError:
-            raise Verdict("failed", f"rank {rank} was not there when bytes were counted") from None
-        if last and not after["sockets"]:
-            trial.require(not trial.counted, f"rank {rank} had no connection left when bytes were counted")
-            return
-        trial.require(before["sent"] < 1000, f"rank {rank} has sent {before['sent']} bytes too early", "none")
-        for other in set(range(last + 1)) - {rank}:
-            sent = after["to"].get(other, 0) - before["to"].get(other, 0)
-            if abs(other - rank) > 1:
-                trial.require(sent == 0, f"rank {rank} sent {sent} bytes to rank {other}", "neighbours only")
-                continue
-            what = "outputs" if other > rank else "gradients"
-            one = 4 * batch.rows * batch.sizes[max(rank, other)]
-            data = one * batch.count
-            trial.require(
-                data <= sent <= data + 20 * HEADER * batch.count,
-                f"rank {rank} sent {sent} bytes to rank {other}, {sent / data:.2f} times what it should",
-                f"{batch.count} {what} of {one} bytes, and a little for what the network adds",
-            )
-            # Beside the data: two headers for each message sent, and one for each received.
-            trial.same(
-                f"the number of messages from rank {rank} to rank {other}",
-                round((sent - data) / HEADER / 3),
-                batch.count,
-            )
+def compare_training(trial, given, world_size):
+    losses, norms, weights = one_process(given)
+    for rank, came in enumerate(trial.run("train", [given] * world_size)):
+        came = as_dict(came)
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+            if given["largest"] is not None:
+                what = f"the norm that clip_gradients returns in step {step + 1} on rank {rank}"
+                trial.close(what, part(came.get("norms"), step), norm, relative=1e-4)
+            what = f"the loss of step {step + 1} on rank {rank}"
+            trial.close(what, part(came.get("losses"), step), loss, relative=1e-4)
+        got = as_dict(came.get("weights"))
+        for name, value in weights.items():
+            its = own(name, value, rank, world_size)
+            what = f"{name} on rank {rank} after {len(losses)} steps"
+            compare(trial, what, got.get(name), its, relative=1e-4, scale=0.5)
+
+
+@check("11.4c")
+def one_curve(trial):
+    given = training(trial, (7, 3))
+    for world_size in (1, 2, 3, 4):
+        trial.tried(f"{world_size} processes, 4 steps of a model with two blocks, of 7 and 3 neurons")
+        compare_training(trial, given, world_size)
+
+
+# ---- 11.5 -------------------------------------------------------------------------------------
+
+
+NO_SECOND = (*(name for name in ORDINARY if name != "head.bias"), "blocks.0.")
+ONLY_SECOND = ("blocks.1.",)
+
+
+def clip(trial, world_size, cases):
+    """Call clip_gradients for each case: beginnings of the names that have gradients (None: all), the largest
+    norm allowed, as a multiple of the norm, and whether the layers are called otherwise. Yields (words, what
+    came on the rank, norm, right gradients on the rank)."""
+    model = model_of(trial, 5, (7, 3))
+    whole = {name: trial.floats(*value.shape) for name, value in parameters_of(model).items()}
+    given, norms = [{"model": model, "cases": []} for _ in range(world_size)], []
+    for some, factor, renamed in cases:
+        gradients = {n: value if some is None or n.startswith(some) else None for n, value in whole.items()}
+        norms.append(norm_of(gradients.values()))
+        for rank, one in enumerate(given):
+            its = {name: own(name, value, rank, world_size) for name, value in gradients.items()}
+            its = {name: None if value is None else value.contiguous() for name, value in its.items()}
+            one["cases"].append({"gradients": its, "largest": factor * norms[-1], "renamed": renamed})
+    for rank, came in enumerate(trial.run("clip", given)):
+        for number, ((_, factor, renamed), norm) in enumerate(zip(cases, norms, strict=True)):
+            words = f"on rank {rank} in call {number + 1} of clip_gradients, with at most {factor * norm:.4g}"
+            words += ", of a model whose layers have other names" if renamed else ""
+            its = {
+                name: None if value is None else value.double() * min(1, factor)
+                for name, value in given[rank]["cases"][number]["gradients"].items()
+            }
+            yield words, as_dict(part(came, number)), norm, its
 
 
 @check("11.5a")
-def gradients(trial):
-    # With two processes each has but one neighbour: whatever is sent goes the right way.
-    for stages, microbatches in ((1, 3), (2, 3), (3, 3)):
-        trial.tried(
-            f"{stages} processes, gpipe with {microbatches} micro-batches, gradients from before; the kernel "
-            "counts what is sent"
-        )
-        run_batch(trial, Batch(trial, all_stages(gpipe, stages, microbatches)))
-
-
-@check("11.5b")
-def no_deadlock(trial):
-    for stages, microbatches in ((2, 4), (4, 6), (3, 2)):
-        trial.tried(
-            f"{stages} processes, 1F1B with {microbatches} micro-batches; whether each send is waited for"
-        )
-        run_batch(trial, Batch(trial, all_stages(one_forward_one_backward, stages, microbatches)))
-        all_waited_for(trial, stages)
-
-
-def all_waited_for(trial, stages):
-    """wait() of what each isend returned. Nothing else does it: with gloo, is_completed() stays False."""
-    for rank in range(stages):
-        begun, waited = {}, set()
-        for event in trial.events(rank):
-            if event.get("phase") == "begin" and isinstance(event.get("sends"), list):
-                begun |= {(event.get("number"), str(part)): event for part in event["sends"]}
-            if event.get("phase") == "waited":
-                waited.add((event.get("number"), str(event.get("part"))))
-        left = [event for key, event in begun.items() if key not in waited]
-        trial.require(
-            not left,
-            f"rank {rank} began {len(begun)} sends and returned without wait() for {len(left)} of them; the "
-            f"first is {left and call(left[0])}",
-            "a wait() for what each isend returned",
-        )
-
-
-def made_to_do(trial, schedules):
-    """The stages' own word for the order of what they did, after a run."""
-    for rank, schedule in enumerate(schedules):
-        # The stage counts its forwards; which micro-batch it is given, the gradients prove.
-        forwards = [number for action, number in schedule if action == "forward"]
-        came = [[event.get("action"), event.get("place")] for event in trial.events(rank, "stage")]
-        good = all(is_action(action) and 0 <= action[1] < len(forwards) for action in came)
-        trial.require(good, f"the stage of rank {rank} was made to do {came!r:.100}", words(schedule))
-        came = [[action, forwards[place]] for action, place in came]
-        trial.require(
-            came == schedule,
-            f"the stage of rank {rank} was made to do {words(came) or 'nothing'}",
-            words(schedule),
-        )
-
-
-def step_by_step(trial, function):
-    """Two stages are stopped together, rank 0 at each forward but the first, rank 1 at the one before. What
-    each has sent until then is seen from outside: no word of theirs can be put in its place."""
-    count = 4
-    batch = Batch(trial, all_stages(function, 2, count))
-    more = [{"looks": list(range(1, count))}, {"looks": list(range(count - 1))}]
-    try:
-        run_batch(trial, batch, more)
-    except Verdict as verdict:
-        if verdict.status != "timeout":
-            raise
-        raise Verdict(
-            "failed", f"the stages do not come to their forwards in this order ({verdict.came})", "they do"
-        ) from None
-    made_to_do(trial, batch.schedules)
-    one = 4 * batch.rows * batch.sizes[1]
-    for look in range(count - 1) if trial.counted else ():
-        actions = [tuple(action) for action in batch.schedules[1]]
-        back = sum(action == "backward" for action, _ in actions[: actions.index(("forward", look))])
-        for rank, name, wanted in ((0, "outputs", look + 1), (1, "gradients", back)):
-            try:
-                sent = trial.mark(rank, f"look {look}")["to"].get(1 - rank, 0)
-                sent -= trial.mark(rank, "before")["to"].get(1 - rank, 0)
-            except KeyError:
-                raise Verdict("failed", f"rank {rank} was not at forward {look + 1 - rank}") from None
+def norm(trial):
+    trial.tried(
+        "4 processes, a model with two blocks, of 7 and 3 neurons; the norm is small enough;"
+        " in the second call there are no gradients in the second block, in the third there are none"
+        " elsewhere, and rank 3 has no share; in the fourth the layers of the blocks have other names"
+    )
+    cases = [(None, 3.0, False), (NO_SECOND, 2.0, False), (ONLY_SECOND, 2.0, False), (None, 1.5, True)]
+    for words, came, right, gradients in clip(trial, 4, cases):
+        trial.close(f"the norm {words}", came.get("norm"), right)
+        for name, value in gradients.items():
+            got = as_dict(came.get("gradients")).get(name)
+            compare(trial, f"the gradient of {name} {words}", got, value)
+    for number in range(len(cases)):
+        before, after = marked(trial, f"before {number}"), marked(trial, f"after {number}")
+        for rank in range(4):
+            sent, most = after[rank]["sent"] - before[rank]["sent"], 8 * ONE_CALL
             trial.require(
-                wanted * one <= sent < wanted * one + one / 2 + 10 * HEADER,
-                f"when rank 0 came to F{look + 1} and rank 1 to F{look}, rank {rank} had sent {sent} bytes",
-                f"{wanted} {name} of {one} bytes",
+                sent <= most,
+                f"rank {rank} sent {sent} bytes in clip_gradients",
+                f"a sum or two, {most} bytes at most with all that goes with them",
             )
 
 
-@check("11.5c")
-def in_order(trial):
-    schedules = odd_schedules(trial, 3, 5)
-    drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
-    trial.tried(f"3 processes, schedules drawn at random: {drawn}")
-    run_batch(trial, Batch(trial, schedules))
-    made_to_do(trial, schedules)
-    trial.tried("3 processes, F0 B0 F1 B1 F2 B2 on each: a message that is begun late holds up all")
-    run_batch(trial, Batch(trial, parsed(*["F0 B0 F1 B1 F2 B2"] * 3)))
-    for function in (one_forward_one_backward, gpipe):
-        trial.tried(
-            f"2 processes, {function.__name__} with 4 micro-batches, stopped and looked at from outside"
-        )
-        step_by_step(trial, function)
-
-
-def looks(trial, function):
-    """How memory grows from the third forward of one process to the eighth, seen from outside, in outputs."""
-    batch = Batch(trial, [function(0, 1, 8)])
-    run_batch(trial, batch, [{"large": True, "looks": list(range(8))}])
-    try:
-        seen = [trial.mark(0, f"look {number}")["memory"] for number in range(8)]
-    except KeyError:
-        raise Verdict("failed", "the stage's forward was not called for each micro-batch") from None
-    return (seen[7] - seen[2]) / (4 << 20)
-
-
-@check("11.5d")
-def memory(trial):
-    trial.tried("1 process, 8 micro-batches with an output of 4 MB each; memory as the kernel counts it")
-    if trial.counted:
-        grown = looks(trial, one_forward_one_backward)
-        trial.require(
-            grown < 1.5,
-            f"under 1F1B, memory grows by {grown:.1f} outputs from the third forward to the eighth",
-            "0: each backward comes before the next forward, and frees its micro-batch",
-        )
-        grown = looks(trial, gpipe)
-        trial.require(
-            grown > 3.5,
-            f"under gpipe, memory grows by {grown:.1f} outputs from the third forward to the eighth",
-            "5: all forwards come first",
-        )
-    schedules = all_stages(one_forward_one_backward, 3, 8)
-    trial.tried("3 processes, 1F1B with 8 micro-batches; how many inputs and outputs a stage still holds")
-    run_batch(trial, Batch(trial, schedules))
-    for rank, schedule in enumerate(schedules):
-        # The inputs of rank 0 are the caller's. For an output there is another name, that of its send.
-        for name, what, more in (("alive", "inputs", "one"), ("kept", "outputs", "two"))[rank == 0 :]:
-            counts = [event.get(name) for event in trial.events(rank, "stage")]
-            good = len(counts) == len(schedule) and all(type(one) is int for one in counts)
-            trial.require(good, f"rank {rank} was made to do {len(counts)} actions", str(len(schedule)))
-            sent = " (what isend returned keeps what it sends)" if name == "kept" and rank < 2 else ""
-            for place, (got, most) in enumerate(zip(counts, counts_held(schedule), strict=True)):
-                trial.require(
-                    got <= most + (1 if more == "one" else 2),
-                    f"after {words(schedule[: place + 1])} rank {rank} holds the {what} of {got} "
-                    f"micro-batches{sent}",
-                    f"at most {most}, or {more} more",
-                )
+@check("11.5b")
+def clipped(trial):
+    trial.tried("2 processes, a model with two blocks, of 7 and 3 neurons; the norm is too large, then small")
+    trial.words.append("enough, then too large while some gradients are None")
+    cases = [(None, 0.3, False), (None, 1.5, False), (NO_SECOND, 0.7, False)]
+    for words, came, _, gradients in clip(trial, 2, cases):
+        for name, value in gradients.items():
+            got = as_dict(came.get("gradients")).get(name)
+            compare(trial, f"the gradient of {name} {words}", got, value)
+    given = training(trial, (7, 2))
+    given["largest"] = sorted(one_process(given)[1])[1] * 0.8
+    trial.tried("3 processes, 4 steps of a model with two blocks, of 7 and 2 neurons,")
+    trial.words.append(f"the norm clipped to {given['largest']:.4g}")
+    compare_training(trial, given, 3)

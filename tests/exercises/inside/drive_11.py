@@ -1,116 +1,226 @@
-"""Runs the student's file of exercise 11 in a rank: hands over schedules and a stage, and what came."""
+"""Runs the student's file of exercise 11 in a rank: makes layers, goes forward and backward."""
 
-import mmap
-import sys
-import weakref
+import ctypes
+import gc
+import time
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-
-# What the exercise is done without. Nothing else imports it.
-sys.modules["torch.distributed.pipelining"] = None
 
 
-def pairs(schedules):
-    """JSON has no tuples, and an action is one."""
-    return [[tuple(action) for action in schedule] for schedule in schedules]
+def tensor(value):
+    return None if value is None else torch.from_numpy(value).clone()
 
 
-def schedules(student, inputs, tools):
-    """The schedules of all stages, for several numbers of stages and micro-batches."""
-    function = getattr(student, inputs["function"])
-    return [
-        [function(stage, stages, microbatches) for stage in range(stages)]
-        for stages, microbatches in inputs["cases"]
-    ]
+def leaf(value):
+    return tensor(value).requires_grad_()
 
 
-def timeline(student, inputs, tools):
-    """timeline of several lists of schedules; a ValueError is an answer, too."""
-    results = []
-    for schedules, forward_times, backward_times in inputs["cases"]:
-        lines, refused = None, False
-        try:
-            lines = student.timeline(pairs(schedules), list(forward_times), list(backward_times))
-        except ValueError:
-            refused = True
-        results.append({"refused": refused, "lines": lines})
-    return results
+def detached(value):
+    """A copy of what is there now, if it is a tensor."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def idle_share(student, inputs, tools):
-    return [student.idle_share(pairs(lines)) for lines in inputs["cases"]]
+def gradient(parameter):
+    return detached(getattr(parameter, "grad", None))
 
 
-def activations_held(student, inputs, tools):
-    return [student.activations_held(schedule) for schedule in pairs(inputs["cases"])]
+def cut(student, inputs, tools):
+    """Shares of several matrices, for several ranks, before and after the whole is wiped."""
+    found = []
+    for case in inputs:
+        weight, bias = tensor(case["weight"]), tensor(case["bias"])
+        cut = student.cut_columns if case["columns"] else student.cut_rows
+        share = list(cut(weight, bias, case["rank"], case["world_size"]))
+        came = {"share": [detached(one) for one in share], "whole": weight.clone()}
+        weight.zero_()
+        if bias is not None:
+            bias.zero_()
+        found.append(came | {"share once wiped": [detached(one) for one in share]})
+    return found
 
 
-class Noted(torch.autograd.Function):
-    """Changes nothing. Notes that a forward or a backward of the stage has been reached."""
-
-    @staticmethod
-    def forward(context, value, note, place, large):
-        context.note, context.place = note, place
-        if not large:
-            return value.view_as(value)
-        # Four megabytes, which the system has back as soon as neither graph nor output is there any more.
-        memory = torch.frombuffer(mmap.mmap(-1, 4 << 20), dtype=torch.float32).fill_(0)
-        context.save_for_backward(memory)
-        return memory[: value.numel()].view_as(value).copy_(value)
-
-    @staticmethod
-    def backward(context, gradient):
-        context.note("backward", context.place)
-        return gradient, None, None, None
-
-
-class Stage(nn.Module):
-    """A linear layer and tanh. Tells what it is made to do, and how many of its inputs and outputs are still
-    there; at some of its forwards it waits until it has been looked at from outside."""
-
-    def __init__(self, inputs, tools):
-        super().__init__()
-        self.weight = nn.Parameter(torch.from_numpy(inputs["weight"]))
-        self.large, self.looks = inputs.get("large", False), inputs.get("looks", [])
-        self.inputs, self.outputs, self.tools = [], [], tools
-
-    def note(self, action, place):
-        alive = sum(one() is not None for one in self.inputs)
-        # By its memory: output.detach() is another tensor, and keeps the same numbers.
-        kept = sum(not one.expired() for one in self.outputs)
-        self.tools.event("stage", action=action, place=place, alive=alive, kept=kept)
-        if action == "forward" and place in self.looks:
-            self.tools.mark(f"look {self.looks.index(place)}")
-
-    def forward(self, data):
-        place = len(self.inputs)
-        self.inputs.append(weakref.ref(data))
-        self.note("forward", place)
-        output = Noted.apply(torch.tanh(data @ self.weight), self.note, place, self.large)
-        self.outputs.append(StorageWeakRef(output.untyped_storage()))
-        return output
+def functions(student, inputs, tools):
+    """Copy or Sum alone, in a residual sum, behind a function that needs its output, without gradients."""
+    apply, found = getattr(student, inputs["name"]).apply, {}
+    x, above = leaf(inputs["x"]), tensor(inputs["above"])
+    output = apply(x)
+    found |= {"output": detached(output), "x after forward": detached(x)}
+    output.backward(above)
+    found |= {"gradient": gradient(x), "x": detached(x), "above": detached(above)}
+    x, above = leaf(inputs["x"]), tensor(inputs["above"])
+    (x + apply(x)).backward(above)
+    found["residual"] = gradient(x)
+    x, above = leaf(inputs["x"]), tensor(inputs["above"])
+    before = x.exp()
+    output = apply(before)
+    found["before"] = detached(before)
+    output.backward(above)
+    found["behind exp"] = gradient(x)
+    with torch.no_grad():
+        found["no_grad"] = detached(apply(tensor(inputs["x"])))
+    return found
 
 
-def run(student, inputs, tools):
-    """One batch through the pipeline. The stage tells what it is made to do, when it is."""
-    stage = Stage(inputs, tools)
-    stage.weight.grad = torch.from_numpy(inputs["gradient"]) if "gradient" in inputs else None
+def layer(student, inputs, tools):
+    """One layer, forward and backward. The whole is wiped before."""
+    found = []
+    for case in inputs["cases"]:
+        weight, bias = tensor(case["weight"]), tensor(case["bias"])
+        layer = getattr(student, inputs["name"])(weight, bias)
+        weight.zero_()
+        if bias is not None:
+            bias.zero_()
+        x = leaf(case["x"])
+        output = layer(x)
+        came = {"output": detached(output)}
+        output.backward(tensor(case["above"]))
+        came["names"] = sorted(name for name, p in layer.named_parameters() if p.requires_grad)
+        for name in ("weight", "bias"):
+            came[name] = detached(getattr(layer, name))
+            came[f"{name}'s gradient"] = gradient(getattr(layer, name))
+        found.append(came | {"x's gradient": gradient(x), "x": detached(x)})
+    return found
 
-    def tensors(name):
-        return None if inputs[name] is None else [torch.from_numpy(value) for value in inputs[name]]
 
-    images, targets = tensors("images"), tensors("targets")
-    shape = inputs["shape"] and tuple(inputs["shape"])
+def block_of(student, weights):
+    return student.FeedForward(*(tensor(weights[name]) for name in NAMES))
+
+
+NAMES = ("up.weight", "up.bias", "down.weight", "down.bias")
+
+
+def held(block, get):
+    return {f"{name}.{kind}": get(getattr(getattr(block, name), kind)) for name, kind in split(NAMES)}
+
+
+def split(names):
+    return [name.split(".") for name in names]
+
+
+def block(student, inputs, tools):
+    """A feed-forward block, forward and backward."""
+    found = []
+    for case in inputs:
+        block, x = block_of(student, case["weights"]), leaf(case["x"])
+        output = block(x)
+        came = {"output": detached(output)}
+        output.backward(tensor(case["above"]))
+        came["gradients"] = held(block, gradient)
+        found.append(came | {"x's gradient": gradient(x), "weights": held(block, detached)})
+    return found
+
+
+def libc(name, *words):
+    """A call of the C library, where it has it."""
+    try:
+        getattr(ctypes.CDLL(None), name)(*words)
+    except (OSError, AttributeError):
+        return
+
+
+def settle():
+    """Hand memory that is free back to the system, or it would be counted as used."""
+    gc.collect()
+    time.sleep(0.005)
+    libc("malloc_trim", 0)
+
+
+def large(student, inputs, tools):
+    """Large matrices, made here of thin ones, while others look at memory and at what is sent."""
+    # Give every large block pages of its own (M_MMAP_THRESHOLD), which go back when it is freed.
+    libc("mallopt", -3, 1 << 17)
+    settle()
     tools.mark("before")
-    loss = student.run(
-        [tuple(action) for action in inputs["schedule"]],
-        stage,
-        images,
-        targets,
-        nn.functional.mse_loss,
-        shape,
-    )
-    tools.mark("after")
-    return {"loss": loss, "gradient": stage.weight.grad}
+    wholes = [tensor(one) @ tensor(other) for one, other in inputs["thin"]]
+    if inputs["block"]:
+        block = student.FeedForward(wholes[0], None, wholes[1], None)
+    else:
+        block = nn.Sequential(student.ColumnLinear(wholes[0], None), student.RowLinear(wholes[1], None))
+    del wholes
+    # Three looks: a thread of gloo may hold tensors for a moment longer.
+    for look in range(3):
+        settle()
+        tools.mark(f"made {look}")
+    x = leaf(inputs["x"])
+    tools.event("forward")
+    output = block(x)
+    settle()
+    tools.event("backward")
+    tools.mark("forward")
+    output.backward(tensor(inputs["above"]))
+    tools.event("done")
+    tools.mark("backward")
+    for look in range(3):
+        settle()
+        tools.mark(f"after {look}")
+    return {"output": detached(output), "x's gradient": gradient(x)}
+
+
+class Model(nn.Module):
+    """Ordinary layers, and blocks of the student's between them."""
+
+    def __init__(self, student, inputs):
+        super().__init__()
+        self.first, self.norm, self.head = (ordinary(inputs[name]) for name in ("first", "norm", "head"))
+        self.blocks = nn.ModuleList(block_of(student, weights) for weights in inputs["blocks"])
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(self.norm(x))
+        return self.head(x)
+
+
+def ordinary(state):
+    weight, bias = tensor(state["weight"]), tensor(state["bias"])
+    made = nn.LayerNorm(len(bias)) if weight.ndim == 1 else nn.Linear(*reversed(weight.shape))
+    made.load_state_dict({"weight": weight, "bias": bias})
+    return made
+
+
+def all_of(model, get):
+    found = {f"{name}.{kind}": get(getattr(getattr(model, name), kind)) for name, kind in split(ORDINARY)}
+    for number, block in enumerate(model.blocks):
+        found |= {f"blocks.{number}.{name}": value for name, value in held(block, get).items()}
+    return found
+
+
+ORDINARY = ("first.weight", "first.bias", "norm.weight", "norm.bias", "head.weight", "head.bias")
+
+
+def train(student, inputs, tools):
+    """Some steps of training, with clipping if a largest norm is given."""
+    model = Model(student, inputs["model"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=inputs["rate"], momentum=0.9)
+    losses, norms = [], []
+    for x, targets in inputs["batches"]:
+        optimizer.zero_grad()
+        loss = (model(tensor(x)) - tensor(targets)).square().mean()
+        loss.backward()
+        if inputs["largest"] is not None:
+            norms.append(float(student.clip_gradients(model, inputs["largest"])))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return {"losses": losses, "norms": norms, "weights": all_of(model, detached)}
+
+
+def by_itself(model):
+    """The same layers, those of the blocks too, in a model that gives them other names."""
+    blocks = (nn.Sequential(block.up, nn.GELU(), block.down) for block in model.blocks)
+    return nn.Sequential(model.first, *blocks, model.norm, model.head)
+
+
+def clip(student, inputs, tools):
+    """Clip gradients that are given."""
+    found = []
+    for case in inputs["cases"]:
+        model = Model(student, inputs["model"])
+        for name, value in case["gradients"].items():
+            model.get_parameter(name).grad = tensor(value)
+        whole = by_itself(model) if case["renamed"] else model
+        tools.mark(f"before {len(found)}")
+        norm = student.clip_gradients(whole, case["largest"])
+        tools.mark(f"after {len(found)}")
+        found.append({"norm": float(norm), "gradients": all_of(model, gradient)})
+    return found
