@@ -46,7 +46,7 @@ gradescope: setup ## build out/gradescope.zip, an autograder for Gradescope
 	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip
 
 selftest: setup ## grade the grader of the exercises: solutions, mutants, cheats; writes out/selftest.html
-	@$(PYTHON) tests/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
+	@$(PYTHON) tests/exercises/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tests/bench/bench.py --out $(OUT) $(ARGUMENTS)

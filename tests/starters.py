@@ -89,7 +89,7 @@ def main():
         if not arguments.check:
             page.write_text(written)
         elif written != text:
-            sys.exit(f"error: {page.relative_to(ROOT)} is not what the manifest says: run make starters")
+            sys.exit(f"error: {page.relative_to(ROOT)} is not what the exercises say: run make starters")
     for path in sources():
         text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
         text = starter(text) if path.suffix == ".py" else text

@@ -25,15 +25,17 @@ sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 import itertools
 
 import bundle
+import grade
 import judge
 import pages
 import selftest
 import wire
+from judge import walls
 
-import grade
 import starters
 
 EXERCISES = [one["id"] for one in judge.manifest()]
+STEMS = {one["stem"] for one in judge.manifest()}
 THIRD = "03_average_gradients.py"
 
 
@@ -132,8 +134,19 @@ def test_the_manifest_says_what_the_docstrings_say():
 
 def test_the_manifest_is_in_order():
     seen = set()
+    assert [one["id"] for one in judge.manifest()][:7] == ["01", "02", "03", "03a", "03b", "04", "04a"]
     for one in judge.manifest():
-        assert set(one) <= {"id", "title", "files", "forbidden", "floor", "limits", "seconds", "check"}
+        assert set(one) <= {
+            "id",
+            "stem",
+            "title",
+            "files",
+            "forbidden",
+            "floor",
+            "limits",
+            "seconds",
+            "check",
+        }
         for entry in one["check"]:
             assert set(entry) <= {"id", "title", "points", "needs", "hints", "visibility", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
@@ -441,7 +454,10 @@ def test_a_number_that_is_none_is_told_those_there_are(number):
         for one in judge.manifest():
             assert re.search(rf"^  {one['id']} +{re.escape(one['title'])}$", text, re.M), text
     graded = subprocess.run(
-        [sys.executable, "tests/grade.py", "--only", number, "."], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "tests/exercises/grade.py", "--only", number, "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert graded.returncode == 1 and graded.stderr.startswith("error: there is no "), graded.stderr
 
@@ -540,7 +556,7 @@ def graded(tmp_path_factory):
     (subs / "notes.txt").write_text("not a submission")
     words = [
         sys.executable,
-        "tests/grade.py",
+        "tests/exercises/grade.py",
         str(subs),
         "--out",
         str(out),
@@ -579,7 +595,7 @@ def test_what_is_graded_is_kept(graded):
 def test_another_seed_needs_another_folder(graded):
     words = [
         sys.executable,
-        "tests/grade.py",
+        "tests/exercises/grade.py",
         str(graded["folder"] / "submissions"),
         "--out",
         str(graded["out"]),
@@ -632,7 +648,9 @@ def test_a_class_at_level_1_needs_a_word(tmp_path):
     ],
 )
 def test_bad_words_get_one_line(words, error):
-    run = subprocess.run([sys.executable, "tests/grade.py", *words], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "tests/exercises/grade.py", *words], cwd=ROOT, capture_output=True, text=True
+    )
     assert run.returncode and run.stderr.startswith(error) and run.stderr.count("\n") == 1
 
 
@@ -641,7 +659,7 @@ def grade_here(tmp_path, *words):
     shutil.copy(judge.SOLUTIONS / THIRD, tmp_path / "submissions" / "ada")
     command = [
         sys.executable,
-        "tests/grade.py",
+        "tests/exercises/grade.py",
         str(tmp_path / "submissions"),
         "--out",
         str(tmp_path / "grades"),
@@ -684,6 +702,39 @@ print([selftest.line(row) for row in rows if not row["right"]])
     assert run.stdout.splitlines()[:1] == [f"{level} 12 6 True"], run.stdout + run.stderr
 
 
+def test_behind_the_wall_of_level_3_there_are_drivers_and_nothing_beside_them():
+    """The file system as the nursery has it, before any worker gives up more."""
+    if judge.machine()["level"] < 3:
+        pytest.skip("bubblewrap is not installed, or does not work here")
+    words = [*walls.bubblewrap({"PATH": "/usr/bin:/bin"}), "find", str(ROOT), "-type", "f"]
+    found = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    ours = {Path(name) for name in found if not Path(name).is_relative_to(sys.prefix)}
+    inside = {path for path in judge.INSIDE.rglob("*") if path.is_file()}
+    assert ours - inside == {judge.HERE / stem / "drive.py" for stem in STEMS}
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_a_submission_can_read_nothing_that_helps(level, tmp_path):
+    """By their true paths, which it knows: all that lies beside a driver, and the solution."""
+    if level not in {1, judge.machine()["level"]} or not judge.machine()["landlock"]:
+        pytest.skip("this level of containment is not to be had here, or there is no Landlock")
+    folder = judge.HERE / "03_average_gradients"
+    places = [judge.SOLUTIONS / THIRD, *(path for path in folder.rglob("*") if path.is_file())]
+    code = """
+read = []
+for place in PLACES:
+    try:
+        read.append(open(place).read() and place)
+    except OSError:
+        pass
+raise RuntimeError(f"can read {read}")
+"""
+    (tmp_path / THIRD).write_text(code.replace("PLACES", repr([str(place) for place in places])))
+    with judge.Nursery(level) as nursery:
+        came = judge.grade_one(*first_check(), tmp_path, nursery, 0, set()).came
+    assert "RuntimeError: can read [] at line" in came and len(places) > 5
+
+
 def test_a_submission_runs_as_another_user(nursery, tmp_path):
     (tmp_path / THIRD).write_text(
         "import os\nraise RuntimeError(f'user {os.getuid()}, group {os.getgid()}')\n"
@@ -717,7 +768,7 @@ def test_each_rank_can_be_started_anew(monkeypatch):
 
 def test_the_doctor_says_what_there_is():
     run = subprocess.run(
-        [sys.executable, "tests/grade.py", "--doctor"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "tests/exercises/grade.py", "--doctor"], cwd=ROOT, capture_output=True, text=True
     )
     level = judge.machine()["level"]
     assert f"submissions are contained at level {level}" in run.stdout and "a nursery starts in" in run.stdout
@@ -727,6 +778,27 @@ def test_the_doctor_says_what_there_is():
 # ---- recipes ----------------------------------------------------------------------------------
 
 
+def holds_answers(name):
+    """Whether this is a solution, or a file that is made of one."""
+    return bool(re.search(r"(^|/)(solutions|mutants|cheats?|other|selftest)([_./]|$)", name))
+
+
+def test_a_students_copy_has_no_answers(tmp_path):
+    """By the command that tests/README.md tells an instructor."""
+    command = re.search(r"`(git archive -o students.zip [^`]+)`", (ROOT / "tests/README.md").read_text())[1]
+    command = command.replace("students.zip", str(tmp_path / "students.zip"))
+    run = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    with zipfile.ZipFile(tmp_path / "students.zip") as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    # What the cheats at exercise 03 put before a solution, and the selftest that reads one, tell nothing.
+    common = {"tests/exercises/cheats.py", "tests/exercises/selftest.py"}
+    assert [name for name in names if holds_answers(name) and name not in common] == []
+    assert {"Makefile", "tests/exercises/03_average_gradients/check.py", f"lessons/exercises/{THIRD}"} <= {
+        *names
+    }
+
+
 def test_gradescopes_bundle_grades(tmp_path):
     """The bundle, unpacked as Gradescope does, run by its own script; only the folder is another one."""
     bundle.build(tmp_path / "gradescope.zip")
@@ -734,7 +806,8 @@ def test_gradescopes_bundle_grades(tmp_path):
         names = archive.namelist()
         archive.extractall(tmp_path / "autograder" / "source")
     assert {"setup.sh", "run_autograder"} <= set(names)
-    assert not [name for name in names if "solutions" in name or "graded" in name or "cheats" in name]
+    assert [name for name in names if holds_answers(name)] == []
+    assert {Path(name).parts[-2] for name in names if name.endswith("check.py")} == STEMS
     root = tmp_path / "autograder"
     (root / "submission").mkdir()
     shutil.copy(judge.SOLUTIONS / THIRD, root / "submission")
@@ -777,7 +850,7 @@ def test_the_readme_says_how_the_grader_is_graded():
 
 
 def test_links_of_the_pages_lead_somewhere():
-    for page in (ROOT / "tests" / "README.md", judge.STARTERS / "README.md"):
+    for page in (ROOT / "tests/README.md", judge.HERE / "README.md", judge.STARTERS / "README.md"):
         for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if not link.startswith("http"):
                 assert (page.parent / link).exists(), (page.name, link)

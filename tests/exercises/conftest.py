@@ -37,16 +37,16 @@ def pytest_configure(config):
 
 
 def pytest_collect_file(file_path, parent):
-    if file_path.name == "manifest.toml" and file_path.parent == judge.HERE:
-        return Manifest.from_parent(parent, path=file_path)
+    if file_path.name == "exercise.toml":
+        return Exercise.from_parent(parent, path=file_path)
     return None
 
 
-class Manifest(pytest.File):
+class Exercise(pytest.File):
     def collect(self):
-        for one in judge.manifest():
-            for entry in one["check"]:
-                yield Check.from_parent(self, name=f"{entry['id']} {entry['title']}", one=one, entry=entry)
+        one = judge.exercise(self.path.parent.name.partition("_")[0])
+        for entry in one["check"]:
+            yield Check.from_parent(self, name=f"{entry['id']} {entry['title']}", one=one, entry=entry)
 
 
 class Check(pytest.Item):

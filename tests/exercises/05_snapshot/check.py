@@ -6,7 +6,7 @@ that `load` returns it proves that it came out of the folder.
 
 import re
 
-import drive_05
+import by_path
 import numpy
 import torch
 from judge import check, explain
@@ -480,7 +480,7 @@ class Training:
         self.losses = {}
         with torch.random.fork_rng():
             torch.manual_seed(self.random)
-            model = drive_05.Model(self.weights)
+            model = by_path.driver("05_snapshot").Model(self.weights)
             parameters = dict(model.named_parameters())
             self.momentum = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
             for step, batch in enumerate(self.batches, 1):

@@ -1,14 +1,14 @@
 """Grade the exercises of a class.
 
-    python tests/grade.py SUBMISSIONS --out grades --jobs 2
+    python tests/exercises/grade.py SUBMISSIONS --out grades --jobs 2
 
 SUBMISSIONS holds a folder, a zip or a tar for each student. Expect a progress bar, and in `grades` for each
 student results.json (as Gradescope reads it) and report.html; for the class grades.csv, nbgrader.csv and
 items.html. Run it again after an interruption: what is graded already is kept.
 
-    python tests/grade.py --one FOLDER --out DIR    one submission, for an autograder
-    python tests/grade.py --doctor                  what this machine offers to contain submissions
-    python tests/grade.py --selftest                grade the grader: solutions, mutants and cheats
+    python tests/exercises/grade.py --one FOLDER --out DIR    one submission, for an autograder
+    python tests/exercises/grade.py --doctor                  what this machine offers to contain submissions
+    python tests/exercises/grade.py --selftest                grade the grader: solutions, mutants and cheats
 """
 
 import argparse
@@ -17,15 +17,14 @@ import hashlib
 import json
 import sys
 import tarfile
+import tempfile
 import time
 import zipfile
 from concurrent.futures import as_completed
 from pathlib import Path, PurePosixPath
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "exercises"))
-import jobs  # noqa: E402
-import judge  # noqa: E402
+import jobs
+import judge
 
 LARGEST_ARCHIVE = 50 << 20
 
@@ -62,16 +61,14 @@ def declared(exercises):
 def collect(path, exercises):
     """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
     folder or an archive is found too; links are not followed."""
-    wanted, found = declared(exercises), {}
+    wanted, found, depths = declared(exercises), {}, {}
 
     def offer(name, read):
         parts = PurePosixPath(name.replace("\\", "/")).parts
         for want in wanted:
             ours = PurePosixPath(want).parts
-            if parts[-len(ours) :] == ours:
-                depth = len(parts)
-                if want not in found or depth < found[want][0]:
-                    found[want] = (depth, read)
+            if parts[-len(ours) :] == ours and len(parts) < depths.get(want, len(parts) + 1):
+                found[want], depths[want] = read, len(parts)
 
     with contextlib.ExitStack() as stack:
         if path.is_dir():
@@ -90,7 +87,7 @@ def collect(path, exercises):
             for entry in archive:
                 if entry.isfile():
                     offer(entry.name, lambda entry=entry: limited(archive.extractfile(entry)))
-        return {name: read() for name, (_, read) in found.items()}
+        return {name: read() for name, read in found.items()}
 
 
 def limited(file):
@@ -114,8 +111,6 @@ def opened(path, exercises):
 
 def grade_files(files, exercises, seed, nursery):
     """All results of one submission, by exercise."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
         for name, data in files.items():
             file = Path(folder) / name
@@ -139,8 +134,9 @@ def fingerprint(one, files, seed, level):
     digest = hashlib.sha256(json.dumps([seed, level, one]).encode())
     for name in one["files"]:
         digest.update(files.get(name, b"none"))
-    for file in [*sorted(judge.HERE.glob("*.py")), *sorted(judge.INSIDE.glob("*.py"))]:
-        digest.update(file.read_bytes())
+    for folder in (judge.HERE, judge.HERE / "judge", judge.INSIDE, judge.HERE / one["stem"]):
+        for file in sorted(folder.glob("*.py")):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
