@@ -5,7 +5,7 @@ ARGUMENTS ?=
 LESSONS ?= 01,02,03,04,05,06
 KILLS ?= 20
 
-.PHONY: help setup run test check lab notebooks starters gradescope selftest chaos diffs pictures bench format
+.PHONY: help setup run test check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -40,6 +40,10 @@ notebooks: setup ## execute the notebooks and keep what they show (ARGUMENTS=03_
 	@$(PYTHON) tests/notebooks.py $(ARGUMENTS)
 
 starters: setup ## cut what students get in lessons/exercises out of the solutions
+	@$(PYTHON) tests/starters.py
+
+exercise: setup ## write a tiny exercise to begin from: ID=14 NAME=toy
+	@$(PYTHON) tools/exercise.py "$(ID)" "$(NAME)"
 	@$(PYTHON) tests/starters.py
 
 gradescope: setup ## build out/gradescope.zip, an autograder for Gradescope

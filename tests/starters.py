@@ -79,6 +79,15 @@ def main():
             "error: there is no folder solutions here, which starters are cut out of: students do not get it"
         )
     STARTERS.mkdir(exist_ok=True)
+    # The starters first: the pages count what is graded, and a new exercise has no starter yet.
+    for path in sources():
+        text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
+        text = starter(text) if path.suffix == ".py" else text
+        if not arguments.check:
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(text)
+        elif not copy.exists() or copy.read_text() != text:
+            sys.exit(f"error: {copy.relative_to(ROOT)} is not what its solution says: run make starters")
     for page, name, words in (
         (STARTERS / "README.md", "exercises", table()),
         (ROOT / "README.md", "selftest", graded()),
@@ -90,14 +99,6 @@ def main():
             page.write_text(written)
         elif written != text:
             sys.exit(f"error: {page.relative_to(ROOT)} is not what the exercises say: run make starters")
-    for path in sources():
-        text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
-        text = starter(text) if path.suffix == ".py" else text
-        if not arguments.check:
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_text(text)
-        elif not copy.exists() or copy.read_text() != text:
-            sys.exit(f"error: {copy.relative_to(ROOT)} is not what its solution says: run make starters")
 
 
 if __name__ == "__main__":

@@ -57,11 +57,7 @@ def test_solutions_mutants_and_other_solutions(identity, nursery):
     one = judge.exercise(identity)
     rows = selftest.exercise_matrix(one, nursery, each=3)  # `make selftest` takes all
     assert [selftest.line(row) for row in rows if not row["right"]] == []
-    kinds = [row["kind"] for row in rows]
-    assert kinds.count("mutant") >= 8 and kinds.count("other") >= 3
-    for entry in one["check"]:
-        fell = [row["name"] for row in rows if row["kind"] == "mutant" and row["fell_at"] == entry["id"]]
-        assert fell, f"no mutant falls at {entry['id']}: is it a check?"
+    assert selftest.unfinished(one) == []
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -589,7 +585,7 @@ def test_a_class_is_graded(graded):
 
 def test_what_is_graded_is_kept(graded):
     assert "0 graded, 10 kept from before" in graded["second"].stdout
-    assert graded["again"] < 30 and "10 submissions" in graded["second"].stdout
+    assert graded["again"] < 60 and "10 submissions" in graded["second"].stdout
 
 
 def test_another_seed_needs_another_folder(graded):

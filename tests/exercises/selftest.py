@@ -148,6 +148,21 @@ def line(row):
     return text
 
 
+def unfinished(one):
+    """What a finished exercise has and this one has not, in words. A new one (`make exercise`) falls short of
+    all of it, and is graded all the same."""
+    rows = cases(one)
+    kinds, killers = Counter(case.kind for case in rows), {case.killed_by for case in rows}
+    words = [
+        f"{kinds[kind]} {name} of at least {least}"
+        for kind, name, least in (("mutant", "mutants", MUTANTS), ("other", "other solutions", OTHERS))
+        if kinds[kind] < least
+    ]
+    return words + [
+        f"no mutant falls at {entry['id']}" for entry in one["check"] if entry["id"] not in killers
+    ]
+
+
 # ---- cheats -----------------------------------------------------------------------------------
 
 
@@ -358,6 +373,9 @@ def main(exercises, arguments):
     )
     right = sum(row["right"] for row in rows)
     print(f"{right} of {len(rows)} as they must be, {level}, {time.monotonic() - began:.0f} s: see {path}")
+    lacking = [f"{one['id']} has {', '.join(unfinished(one))}" for one in exercises if unfinished(one)]
+    if lacking:
+        print(f"not finished: {'; '.join(lacking)}")
     if right != len(rows):
         raise SystemExit("error: the grader is not as it must be: see the lines with BAD")
 
@@ -373,5 +391,7 @@ if __name__ == "__main__":
         else:
             one = judge.exercise(sys.argv[1])
             rows = exercise_matrix(one, nursery, lambda row: print(line(row), flush=True), part)
+            if unfinished(one):
+                print(f"not finished: {one['id']} has {', '.join(unfinished(one))}")
     print(f"{sum(row['right'] for row in rows)} of {len(rows)} as they must be")
     sys.exit(not all(row["right"] for row in rows))

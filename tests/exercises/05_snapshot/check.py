@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 KILLED, TOO_LARGE = -9, -25
 MOST_EVENTS = 40
+FOR_EVER = "for-ever"  # the folder of saves without a pause
 
 
 def name_of(step):
@@ -208,15 +209,45 @@ def newest(trial):
 @check("05.1c")
 def killed_in_a_save(trial):
     job, state = a_job(trial), a_state(trial)
+    given, there = saved_in_peace(trial, job, state)
+    before, whole = there["before"], there["whole"][name_of(3)]
+    inputs = {"from": "before", "job": job, "step": 3, "state": state}
+    folders = killed_at_every_file_event(trial, inputs) | ended_while_writing(trial, inputs, whole["size"])
+    last = killed_from_outside(trial, job, state)
+
+    there = look(trial, "c", FOR_EVER, *folders)
+    what_was_saved_is_there(trial, there[FOR_EVER], last)
+    for folder, what in folders.items():
+        trial.tried(what)
+        only_whole_snapshots_are_there(trial, there[folder], before, whole, cut=folder.startswith("of-"))
+    trial.tried("load in each folder in which a save was killed")
+    came = one(trial, "load", "c", folders=[FOR_EVER, *folders], job=job)
+    for folder, what in folders.items():
+        trial.tried(f"{what}; then load in another process")
+        new = name_of(3) in there[folder]
+        loaded(trial, "afterwards", came[folder], {"step": 3, "state": state} if new else given[1])
+    trial.tried("saves without a pause, and SIGKILL from outside; then load in another process")
+    names = snapshots(there[FOR_EVER])
+    newest = {"step": int(names[-1][5:13]), "state": state} if names else None
+    loaded(trial, "afterwards", came[FOR_EVER], newest)
+    the_next_save_tidies_up(trial, job, folders)
+
+
+def saved_in_peace(trial, job, state):
+    """What a save leaves that nobody kills: steps 1 and 2 in "before", and step 3 after them in "whole"."""
     trial.tried("saves of steps 1, 2 and 3, none killed")
     given = saves(trial, "before", job, 1, 2)
     one(trial, "save", "c", saves=given)
     inputs = {"from": "before", "job": job, "step": 3, "state": state}
     one(trial, "save_and_die", "c", to="whole", at=0, **inputs)
     there = look(trial, "c", "before", "whole")
-    before, whole = there["before"], there["whole"].get(name_of(3))
-    trial.require(whole is not None, f"{name_of(3)} is not there", "it is")
+    trial.require(name_of(3) in there["whole"], f"{name_of(3)} is not there", "it is")
+    return given, there
 
+
+def killed_at_every_file_event(trial, inputs):
+    """A save of step 3 for each time that it opens, renames or removes a file, killed at that time.
+    Returns the folders in which they were killed, and words for each."""
     folders = {}
     for at in range(1, MOST_EVENTS):
         trial.tried(f"SIGKILL at the {at}. time that a save of step 3 opens, renames or removes a file")
@@ -224,9 +255,15 @@ def killed_in_a_save(trial):
             break
         folders[f"at-{at}"] = f"SIGKILL at file event {at} of a save of step 3"
     trial.require(folders, "it was not ended: no file was opened, renamed or removed", "a save")
+    return folders
+
+
+def ended_while_writing(trial, inputs, size):
+    """Saves of step 3 that end when a part of the bytes is written. Returns the folders, with words."""
+    folders = {}
     for part in (0.03, 0.5, 0.97):
-        largest = int(whole["size"] * part)
-        to, what = f"of-{largest}", f"an end after {largest} of {whole['size']} bytes of step 3 are written"
+        largest = int(size * part)
+        to, what = f"of-{largest}", f"an end after {largest} of {size} bytes of step 3 are written"
         trial.tried(what)
         ended = one_killed(trial, "save_and_die", "c", to=to, largest=largest, **inputs)
         trial.require(
@@ -235,55 +272,55 @@ def killed_in_a_save(trial):
             "all bytes written (os.write may write less than it is given, and returns how much)",
         )
         folders[to] = what
-    trial.tried("saves without a pause, and SIGKILL from outside")
-    ended = one_killed(
-        trial, "save_for_ever", "c", after=0.2, folder="for-ever", job=job, state=state, seconds=3
-    )
-    trial.require(ended == KILLED, "it was not ended by SIGKILL", "saves that go on")
-    last = max([0, *(event["step"] for event in trial.events(0, "saved"))])
+    return folders
 
-    there = look(trial, "c", "for-ever", *folders)
-    names = snapshots(there["for-ever"])
+
+def killed_from_outside(trial, job, state):
+    """Saves without a pause, killed at a moment that nobody chose. Returns the last step that was saved."""
+    trial.tried("saves without a pause, and SIGKILL from outside")
+    inputs = {"folder": FOR_EVER, "job": job, "state": state, "seconds": 3}
+    ended = one_killed(trial, "save_for_ever", "c", after=0.2, **inputs)
+    trial.require(ended == KILLED, "it was not ended by SIGKILL", "saves that go on")
+    return max([0, *(event["step"] for event in trial.events(0, "saved"))])
+
+
+def what_was_saved_is_there(trial, files, last):
+    """Once save has returned for a step, no kill takes it away."""
+    names = snapshots(files)
     trial.require(
         last < 2 or (len(names) >= 2 and names[-1] >= name_of(last)),
         f"after save had returned for step {last} there are {words(names)}",
         "at least that and the one before",
     )
-    for folder, what in folders.items():
-        trial.tried(what)
-        names = snapshots(there[folder])
-        trial.require(
-            len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))},
-            f"afterwards there are {words(names)}",
-            f"{words(before)}, or {name_of(2)} with {name_of(3)}",
-        )
-        for name in before.keys() & {*names}:
-            same = there[folder][name]["digest"] == before[name]["digest"]
-            trial.require(same, f"{name} has changed", "it is as it was")
-        if name_of(3) in names:
-            size = there[folder][name_of(3)]["size"]
-            trial.require(
-                size >= 0.98 * whole["size"] and not folder.startswith("of-"),
-                f"{name_of(3)} is there and has {size} bytes",
-                f"{whole['size']} bytes, or no file of that name",
-            )
-    trial.tried("load in each folder in which a save was killed")
-    came = one(trial, "load", "c", folders=["for-ever", *folders], job=job)
-    for folder, what in folders.items():
-        trial.tried(f"{what}; then load in another process")
-        new = name_of(3) in there[folder]
-        loaded(trial, "afterwards", came[folder], {"step": 3, "state": state} if new else given[1])
-    trial.tried("saves without a pause, and SIGKILL from outside; then load in another process")
-    names = snapshots(there["for-ever"])
-    newest = {"step": int(names[-1][5:13]), "state": state} if names else None
-    loaded(trial, "afterwards", came["for-ever"], newest)
 
+
+def only_whole_snapshots_are_there(trial, files, before, whole, cut):
+    """Under a snapshot's name there is a whole one: those from before as they were, and step 3 or nothing."""
+    names = snapshots(files)
+    trial.require(
+        len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))},
+        f"afterwards there are {words(names)}",
+        f"{words(before)}, or {name_of(2)} with {name_of(3)}",
+    )
+    for name in before.keys() & {*names}:
+        same = files[name]["digest"] == before[name]["digest"]
+        trial.require(same, f"{name} has changed", "it is as it was")
+    if name_of(3) in names:
+        size = files[name_of(3)]["size"]
+        trial.require(
+            size >= 0.98 * whole["size"] and not cut,
+            f"{name_of(3)} is there and has {size} bytes",
+            f"{whole['size']} bytes, or no file of that name",
+        )
+
+
+def the_next_save_tidies_up(trial, job, folders):
+    """What a killed save has left does not stay: after one more, there are two snapshots and nothing else."""
     trial.tried("one more save in each folder in which a save was killed")
     one(trial, "save", "c", saves=[one for folder in folders for one in saves(trial, folder, job, 4)])
     for folder, files in look(trial, "c", *folders).items():
-        good = name_of(4) in files and len(files) == 2 and name_of(1) not in files
         trial.require(
-            good,
+            name_of(4) in files and len(files) == 2 and name_of(1) not in files,
             f"after {folders[folder]} and one more save, of step 4, there lie {words(files)}",
             "the two newest snapshots",
         )
