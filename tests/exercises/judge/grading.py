@@ -98,7 +98,7 @@ def one_check(
             result.came = f"the check itself failed: {type(error).__name__}: {error}"
             result.output = traceback.format_exc()[-3000:]
         finally:
-            nursery.over += trial.folders
+            nursery.forget(trial.folders)
         break
     if result.status != "passed":
         result.score = 0

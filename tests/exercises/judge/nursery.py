@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import wire
@@ -44,7 +45,7 @@ class Nursery:
     def __init__(self, level: int | None = None):
         self.level = machine()["level"] if level is None else level
         self.uid = self.claim = None
-        self.number, self.process = 0, None
+        self.number, self.process, self.errors = 0, None, None
         self.base, self.over, self.greeted = None, [], False
 
     def start(self) -> None:
@@ -115,6 +116,10 @@ class Nursery:
         request |= {"number": self.number, "uid": self.uid, "folder": f"{self.base}/{folder}"}
         request["remove"], self.over = [f"{self.base}/{name}" for name in self.over], []
         return self.ask(request, request["limit"] + 40)
+
+    def forget(self, folders: Iterable[str]) -> None:
+        """These folders of a check are no longer needed: the next run removes them."""
+        self.over += folders
 
     def ask(self, request: dict[str, Any], limit: float = 60) -> dict[str, Any]:
         data = wire.pack(request)

@@ -1,4 +1,4 @@
-"""Who waits for whom, in words: what the ranks of a run were doing when it came to nothing."""
+"""Who waits for whom, in words: what the ranks did when a run came to nothing."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,16 +11,24 @@ POINT = ("send", "recv", "isend", "irecv")
 
 def names(ranks: Iterable[int]) -> str:
     """`rank 1`, `ranks 0, 2 and 3`"""
-    ranks = [str(rank) for rank in ranks]
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:-1])} and {ranks[-1]}"
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 def call(event: Event) -> str:
-    """`all_reduce number 3 (line 31 of 03_average_gradients.py)`, `recv number 1 from rank 2 (line ...)`"""
+    """`all_reduce number 3 (line 31 of 04_sampler.py)`, `recv number 1 from rank 2 (line ...)`"""
     where = f" ({event['where']})" if event.get("where") else ""
     way = "to" if "send" in event["event"] else "from"
     peer = f" {way} rank {event['peer']}" if type(event.get("peer")) is int else ""
     return f"{event['event']} number {event.get('nth', event['number'])}{peer}{where}"
+
+
+def called(events: dict[int, Event]) -> str:
+    return ", ".join(f"rank {rank} called {call(event)}" for rank, event in events.items())
+
+
+def each_inside(events: dict[int, Event]) -> list[str]:
+    return [f"rank {rank} in {call(event)}" for rank, event in events.items()]
 
 
 def with_place(one: dict[str, Any], event: Event) -> Event:
@@ -40,8 +48,8 @@ def with_last(one: dict[str, Any]) -> str:
 
 
 def not_received(ranks: Ranks) -> str:
-    """Messages that were begun and that nobody has asked for yet, in words. Empty where it is not known who
-    talks to whom."""
+    """Messages that were begun and that nobody has asked for yet, in words. Empty where it is not known
+    who talks to whom."""
     counts = {}
     for rank, one in ranks.items():
         for _, event in one["events"]:
@@ -78,8 +86,7 @@ def unequal(ranks: Ranks) -> str:
         same = calls[number]
         first, *others = same.values()
         if any(event["event"] != first["event"] for event in others):
-            lines = ", ".join(f"rank {rank} called {call(event)}" for rank, event in same.items())
-            return f"the ranks do not make the same calls: {lines}"
+            return f"the ranks do not make the same calls: {called(same)}"
         if first["event"] in ("all_reduce", "broadcast", "reduce") and any(
             event["size"] != first["size"] for event in others
         ):
@@ -109,19 +116,18 @@ def stuck(ranks: Ranks, missing: Ranks) -> str:
     same = {rank: event for rank, event in wait.items() if event["number"] == number}
     kinds = {event["event"] for event in same.values()}
     if kinds <= set(POINT):
-        lines = "; ".join(f"rank {rank} in {call(event)}" for rank, event in wait.items())
+        lines = "; ".join(each_inside(wait))
         return f"all ranks wait and none can go on: {lines}{not_received(ranks)}"
     if len(kinds) > 1:
-        lines = ", ".join(f"rank {rank} called {call(event)}" for rank, event in same.items())
-        return f"the ranks do not make the same calls: {lines}"
+        return f"the ranks do not make the same calls: {called(same)}"
     sizes = sizes_at(ranks, number)
     if len(set(sizes.values())) > 1:
         lines = ", ".join(f"rank {rank} with {size} numbers" for rank, size in sizes.items())
-        return f"the ranks call {wait[first]['event']} number {number} with different sizes: {lines}"
+        what = f"{wait[first]['event']} number {number}"
+        return f"the ranks call {what} with different sizes: {lines}"
     ahead = {rank: event for rank, event in wait.items() if rank not in same}
     if ahead:
-        lines = ", ".join(f"rank {rank} in {call(event)}" for rank, event in ahead.items())
-        return f"{names(same)} waited in {call(wait[first])}, and {lines}"
+        return f"{names(same)} waited in {call(wait[first])}, and {', '.join(each_inside(ahead))}"
     return f"{names(wait)} waited for ever in {call(wait[first])}"
 
 

@@ -12,26 +12,28 @@ def number(value: float) -> str:
 
 
 def report(one: Exercise, results: list[Result], hints: int = 1) -> str:
-    """What a student reads: what fails, the first of it at the top, and all checks in order at the end."""
-    earned, total = sum(result.score for result in results), points_of(one)
-    if len(results) < len(one["check"]):
-        total = sum(result.points for result in results)
-    some = "" if len(results) == len(one["check"]) else f" of {len(results)} checks"
-    lines = [f"{one['id']} {one['title']}: {number(earned)} of {number(total)} points{some}", ""]
+    """What a student reads: what fails first, and at the end all checks in order."""
+    some = len(results) < len(one["check"])
+    total = sum(result.points for result in results) if some else points_of(one)
+    earned = f"{number(sum(result.score for result in results))} of {number(total)} points"
+    of = f" of {len(results)} checks" if some else ""
+    lines = [f"{one['id']} {one['title']}: {earned}{of}", ""]
     for result in results:
         if result.status not in ("passed", "not reached"):
             lines += [*detail(result, hints), ""]
-    for result in results:
-        mark = {"passed": "ok  ", "not reached": "  - "}.get(result.status, "NOT ")
-        lines.append(
-            f"  {mark} {result.id:6} {number(result.score):>4} of {number(result.points):<3} {result.title}"
-            + (f" ({result.status})" if result.status not in ("passed", "failed") else "")
-        )
-    return "\n".join(lines)
+    return "\n".join(lines + [line(result) for result in results])
+
+
+def line(result: Result) -> str:
+    """One check in the list of all."""
+    mark = {"passed": "ok  ", "not reached": "  - "}.get(result.status, "NOT ")
+    points = f"{number(result.score):>4} of {number(result.points):<3}"
+    status = "" if result.status in ("passed", "failed") else f" ({result.status})"
+    return f"  {mark} {result.id:7} {points} {result.title}{status}"
 
 
 def helpful(result: Result, hints: int) -> list[str]:
-    """As many hints as fit: none where the code was not looked at, or not written yet, unless asked for."""
+    """As many hints as fit: none where the code was not looked at, or is not written yet."""
     if result.status == "infrastructure" or result.about_file:
         return []
     return [] if hints == 1 and result.came.startswith("not written yet") else result.hints[:hints]
