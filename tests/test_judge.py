@@ -60,6 +60,15 @@ def test_solutions_mutants_and_other_solutions(identity, nursery):
     assert selftest.unfinished(one) == []
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_mutant_that_nobody_kills_is_found(whole, nursery):
+    """Also where the check that should kill it is made without those that it needs."""
+    one = judge.exercise("03")
+    case = selftest.Case("mutant", "none at all", {THIRD: solution()}, "03.2b")
+    row = selftest.run_case(one, case, nursery, whole=whole)
+    assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
     rows = selftest.cheat_matrix(nursery, part=(part, 4))
