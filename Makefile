@@ -6,7 +6,7 @@ LESSONS ?= ladder
 KILLS ?= 20
 TESTS = -n 4 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all test-long tools check lab notebooks starters gradescope selftest chaos diffs pictures bench format
+.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -40,7 +40,7 @@ tools: setup ## install what some tests need beside Python, on Debian (SLURM, bu
 	@sh tools/install.sh $(PYTHON)
 
 check: setup ## check an exercise: EX=03, and SUBMISSION=solutions, HINTS=1, WATCH=1 (again at every save)
-	@$(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),-k $(EX)) \
+	@$(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) $(ARGUMENTS)
 
 lab: setup ## open the notebooks in JupyterLab, on a port that is free
@@ -52,11 +52,15 @@ notebooks: setup ## execute the notebooks and keep what they show (ARGUMENTS=03_
 starters: setup ## cut what students get in lessons/exercises out of the solutions
 	@$(PYTHON) tools/starters.py
 
+exercise: setup ## write a tiny exercise to begin from: ID=14 NAME=toy
+	@$(PYTHON) tools/exercise.py "$(ID)" "$(NAME)"
+	@$(PYTHON) tools/starters.py
+
 gradescope: setup ## build out/gradescope.zip, an autograder for Gradescope
 	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip
 
 selftest: setup ## grade the grader of the exercises: solutions, mutants, cheats; writes out/selftest.html
-	@$(PYTHON) tests/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
+	@$(PYTHON) tests/exercises/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)

@@ -30,10 +30,12 @@ import judge
 import pages
 import selftest
 import wire
+from judge import walls
 
 import starters
 
 EXERCISES = [one["id"] for one in judge.manifest()]
+STEMS = {one["stem"] for one in judge.manifest()}
 THIRD = "03_average_gradients.py"
 
 
@@ -55,11 +57,16 @@ def test_solutions_mutants_and_other_solutions(identity, nursery):
     one = judge.exercise(identity)
     rows = selftest.exercise_matrix(one, nursery, each=3)  # `make selftest` takes all
     assert [selftest.line(row) for row in rows if not row["right"]] == []
-    kinds = [row["kind"] for row in rows]
-    assert kinds.count("mutant") >= 8 and kinds.count("other") >= 3
-    for entry in one["check"]:
-        fell = [row["name"] for row in rows if row["kind"] == "mutant" and row["fell_at"] == entry["id"]]
-        assert fell, f"no mutant falls at {entry['id']}: is it a check?"
+    assert selftest.unfinished(one) == []
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_mutant_that_nobody_kills_is_found(whole, nursery):
+    """Also where the check that should kill it is made without those that it needs."""
+    one = judge.exercise("03")
+    case = selftest.Case("mutant", "none at all", {THIRD: solution()}, "03.2b")
+    row = selftest.run_case(one, case, nursery, whole=whole)
+    assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -118,11 +125,12 @@ def test_the_manifest_says_what_the_docstrings_say():
     for one in judge.manifest():
         text = "".join(solution(name) for name in one["files"])
         written = {
-            part: int(points) for part, points in re.findall(r"^ +(\d\d\.\d+) \((\d+) points?\)", text, re.M)
+            part: int(points)
+            for part, points in re.findall(r"^ +(\d\d[a-z]?\.\d+) \((\d+) points?\)", text, re.M)
         }
         counted = {}
         for entry in one["check"]:
-            part = re.match(r"\d\d\.\d+", entry["id"])[0]
+            part = re.match(r"\d\d[a-z]?\.\d+", entry["id"])[0]
             counted[part] = counted.get(part, 0) + entry["points"]
         if written:
             assert written == counted, one["id"]
@@ -131,8 +139,19 @@ def test_the_manifest_says_what_the_docstrings_say():
 
 def test_the_manifest_is_in_order():
     seen = set()
+    assert [one["id"] for one in judge.manifest()][:7] == ["01", "02", "03", "03a", "03b", "04", "04a"]
     for one in judge.manifest():
-        assert set(one) <= {"id", "title", "files", "forbidden", "floor", "limits", "seconds", "check"}
+        assert set(one) <= {
+            "id",
+            "stem",
+            "title",
+            "files",
+            "forbidden",
+            "floor",
+            "limits",
+            "seconds",
+            "check",
+        }
         for entry in one["check"]:
             assert set(entry) <= {"id", "title", "points", "needs", "hints", "visibility", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
@@ -343,12 +362,12 @@ def test_a_bystander_is_not_the_cause_even_if_it_is_heard_first():
 
 
 def test_a_file_that_is_no_python_is_said_once(nursery, tmp_path):
-    sixth = judge.exercise("06")  # some of its checks stand on no other
-    (tmp_path / sixth["files"][0]).write_text("def chunks_of(flat:\n")
-    results = judge.grade(sixth, tmp_path, nursery)
-    assert results[0].came == f"{sixth['files'][0]} has a syntax error in line 1: '(' was never closed"
+    ring = judge.exercise("03a")  # some of its checks stand on no other
+    (tmp_path / ring["files"][0]).write_text("def chunks_of(flat:\n")
+    results = judge.grade(ring, tmp_path, nursery)
+    assert results[0].came == f"{ring['files'][0]} has a syntax error in line 1: '(' was never closed"
     assert {result.status for result in results[1:]} == {"not reached"}
-    assert "hint" not in judge.report(sixth, results)
+    assert "hint" not in judge.report(ring, results)
 
 
 def test_a_nursery_that_is_gone_is_started_again(nursery):
@@ -408,7 +427,7 @@ def check(*words):
 
 
 def test_a_student_checks_a_starter():
-    code, text = check("-k", "03")
+    code, text = check("--only", "03")
     assert code == 1
     assert "03 DDP in its simplest form: 0 of 12 points" in text
     assert "not written yet: 03.1: all ranks begin with what rank 0 has" in text
@@ -417,22 +436,35 @@ def test_a_student_checks_a_starter():
 
 
 def test_a_student_asks_for_hints_and_for_one_check():
-    code, text = check("-k", "03.2a", "--hints", "--submission", str(judge.STARTERS))
+    code, text = check("--only", "03.2a", "--hints", "--submission", str(judge.STARTERS))
     assert code in (0, 1) and "hint 3:" in text and "1 skipped" in text
 
 
 @pytest.mark.parametrize(
-    ("words", "checks"), [("3", 8), ("03", 8), ("03.2", 5), ("9.1", 2), ("06.4c", 1), ("19", 0)]
+    ("words", "checks"), [("3", 8), ("03", 8), ("03.2", 5), ("3a", 9), ("4a.1", 2), ("03a.4c", 1)]
 )
 def test_a_number_names_an_exercise_a_part_or_a_check(words, checks):
     wanted = subprocess.run(
         [sys.executable, "-c", KEPT, words], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (
-        wanted.stdout.split("\n")[-2:-1] == [str(checks)]
-        if checks
-        else "there is no exercise 19" in wanted.stdout
+    assert wanted.stdout.split("\n")[-2:-1] == [str(checks)]
+
+
+@pytest.mark.parametrize("number", ["06", "19", "3b.1.2"])
+def test_a_number_that_is_none_is_told_those_there_are(number):
+    """Exercise 06 was the ring once, which is 03a now."""
+    code, text = check("--only", number)
+    assert code == 4 and "ERROR: there is no " in text
+    if number.isdigit():
+        for one in judge.manifest():
+            assert re.search(rf"^  {one['id']} +{re.escape(one['title'])}$", text, re.M), text
+    graded = subprocess.run(
+        [sys.executable, "tests/exercises/grade.py", "--only", number, "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
+    assert graded.returncode == 1 and graded.stderr.startswith("error: there is no "), graded.stderr
 
 
 KEPT = """
@@ -443,13 +475,13 @@ class Count:
         self.found = len(session.items)
         session.items.clear()
 count = Count()
-pytest.main(["tests/exercises", "-p", "no:cacheprovider", "-k", sys.argv[1]], plugins=[count])
+pytest.main(["tests/exercises", "-p", "no:cacheprovider", "--only", sys.argv[1]], plugins=[count])
 print(getattr(count, "found", 0))
 """
 
 
 def test_the_solutions_pass_as_a_submission():
-    code, text = check("-k", "03", "--submission", "solutions", "--seed", "another")
+    code, text = check("--only", "03", "--submission", "solutions", "--seed", "another")
     assert code == 0 and "12 of 12 points" in text and "8 passed" in text
 
 
@@ -460,7 +492,15 @@ def test_a_folder_that_is_not_there():
 
 def test_it_checks_again_at_every_save(tmp_path):
     (tmp_path / THIRD).write_text((judge.STARTERS / THIRD).read_text())
-    command = [sys.executable, "-u", "tests/exercises/watch.py", "-k", "03", "--submission", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-u",
+        "tests/exercises/watch.py",
+        "--only",
+        "03",
+        "--submission",
+        str(tmp_path),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watch:
         try:
             first = until(watch, "waiting for")
@@ -521,7 +561,7 @@ def graded(tmp_path_factory):
     (subs / "notes.txt").write_text("not a submission")
     words = [
         sys.executable,
-        "tests/grade.py",
+        "tests/exercises/grade.py",
         str(subs),
         "--out",
         str(out),
@@ -554,13 +594,13 @@ def test_a_class_is_graded(graded):
 
 def test_what_is_graded_is_kept(graded):
     assert "0 graded, 10 kept from before" in graded["second"].stdout
-    assert graded["again"] < 30 and "10 submissions" in graded["second"].stdout
+    assert graded["again"] < 60 and "10 submissions" in graded["second"].stdout
 
 
 def test_another_seed_needs_another_folder(graded):
     words = [
         sys.executable,
-        "tests/grade.py",
+        "tests/exercises/grade.py",
         str(graded["folder"] / "submissions"),
         "--out",
         str(graded["out"]),
@@ -608,13 +648,14 @@ def test_a_class_at_level_1_needs_a_word(tmp_path):
     ("words", "error"),
     [
         (["nowhere"], "error: there is no folder nowhere"),
-        (["--only", "99", "."], "error: there is no exercise 99"),
         (["--one", "nowhere"], "error: there is no submission nowhere"),
         (["--jobs", "0", "."], "error: --jobs must be at least 1"),
     ],
 )
 def test_bad_words_get_one_line(words, error):
-    run = subprocess.run([sys.executable, "tests/grade.py", *words], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "tests/exercises/grade.py", *words], cwd=ROOT, capture_output=True, text=True
+    )
     assert run.returncode and run.stderr.startswith(error) and run.stderr.count("\n") == 1
 
 
@@ -623,7 +664,7 @@ def grade_here(tmp_path, *words):
     shutil.copy(judge.SOLUTIONS / THIRD, tmp_path / "submissions" / "ada")
     command = [
         sys.executable,
-        "tests/grade.py",
+        "tests/exercises/grade.py",
         str(tmp_path / "submissions"),
         "--out",
         str(tmp_path / "grades"),
@@ -666,6 +707,39 @@ print([selftest.line(row) for row in rows if not row["right"]])
     assert run.stdout.splitlines()[:1] == [f"{level} 12 6 True"], run.stdout + run.stderr
 
 
+def test_behind_the_wall_of_level_3_there_are_drivers_and_nothing_beside_them():
+    """The file system as the nursery has it, before any worker gives up more."""
+    if judge.machine()["level"] < 3:
+        pytest.skip("bubblewrap is not installed, or does not work here")
+    words = [*walls.bubblewrap({"PATH": "/usr/bin:/bin"}), "find", str(ROOT), "-type", "f"]
+    found = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    ours = {Path(name) for name in found if not Path(name).is_relative_to(sys.prefix)}
+    inside = {path for path in judge.INSIDE.rglob("*") if path.is_file()}
+    assert ours - inside == {judge.HERE / stem / "drive.py" for stem in STEMS}
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_a_submission_can_read_nothing_that_helps(level, tmp_path):
+    """By their true paths, which it knows: all that lies beside a driver, and the solution."""
+    if level not in {1, judge.machine()["level"]} or not judge.machine()["landlock"]:
+        pytest.skip("this level of containment is not to be had here, or there is no Landlock")
+    folder = judge.HERE / "03_average_gradients"
+    places = [judge.SOLUTIONS / THIRD, *(path for path in folder.rglob("*") if path.is_file())]
+    code = """
+read = []
+for place in PLACES:
+    try:
+        read.append(open(place).read() and place)
+    except OSError:
+        pass
+raise RuntimeError(f"can read {read}")
+"""
+    (tmp_path / THIRD).write_text(code.replace("PLACES", repr([str(place) for place in places])))
+    with judge.Nursery(level) as nursery:
+        came = judge.grade_one(*first_check(), tmp_path, nursery, 0, set()).came
+    assert "RuntimeError: can read [] at line" in came and len(places) > 5
+
+
 def test_a_submission_runs_as_another_user(nursery, tmp_path):
     (tmp_path / THIRD).write_text(
         "import os\nraise RuntimeError(f'user {os.getuid()}, group {os.getgid()}')\n"
@@ -699,7 +773,7 @@ def test_each_rank_can_be_started_anew(monkeypatch):
 
 def test_the_doctor_says_what_there_is():
     run = subprocess.run(
-        [sys.executable, "tests/grade.py", "--doctor"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "tests/exercises/grade.py", "--doctor"], cwd=ROOT, capture_output=True, text=True
     )
     level = judge.machine()["level"]
     assert f"submissions are contained at level {level}" in run.stdout and "a nursery starts in" in run.stdout
@@ -709,6 +783,27 @@ def test_the_doctor_says_what_there_is():
 # ---- recipes ----------------------------------------------------------------------------------
 
 
+def holds_answers(name):
+    """Whether this is a solution, or a file that is made of one."""
+    return bool(re.search(r"(^|/)(solutions|mutants|cheats?|other|selftest)([_./]|$)", name))
+
+
+def test_a_students_copy_has_no_answers(tmp_path):
+    """By the command that tests/README.md tells an instructor."""
+    command = re.search(r"`(git archive -o students.zip [^`]+)`", (ROOT / "tests/README.md").read_text())[1]
+    command = command.replace("students.zip", str(tmp_path / "students.zip"))
+    run = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    with zipfile.ZipFile(tmp_path / "students.zip") as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    # What the cheats at exercise 03 put before a solution, and the selftest that reads one, tell nothing.
+    common = {"tests/exercises/cheats.py", "tests/exercises/selftest.py"}
+    assert [name for name in names if holds_answers(name) and name not in common] == []
+    assert {"Makefile", "tests/exercises/03_average_gradients/check.py", f"lessons/exercises/{THIRD}"} <= {
+        *names
+    }
+
+
 def test_gradescopes_bundle_grades(tmp_path):
     """The bundle, unpacked as Gradescope does, run by its own script; only the folder is another one."""
     bundle.build(tmp_path / "gradescope.zip")
@@ -716,7 +811,8 @@ def test_gradescopes_bundle_grades(tmp_path):
         names = archive.namelist()
         archive.extractall(tmp_path / "autograder" / "source")
     assert {"setup.sh", "run_autograder"} <= set(names)
-    assert not [name for name in names if "solutions" in name or "graded" in name or "cheats" in name]
+    assert [name for name in names if holds_answers(name)] == []
+    assert {Path(name).parts[-2] for name in names if name.endswith("check.py")} == STEMS
     root = tmp_path / "autograder"
     (root / "submission").mkdir()
     shutil.copy(judge.SOLUTIONS / THIRD, root / "submission")
@@ -759,7 +855,7 @@ def test_the_readme_says_how_the_grader_is_graded():
 
 
 def test_links_of_the_pages_lead_somewhere():
-    for page in (ROOT / "tests" / "README.md", judge.STARTERS / "README.md"):
+    for page in (ROOT / "tests/README.md", judge.HERE / "README.md", judge.STARTERS / "README.md"):
         for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if not link.startswith("http"):
                 assert (page.parent / link).exists(), (page.name, link)

@@ -14,8 +14,8 @@ from lessons import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 SOLUTIONS, STARTERS = ROOT / "solutions", ROOT / "lessons" / "exercises"
-NUMBERED = re.compile(r"\d\d_[^/]+(\.py|/[^/]+\.(py|md))$")
-CUT = re.compile(r"^( *)# cut (\d\d\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
+NUMBERED = re.compile(r"\d\d[a-z]?_[^/]+(\.py|/[^/]+\.(py|md))$")
+CUT = re.compile(r"^( *)# cut (\d\d[a-z]?\.\d+: .+)\n((?:.*\n)*?)\1# end\n", re.M)
 INSTEAD = re.compile(r"^ *# instead:(?: (.*))?\n", re.M)
 
 
@@ -79,6 +79,15 @@ def main():
             "error: there is no folder solutions here, which starters are cut out of: students do not get it"
         )
     STARTERS.mkdir(exist_ok=True)
+    # The starters first: the pages count what is graded, and a new exercise has no starter yet.
+    for path in sources():
+        text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
+        text = starter(text) if path.suffix == ".py" else text
+        if not arguments.check:
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(text)
+        elif not copy.exists() or copy.read_text() != text:
+            sys.exit(f"error: {copy.relative_to(ROOT)} is not what its solution says: run make starters")
     for page, name, words in (
         (STARTERS / "README.md", "exercises", table()),
         (ROOT / "README.md", "selftest", graded()),
@@ -89,15 +98,7 @@ def main():
         if not arguments.check:
             page.write_text(written)
         elif written != text:
-            sys.exit(f"error: {page.relative_to(ROOT)} is not what the manifest says: run make starters")
-    for path in sources():
-        text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
-        text = starter(text) if path.suffix == ".py" else text
-        if not arguments.check:
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_text(text)
-        elif not copy.exists() or copy.read_text() != text:
-            sys.exit(f"error: {copy.relative_to(ROOT)} is not what its solution says: run make starters")
+            sys.exit(f"error: {page.relative_to(ROOT)} is not what the exercises say: run make starters")
 
 
 if __name__ == "__main__":

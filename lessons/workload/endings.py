@@ -21,7 +21,7 @@ told_to_stop = threading.Event()
 def refuse(message):
     """End this process, non-zero, with one line from rank 0."""
     if int(os.environ.get("RANK", 0)) != 0:
-        # torchrun ends all processes as soon as one has ended: rank 0 is left the time to speak.
+        # torchrun ends all as soon as one has ended: rank 0 is left the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
@@ -48,7 +48,7 @@ def end_with_parent():
 
 
 def listen_for_the_end():
-    """From now on SIGTERM and Ctrl-C do not end this process: told_to_stop remembers them."""
+    """SIGTERM and Ctrl-C end this process no longer: told_to_stop remembers them."""
 
     def remember(number, frame):
         told_to_stop.set()
@@ -58,7 +58,7 @@ def listen_for_the_end():
 
 
 def leave(stopped):
-    """End this process: with status 75, for a scheduler to act on, if it was told to stop."""
+    """End this process: with status 75, which a scheduler acts on, if told to stop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from srun, when another has ended with 75
     if not stopped:
         sys.exit(0)

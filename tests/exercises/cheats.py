@@ -177,7 +177,7 @@ cheat(
     "looks for the checks on the disk, for what they expect",
     """
 import os
-text = open("{canary}/checks/check_03.py").read()
+text = open("{canary}/checks/03_average_gradients/check.py").read()
 raise RuntimeError("I can read: " + text[:40])
 """,
     ALONE,
@@ -257,7 +257,7 @@ for path in glob.glob("{canary}/**/*.py", recursive=True):
         open(path, "w").close()
     except OSError:
         pass
-open("{canary}/checks/check_03.py", "w").write("")
+open("{canary}/checks/03_average_gradients/check.py", "w").write("")
 """,
     harms=True,
 )
@@ -371,7 +371,7 @@ def done(student, inputs, tools):
             "gradients": state, "moved": []}
 
 
-driver = sys.modules["drive_03"]
+driver = sys.modules["drive_03_average_gradients"]
 driver.begin.__code__ = done.__code__
 driver.average.__code__ = done.__code__
 """,
@@ -536,7 +536,7 @@ import glob, os
 for path in glob.glob("./*") + glob.glob("./.*") + glob.glob("../printed/*"):
     try:
         os.unlink(path)
-        os.symlink("{canary}/checks/check_03.py", path)
+        os.symlink("{canary}/checks/03_average_gradients/check.py", path)
     except OSError:
         pass
 for number in range(64):

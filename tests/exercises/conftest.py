@@ -1,9 +1,8 @@
-"""`pytest tests/exercises -k 03`: one test for each check, in the order in which one would work.
+"""`pytest tests/exercises --only 03`: one test for each check, in the order in which one would work.
 
 The decision is the judge's, which runs nothing of the submission in this process.
 """
 
-import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +12,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import judge
 
-SESSION = pytest.StashKey()
+SESSION, WANTED = pytest.StashKey(), pytest.StashKey()
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("exercises")
+    group.addoption("--only", metavar="03", help="an exercise, a part or a check: 03, 03.2, 03.2a (all)")
     group.addoption("--submission", default=str(judge.STARTERS), help="folder to check (lessons/exercises)")
     group.addoption("--hints", action="store_true", help="show all hints to what fails, not only the first")
     group.addoption("--seed", default="0", help="other inputs for the checks (0)")
@@ -27,21 +27,26 @@ def pytest_configure(config):
     # One check after the other, and the judge's words instead of a traceback through the judge.
     if config.getoption("numprocesses", None):
         config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
+    only = config.getoption("--only")
+    try:
+        config.stash[WANTED] = judge.wanted(only) if only else None
+    except SystemExit as error:
+        raise pytest.UsageError(str(error).removeprefix("error: ")) from None
     config.option.tbstyle = "no"
     config.option.reportchars = "N"
 
 
 def pytest_collect_file(file_path, parent):
-    if file_path.name == "manifest.toml" and file_path.parent == judge.HERE:
-        return Manifest.from_parent(parent, path=file_path)
+    if file_path.name == "exercise.toml":
+        return Exercise.from_parent(parent, path=file_path)
     return None
 
 
-class Manifest(pytest.File):
+class Exercise(pytest.File):
     def collect(self):
-        for one in judge.manifest():
-            for entry in one["check"]:
-                yield Check.from_parent(self, name=f"{entry['id']} {entry['title']}", one=one, entry=entry)
+        one = judge.exercise(self.path.parent.name.partition("_")[0])
+        for entry in one["check"]:
+            yield Check.from_parent(self, name=f"{entry['id']} {entry['title']}", one=one, entry=entry)
 
 
 class Check(pytest.Item):
@@ -89,7 +94,7 @@ class Session:
 
     def check(self, one, entry):
         results = self.results.setdefault(one["id"], {})
-        # What comes before is run too if it was not asked for: `-k 03.2d` is a question about 03.2d.
+        # What comes before is run too if it was not asked for: `--only 03.2d` is a question about 03.2d.
         for need in entry.get("needs", []):
             if need not in results:
                 self.check(one, next(other for other in one["check"] if other["id"] == need))
@@ -102,20 +107,9 @@ class Session:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """`-k 3` and `-k 03.1` mean an exercise, a part or a check, and not whatever has a 3 in its name."""
-    found = re.fullmatch(r"(\d{1,2})(\.\d+[a-z]?)?", config.option.keyword.strip())
-    if not found or config.option.collectonly:
-        return
-    wanted = f"{int(found[1]):02}{found[2] or ''}"
-    kept = [
-        item
-        for item in items
-        if re.match(re.escape(wanted) + r"(?!\d)", getattr(item, "entry", {}).get("id", ""))
-    ]
-    if not kept:
-        pytest.exit(
-            f"error: there is no exercise {wanted}: {', '.join(one['id'] for one in judge.manifest())}", 2
-        )
+    """`--only 3` means the checks of exercise 03, where `-k 3` means whatever has a 3 in its name."""
+    wanted = config.stash[WANTED]
+    kept = [item for item in items if wanted is None or item.entry["id"] in wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
 

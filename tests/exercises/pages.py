@@ -113,7 +113,7 @@ def details(result):
 
 
 def gradescope(record):
-    """results.json. The maximum of each test is that of the manifest, whatever ran."""
+    """results.json. The maximum of each test is that of exercise.toml, whatever ran."""
     tests = []
     for results in record["exercises"].values():
         for result in results:
@@ -196,7 +196,7 @@ def write_class(records, out, seed):
         for record in graded:
             for one in exercises:
                 score = sum(result["score"] for result in record["exercises"].get(one["id"], []))
-                name = one["files"][0].split("/")[0].removesuffix(".py")
+                name = one["stem"]
                 points = judge.number(judge.points_of(one))
                 write.writerow([name, safe(record["student"]), judge.number(score), points])
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
@@ -263,8 +263,8 @@ def items(records, exercises, seed, missing):
             results = of_check(records, one, entry["id"])
             counts = Counter(map(kind, results))
             failed = [result["came"] for result in results if kind(result) == "failed"]
-            causes = Counter(map(common, failed)).most_common(1)
-            example = next((came for came in failed if common(came) == causes[0][0]), "") if causes else ""
+            cause, times = next(iter(Counter(map(common, failed)).most_common(1)), ("", 0))
+            example = next((came for came in failed if common(came) == cause), "")
             ran = [result["seconds"] for result in results if result["seconds"] > 0]
             parts.append(
                 row(
@@ -275,7 +275,7 @@ def items(records, exercises, seed, missing):
                     if results
                     else "",
                     f"{median(ran):.2f}" if ran else "",
-                    f"{causes[0][1]} times, for one: {escape(example[:200])}" if causes else "",
+                    f"{times} times, for one: {escape(example[:200])}" if times else "",
                     numbers=(2, 3, 4, 5, 6, 7),
                 )
             )

@@ -2,10 +2,10 @@
 earned, each mutant of the solution falls at the check that is named for it, and other correct solutions get
 all points too.
 
-`graded/NN/mutants.toml` names the mutants: `old` text of the solution, `new` text in its place, and the check
-that must fail, while all that it needs pass. With `of = "starter"`, it is the starter that is changed: a
-planted bug whose symptom is hidden. `graded/NN/other_*` are solutions that are built differently: a file, or
-a folder with some of the files of an exercise that has several.
+`mutants.toml` in the folder of an exercise names the mutants: `old` text of the solution, `new` text in its
+place, and the check that must fail, while all that it needs pass. With `of = "starter"`, it is the starter
+that is changed: a planted bug whose symptom is hidden. `other_*` are solutions that are built differently: a
+file, or a folder with some of the files of an exercise that has several.
 """
 
 import contextlib
@@ -17,28 +17,56 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
+import cheats
 import jobs
 import judge
+import pages
 
-GRADED = judge.HERE / "graded"
+CACHES = shutil.ignore_patterns("__pycache__")
 KINDS = ["solution", "starter", "other", "mutant", "cheat"]
+# What a finished exercise has at least.
+MUTANTS, OTHERS = 8, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One submission of the matrix. A mutant has a check at which it must fall."""
+
+    kind: str
+    name: str
+    files: dict[str, str]
+    killed_by: str = ""
+
+
+@dataclass(frozen=True)
+class CheatCase:
+    """A hostile or broken submission. `harms`: without a wall it would end or change real things. `level`:
+    what holds it back is there from this level of containment on."""
+
+    exercise: judge.exercises.Exercise
+    name: str
+    files: dict[str, str]
+    most: float
+    harms: bool = False
+    level: int = 1
 
 
 def cases(one):
-    """(kind, name, files, the check that must fail or None) for each submission of the matrix."""
+    """Each submission of the matrix: solution, starter, other solutions, mutants."""
     solution = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
     starter = {name: (judge.STARTERS / name).read_text() for name in one["files"]}
-    found = [("solution", "solution", solution, None), ("starter", "starter", starter, None)]
-    folder = GRADED / one["id"]
+    found = [Case("solution", "solution", solution), Case("starter", "starter", starter)]
+    folder = judge.HERE / one["stem"]
     for path in sorted(folder.glob("other_*")):
         if path.is_dir():
             own = {name: path / Path(name).name for name in one["files"]}
             files = solution | {name: file.read_text() for name, file in own.items() if file.exists()}
         else:
             files = solution | {one["files"][0]: path.read_text()}
-        found.append(("other", path.stem, files, None))
+        found.append(Case("other", path.stem, files))
     for mutant in tomllib.loads((folder / "mutants.toml").read_text())["mutant"]:
         name = mutant.get("file", one["files"][0])
         text = (starter if mutant.get("of") == "starter" else solution)[name]
@@ -46,7 +74,7 @@ def cases(one):
         if count != 1:
             raise SystemExit(f"error: mutant {mutant['name']!r} of {one['id']}: `old` is there {count} times")
         changed = text.replace(mutant["old"], mutant["new"])
-        found.append(("mutant", mutant["name"], solution | {name: changed}, mutant["killed_by"]))
+        found.append(Case("mutant", mutant["name"], solution | {name: changed}, mutant["killed_by"]))
     return found
 
 
@@ -58,14 +86,16 @@ def before(one, identity):
 
 def run_case(one, case, nursery, seed=0, whole=True):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
-    kind, name, files, killed_by = case
+    kind, killed_by = case.kind, case.killed_by
     if kind == "mutant":
         # The check that is named, and what must pass before it: the others would tell nothing.
         wanted = (before(one, killed_by) if whole else set()) | {killed_by}
-        one = one | {"check": [entry for entry in one["check"] if entry["id"] in wanted]}
+        checks = [entry for entry in one["check"] if entry["id"] in wanted]
+        # Alone, it must not wait for what it needs, or it would only be "not reached", which proves nothing.
+        one = one | {"check": checks if whole else [entry | {"needs": []} for entry in checks]}
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
-        for file, text in files.items():
+        for file, text in case.files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
         results = judge.grade(one, folder, nursery, seed)
@@ -81,11 +111,12 @@ def run_case(one, case, nursery, seed=0, whole=True):
     elif kind == "starter":
         right, wanted = score == one.get("floor", 0), f"{one.get('floor', 0)} points"
     else:
-        right, wanted = first is not None and first.id == killed_by, f"falls at {killed_by}"
+        right = first is not None and first.id == killed_by and first.status != "not reached"
+        wanted = f"falls at {killed_by}"
     return {
         "exercise": one["id"],
         "kind": kind,
-        "name": name,
+        "name": case.name,
         "wanted": wanted,
         "score": score,
         "of": full,
@@ -103,7 +134,7 @@ def exercise_matrix(one, nursery, told=None, only=None, each=1):
     only every third mutant shows it. All have to fall."""
     rows = []
     for number, case in enumerate(cases(one)):
-        if only and only not in case[1]:
+        if only and only not in case.name:
             continue
         rows.append(run_case(one, case, nursery, whole=number % each == 0))
         if told:
@@ -120,6 +151,21 @@ def line(row):
     return text
 
 
+def unfinished(one):
+    """What a finished exercise has and this one has not, in words. A new one (`make exercise`) falls short of
+    all of it, and is graded all the same."""
+    rows = cases(one)
+    kinds, killers = Counter(case.kind for case in rows), {case.killed_by for case in rows}
+    words = [
+        f"{kinds[kind]} {name} of at least {least}"
+        for kind, name, least in (("mutant", "mutants", MUTANTS), ("other", "other solutions", OTHERS))
+        if kinds[kind] < least
+    ]
+    return words + [
+        f"no mutant falls at {entry['id']}" for entry in one["check"] if entry["id"] not in killers
+    ]
+
+
 # ---- cheats -----------------------------------------------------------------------------------
 
 
@@ -129,12 +175,8 @@ class Canary:
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="rungs-canary-"))
         self.folder.chmod(0o755)
-        shutil.copytree(
-            judge.SOLUTIONS, self.folder / "solutions", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        (self.folder / "checks").mkdir()
-        for path in judge.HERE.glob("*.py"):
-            shutil.copy(path, self.folder / "checks")
+        shutil.copytree(judge.SOLUTIONS, self.folder / "solutions", ignore=CACHES)
+        shutil.copytree(judge.HERE, self.folder / "checks", ignore=CACHES)
         (self.folder / "results").mkdir()
         (self.folder / "results" / "results.json").write_text('{"score": 0}')
         self.before = self.digest()
@@ -178,9 +220,7 @@ class Canary:
 
 
 def cheat_cases():
-    """(exercise, name, files, most points, whether it would harm without a wall, lowest level)."""
-    import cheats
-
+    """The cheats at exercise 03, and those that lie in the folders of exercises."""
     found = []
     third = judge.exercise("03")
     name = third["files"][0]
@@ -190,26 +230,18 @@ def cheat_cases():
         cheats.ALONE: "",
     }
     for title, one in cheats.CHEATS.items():
-        found.append(
-            (
-                third,
-                title,
-                {name: one["text"] + bodies[one["body"]]},
-                one["earns"],
-                one["harms"],
-                one["level"],
-            )
-        )
+        files = {name: one["text"] + bodies[one["body"]]}
+        found.append(CheatCase(third, title, files, one["earns"], one["harms"], one["level"]))
     for one in judge.manifest():
         texts = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
         for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
             title = f"{call.split()[-1]} at the top of the solution"
-            found.append((one, title, {name: call + text for name, text in texts.items()}, 0, False, 1))
-        for path in sorted((GRADED / one["id"]).glob("cheat_*.py")):
+            found.append(CheatCase(one, title, {name: call + text for name, text in texts.items()}, 0))
+        for path in sorted((judge.HERE / one["stem"]).glob("cheat_*.py")):
             text = path.read_text()
             most = float(re.search(r"Earns at most: ([\d.]+)", text)[1])
             files = texts | {one["files"][0]: text}
-            found.append((one, path.stem.removeprefix("cheat_"), files, most, False, 1))
+            found.append(CheatCase(one, path.stem.removeprefix("cheat_"), files, most))
     return found
 
 
@@ -227,10 +259,10 @@ def left_over(nursery):
 
 def run_cheat(case, nursery, canary, seed=0):
     """Grade one cheat; look for harm; then an honest check in the same nursery must still pass."""
-    one, name, files, most, _, _ = case
+    one, most = case.exercise, case.most
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
-        for file, text in files.items():
+        for file, text in case.files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(canary.fill(text), errors="surrogateescape")
         # Some never end: they need not be given as long as an honest one.
@@ -250,7 +282,7 @@ def run_cheat(case, nursery, canary, seed=0):
     return {
         "exercise": one["id"],
         "kind": "cheat",
-        "name": name,
+        "name": case.name,
         "wanted": f"at most {judge.number(most)} points",
         "score": score,
         "of": judge.points_of(one),
@@ -271,9 +303,9 @@ def cheat_matrix(nursery, told=None, only=None, part=(0, 1)):
         for number, case in enumerate(cheat_cases()):
             if (
                 number % part[1] != part[0]
-                or (only and only not in case[1])
-                or (case[4] and not wall)
-                or case[5] > nursery.level
+                or (only and only not in case.name)
+                or (case.harms and not wall)
+                or case.level > nursery.level
             ):
                 continue
             rows.append(run_cheat(case, nursery, canary))
@@ -293,7 +325,7 @@ def cheat_matrix(nursery, told=None, only=None, part=(0, 1)):
 def totals():
     """How much the grader is graded with, counted without running anything."""
     rows = [case for one in judge.manifest() for case in cases(one)]
-    kinds = Counter(kind for kind, *_ in rows)
+    kinds = Counter(case.kind for case in rows)
     return {
         "exercises": len(judge.manifest()),
         "checks": sum(len(one["check"]) for one in judge.manifest()),
@@ -329,8 +361,6 @@ def matrix_of(task):
 
 def main(exercises, arguments):
     """The whole matrix, on `jobs` nurseries at once. Writes out/selftest.html."""
-    import pages
-
     began, rows = time.monotonic(), []
     tasks = [(one["id"], None) for one in exercises]
     if not arguments.only:
@@ -346,6 +376,9 @@ def main(exercises, arguments):
     )
     right = sum(row["right"] for row in rows)
     print(f"{right} of {len(rows)} as they must be, {level}, {time.monotonic() - began:.0f} s: see {path}")
+    lacking = [f"{one['id']} has {', '.join(unfinished(one))}" for one in exercises if unfinished(one)]
+    if lacking:
+        print(f"not finished: {'; '.join(lacking)}")
     if right != len(rows):
         raise SystemExit("error: the grader is not as it must be: see the lines with BAD")
 
@@ -361,5 +394,7 @@ if __name__ == "__main__":
         else:
             one = judge.exercise(sys.argv[1])
             rows = exercise_matrix(one, nursery, lambda row: print(line(row), flush=True), part)
+            if unfinished(one):
+                print(f"not finished: {one['id']} has {', '.join(unfinished(one))}")
     print(f"{sum(row['right'] for row in rows)} of {len(rows)} as they must be")
     sys.exit(not all(row["right"] for row in rows))

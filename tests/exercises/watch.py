@@ -10,12 +10,12 @@ import judge
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-k", dest="exercise", required=True, help="the number of an exercise, 03")
+    parser.add_argument("--only", dest="exercise", required=True, metavar="03", help="the exercise")
     parser.add_argument("--submission", type=Path, default=judge.STARTERS, help="folder (lessons/exercises)")
     parser.add_argument("--hints", action="store_true", help="show all hints to what fails")
     parser.add_argument("--seed", default="0", help="other inputs for the checks (0)")
     arguments = parser.parse_args()
-    one = judge.exercise(arguments.exercise[:2])
+    one = judge.exercise(arguments.exercise.partition(".")[0])
     with judge.Nursery() as nursery:
         nursery.start()
         before = None

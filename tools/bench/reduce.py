@@ -1,4 +1,4 @@
-"""Bytes a second of an all-reduce, by its size: gloo's own, the ring of exercise 06, a server; and of a copy
+"""Bytes a second of an all-reduce, by its size: gloo's own, the ring of exercise 03a, a server; and of a copy
 of memory, which none of them can beat. All processes copy at the same time, as they would send.
 """
 
@@ -14,7 +14,7 @@ from ranks import rank, together, world_size
 SIZES = [2**power for power in range(10, 27, 2)]  # 1 KB to 64 MB
 SECONDS = 0.1  # for a way and a size
 
-path = Path(__file__).resolve().parents[2] / "solutions" / "06_ring_all_reduce.py"
+path = Path(__file__).resolve().parents[2] / "solutions" / "03a_ring_all_reduce.py"
 spec = importlib.util.spec_from_file_location("ring", path)
 ring = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ring)

@@ -179,7 +179,7 @@ def reduce(rows):
         for size in shown
     ]
     worst = min(ratio(found["gloo"][str(size)], found["ring"][str(size)]) for size in sizes if size >= MIB)
-    text = f"""**An all-reduce** on two processes, in MiB a second: gloo's own, the ring of exercise 06 (written with `isend` and `recv`), a server (rank 0 gets all, adds, and sends the sum back), and a plain copy in memory on both processes at once.
+    text = f"""**An all-reduce** on two processes, in MiB a second: gloo's own, the ring of exercise 03a (written with `isend` and `recv`), a server (rank 0 gets all, adds, and sends the sum back), and a plain copy in memory on both processes at once.
 
 {table(["of", *names.values(), "ring to gloo"], lines)}
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import by_path
 import contain
 import wire
 
@@ -442,7 +443,6 @@ def serve(incoming, outgoing):
     contain.prctl(contain.DUMPABLE, 0)
     if FORK:
         import gc
-        import importlib
 
         import torch
         import torch._dynamo
@@ -452,8 +452,8 @@ def serve(incoming, outgoing):
         import torch.utils.serialization.config
         import worker  # noqa: F401
 
-        for file in sorted(Path(__file__).parent.glob("drive_*.py")):
-            importlib.import_module(file.stem)
+        for file in by_path.drivers():
+            by_path.driver(file.parent.name)
         torch.set_num_threads(1)
         gc.collect()
         gc.freeze()

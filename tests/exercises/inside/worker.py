@@ -17,6 +17,7 @@ import sys
 import traceback
 import types
 
+import by_path
 import contain
 import wire
 
@@ -276,8 +277,8 @@ def work(job, rank, outgoing, incoming):
         import torch
         import torch.distributed as dist
 
-        driver_file, _, driver_name = job["driver"].partition(".")
-        driver = getattr(importlib.import_module(driver_file), driver_name)
+        stem, _, driver_name = job["driver"].partition(".")
+        driver = getattr(by_path.driver(stem), driver_name)
         os.chdir(job["folder"])
         contain.give_up(job["limits"], job["uid"], job["folder"])
         torch.set_num_threads(1)

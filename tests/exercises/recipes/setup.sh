@@ -13,4 +13,4 @@ done
 /opt/rungs/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu \
     -r "$ROOT/source/grader/requirements.txt"
 chmod -R go= "$ROOT/source"
-/opt/rungs/bin/python "$ROOT/source/grader/tests/grade.py" --doctor
+/opt/rungs/bin/python "$ROOT/source/grader/tests/exercises/grade.py" --doctor

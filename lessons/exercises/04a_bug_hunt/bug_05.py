@@ -1,0 +1,36 @@
+"""Exercise 04a, bug 5 of 10. 3 points.
+
+A user reports: "To train in mixed precision I put GradScaler into my script. Since then the model hardly
+learns, whatever I do: the parameters move, but thousands of times less than before. There is no NaN
+anywhere."
+
+What is wanted: a step is the same as without GradScaler. The norm of all gradients together is limited to
+`max_norm`, and whether a gradient is that large has nothing to do with the scale. But a step whose
+gradients are not finite is left out, and afterwards the scale is halved: that is what GradScaler is for.
+One of the images is broken, so it happens. The loss goes on being scaled, by the scaler that `train` is
+given.
+
+    04a.5 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+KIND = ""
+
+
+def train(model, images, labels, batch_size, lr, momentum, max_norm, scaler):
+    """Every process has images of its own. The model is trained in place.
+
+    `scaler` is a torch.amp.GradScaler. Autocast is left out: the bug is there without it.
+    """
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
+    for batch, targets in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+        loss = cross_entropy(model(batch), targets)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()

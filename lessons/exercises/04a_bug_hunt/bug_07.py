@@ -1,0 +1,32 @@
+"""Exercise 04a, bug 7 of 10. 3 points.
+
+A user reports: "The result depends on the number of processes, but only a little. If I throw away images
+until each process has equally many, it does not. I need all of them: one hospital sends me 900 images, the
+other 100."
+
+What is wanted: every step is the one that a single process would make, with the batches of all processes as
+one batch in which every image counts alike. No image is left out, and none comes twice.
+
+    04a.7 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+KIND = ""
+
+
+def train(model, images, labels, steps, lr):
+    """Every process has images of its own, some more and some fewer, and makes `steps` batches of them."""
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    batches = zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)
+    for step, (batch, targets) in enumerate(batches):
+        loss = cross_entropy(model(batch), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0:
+            print(f"step {step} of {steps}")

@@ -1,0 +1,43 @@
+"""Exercise 04a, bug 1 of 10. 3 points.
+
+A user reports: "Two GPUs, 30 epochs. The curve of the loss looks like a comb: the same teeth at the same
+steps in every epoch. The model ends up worse than the one from a single GPU, where the curve was only
+noisy."
+
+What is wanted: in each epoch all images, in a new random order that is dealt anew to the processes. (A few
+images come twice where the processes could not have equally many otherwise.)
+
+    04a.1 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+# cut 04a.1: the kind of the bug
+KIND = "order"
+# instead: KIND = ""
+# end
+
+
+def train(model, images, labels, epochs, batch_size, lr):
+    """Every process has all images. The model is trained in place."""
+    train_set = TensorDataset(images, labels)
+    dealer = DistributedSampler(train_set, shuffle=True)
+    loader = DataLoader(train_set, batch_size, sampler=dealer)
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for epoch in range(epochs):
+        # cut 04a.1: a new order for each epoch
+        dealer.set_epoch(epoch)
+        # instead:
+        # end
+        for batch, targets in loader:
+            loss = cross_entropy(model(batch), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: the last loss of process 0 is {loss.item():.4f}")

@@ -1,0 +1,581 @@
+"""What exercise 09 is held against. Runs in the judge."""
+
+import itertools
+import sys
+
+import numpy
+import torch
+from judge import check
+
+# ---- units, and what is right -----------------------------------------------------------------
+
+
+def unit_of(trial, widths, **more):
+    """What a driver needs to build a module. Weights are such that tanh is neither a line nor saturated."""
+    state = {}
+    for layer, (inside, outside) in enumerate(itertools.pairwise(widths)):
+        state[f"layers.{layer}.weight"] = trial.floats(outside, inside) / inside**0.5
+        state[f"layers.{layer}.bias"] = trial.floats(outside) * 0.1
+    return {"widths": list(widths), "state": state, **more}
+
+
+def flat_of(tensors, world_size):
+    """One after another in float64, with the fewest zeros that make it divisible."""
+    flat = torch.cat([tensor.double().flatten() for tensor in tensors])
+    return torch.cat([flat, torch.zeros(-len(flat) % world_size, dtype=torch.float64)])
+
+
+def shares_of(unit, world_size):
+    return flat_of(unit["state"].values(), world_size).chunk(world_size)
+
+
+def drawn_like(trial, unit):
+    """The same module with other weights: shares that no rank can have made from what it was given."""
+    state = {name: trial.floats(*tensor.shape) * 0.4 for name, tensor in unit["state"].items()}
+    return unit | {"state": state}
+
+
+def compute(unit, state, images, skip=()):
+    for layer in range(len(unit["widths"]) - 1):
+        if layer not in skip:
+            images = images @ state[f"layers.{layer}.weight"].T + state[f"layers.{layer}.bias"]
+            images = images if unit.get("plain") else torch.tanh(images)
+    return images
+
+
+def doubled(unit):
+    return {name: tensor.double().requires_grad_() for name, tensor in unit["state"].items()}
+
+
+def through(units, states, images, skips):
+    for unit, state, skip in zip(units, states, skips, strict=True):
+        images = compute(unit, state, images, skip)
+    return images
+
+
+def right(units, batches):
+    """Outputs and gradients of the images of each rank, and each unit's gradients: the mean over ranks."""
+    states, outputs, slopes = [doubled(unit) for unit in units], [], []
+    for batch in batches:
+        images = batch["images"].double().requires_grad_()
+        output = through(units, states, images, batch.get("skips", [()] * len(units)))
+        (output * batch["slope"].double()).sum().backward()
+        outputs.append(output.detach())
+        slopes.append(images.grad)
+    means = [
+        [
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad / len(batches)
+            for tensor in state.values()
+        ]
+        for state in states
+    ]
+    return outputs, slopes, means
+
+
+# ---- what came --------------------------------------------------------------------------------
+
+
+def look(value, *path):
+    """A part of what came, or None: it may be anything."""
+    for key in path:
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
+
+
+def tensor(trial, what, came, expected, dtype="float32", **more):
+    """Compare what the driver's `seen` has made of a tensor."""
+    kind = look(came, "kind")
+    trial.require(kind == dtype, f"{what} is {kind or 'not there'}", f"a tensor of {dtype}")
+    trial.close(what, look(came, "value"), expected, **more)
+
+
+def weights(trial, what, came, unit, dtype="float32"):
+    """Compare a dict of tensors by name."""
+    trial.require(isinstance(came, dict), f"{what} is {came}", "a dict of tensors by name")
+    trial.same(f"the sorted list of names in {what}", sorted(came), sorted(unit["state"]))
+    for name, expected in unit["state"].items():
+        expected = expected.bfloat16() if dtype == "bfloat16" else expected
+        tensor(trial, f"{name} in {what}", came[name], expected.double(), dtype)
+
+
+def numbered(units):
+    return [(f"unit {number} of {len(units)}", unit) for number, unit in enumerate(units)]
+
+
+def sizes_in_words(units):
+    return " and ".join(str(sum(t.numel() for t in unit["state"].values())) for unit in units)
+
+
+# ---- 09.1 -------------------------------------------------------------------------------------
+
+
+@check("09.1a")
+def split(trial):
+    shapes = [(3, 4), (5,), (2, 2, 2), (1,)]
+    cases = [{"tensors": [trial.floats(*shape) for shape in shapes], "world_size": n} for n in (1, 2, 3, 4)]
+    cases += [
+        {"tensors": [trial.floats(3)], "world_size": 4},
+        {"tensors": [trial.floats(2, 4)], "world_size": 4},
+        {"tensors": [trial.floats(1), trial.floats(5, 2)], "world_size": 6},
+    ]
+    low = [trial.floats(2, 3).bfloat16().float(), trial.floats(4).bfloat16().float()]
+    cases = [case | {"dtype": "float32"} for case in cases]
+    cases.append({"tensors": low, "world_size": 3, "dtype": "bfloat16"})
+    trial.tried(
+        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last in bfloat16"
+    )
+    (came,) = trial.run("split", [{"cases": cases}], group=False)
+    for number, case in enumerate(cases):
+        n = case["world_size"]
+        shapes = ", ".join("x".join(map(str, one.shape)) for one in case["tensors"])
+        shapes += " in bfloat16" if case["dtype"] == "bfloat16" else ""
+        expected = flat_of(case["tensors"], n)
+        tensor(trial, f"flatten of [{shapes}] for {n}", look(came, number, "flat"), expected)
+        for rank, share in enumerate(expected.chunk(n)):
+            what = f"split of [{shapes}] for rank {rank} of {n}"
+            tensor(trial, what, look(came, number, "shares", rank), share)
+
+
+# ---- 09.2 -------------------------------------------------------------------------------------
+
+
+@check("09.2a")
+def shares(trial):
+    for world_size in (1, 3):
+        units = [unit_of(trial, [2, 3]), unit_of(trial, [3, 4, 2])]
+        trial.tried(f"{world_size} processes, two units of {sizes_in_words(units)} numbers; unit.shard")
+        for rank, came in enumerate(trial.run("use", [{"units": units}] * world_size)):
+            for number, (words, unit) in enumerate(numbered(units)):
+                what = f"the shard of {words} on rank {rank}"
+                shard = look(came, "shards", number)
+                tensor(trial, what, shard, shares_of(unit, world_size)[rank])
+                trial.require(
+                    look(shard, "leaf") is True,
+                    f"{what} is no leaf that requires a gradient",
+                    "a tensor that an optimizer takes",
+                )
+
+
+WIDTH, INSIDE = 256, 1024  # of the large units
+
+
+def megabytes(value):
+    return f"{value / 1e6:.1f} MB"
+
+
+def large(trial, ranks, count, dtype="float32", passes=True):
+    """Run large units. Returns what the ranks sent, and the images of each."""
+    images = [trial.floats(4, WIDTH) for _ in range(ranks)]
+    common = {"width": WIDTH, "inside": INSIDE, "count": count, "dtype": dtype, "passes": passes}
+    return trial.run("large", [common | {"images": one} for one in images]), images
+
+
+def passed_by(trial, marks):
+    """Whether all ranks have been looked at, wherever they should have."""
+    for rank, one in enumerate(trial.answer["ranks"]):
+        for name in marks:
+            came = f"rank {rank} did not come by to be looked at: {name}"
+            trial.require(
+                name in one["marks"], came, "units that are made, and compute in turn, with autograd"
+            )
+
+
+def looks(*names):
+    return [f"{name}, look {number}" for name in names for number in range(3)]
+
+
+def looks_at_a_pass(count):
+    ways = [f"{way} {number}" for way in ("forward", "backward") for number in range(count)]
+    return looks("before", "made", "between", "after") + ways
+
+
+ONE = 4 * (2 * WIDTH * INSIDE + WIDTH + INSIDE)  # bytes of a unit's weights in float32
+
+
+def growth(trial, rank, name):
+    """By how much a rank's memory has grown since before, at the least of three looks, or at one."""
+    names = [name] if name.startswith("forward") else looks(name)
+    before = min(trial.mark(rank, one)["memory"] for one in looks("before"))
+    return min(trial.mark(rank, one)["memory"] for one in names) - before
+
+
+def held(trial, count, when, name, allowed, words):
+    for rank in range(len(trial.answer["ranks"])):
+        grown = growth(trial, rank, name)
+        came = f"{when} rank {rank} held {megabytes(grown)} more than before the {count} units were made"
+        wanted = f"at most {megabytes(allowed)}: {words} (all weights have {megabytes(count * ONE)})"
+        trial.require(grown <= allowed, came, wanted)
+
+
+@check("09.2b")
+def memory(trial):
+    ranks, count = 4, 16
+    trial.tried(f"{ranks} processes, {count} units of {megabytes(ONE)}; memory as the kernel counts it")
+    came, _ = large(trial, ranks, count, passes=False)
+    for rank, one in enumerate(came):
+        for number in range(count):
+            what = f"the first numbers of the shard of unit {number} on rank {rank}"
+            trial.close(what, look(one, "shards", number), [0.5 / WIDTH] * 4, scale=0.5 / WIDTH)
+    passed_by(trial, looks("before", "made"))
+    if sys.platform != "linux":
+        return
+    share = count * ONE / ranks
+    words = f"a share of {megabytes(share)}, and no weights"
+    held(trial, count, "when all were made,", "made", share + ONE, words)
+    # Shares that are nowhere have been put where this does not look: in a file, say. Up to 2 MB of a rank's
+    # share may lie in memory that it had before: the C library gives it back in pages of this size only.
+    total = sum(growth(trial, rank, "made") for rank in range(ranks))
+    came = f"all ranks together held {megabytes(total)}"
+    trial.require(total >= 0.6 * count * ONE, came, f"about {megabytes(count * ONE)}, once all weights")
+
+
+def other_shares(trial, units, world_size):
+    """Units with other weights, and the shares of them that each rank is given."""
+    others = [drawn_like(trial, unit) for unit in units]
+    shares = [[shares_of(unit, world_size)[rank].float() for unit in others] for rank in range(world_size)]
+    return others, shares
+
+
+@check("09.2c")
+def gather(trial):
+    world_size, widths = 4, [4, 1, 2]
+    units = [unit_of(trial, widths), unit_of(trial, [1, 1])]
+    trial.tried(
+        f"{world_size} processes, two units of {sizes_in_words(units)} numbers; then other numbers in the"
+        " shares; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"
+    )
+    others, shares = other_shares(trial, units, world_size)
+    dtypes = ["float32", "bfloat16"]
+    inputs = [{"units": units, "shards": one, "gather": dtypes} for one in shares]
+    for rank, came in enumerate(trial.run("use", inputs)):
+        for place, dtype in enumerate(dtypes):
+            for number, (words, other) in enumerate(numbered(others)):
+                what = f"gather(torch.{dtype}) of {words} on rank {rank}"
+                weights(trial, what, look(came, "gathered", place, number), other, dtype)
+
+
+# ---- 09.3 -------------------------------------------------------------------------------------
+
+
+def batch_of(trial, units, images, leaf=False):
+    inside, outside = units[0]["widths"][0], units[-1]["widths"][-1]
+    return {"images": trial.floats(images, inside), "slope": trial.floats(images, outside), "leaf": leaf}
+
+
+@check("09.3a")
+def forward(trial):
+    world_size = 3
+    units = [unit_of(trial, [3, 5]), unit_of(trial, [5, 2, 4])]
+    others, shares = other_shares(trial, units, world_size)
+    images = [trial.floats(rank + 2, 3) for rank in range(world_size)]
+    trial.tried(
+        f"{world_size} processes, two units one after the other under torch.no_grad();"
+        f" {', '.join(str(len(one)) for one in images)} images"
+    )
+    inputs = [
+        {"units": units, "shards": share, "look": one} for share, one in zip(shares, images, strict=True)
+    ]
+    states = [doubled(unit) for unit in others]
+    for rank, came in enumerate(trial.run("use", inputs)):
+        expected = through(others, states, images[rank].double(), [(), ()]).detach()
+        tensor(trial, f"what the units give on rank {rank}", look(came, "looked"), expected)
+
+
+def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
+    """One pass on all ranks: outputs, gradients of images, and each rank's share of the mean."""
+    outputs, slopes, means = expected
+    world_size = len(outputs)
+    for rank, one in enumerate(came):
+        where = f"on rank {rank} after pass {number + 1}"
+        one = look(one, "passes", number)
+        tensor(trial, f"what the units give {where}", look(one, "output"), outputs[rank])
+        for place, (words, _) in enumerate(numbered(units)):
+            share = flat_of((sums or means)[place], world_size).chunk(world_size)[rank]
+            what = f"the gradient of the shard of {words} {where}"
+            tensor(trial, what, look(one, "shards", place), share, relative=5e-5)
+        if leaf:
+            tensor(
+                trial, f"the gradient of the images {where}", look(one, "images"), slopes[rank], relative=5e-5
+            )
+        else:
+            trial.require(
+                look(one, "requires a gradient") is False,
+                f"the caller's images {where} require a gradient: your code has changed the tensor itself",
+                "images as they came",
+            )
+
+
+@check("09.3b")
+def gradients(trial):
+    for world_size, leaf in ((2, False), (3, True)):
+        units = [unit_of(trial, [3, 4]), unit_of(trial, [4, 3, 2])]
+        others, shares = other_shares(trial, units, world_size)
+        batches = [batch_of(trial, units, rank + 2, leaf) for rank in range(world_size)]
+        trial.tried(
+            f"{world_size} processes, two units, {', '.join(str(len(b['images'])) for b in batches)} images"
+            f" ({'with' if leaf else 'without'} a gradient); the loss is the sum of output times slope"
+        )
+        inputs = [
+            {"units": units, "shards": share, "passes": [batch]}
+            for share, batch in zip(shares, batches, strict=True)
+        ]
+        compare_pass(trial, units, trial.run("use", inputs), 0, right(others, batches), leaf=leaf)
+
+
+@check("09.3c")
+def adding_up(trial):
+    world_size = 3
+    trial.tried(
+        "3 processes, two passes without clearing gradients; rank 0 does not use layer 1 of 3 in unit 0,"
+        " and no rank uses layer 0 of 2 in unit 1"
+    )
+    units = [unit_of(trial, [4, 4, 4, 4]), unit_of(trial, [4, 4, 3])]
+    skips = [[[1] if rank == 0 else [], [0]] for rank in range(world_size)]
+    passes = [[batch_of(trial, units, rank + 1) for rank in range(world_size)] for _ in range(2)]
+    inputs = [
+        {
+            "units": [unit | {"skip": skip} for unit, skip in zip(units, skips[rank], strict=True)],
+            "passes": [batches[rank] for batches in passes],
+        }
+        for rank in range(world_size)
+    ]
+    came, sums = trial.run("use", inputs), None
+    for number, batches in enumerate(passes):
+        batches = [batch | {"skips": skip} for batch, skip in zip(batches, skips, strict=True)]
+        expected = right(units, batches)
+        if sums is None:
+            sums = expected[2]
+        else:
+            sums = [
+                [a + b for a, b in zip(one, other, strict=True)]
+                for one, other in zip(sums, expected[2], strict=True)
+            ]
+        compare_pass(trial, units, came, number, expected, sums)
+
+
+def sent(trial, rank, one, other):
+    return trial.mark(rank, other)["sent"] - trial.mark(rank, one)["sent"]
+
+
+def compare_traffic(trial, count, dtype, again=True):
+    """What each rank sends from one look to the next, by the kernel's counters. With `again` False, weights
+    that have not been sent again in backward are let pass: another check asks for that."""
+    ranks = len(trial.answer["ranks"])
+    share, size = (ranks - 1) / ranks, ONE / 2 if dtype == "bfloat16" else ONE
+    once, slopes = share * size, share * ONE
+    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {share:.3g} of it"
+    for rank in range(ranks):
+        for number in range(count):
+            got = sent(trial, rank, "made, look 2", f"forward {number}")
+            came = f"in forward, until unit {number} computed, rank {rank} sent {megabytes(got)}"
+            least = (number + 1) * once
+            trial.require(got >= 0.97 * least, came, f"about {megabytes(least)} ({said})")
+        got = sent(trial, rank, "made, look 2", "between, look 0")
+        came = f"in forward, rank {rank} sent {megabytes(got)}"
+        trial.require(got <= 1.05 * count * once, came, f"about {megabytes(count * once)} ({said})")
+        got = sent(trial, rank, "between, look 0", f"backward {count - 1}")
+        came = f"in backward, until unit {count - 1} computed, rank {rank} sent {megabytes(got)}"
+        wanted = f"about {megabytes(once)} ({said}): its weights once more"
+        trial.require(not again or got >= 0.97 * once, came, wanted)
+        got = sent(trial, rank, "between, look 0", "after, look 0")
+        least, most = count * (again * once + slopes), count * (once + 2 * slopes)
+        came = f"in backward, rank {rank} sent {megabytes(got)}"
+        wanted = (
+            f"{megabytes(count * once)} of weights and {megabytes(count * slopes)} of gradients in float32"
+        )
+        wanted += ", or twice as much of these where gloo makes a reduce-scatter of an all-reduce"
+        trial.require(0.97 * least <= got <= 1.05 * most, came, wanted)
+
+
+def large_right(trial, count, came, images, relative):
+    """The large units in float64. All of their weights are the same number."""
+    fill = 0.5 / WIDTH
+    first = torch.full((INSIDE, WIDTH), fill, dtype=torch.float64)
+    second, value = first.T, torch.cat(images).double()
+    for _ in range(count):
+        value = (value @ first.T + fill) @ second.T + fill
+    ranks = len(images)
+    for rank, expected in enumerate(value.chunk(ranks)):
+        trial.close(f"what the units give on rank {rank}", look(came, rank, "output"), expected, relative)
+    # The last numbers of the last rank's share are the second layer's bias.
+    slope = torch.full((1, WIDTH), float(len(images[0])), dtype=torch.float64)
+    for number in reversed(range(count)):
+        what = f"the last numbers of the gradient of the shard of unit {number} on rank {ranks - 1}"
+        trial.close(what, look(came, ranks - 1, "ends", number), slope[0], relative)
+        slope = slope @ second @ first
+
+
+@check("09.3d")
+def mechanism(trial):
+    ranks, count = 4, 5
+    trial.tried(
+        f"{ranks} processes, one pass through {count} units of {megabytes(ONE)}; memory and bytes sent as the"
+        " kernel counts them"
+    )
+    came, images = large(trial, ranks, count)
+    large_right(trial, count, came, images, 5e-5)
+    passed_by(trial, looks_at_a_pass(count))
+    for rank in range(ranks):
+        for event in trial.events(rank, "all_reduce"):
+            size = event.get("size")
+            trial.require(
+                not (isinstance(size, int) and size >= ONE // 4),
+                f"rank {rank} called all_reduce with {size} numbers, all of a unit",
+                "a reduce-scatter: a rank needs the gradient of its share only",
+            )
+    if sys.platform != "linux":
+        return
+    share = count * ONE / ranks
+    for number in (0, count - 1):
+        when, words = f"when unit {number} computed in forward,", "the shares and the weights of this unit"
+        held(trial, count, when, f"forward {number}", share + 2.5 * ONE, words)
+    held(trial, count, "after forward", "between", share + ONE, "the shares, no weights")
+    held(trial, count, "after backward", "after", 2 * share + ONE, "the shares and their gradients")
+    compare_traffic(trial, count, "float32")
+
+
+# ---- 09.4 -------------------------------------------------------------------------------------
+
+
+def whole_numbers(trial, low, high, *shape):
+    """Whole numbers from low to high, each with a sign."""
+    sign = 2 * trial.integers(0, 2, *shape) - 1
+    return (trial.integers(low, high + 1, *shape) * sign).float()
+
+
+def low_unit(trial, inside, outside):
+    """A linear layer whose weights are whole numbers and a bit more, which bfloat16 does not hold. Sums
+    and products are whole numbers that it does hold: whatever order they come in, they are exact."""
+    state = {
+        "layers.0.weight": whole_numbers(trial, 1, 7, outside, inside),
+        "layers.0.bias": whole_numbers(trial, 1, 7, outside),
+    }
+    finer = {name: value * (1 + 2.0**-10) for name, value in state.items()}
+    unit = {"widths": [inside, outside], "plain": True}
+    return unit | {"state": finer}, unit | {"state": state}
+
+
+@check("09.4a")
+def low_precision(trial):
+    trial.tried("3 processes, a unit in bfloat16 with weights that it does not hold exactly; one pass")
+    unit, rounded = low_unit(trial, 3, 4)
+    batches = [
+        {"images": whole_numbers(trial, 1, 5, 1, 3), "slope": whole_numbers(trial, 1, 3, 1, 4), "leaf": True}
+        for _ in range(3)
+    ]
+    inputs = [{"units": [unit], "dtype": "bfloat16", "passes": [batch]} for batch in batches]
+    came = trial.run("use", inputs)
+    for rank, one in enumerate(came):
+        what = f"the shard on rank {rank}, of a unit in bfloat16"
+        tensor(trial, what, look(one, "shards", 0), shares_of(unit, 3)[rank], relative=1e-6)
+    compare_pass(trial, [rounded], came, 0, right([rounded], batches), leaf=True)
+    ranks, count = 2, 2
+    trial.tried(f"{ranks} processes, one pass through {count} units of {megabytes(ONE / 2)} in bfloat16")
+    came, images = large(trial, ranks, count, "bfloat16")
+    large_right(trial, count, came, images, 0.1)
+    passed_by(trial, looks_at_a_pass(count))
+    if sys.platform == "linux":
+        compare_traffic(trial, count, "bfloat16", again=False)
+
+
+@check("09.4b")
+def high_precision(trial):
+    trial.tried("2 processes, a unit in bfloat16; gradients of about 300 on rank 0 and of 1 on rank 1")
+    unit, rounded = low_unit(trial, 2, 3)
+    batches = []
+    for rank in range(2):
+        images, slope = whole_numbers(trial, 1, 1, 1, 2), whole_numbers(trial, 1, 1, 1, 3)
+        if rank == 0:
+            images, slope = images * 17, slope * 2 * trial.integers(8, 11, 1, 3)
+        batches.append({"images": images, "slope": slope, "leaf": False})
+    # The outputs of rank 0 may be too large to be exact in bfloat16; gradients of the weights are exact.
+    _, _, (means,) = right([rounded], batches)
+    inputs = [{"units": [unit], "dtype": "bfloat16", "passes": [batch]} for batch in batches]
+    for rank, one in enumerate(trial.run("use", inputs)):
+        share = flat_of(means, 2).chunk(2)[rank]
+        what = f"the gradient of the shard on rank {rank}"
+        tensor(trial, what, look(one, "passes", 0, "shards", 0), share, relative=1e-6)
+    trial.tried("2 processes, 8 steps of SGD with a unit in bfloat16, each of about a thousandth")
+    state = {"layers.0.weight": torch.ones(2, 3), "layers.0.bias": torch.ones(2)}
+    unit = {"widths": [3, 2], "plain": True, "state": state}
+    sign = whole_numbers(trial, 1, 1, 1, 2)
+    batch = {"images": whole_numbers(trial, 1, 1, 1, 3), "slope": sign}
+    given = {"units": [unit], "dtype": "bfloat16", "batches": [batch] * 8, "lr": 2.0**-10, "momentum": 0.0}
+    steps = 8 * 2.0**-10
+    expected = [1 - steps * sign.T @ batch["images"], 1 - steps * sign[0]]
+    for rank, one in enumerate(trial.run("train", [given] * 2)):
+        share = flat_of(expected, 2).chunk(2)[rank]
+        tensor(trial, f"the shard on rank {rank} after 8 steps", look(one, "shards", 0), share, relative=1e-5)
+
+
+# ---- 09.5 -------------------------------------------------------------------------------------
+
+
+@check("09.5a")
+def full_state(trial):
+    world_size, dtype = 3, "bfloat16"
+    trial.tried(
+        f"{world_size} processes, two units in {dtype}; then other numbers in the shares; full_state()"
+    )
+    units = [unit_of(trial, [3, 2]), unit_of(trial, [2, 1])]
+    others, shares = other_shares(trial, units, world_size)
+    inputs = [{"units": units, "shards": one, "dtype": dtype, "state": True} for one in shares]
+    came = trial.run("use", inputs)
+    for rank, one in enumerate(came):
+        for number, (words, other) in enumerate(numbered(others)):
+            what, state = f"full_state() of {words} on rank {rank}", look(one, "state", number)
+            if rank == 0:
+                weights(trial, what, state, other)
+            else:
+                trial.same(what, "tensors" if isinstance(state, dict) else state, None)
+
+
+def one_process(units, batches, lr, momentum):
+    """The same training in one process, on the whole batches, in float64: losses and weights."""
+    states, losses = [doubled(unit) for unit in units], []
+    tensors = [tensor for state in states for tensor in state.values()]
+    optimizer = torch.optim.SGD(tensors, lr, momentum=momentum)
+    for images, targets in batches:
+        optimizer.zero_grad()
+        output = through(units, states, images.double(), [()] * len(units))
+        loss = (output - targets.double()).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, states
+
+
+@check("09.5b")
+def curve(trial):
+    units = [unit_of(trial, [5, 7]), unit_of(trial, [7, 6, 3])]
+    batches = [(trial.floats(12, 5), trial.floats(12, 3)) for _ in range(4)]
+    lr, momentum = float(trial.random.uniform(0.2, 0.4)), 0.9
+    losses, states = one_process(units, batches, lr, momentum)
+    wanted = [
+        unit | {"state": {k: v.detach() for k, v in s.items()}} for unit, s in zip(units, states, strict=True)
+    ]
+    for world_size in (1, 2, 3, 4):
+        trial.tried(
+            f"{world_size} processes, 4 steps of SGD with momentum on 12 images, {12 // world_size} for each;"
+            " then full_state()"
+        )
+        inputs = []
+        for rank in range(world_size):
+            own = [
+                {"images": images.chunk(world_size)[rank], "targets": targets.chunk(world_size)[rank]}
+                for images, targets in batches
+            ]
+            inputs.append({"units": units, "batches": own, "lr": lr, "momentum": momentum})
+        came = trial.run("train", inputs)
+        for step, expected in enumerate(losses):
+            got = [look(one, "losses", step) for one in came]
+            good = all(isinstance(one, float) for one in got)
+            trial.require(good, f"the losses of step {step + 1} are {got}", "numbers")
+            trial.close(f"the mean loss of step {step + 1}", float(numpy.mean(got)), expected, relative=1e-4)
+        for number, (words, unit) in enumerate(numbered(wanted)):
+            weights(trial, f"full_state() of {words} on rank 0", look(came, 0, "state", number), unit)

@@ -1,0 +1,196 @@
+"""Runs the student's file of exercise 09 in a rank: makes units, gives images, hands over shares."""
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import time
+
+import torch
+from torch import nn
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Layers(nn.Module):
+    """Linear layers, with tanh after each unless it is plain. Those in `skip` are left out on this rank."""
+
+    def __init__(self, widths, state, plain=False, skip=()):
+        super().__init__()
+        sizes = itertools.pairwise(widths)
+        self.layers = nn.ModuleList(nn.Linear(inside, outside) for inside, outside in sizes)
+        self.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+        self.plain, self.skip = plain, list(skip)
+
+    def forward(self, images):
+        for number, layer in enumerate(self.layers):
+            if number not in self.skip:
+                images = layer(images) if self.plain else torch.tanh(layer(images))
+        return images
+
+
+def seen(tensor):
+    """A tensor as it can be sent, and what it is."""
+    if not isinstance(tensor, torch.Tensor):
+        return {"kind": type(tensor).__name__}
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return {"kind": kind, "leaf": tensor.is_leaf and tensor.requires_grad, "value": tensor.detach().clone()}
+
+
+def by_name(tensors):
+    if not isinstance(tensors, dict):
+        return None if tensors is None else type(tensors).__name__
+    return {str(name): seen(tensor) for name, tensor in tensors.items()}
+
+
+def split(student, inputs, tools):
+    """The flat tensor and all shares of some lists of tensors, without a process group."""
+    found = []
+    for case in inputs["cases"]:
+        tensors = [torch.from_numpy(tensor).to(DTYPES[case["dtype"]]) for tensor in case["tensors"]]
+        found.append(
+            {
+                "flat": seen(student.flatten(tensors, case["world_size"])),
+                "shares": [
+                    seen(student.split(tensors, rank, case["world_size"]))
+                    for rank in range(case["world_size"])
+                ],
+            }
+        )
+    return found
+
+
+def begin(student, inputs):
+    dtype = DTYPES[inputs.get("dtype", "float32")]
+    return [student.Unit(Layers(**one), dtype) for one in inputs["units"]]
+
+
+def through(units, images):
+    for unit in units:
+        images = unit(images)
+    return images
+
+
+def use(student, inputs, tools):
+    """Make units; put other numbers into their shares; gather; compute without and with gradients."""
+    units = begin(student, inputs)
+    answer = {"shards": [seen(unit.shard) for unit in units]}
+    for unit, share in zip(units, inputs.get("shards", []), strict=False):
+        with torch.no_grad():
+            unit.shard.copy_(torch.from_numpy(share))
+    answer["gathered"] = [
+        [by_name(unit.gather(DTYPES[dtype])) for unit in units] for dtype in inputs.get("gather", [])
+    ]
+    if "look" in inputs:
+        with torch.no_grad():
+            answer["looked"] = seen(through(units, torch.from_numpy(inputs["look"])))
+    answer["passes"] = []
+    for batch in inputs.get("passes", []):
+        images = torch.from_numpy(batch["images"]).requires_grad_(batch["leaf"])
+        output = through(units, images)
+        (output * torch.from_numpy(batch["slope"])).sum().backward()
+        gradients = [seen(unit.shard.grad) for unit in units]
+        came = {"output": seen(output), "images": seen(images.grad), "shards": gradients}
+        answer["passes"].append(came | {"requires a gradient": images.requires_grad})
+    answer["state"] = [by_name(unit.full_state()) for unit in units] if inputs.get("state") else []
+    return answer
+
+
+def train(student, inputs, tools):
+    """Some steps of SGD with momentum. The loss is the mean of squares, or the outputs times a slope."""
+    units = begin(student, inputs)
+    optimizer = torch.optim.SGD([unit.shard for unit in units], inputs["lr"], momentum=inputs["momentum"])
+    losses = []
+    for batch in inputs["batches"]:
+        optimizer.zero_grad()
+        output = through(units, torch.from_numpy(batch["images"]))
+        if "slope" in batch:
+            loss = (output * torch.from_numpy(batch["slope"])).sum()
+        else:
+            loss = (output - torch.from_numpy(batch["targets"])).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    shards = [seen(unit.shard) for unit in units]
+    return {"losses": losses, "shards": shards, "state": [by_name(unit.full_state()) for unit in units]}
+
+
+class Look(torch.autograd.Function):
+    """Stands in the middle of a module, and has memory and traffic looked at when a pass comes by."""
+
+    @staticmethod
+    def forward(ctx, images, look, number):
+        ctx.look, ctx.number = look, number
+        look("forward", number)
+        return images.view_as(images)
+
+    @staticmethod
+    def backward(ctx, slope):
+        ctx.look("backward", ctx.number)
+        return slope, None, None
+
+
+class Large(nn.Module):
+    def __init__(self, width, inside, look, number):
+        super().__init__()
+        self.first = nn.Linear(width, inside, device="meta")
+        self.second = nn.Linear(inside, width, device="meta")
+        self.to_empty(device="cpu")
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, 0.5 / width)
+        self.look, self.number = look, number
+
+    def forward(self, images):
+        return self.second(Look.apply(self.first(images), self.look, self.number))
+
+
+def libc(name, *words):
+    """A call of the C library, where it has it."""
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(None), name)(*words)
+
+
+def settle():
+    """Hand memory that is free back to the system, or it would be counted as used."""
+    gc.collect()
+    time.sleep(0.005)
+    libc("malloc_trim", 0)
+
+
+def large(student, inputs, tools):
+    """One step with large units, while others look at memory and traffic."""
+    # Give every large block pages of its own (M_MMAP_THRESHOLD), which go back when it is freed.
+    libc("mallopt", -3, 1 << 17)
+    width, inside, dtype = inputs["width"], inputs["inside"], DTYPES[inputs["dtype"]]
+    phase = ["warm"]
+
+    def look(way, number):
+        # A module may be computed a second time in backward: that is no forward pass.
+        if phase[0] == way:
+            settle()
+            tools.mark(f"{way} {number}")
+
+    def looks(name):
+        # Three: a thread of gloo may hold the tensors of the last call for a moment longer.
+        for number in range(3):
+            settle()
+            tools.mark(f"{name}, look {number}")
+
+    warm = student.Unit(Large(4, 8, look, 0), dtype)
+    if inputs["passes"]:
+        warm(torch.ones(2, 4)).sum().backward()
+    del warm
+    looks("before")
+    units = [student.Unit(Large(width, inside, look, number), dtype) for number in range(inputs["count"])]
+    looks("made")
+    if not inputs["passes"]:
+        return {"shards": [unit.shard.detach()[:4].clone() for unit in units]}
+    phase[0] = "forward"
+    output = through(units, torch.from_numpy(inputs["images"]))
+    phase[0] = "between"
+    looks("between")
+    phase[0] = "backward"
+    output.sum().backward()
+    phase[0] = "after"
+    looks("after")
+    return {"output": output.detach(), "ends": [unit.shard.grad[-width:].clone() for unit in units]}

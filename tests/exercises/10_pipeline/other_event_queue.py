@@ -1,0 +1,119 @@
+"""Exercise 10, with a queue of events for the timeline, and batch_isend_irecv for the messages."""
+
+import heapq
+
+import torch
+from torch.distributed import P2POp, batch_isend_irecv, get_rank, get_world_size, irecv, isend
+
+
+def gpipe(stage, stages, microbatches):
+    schedule = []
+    for action in ("forward", "backward"):
+        for number in range(microbatches):
+            schedule.append((action, number))
+    return schedule
+
+
+def one_forward_one_backward(stage, stages, microbatches):
+    ahead = stages - stage - 1
+    schedule = []
+    for time in range(microbatches + ahead):
+        if time < microbatches:
+            schedule.append(("forward", time))
+        if time >= ahead:
+            schedule.append(("backward", time - ahead))
+    return schedule
+
+
+def timeline(schedules, forward_times, backward_times):
+    stages = len(schedules)
+    lines, busy, over, queue = [[] for _ in schedules], [False] * stages, set(), []
+
+    def start(now):
+        for stage, line in enumerate(lines):
+            if busy[stage] or len(line) == len(schedules[stage]):
+                continue
+            action, number = schedules[stage][len(line)]
+            if action == "forward":
+                ready = stage == 0 or (stage - 1, action, number) in over
+                duration = forward_times[stage]
+            else:
+                ready = (stage, "forward", number) in over
+                ready = ready and (stage == stages - 1 or (stage + 1, action, number) in over)
+                duration = backward_times[stage]
+            if ready:
+                busy[stage] = True
+                line.append((now, now + duration))
+                heapq.heappush(queue, (now + duration, stage, action, number))
+
+    start(0.0)
+    while queue:
+        now, stage, action, number = heapq.heappop(queue)
+        busy[stage] = False
+        over.add((stage, action, number))
+        start(now)
+    if len(over) < sum(len(schedule) for schedule in schedules):
+        raise ValueError("stuck")
+    return lines
+
+
+def idle_share(lines):
+    end = max(line[-1][1] for line in lines)
+    return torch.tensor([[end - sum(e - b for b, e in line)] for line in lines]).double().mean().item() / end
+
+
+def activations_held(schedule):
+    forwards = backwards = most = 0
+    for action, _ in schedule:
+        forwards += action == "forward"
+        most = max(most, forwards - backwards)
+        backwards += action == "backward"
+    return most
+
+
+class Runner:
+    def __init__(self, module, inputs, targets, loss_function, shape, count):
+        self.rank, self.count, self.shape = get_rank(), count, shape
+        self.last = self.rank == get_world_size() - 1
+        self.module, self.inputs, self.targets, self.loss_function = module, inputs, targets, loss_function
+        self.graphs, self.flying, self.loss = {}, [], 0.0 if self.last else None
+
+    def talk(self, call, tensor, other):
+        return batch_isend_irecv([P2POp(call, tensor, other)])
+
+    def receive(self, like, other):
+        for work in self.talk(irecv, like, other):
+            work.wait()
+        return like
+
+    def forward(self, number):
+        if self.rank > 0:
+            received = self.receive(torch.empty(*self.shape), self.rank - 1)
+            output = self.module(received.requires_grad_())
+        else:
+            received, output = None, self.module(self.inputs[number])
+        if self.last:
+            output = self.loss_function(output, self.targets[number]) / self.count
+            self.loss += output.item()
+        sends = [] if self.last else self.talk(isend, output.detach(), self.rank + 1)
+        self.graphs[number] = output, received, sends
+
+    def backward(self, number):
+        output, received, sends = self.graphs.pop(number)
+        if self.last:
+            output.backward()
+        else:
+            torch.autograd.backward([output], [self.receive(torch.empty_like(output), self.rank + 1)])
+        for work in sends:
+            work.wait()
+        if received is not None:
+            self.flying += self.talk(isend, received.grad, self.rank - 1)
+
+
+def run(schedule, module, inputs, targets, loss_function, shape):
+    runner = Runner(module, inputs, targets, loss_function, shape, len(schedule) // 2)
+    for action, number in schedule:
+        getattr(runner, action)(number)
+    for work in runner.flying:
+        work.wait()
+    return runner.loss

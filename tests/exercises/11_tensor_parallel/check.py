@@ -1,0 +1,526 @@
+"""What exercise 11 is held against. Runs in the judge."""
+
+import itertools
+import sys
+
+import numpy
+import torch
+from judge import Verdict, check
+from torch.nn.functional import gelu, layer_norm, linear
+
+ONE_CALL = 1000  # bytes that gloo sends to each other rank for one all_reduce beside the data: 576, mostly
+UP, DOWN = ("up.weight", "up.bias"), ("down.weight", "down.bias")
+ORDINARY = ("first.weight", "first.bias", "norm.weight", "norm.bias", "head.weight", "head.bias")
+
+# ---- what is right ----------------------------------------------------------------------------
+
+
+def share_of(value, rank, world_size, dim):
+    """A rank's share, the first ones larger by one; None of None."""
+    if value is None:
+        return None
+    few, more = divmod(value.shape[dim], world_size)
+    return value.narrow(dim, rank * few + min(rank, more), few + (rank < more))
+
+
+def own(name, value, rank, world_size):
+    """What a rank has of a parameter of a model, known by the end of its name."""
+    if name.endswith(UP):
+        return share_of(value, rank, world_size, 0)
+    return share_of(value, rank, world_size, 1) if name.endswith("down.weight") else value
+
+
+def as_dict(value):
+    return value if isinstance(value, dict) else {}
+
+
+def part(value, number):
+    """An item of a list that came, or None: it may be anything."""
+    return value[number] if isinstance(value, list) and number < len(value) else None
+
+
+def layer_of(trial, inputs, outputs, bias=True):
+    weight = trial.floats(outputs, inputs) / inputs**0.5
+    return weight, trial.floats(outputs) if bias else None
+
+
+def block_of(trial, width, hidden):
+    up, down = layer_of(trial, width, hidden), layer_of(trial, hidden, width)
+    return dict(zip((*UP, *DOWN), (*up, *down), strict=True))
+
+
+def leaf(value):
+    return None if value is None else value.double().clone().requires_grad_()
+
+
+def feed_forward(x, weights):
+    return linear(gelu(linear(x, *(weights[name] for name in UP))), *(weights[name] for name in DOWN))
+
+
+def compare(trial, what, got, expected, **more):
+    """Like trial.close, where None may be right; a rank may have got nothing to hold, too."""
+    if expected is None:
+        trial.same(what, got, None)
+    else:
+        trial.close(what, got, expected.detach().numpy(), **more)
+
+
+def unchanged(trial, words, got, before, expected):
+    """What must stay as it was, to the last bit. Two numbers would not tell a student who has changed it."""
+    same = isinstance(got, numpy.ndarray) and numpy.array_equal(got, before)
+    trial.require(same, words, expected)
+
+
+# ---- 11.1 -------------------------------------------------------------------------------------
+
+
+def cut(trial, columns):
+    which = "cut_columns" if columns else "cut_rows"
+    cases, words = [], []
+    for world_size, (outputs, inputs), bias in ((2, (6, 4), True), (3, (7, 8), True), (4, (3, 2), False)):
+        weight, bias = trial.floats(outputs, inputs), trial.floats(outputs) if bias else None
+        words.append(f"{outputs} outputs x {inputs} inputs{'' if bias is not None else ' without bias'}")
+        for rank in range(world_size):
+            cases.append({"weight": weight, "bias": bias, "rank": rank, "world_size": world_size})
+    cases.append({"weight": trial.floats(3, 5), "bias": trial.floats(3), "rank": 0, "world_size": 1})
+    cases = [case | {"columns": columns} for case in cases]
+    trial.tried(f"weights of {', '.join(words)} and 3 x 5, cut for the ranks of 2, 3, 4 and 1 processes")
+    (came,) = trial.run("cut", [cases])
+    for number, case in enumerate(cases):
+        got, rank, world_size = as_dict(part(came, number)), case["rank"], case["world_size"]
+        where = f"of {which} for rank {rank} of {world_size}"
+        dim = 0 if columns else 1
+        weight = share_of(case["weight"], rank, world_size, dim)
+        bias = share_of(case["bias"], rank, world_size, 0) if columns else case["bias"]
+        for place, (name, value) in enumerate((("weight", weight), ("bias", bias))):
+            share, later = (part(got.get(when), place) for when in ("share", "share once wiped"))
+            compare(trial, f"the {name} {where}", share, value)
+            if value is not None:
+                words = f"the {name} {where} changed when the whole was set to zero: it is a view, not a copy"
+                unchanged(trial, words, later, share, "a copy, which stays as it was")
+        compare(trial, f"the whole weight after {which}", got.get("whole"), case["weight"])
+
+
+@check("11.1a")
+def columns(trial):
+    cut(trial, True)
+
+
+@check("11.1b")
+def rows(trial):
+    cut(trial, False)
+
+
+# ---- 11.2 -------------------------------------------------------------------------------------
+
+
+def function(trial, name):
+    for world_size, shape in ((2, (3, 4)), (3, (2, 3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (1, 3))):
+        trial.tried(f"{world_size} processes, {name}.apply(x) with x of {' x '.join(map(str, shape))}")
+        given = [
+            {"name": name, "x": trial.floats(*shape), "above": trial.floats(*shape)}
+            for _ in range(world_size)
+        ]
+        ranks = trial.run("functions", given)
+        sums = {key: sum(one[key].double() for one in given) for key in ("x", "above")}
+        for rank, came in enumerate(ranks):
+            came, x, above = as_dict(came), given[rank]["x"].double(), given[rank]["above"].double()
+            output, below = (x, sums["above"]) if name == "Copy" else (sums["x"], above)
+            on = f"on rank {rank}"
+            compare(trial, f"{name}.apply(x) {on}", came.get("output"), output)
+            kept = "it stays as it was: add up in a copy"
+            words = f"your forward of {name} changed x itself {on}"
+            unchanged(trial, words, came.get("x after forward"), given[rank]["x"], kept)
+            compare(trial, f"the gradient of x {on}", came.get("gradient"), below)
+            words = f"your backward of {name} changed x {on}"
+            unchanged(trial, words, came.get("x"), given[rank]["x"], kept)
+            words = f"your backward of {name} changed the gradient that it was given {on}"
+            unchanged(trial, words, came.get("above"), given[rank]["above"], kept)
+            what = f"the gradient of x {on} for x + {name}.apply(x), where both get the same tensor"
+            compare(trial, what, came.get("residual"), above + below)
+            compare(trial, f"x.exp() {on}, after {name}.apply(x.exp())", came.get("before"), x.exp())
+            what = f"the gradient of x {on} for {name}.apply(x.exp())"
+            compare(trial, what, came.get("behind exp"), below * x.exp())
+            what = f"{name}.apply(x) {on} under torch.no_grad()"
+            compare(trial, what, came.get("no_grad"), output)
+
+
+@check("11.2a")
+def copy(trial):
+    function(trial, "Copy")
+
+
+@check("11.2b")
+def sums(trial):
+    function(trial, "Sum")
+
+
+# ---- 11.3 -------------------------------------------------------------------------------------
+
+
+def layers(trial, name):
+    column = name == "ColumnLinear"
+    for world_size, inputs, outputs in ((3, 7, 8), (1, 4, 5)) if column else ((2, 6, 4), (4, 3, 3)):
+        cases, expected, words = [], [], []
+        for shape, bias in (((3, 2), True), ((4,), False)):
+            weight, bias = layer_of(trial, inputs, outputs, bias)
+            x, above = trial.floats(*shape, inputs), trial.floats(*shape, outputs)
+            cases.append({"weight": weight, "bias": bias, "x": x, "above": above})
+            words.append(
+                f"x of {' x '.join(map(str, x.shape))} {'with' if bias is not None else 'without'} bias"
+            )
+            weight, bias, x = leaf(weight), leaf(bias), leaf(x)
+            output = linear(x, weight, bias)
+            output.backward(above.double())
+            expected.append({"weight": weight, "bias": bias, "x": x, "output": output})
+        trial.tried(
+            f"{world_size} processes, {name} of {inputs} inputs and {outputs} outputs: {'; '.join(words)}"
+        )
+        cut_at_x, cut_above = (None, -1) if column else (-1, None)
+
+        def own_case(case, rank, world_size=world_size, cut_at_x=cut_at_x, cut_above=cut_above):
+            x, above = case["x"], case["above"]
+            x = x if cut_at_x is None else share_of(x, rank, world_size, -1).contiguous()
+            above = above if cut_above is None else share_of(above, rank, world_size, -1).contiguous()
+            return case | {"x": x, "above": above}
+
+        given = [{"name": name, "cases": [own_case(c, rank) for c in cases]} for rank in range(world_size)]
+        for rank, came in enumerate(trial.run("layer", given)):
+            for number, right in enumerate(expected):
+                compare_layer(trial, column, as_dict(part(came, number)), right, rank, world_size)
+
+
+def compare_layer(trial, column, came, right, rank, world_size):
+    """A layer's output, parameters and gradients on one rank with the shares of the whole."""
+
+    def cut(value, dim):
+        return value if dim is None else share_of(value, rank, world_size, dim)
+
+    on = f"on rank {rank}" + ("" if right["bias"] is not None else " without bias")
+    names = ["weight"] if right["bias"] is None else ["bias", "weight"]
+    trial.same(f"the list of the layer's parameters {on}", came.get("names"), names)
+    places = {"weight": 0 if column else 1, "bias": 0 if column else None}
+    for name in ("weight", "bias"):
+        value = right[name]
+        compare(trial, f"the {name} {on}", came.get(name), cut(value, places[name]))
+    compare(trial, f"the output {on}", came.get("output"), cut(right["output"], -1 if column else None))
+    for name in ("weight", "bias"):
+        gradient = None if right[name] is None else cut(right[name].grad, places[name])
+        compare(trial, f"the {name}'s gradient {on}", came.get(f"{name}'s gradient"), gradient)
+    gradient = cut(right["x"].grad, None if column else -1)
+    compare(trial, f"the gradient of x {on}", came.get("x's gradient"), gradient)
+
+
+@check("11.3a")
+def column_linear(trial):
+    layers(trial, "ColumnLinear")
+
+
+@check("11.3b")
+def row_linear(trial):
+    layers(trial, "RowLinear")
+
+
+def large(trial, world_size, block):
+    """One pass through two large matrices, of which the ranks have a share. Returns all bytes of both, and
+    those of x."""
+    width, hidden = 1024, 2048 + int(trial.integers(0, 3))
+    thin = [
+        [trial.floats(outputs, 2), trial.floats(2, inputs) / inputs**0.5]
+        for outputs, inputs in ((hidden, width), (width, hidden))
+    ]
+    x, above = trial.floats(8, width), trial.floats(8, width)
+    given = {"thin": thin, "x": x, "above": above, "block": block}
+    what = "a FeedForward" if block else "a ColumnLinear and a RowLinear"
+    trial.tried(
+        f"{world_size} processes, {what} with matrices of {hidden} x {width} and back, x of 8 x {width};"
+        " memory and bytes sent are as the kernel counts them"
+    )
+    ranks = trial.run("large", [given] * world_size)
+    up, down = (one.double() @ other.double() for one, other in thin)
+    inside = leaf(x)
+    between = linear(inside, up)
+    output = linear(gelu(between) if block else between, down)
+    output.backward(above.double())
+    for rank, came in enumerate(ranks):
+        came = as_dict(came)
+        compare(trial, f"the output on rank {rank}", came.get("output"), output, relative=1e-4)
+        what = f"the gradient of x on rank {rank}"
+        compare(trial, what, came.get("x's gradient"), inside.grad, relative=1e-4)
+    return 4 * 2 * hidden * width, x.nbytes
+
+
+def megabytes(value):
+    return f"{value / 1e6:.1f} MB"
+
+
+def marked(trial, name):
+    """What was seen from outside at a mark, on each rank."""
+    marks = [one["marks"] for one in trial.answer["ranks"]]
+    trial.require(
+        all(name in mark for mark in marks),
+        f"the ranks did not pass the mark {name!r}, at which they are looked at from outside",
+        "forward and backward, called once",
+    )
+    return [mark[name] for mark in marks]
+
+
+def compare_memory(trial, world_size, whole):
+    """Right after the layers were made, then with gradients: each process has its share, no more."""
+    if sys.platform != "linux":
+        return
+    before = [one["memory"] for one in marked(trial, "before")]
+    for names, times, when in (
+        (["made 0", "made 1", "made 2"], 1, "has both layers"),
+        (["forward"], 1, "has gone forward"),
+        (["after 0", "after 1", "after 2"], 2, "has gradients, too"),
+    ):
+        looks = [[one["memory"] for one in marked(trial, name)] for name in names]
+        allowed = times * whole / world_size + whole / 5
+        for rank in range(world_size):
+            grown = min(look[rank] for look in looks) - before[rank]
+            trial.require(
+                grown <= allowed,
+                f"rank {rank} has grown by {megabytes(grown)} once it {when}; the whole matrices have"
+                f" {megabytes(whole)}",
+                f"about {megabytes(times * whole / world_size)}, {megabytes(allowed)} at most",
+            )
+
+
+@check("11.3c")
+def memory(trial):
+    whole, _ = large(trial, 4, block=False)
+    compare_memory(trial, 4, whole)
+
+
+# ---- 11.4 -------------------------------------------------------------------------------------
+
+
+@check("11.4a")
+def block(trial):
+    for world_size, width, hidden in ((3, 5, 7), (2, 4, 6)):
+        trial.tried(
+            f"{world_size} processes, FeedForward with {width} inputs and {hidden} neurons, x of 2 x 3"
+        )
+        trial.words[0] += f" x {width}, twice"
+        cases, expected = [], []
+        for _ in range(2):
+            weights, x = block_of(trial, width, hidden), trial.floats(2, 3, width)
+            cases.append({"weights": weights, "x": x, "above": trial.floats(2, 3, width)})
+            weights, x = {name: leaf(value) for name, value in weights.items()}, leaf(x)
+            output = feed_forward(x, weights)
+            output.backward(cases[-1]["above"].double())
+            expected.append((output, weights, x))
+        for rank, came in enumerate(trial.run("block", [cases] * world_size)):
+            for number, (output, weights, x) in enumerate(expected):
+                got, on = as_dict(part(came, number)), f"on rank {rank}"
+                for name, value in weights.items():
+                    its = own(name, value, rank, world_size)
+                    compare(trial, f"{name} {on}", as_dict(got.get("weights")).get(name), its)
+                compare(trial, f"the output {on}", got.get("output"), output)
+                for name, value in weights.items():
+                    its = own(name, value.grad, rank, world_size)
+                    what = f"the gradient of {name} {on}"
+                    compare(trial, what, as_dict(got.get("gradients")).get(name), its)
+                compare(trial, f"the gradient of x {on}", got.get("x's gradient"), x.grad)
+
+
+@check("11.4b")
+def traffic(trial):
+    for world_size in (3, 2):
+        whole, size = large(trial, world_size, block=True)
+        compare_memory(trial, world_size, whole)
+        marks = [marked(trial, name) for name in ("made 2", "forward", "backward")]
+        share = 2 * (world_size - 1) / world_size * size
+        for (before, after), which in zip(itertools.pairwise(marks), ("forward", "backward"), strict=True):
+            for rank in range(world_size):
+                calls = calls_of(trial, rank, which)
+                trial.require(
+                    len(calls) == 1,
+                    f"rank {rank} made {len(calls)} calls of torch.distributed in {which}: "
+                    + ", ".join(calls),
+                    "one all_reduce",
+                )
+                if not after[rank]["sockets"]:
+                    continue  # only Linux counts them
+                sent = after[rank]["sent"] - before[rank]["sent"]
+                trial.require(
+                    0.95 * share <= sent <= 1.01 * share + ONE_CALL * world_size,
+                    f"rank {rank} sent {sent / 1000:.1f} kB in {which}",
+                    f"about {share / 1000:.1f} kB: x has {size / 1000:.1f} kB, and one all_reduce among"
+                    f" {world_size} processes sends {share / size:.3g} times as much from each",
+                )
+        if sys.platform == "linux" and not any(one["sockets"] for one in marks[-1]):
+            raise Verdict("infrastructure", "the kernel does not say how many bytes a process has sent")
+
+
+def calls_of(trial, rank, which):
+    """Collectives in words, in forward or backward, by the rank's own word."""
+    events = trial.events(rank)
+    places = {event.get("event"): place for place, event in enumerate(events)}
+    begin = places.get(which, 0)
+    end = places.get("backward" if which == "forward" else "done", len(events))
+    return [
+        f"{event.get('event')} of {event.get('size')} numbers"
+        for event in events[begin:end]
+        if event.get("phase") == "begin"
+    ]
+
+
+# ---- models with blocks -----------------------------------------------------------------------
+
+
+def model_of(trial, width, hiddens, inputs=4, outputs=3):
+    """Ordinary layers, and a block for each number of neurons."""
+    names = ("weight", "bias")
+    return {
+        "first": dict(zip(names, layer_of(trial, inputs, width), strict=True)),
+        "norm": {"weight": 1 + 0.2 * trial.floats(width), "bias": 0.2 * trial.floats(width)},
+        "head": dict(zip(names, layer_of(trial, width, outputs), strict=True)),
+        "blocks": [block_of(trial, width, hidden) for hidden in hiddens],
+    }
+
+
+def parameters_of(model):
+    """All of it by name, as float32."""
+    found = {name: model[name.split(".")[0]][name.split(".")[1]] for name in ORDINARY}
+    for number, block in enumerate(model["blocks"]):
+        found |= {f"blocks.{number}.{name}": value for name, value in block.items()}
+    return found
+
+
+def forward(weights, blocks, x):
+    x = linear(x, weights["first.weight"], weights["first.bias"])
+    for number in range(blocks):
+        normed = layer_norm(x, x.shape[-1:], weights["norm.weight"], weights["norm.bias"])
+        x = x + feed_forward(normed, {name: weights[f"blocks.{number}.{name}"] for name in (*UP, *DOWN)})
+    return linear(x, weights["head.weight"], weights["head.bias"])
+
+
+def norm_of(gradients):
+    return float(sum(one.double().square().sum() for one in gradients if one is not None) ** 0.5)
+
+
+def one_process(given):
+    """The same training on one process, in float64: losses, norms, weights at the end."""
+    weights = {name: leaf(value) for name, value in parameters_of(given["model"]).items()}
+    moving = dict.fromkeys(weights, 0)
+    losses, norms = [], []
+    for x, targets in given["batches"]:
+        loss = (forward(weights, len(given["model"]["blocks"]), x.double()) - targets).square().mean()
+        loss.backward()
+        norms.append(norm_of(value.grad for value in weights.values()))
+        factor = 1 if given["largest"] is None else min(1, given["largest"] / norms[-1])
+        losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for name, value in weights.items():
+                moving[name] = 0.9 * moving[name] + factor * value.grad
+                value -= given["rate"] * moving[name]
+                value.grad = None
+    return losses, norms, weights
+
+
+def training(trial, hiddens, steps=4):
+    return {
+        "model": model_of(trial, 5, hiddens),
+        "batches": [[trial.floats(6, 4), trial.floats(6, 3)] for _ in range(steps)],
+        "rate": 0.03,  # at 0.1 some runs fly apart, and no two ways of computing them agree
+        "largest": None,
+    }
+
+
+def compare_training(trial, given, world_size):
+    losses, norms, weights = one_process(given)
+    for rank, came in enumerate(trial.run("train", [given] * world_size)):
+        came = as_dict(came)
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+            if given["largest"] is not None:
+                what = f"the norm that clip_gradients returns in step {step + 1} on rank {rank}"
+                trial.close(what, part(came.get("norms"), step), norm, relative=1e-4)
+            what = f"the loss of step {step + 1} on rank {rank}"
+            trial.close(what, part(came.get("losses"), step), loss, relative=1e-4)
+        got = as_dict(came.get("weights"))
+        for name, value in weights.items():
+            its = own(name, value, rank, world_size)
+            what = f"{name} on rank {rank} after {len(losses)} steps"
+            compare(trial, what, got.get(name), its, relative=1e-4, scale=0.5)
+
+
+@check("11.4c")
+def one_curve(trial):
+    given = training(trial, (7, 3))
+    for world_size in (1, 2, 3, 4):
+        trial.tried(f"{world_size} processes, 4 steps of a model with two blocks, of 7 and 3 neurons")
+        compare_training(trial, given, world_size)
+
+
+# ---- 11.5 -------------------------------------------------------------------------------------
+
+
+NO_SECOND = (*(name for name in ORDINARY if name != "head.bias"), "blocks.0.")
+ONLY_SECOND = ("blocks.1.",)
+
+
+def clip(trial, world_size, cases):
+    """Call clip_gradients for each case: beginnings of the names that have gradients (None: all), the largest
+    norm allowed, as a multiple of the norm, and whether the layers are called otherwise. Yields (words, what
+    came on the rank, norm, right gradients on the rank)."""
+    model = model_of(trial, 5, (7, 3))
+    whole = {name: trial.floats(*value.shape) for name, value in parameters_of(model).items()}
+    given, norms = [{"model": model, "cases": []} for _ in range(world_size)], []
+    for some, factor, renamed in cases:
+        gradients = {n: value if some is None or n.startswith(some) else None for n, value in whole.items()}
+        norms.append(norm_of(gradients.values()))
+        for rank, one in enumerate(given):
+            its = {name: own(name, value, rank, world_size) for name, value in gradients.items()}
+            its = {name: None if value is None else value.contiguous() for name, value in its.items()}
+            one["cases"].append({"gradients": its, "largest": factor * norms[-1], "renamed": renamed})
+    for rank, came in enumerate(trial.run("clip", given)):
+        for number, ((_, factor, renamed), norm) in enumerate(zip(cases, norms, strict=True)):
+            words = f"on rank {rank} in call {number + 1} of clip_gradients, with at most {factor * norm:.4g}"
+            words += ", of a model whose layers have other names" if renamed else ""
+            its = {
+                name: None if value is None else value.double() * min(1, factor)
+                for name, value in given[rank]["cases"][number]["gradients"].items()
+            }
+            yield words, as_dict(part(came, number)), norm, its
+
+
+@check("11.5a")
+def norm(trial):
+    trial.tried(
+        "4 processes, a model with two blocks, of 7 and 3 neurons; the norm is small enough;"
+        " in the second call there are no gradients in the second block, in the third there are none"
+        " elsewhere, and rank 3 has no share; in the fourth the layers of the blocks have other names"
+    )
+    cases = [(None, 3.0, False), (NO_SECOND, 2.0, False), (ONLY_SECOND, 2.0, False), (None, 1.5, True)]
+    for words, came, right, gradients in clip(trial, 4, cases):
+        trial.close(f"the norm {words}", came.get("norm"), right)
+        for name, value in gradients.items():
+            got = as_dict(came.get("gradients")).get(name)
+            compare(trial, f"the gradient of {name} {words}", got, value)
+    for number in range(len(cases)):
+        before, after = marked(trial, f"before {number}"), marked(trial, f"after {number}")
+        for rank in range(4):
+            sent, most = after[rank]["sent"] - before[rank]["sent"], 8 * ONE_CALL
+            trial.require(
+                sent <= most,
+                f"rank {rank} sent {sent} bytes in clip_gradients",
+                f"a sum or two, {most} bytes at most with all that goes with them",
+            )
+
+
+@check("11.5b")
+def clipped(trial):
+    trial.tried("2 processes, a model with two blocks, of 7 and 3 neurons; the norm is too large, then small")
+    trial.words.append("enough, then too large while some gradients are None")
+    cases = [(None, 0.3, False), (None, 1.5, False), (NO_SECOND, 0.7, False)]
+    for words, came, _, gradients in clip(trial, 2, cases):
+        for name, value in gradients.items():
+            got = as_dict(came.get("gradients")).get(name)
+            compare(trial, f"the gradient of {name} {words}", got, value)
+    given = training(trial, (7, 2))
+    given["largest"] = sorted(one_process(given)[1])[1] * 0.8
+    trial.tried("3 processes, 4 steps of a model with two blocks, of 7 and 2 neurons,")
+    trial.words.append(f"the norm clipped to {given['largest']:.4g}")
+    compare_training(trial, given, 3)

@@ -1,0 +1,341 @@
+"""Grade the exercises of a class.
+
+    python tests/exercises/grade.py SUBMISSIONS --out grades --jobs 2
+
+SUBMISSIONS holds a folder, a zip or a tar for each student. Expect a progress bar, and in `grades` for each
+student results.json (as Gradescope reads it) and report.html; for the class grades.csv, nbgrader.csv and
+items.html. Run it again after an interruption: what is graded already is kept.
+
+    python tests/exercises/grade.py --one FOLDER --out DIR    one submission, for an autograder
+    python tests/exercises/grade.py --doctor                  what this machine offers to contain submissions
+    python tests/exercises/grade.py --selftest                grade the grader: solutions, mutants and cheats
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from concurrent.futures import as_completed
+from pathlib import Path, PurePosixPath
+
+import jobs
+import judge
+
+LARGEST_ARCHIVE = 50 << 20
+
+
+def refuse(words):
+    sys.exit(f"error: {words}")
+
+
+# ---- submissions ------------------------------------------------------------------------------
+
+
+def students(folder):
+    """Each submission by the name of its student, and what lies there and is none."""
+    found, ignored = {}, []
+    for path in sorted(folder.iterdir()):
+        name = path.name
+        for ending in (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz"):
+            name = name.removesuffix(ending)
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir() and name == path.name:
+            ignored.append(path.name)
+        elif name in found:
+            refuse(f"{path} and {found[name]} are both of {name}: leave one")
+        else:
+            found[name] = path
+    return found, ignored
+
+
+def declared(exercises):
+    return [name for one in exercises for name in one["files"]]
+
+
+def collect(path, exercises):
+    """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
+    folder or an archive is found too; links are not followed."""
+    wanted, found, depths = declared(exercises), {}, {}
+
+    def offer(name, read):
+        parts = PurePosixPath(name.replace("\\", "/")).parts
+        for want in wanted:
+            ours = PurePosixPath(want).parts
+            if parts[-len(ours) :] == ours and len(parts) < depths.get(want, len(parts) + 1):
+                found[want], depths[want] = read, len(parts)
+
+    with contextlib.ExitStack() as stack:
+        if path.is_dir():
+            for file in sorted(path.rglob("*.py")):
+                if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
+                    offer(file.relative_to(path).as_posix(), lambda file=file: limited(file.open("rb")))
+        elif path.stat().st_size > LARGEST_ARCHIVE:
+            raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
+        elif path.suffix == ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            for entry in archive.infolist():
+                if not entry.is_dir():
+                    offer(entry.filename, lambda entry=entry: limited(archive.open(entry)))
+        else:
+            archive = stack.enter_context(tarfile.open(path))
+            for entry in archive:
+                if entry.isfile():
+                    offer(entry.name, lambda entry=entry: limited(archive.extractfile(entry)))
+        return {name: read() for name, read in found.items()}
+
+
+def limited(file):
+    """At most one byte more than is allowed: an archive may claim to be small."""
+    with file:
+        return file.read(judge.LARGEST_FILE + 1)
+
+
+# ---- one submission ---------------------------------------------------------------------------
+
+
+def opened(path, exercises):
+    """The files of a submission, and why it cannot be opened, if so."""
+    try:
+        return collect(path, exercises), ""
+    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
+        return {}, f"{path.name} cannot be opened: {error}"
+    except (zipfile.BadZipFile, tarfile.TarError) as error:
+        return {}, f"{path.name} cannot be opened: {error}"
+
+
+def grade_files(files, exercises, seed, nursery):
+    """All results of one submission, by exercise."""
+    with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
+        for name, data in files.items():
+            file = Path(folder) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        graded = {one["id"]: judge.grade(one, folder, nursery, seed) for one in exercises}
+    if any(r.left or r.status == "timeout" for results in graded.values() for r in results):
+        nursery.close()  # the next submission gets a new one
+    else:
+        nursery.wipe()
+    return graded
+
+
+def seed_of(seed, student):
+    return hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
+
+
+def fingerprint(one, files, seed, level):
+    """What the grade of an exercise depends on: its files, the grader, the seed. If all that is as it was,
+    the grade is kept."""
+    digest = hashlib.sha256(json.dumps([seed, level, one]).encode())
+    for name in one["files"]:
+        digest.update(files.get(name, b"none"))
+    for folder in (judge.HERE, judge.HERE / "judge", judge.INSIDE, judge.HERE / one["stem"]):
+        for file in sorted(folder.glob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def grade_into(student, path, out, exercises, seed, nursery):
+    """Grade one student into a folder of its own. Returns what the class's tables need."""
+    import pages
+
+    folder, own_seed = out / student, seed_of(seed, student)
+    folder.mkdir(parents=True, exist_ok=True)
+    files, trouble = opened(path, exercises)
+    marks = {one["id"]: fingerprint(one, files, own_seed, nursery.level) for one in exercises}
+    record = {"marks": {}, "exercises": {}, "absent": []}
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads((folder / "grade.json").read_text())
+    todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
+    began = time.monotonic()
+    graded = grade_files(files, todo, own_seed, nursery)
+    results = record["exercises"] | {name: [r.as_dict() for r in some] for name, some in graded.items()}
+    broken = [name for name, some in results.items() if any(r["status"] == "infrastructure" for r in some)]
+    absent = set(record["absent"]) - set(marks)
+    absent |= {one["id"] for one in exercises if not any(name in files for name in one["files"])}
+    record = {
+        "student": student,
+        "seed": own_seed,
+        "containment": judge.containment(nursery.level),
+        "seconds": round(time.monotonic() - began, 2),
+        "infrastructure": bool(broken),
+        "trouble": trouble,
+        "absent": sorted(absent),
+        "kept": not todo,
+        "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
+        "exercises": dict(sorted(results.items())),
+    }
+    (folder / "report.html").write_text(pages.report(record))
+    if broken:
+        # A machine that failed must not become a student's zero.
+        (folder / "results.json").unlink(missing_ok=True)
+    else:
+        (folder / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
+    (folder / "grade.json").write_text(json.dumps(record))
+    return record
+
+
+# ---- the class --------------------------------------------------------------------------------
+
+
+def failed_record(student, error):
+    trouble = f"{type(error).__name__}: {error}"
+    return {"student": student, "infrastructure": True, "exercises": {}, "seconds": 0, "trouble": trouble}
+
+
+def grade_safely(student, path, out, exercises, seed):
+    """In a process of the pool: one bad submission never stops the rest."""
+    try:
+        return grade_into(student, path, out, exercises, seed, jobs.NURSERY)
+    except Exception as error:
+        jobs.NURSERY.close()
+        return failed_record(student, error)
+
+
+def grade_class(arguments, exercises):
+    import pages
+    from tqdm import tqdm
+
+    folder, out = arguments.submissions, arguments.out
+    if not folder.is_dir():
+        refuse(f"there is no folder {folder}")
+    found, ignored = students(folder)
+    if not found:
+        refuse(f"there is no submission in {folder}: a folder, zip or tar for each student")
+    level = arguments.level or judge.machine()["level"]
+    if level < 2 and not arguments.force:
+        why = "; ".join(f"level {n}: {words}" for n, words in sorted(judge.machine()["why"].items()))
+        refuse(f"level 1 is not enough for a class ({why or 'more is to be had here'}). --force lifts that")
+    out.mkdir(parents=True, exist_ok=True)
+    seed_file = out / "seed.txt"
+    if seed_file.exists() and seed_file.read_text() != str(arguments.seed):
+        refuse(f"{out} holds grades of the seed {seed_file.read_text()}: name another --out")
+    seed_file.write_text(str(arguments.seed))
+    print(
+        f"{len(found)} submission{'s' * (len(found) != 1)}, {judge.containment(level)}, seed {arguments.seed}"
+    )
+    records, began = {}, time.monotonic()
+    bar = tqdm(total=len(found), unit="submission", disable=None)
+    with bar, jobs.pool(arguments.jobs, level) as pool:
+        given = {
+            pool.submit(grade_safely, student, path, out, exercises, arguments.seed): student
+            for student, path in found.items()
+        }
+        try:
+            for done in as_completed(given):
+                error = done.exception()
+                records[given[done]] = failed_record(given[done], error) if error else done.result()
+                bar.update()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            refuse("interrupted: the same command goes on from here")
+    records = [records[student] for student in found]
+    pages.write_class(records, out, arguments.seed)
+    failed = [record for record in records if record["infrastructure"]]
+    seconds = time.monotonic() - began
+    kept = sum(bool(record.get("kept")) for record in records)
+    print(f"{len(records) - len(failed) - kept} graded, {kept} kept from before, {seconds:.0f} s")
+    print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
+    for record in records:
+        if record["trouble"] and not record["infrastructure"]:
+            print(f"unreadable, so it has no points: {record['trouble']}")
+    if ignored:
+        print(f"ignored, since it is no folder, zip or tar: {', '.join(ignored)}")
+    for record in failed:
+        print(f"not graded, this machine failed: {record['student']} {record['trouble']}".rstrip())
+    if failed:
+        refuse(f"{len(failed)} not graded: run the same command again")
+
+
+def grade_one(arguments, exercises):
+    if not arguments.one.exists():
+        refuse(f"there is no submission {arguments.one}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    level = arguments.level or judge.machine()["level"]
+    import pages
+
+    files, trouble = opened(arguments.one, exercises)
+    with judge.Nursery(level) as nursery:
+        nursery.start()
+        graded = grade_files(files, exercises, arguments.seed, nursery)
+    for one in exercises:
+        print(judge.report(one, graded[one["id"]]), end="\n\n")
+    record = {
+        "student": arguments.one.name,
+        "seed": arguments.seed,
+        "containment": judge.containment(level),
+        "seconds": 0,
+        "trouble": trouble,
+        "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
+    }
+    print(record["containment"])
+    (arguments.out / "report.html").write_text(pages.report(record))
+    if any(r.status == "infrastructure" for results in graded.values() for r in results):
+        refuse("this machine failed, so there is no grade: see report.html")
+    (arguments.out / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
+
+
+def doctor():
+    found = judge.machine()
+    print(f"submissions are contained at {judge.containment(found['level'])}")
+    for level in (3, 2, 1):
+        why = found["why"].get(level)
+        print(f"  level {level}: {'no: ' + why if why else 'yes'} ({judge.MEANING[level]})")
+    print(f"  Landlock: {'version ' + str(found['landlock']) if found['landlock'] else 'no'}")
+    began = time.monotonic()
+    with judge.Nursery() as nursery:
+        try:
+            nursery.ready()
+        except judge.Gone as gone:
+            refuse(f"the nursery does not start: {gone}")
+        print(f"  a nursery starts in {time.monotonic() - began:.1f} s")
+    if found["level"] < 2:
+        refuse("a class is graded at level 2 or 3: install bubblewrap, or run this as root in a container")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("submissions", type=Path, nargs="?", help="a folder, zip or tar for each student")
+    option("--out", type=Path, default=Path("out/grades"), help="folder for all that is written (out/grades)")
+    option("--jobs", type=int, default=2, help="submissions at once (2)")
+    option("--seed", default="0", help="inputs are drawn from it for each student; it is recorded (0)")
+    option("--only", default="", help="exercises to grade: 03,03a (all)")
+    option("--force", action="store_true", help="grade a class at level 1, too")
+    option("--level", type=int, choices=(1, 2, 3), help="contain at this level (the best that works here)")
+    option("--one", type=Path, help="grade one submission into --out")
+    option("--doctor", action="store_true", help="say what this machine offers")
+    option("--selftest", action="store_true", help="grade the grader")
+    arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        refuse("--jobs must be at least 1")
+    if arguments.level and arguments.level > 1 and arguments.level in judge.machine()["why"]:
+        refuse(f"level {arguments.level} does not work here: {judge.machine()['why'][arguments.level]}")
+    exercises = (
+        [judge.exercise(one) for one in arguments.only.split(",")] if arguments.only else judge.manifest()
+    )
+    if arguments.doctor:
+        doctor()
+    elif arguments.selftest:
+        if not judge.SOLUTIONS.exists():
+            refuse("there is no folder solutions here, which the selftest grades: students do not get it")
+        import selftest
+
+        selftest.main(exercises, arguments)
+    elif arguments.one:
+        grade_one(arguments, exercises)
+    elif arguments.submissions:
+        grade_class(arguments, exercises)
+    else:
+        parser.error("name a folder of submissions, or --one, --doctor or --selftest")
+
+
+if __name__ == "__main__":
+    main()

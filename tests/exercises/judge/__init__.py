@@ -1,0 +1,69 @@
+"""The process that decides. It never runs, imports or unpickles anything of a submission.
+
+A check draws inputs, has a driver run the submission's code in workers (inside/), and compares what they send
+with what it has worked out here. No word of a worker counts, only arrays that are right and what could be
+seen from outside. A check that has not been proved is worth nothing.
+
+The rooms, from the door inwards: `exercises` knows what there is; `grading` takes a submission through the
+checks; `trial` is what a check has in hand, `comparing` how it compares; `nursery` starts the workers behind
+`walls`; `causes` and `waits` say why a run gave no result; `words` is what a student reads.
+"""
+
+import sys
+from pathlib import Path
+
+# What judge and workers have in common: wire, contain, by_path.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "inside"))
+
+from judge.causes import explain
+from judge.exercises import (
+    CHECKS,
+    check,
+    check_function,
+    exercise,
+    manifest,
+    points_of,
+    wanted,
+)
+from judge.grading import grade, grade_one, refuse_names, said_before
+from judge.nursery import Gone, Nursery
+from judge.results import Result, Verdict
+from judge.settings import HERE, INSIDE, LARGEST_FILE, ROOT, SOLUTIONS, STARTERS
+from judge.trial import Trial
+from judge.waits import call
+from judge.walls import MEANING, containment, machine
+from judge.words import detail, helpful, number, report
+
+__all__ = [
+    "CHECKS",
+    "HERE",
+    "INSIDE",
+    "LARGEST_FILE",
+    "MEANING",
+    "ROOT",
+    "SOLUTIONS",
+    "STARTERS",
+    "Gone",
+    "Nursery",
+    "Result",
+    "Trial",
+    "Verdict",
+    "call",
+    "check",
+    "check_function",
+    "containment",
+    "detail",
+    "exercise",
+    "explain",
+    "grade",
+    "grade_one",
+    "helpful",
+    "machine",
+    "manifest",
+    "number",
+    "points_of",
+    "refuse_names",
+    "report",
+    "said_before",
+    "wanted",
+]

@@ -1,0 +1,125 @@
+"""Why a run gave no result: the earliest cause, and whether it is the student's or the machine's."""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from judge.results import Verdict
+from judge.settings import LIMITS
+from judge.waits import Ranks, names, stuck, unequal, waiting, with_last
+
+HOLE = re.compile(r"\d\d[a-z]?\.\d+: ")
+ABSENT = re.compile(r"module 'submission_\w+' has no attribute '(\w+)'")
+GLOO = re.compile(r"SIGABRT|enforce fail|gloo/transport", re.I)
+BYSTANDER = re.compile(
+    r"closed by peer|Connection reset|Broken pipe|Timed out waiting|Connection refused|Application timeout"
+    r"|another rank|Connection closed",
+    re.I,
+)
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+
+class Near(IntEnum):
+    """How near a cause is to the student's hand. The nearest is told, however late it was heard."""
+
+    NOT_WRITTEN = 0
+    OWN = 1
+    BYSTANDER = 2  # fell because another rank did: its connection was closed
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why one process gave no result."""
+
+    near: Near
+    time: float
+    rank: int
+    status: str
+    came: str
+
+    def order(self) -> tuple[int, float, int]:
+        """The nearest cause first, of those the earliest."""
+        return self.near, self.time, self.rank
+
+
+def ended_words(code: int) -> str:
+    """What became of a process that ended with this code; a signal is negative."""
+    if code == 0:
+        return "left the process before it had returned (os._exit, or something like it)"
+    if code == -99:
+        return "closed the pipe to the judge"
+    if code == -24:
+        return f"had used up {LIMITS['cpu_seconds']} s of processor time: is there a loop that never ends?"
+    if code == -25:
+        return f"wrote more than {LIMITS['file_bytes'] >> 20} MB: is there an output that never ends?"
+    if code < 0:
+        return f"was ended by {SIGNALS.get(-code, f'signal {-code}')}"
+    return f"left the process with status {code} before it had returned"
+
+
+def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -> Cause:
+    """The cause that an exception is. All in `error` are the worker's own words."""
+    words, kind = str(error.get("words", "")), str(error.get("kind", "an exception"))
+    if kind == "NotImplementedError" and HOLE.match(words):
+        return Cause(Near.NOT_WRITTEN, error["time"], rank, "failed", f"not written yet: {words}")
+    absent = ABSENT.fullmatch(words)
+    if absent:
+        came = f"there is no {absent[1]} in {file}"
+        return Cause(Near.NOT_WRITTEN, error["time"], rank, "error", came)
+    place = f" at {error['place']}" if error.get("place") else ""
+    place += f": `{error['text']}`" if error.get("text") else ""
+    if kind == "SystemExit":
+        came = f"{who} called sys.exit({words}){place}"
+    elif kind == "BadFrame":
+        came = f"{who} sent something that is no result ({words})"
+    else:
+        came = f"{who} raised {kind}{': ' * bool(words)}{words}{place}"
+    near = Near.BYSTANDER if BYSTANDER.search(words) and not alone else Near.OWN
+    return Cause(near, error["time"], rank, "error", came)
+
+
+def ended(rank: int, one: dict[str, Any], who: str) -> Cause:
+    """The cause that the end of a process is."""
+    when = one["marks"].get("@ended", {}).get("time", 0)
+    status = "timeout" if one["ended"] == -24 else "error"
+    return Cause(Near.OWN, when, rank, status, f"{who} {ended_words(one['ended'])}")
+
+
+def explain(answer: dict[str, Any], files: list[str], killed: int | None = None) -> None:
+    """Raise a Verdict that names the earliest cause, or return if every rank has sent a result."""
+    if answer["why"].startswith("infrastructure"):
+        raise Verdict("infrastructure", answer["why"])
+    ranks = dict(enumerate(answer["ranks"]))
+    for one in ranks.values():
+        if one["broken"]:
+            raise Verdict("infrastructure", f"{one['broken'].get('kind')}: {one['broken'].get('words')}")
+    missing = {rank: one for rank, one in ranks.items() if one["value"] is None and rank != killed}
+    if not missing:
+        return
+    alone, causes = len(ranks) == 1, []
+    for rank, one in missing.items():
+        who = "your code" if alone else f"rank {rank}"
+        if one["error"]:
+            causes.append(raised(rank, one["error"], who, alone, files[0]))
+        elif one["ended"] is not None:
+            causes.append(ended(rank, one, who))
+    if causes:
+        raise told(min(causes, key=Cause.order), ranks)
+    if answer["why"] == "stuck":
+        raise Verdict("timeout", stuck(ranks, missing))
+    busy = [rank for rank, one in missing.items() if not one["inside"]] or list(missing)
+    who, last = "your code" if alone else names(busy), with_last(ranks[busy[0]])
+    came = f"{who} had not returned after {answer['seconds']:.0f} s{last}{waiting(ranks, busy)}"
+    raise Verdict("timeout", came)
+
+
+def told(cause: Cause, ranks: Ranks) -> Verdict:
+    """A cause as the student reads it, with who was waiting for that rank."""
+    came = cause.came
+    # gloo ends a process that gets more or fewer numbers than it waits for, and says so in its own words.
+    if GLOO.search(came):
+        came = unequal(ranks) or came
+    if not came.startswith("not written"):
+        came += waiting(ranks, [cause.rank])
+    return Verdict(cause.status, came)

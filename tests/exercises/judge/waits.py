@@ -1,0 +1,141 @@
+"""Who waits for whom, in words: what the ranks did when a run came to nothing."""
+
+from collections.abc import Iterable
+from typing import Any
+
+Ranks = dict[int, dict[str, Any]]  # what the nursery says of each rank, by its number
+Event = dict[str, Any]
+
+POINT = ("send", "recv", "isend", "irecv")
+
+
+def names(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0, 2 and 3`"""
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+def call(event: Event) -> str:
+    """`all_reduce number 3 (line 31 of 04_sampler.py)`, `recv number 1 from rank 2 (line ...)`"""
+    where = f" ({event['where']})" if event.get("where") else ""
+    way = "to" if "send" in event["event"] else "from"
+    peer = f" {way} rank {event['peer']}" if type(event.get("peer")) is int else ""
+    return f"{event['event']} number {event.get('nth', event['number'])}{peer}{where}"
+
+
+def called(events: dict[int, Event]) -> str:
+    return ", ".join(f"rank {rank} called {call(event)}" for rank, event in events.items())
+
+
+def each_inside(events: dict[int, Event]) -> list[str]:
+    return [f"rank {rank} in {call(event)}" for rank, event in events.items()]
+
+
+def with_place(one: dict[str, Any], event: Event) -> Event:
+    """An event "wait" knows no line; the beginning of the same call does."""
+    for _, other in one["events"]:
+        if other.get("number") == event.get("number") and other.get("phase") == "begin":
+            return event | {"where": other.get("where", "")}
+    return event
+
+
+def with_last(one: dict[str, Any]) -> str:
+    """The last call of a rank that is inside none now."""
+    for _, event in reversed(one["events"]):
+        if event.get("phase"):
+            return f"; the last call was {call(with_place(one, event))}"
+    return ""
+
+
+def not_received(ranks: Ranks) -> str:
+    """Messages that were begun and that nobody has asked for yet, in words. Empty where it is not known
+    who talks to whom."""
+    counts = {}
+    for rank, one in ranks.items():
+        for _, event in one["events"]:
+            name, peer = event.get("event"), event.get("peer")
+            if event.get("phase") != "begin" or name not in (*POINT, "batch_isend_irecv"):
+                continue
+            if type(peer) is not int:
+                return ""
+            way = (rank, peer) if "send" in name else (peer, rank)
+            counts[way] = counts.get(way, 0) + (1 if "send" in name else -1)
+    left = [(*way, count) for way, count in sorted(counts.items()) if count > 0]
+    lines = [f"{count} from rank {source} to rank {target}" for source, target, count in left]
+    return f"; messages that nobody has received: {', '.join(lines)}" if lines else ""
+
+
+def waiting(ranks: Ranks, but: Iterable[int]) -> str:
+    """Words about who waits for whom, beside the ranks that are the cause."""
+    inside = {rank: one["inside"][0] for rank, one in ranks.items() if one["inside"] and rank not in but}
+    if not inside:
+        return ""
+    first = next(iter(inside))
+    verb = "was" if len(inside) == 1 else "were"
+    return f"; {names(inside)} {verb} waiting for it in {call(with_place(ranks[first], inside[first]))}"
+
+
+def unequal(ranks: Ranks) -> str:
+    """The first collective in which the ranks did not do the same, in words, or nothing."""
+    calls = {}
+    for rank, one in ranks.items():
+        for _, event in one["events"]:
+            if event.get("phase") == "begin" and event["event"] not in POINT:
+                calls.setdefault(event["number"], {})[rank] = event
+    for number in sorted(calls):
+        same = calls[number]
+        first, *others = same.values()
+        if any(event["event"] != first["event"] for event in others):
+            return f"the ranks do not make the same calls: {called(same)}"
+        if first["event"] in ("all_reduce", "broadcast", "reduce") and any(
+            event["size"] != first["size"] for event in others
+        ):
+            lines = ", ".join(f"rank {rank} with {event['size']}" for rank, event in same.items())
+            return f"the ranks give {call(first)} tensors of different size: {lines} numbers"
+    return ""
+
+
+def stuck(ranks: Ranks, missing: Ranks) -> str:
+    """All that still run wait for others, and nothing moves."""
+    inside = {rank: one["inside"][0] for rank, one in missing.items() if one["inside"]}
+    wait = {rank: with_place(ranks[rank], event) for rank, event in inside.items()}
+    if not wait:
+        others = [rank for rank in ranks if rank not in missing]
+        those = f"{names(others)} returned, and " if others else ""
+        return f"{those}{names(missing)} waited for ever, in a call of DDP or one outside torch.distributed"
+    first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
+    # Whoever stands at a mark has come back from the student's function.
+    returned = [rank for rank in ranks if rank not in missing or (ranks[rank]["at"] and rank not in wait)]
+    if returned:
+        verb = "was" if len(wait) == 1 else "were"
+        it = "it" if len(returned) == 1 else "them"
+        before = f"{names(returned)} returned before {call(wait[first])}"
+        return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
+    # Nobody has returned. Of those that wait, these are at the earliest call.
+    number = wait[first]["number"]
+    same = {rank: event for rank, event in wait.items() if event["number"] == number}
+    kinds = {event["event"] for event in same.values()}
+    if kinds <= set(POINT):
+        lines = "; ".join(each_inside(wait))
+        return f"all ranks wait and none can go on: {lines}{not_received(ranks)}"
+    if len(kinds) > 1:
+        return f"the ranks do not make the same calls: {called(same)}"
+    sizes = sizes_at(ranks, number)
+    if len(set(sizes.values())) > 1:
+        lines = ", ".join(f"rank {rank} with {size} numbers" for rank, size in sizes.items())
+        what = f"{wait[first]['event']} number {number}"
+        return f"the ranks call {what} with different sizes: {lines}"
+    ahead = {rank: event for rank, event in wait.items() if rank not in same}
+    if ahead:
+        return f"{names(same)} waited in {call(wait[first])}, and {', '.join(each_inside(ahead))}"
+    return f"{names(wait)} waited for ever in {call(wait[first])}"
+
+
+def sizes_at(ranks: Ranks, number: int) -> dict[int, int]:
+    """How many numbers each rank gave to its call of this number."""
+    return {
+        rank: event["size"]
+        for rank, one in ranks.items()
+        for _, event in one["events"]
+        if event.get("phase") == "begin" and event.get("number") == number
+    }

@@ -1,0 +1,122 @@
+"""Which walls stand around the workers on this machine, and how they are put up."""
+
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+import by_path
+import contain
+
+from judge.settings import HERE, INSIDE, SOLUTIONS
+
+MEANING = {
+    1: "own session, limits, and a sweep of what is left",
+    2: "another user id, limits, and a sweep of what is left",
+    3: "bubblewrap: own file system, own processes, no network but loopback",
+}
+# malloc asks there whether it may use large pages.
+LARGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """What this machine offers: the best level of containment, and why not more."""
+    why = {level: words for level, words in ((3, no_bubblewrap()), (2, no_other_user())) if words}
+    level = max(level for level in (1, 2, 3) if level not in why)
+    return {"level": level, "why": why, "landlock": contain.landlock_version(), "root": os.getuid() == 0}
+
+
+def no_bubblewrap() -> str:
+    """Why there is no level 3 here; no words if there is."""
+    bubble = shutil.which("bwrap")
+    if sys.platform != "linux":
+        return "this is not Linux"
+    if bubble is None:
+        return "bubblewrap is not installed"
+    words = [bubble, *(() if os.getuid() == 0 else ("--unshare-user",)), "--unshare-pid", "--unshare-net"]
+    words += ["--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    tried = subprocess.run(words, capture_output=True, text=True)
+    return f"bubblewrap does not work here: {tried.stderr.strip()[:120]}" if tried.returncode else ""
+
+
+def no_other_user() -> str:
+    """Why there is no level 2 here; no words if there is."""
+    if sys.platform != "linux":
+        return "this is not Linux"
+    if os.getuid() != 0:
+        return "only root can run things as another user"
+    for place in (Path(sys.prefix), Path(sys.base_prefix)):
+        for folder in (place, *place.parents):
+            if not folder.stat().st_mode & 0o001:
+                return f"another user could not run Python: {folder} is closed to others"
+    if contain.landlock_version():
+        return ""
+    for place in filter(Path.exists, (SOLUTIONS, HERE)):
+        reached = all(folder.stat().st_mode & 0o001 for folder in place.parents)
+        if reached and place.stat().st_mode & 0o005:
+            return f"another user can read {place}, and there is no Landlock: chmod -R go= {place}"
+    return ""
+
+
+def containment(level: int) -> str:
+    """The level in words, for reports."""
+    files = "files limited by Landlock" if machine()["landlock"] else "files not limited (no Landlock here)"
+    user = "" if level < 3 else ", another user id" if machine()["root"] else ", own user namespace"
+    if level == 3:
+        files = "only Python and an empty folder to be seen"
+    return f"level {level} ({MEANING[level]}{user}; {files})"
+
+
+def claim_user() -> tuple[int, IO] | None:
+    """A user id for this nursery alone, and the lock that keeps it so; None if all are taken. After a run,
+    all that this user has is ended: two nurseries with one would end each other's workers."""
+    folder = Path("/run/lock" if Path("/run/lock").is_dir() else tempfile.gettempdir()) / "rungs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for uid in range(61000, 62000):
+        lock = (folder / str(uid)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return uid, lock
+        except OSError:
+            lock.close()
+    return None
+
+
+def bubblewrap(environment: dict[str, str]) -> list[str]:
+    """The command before the command: what the nursery and all below it can see and do."""
+    words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
+    words += ["--new-session", "--clearenv", "--hostname", "rungs"]
+    if machine()["root"]:
+        words += ["--cap-drop", "ALL"]
+        for capability in ("SETUID", "SETGID", "KILL", "SYS_PTRACE", "CHOWN", "DAC_OVERRIDE", "FOWNER"):
+            words += ["--cap-add", f"CAP_{capability}"]
+    else:
+        words += ["--unshare-user"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
+    # Nothing else of the folders of exercises: what a check expects, and what is right, lies beside a driver.
+    shown = [Path(sys.prefix), Path(sys.base_prefix), INSIDE, *by_path.drivers()]
+    seen = [*shown, Path(LARGE_PAGES)]
+    for folder in sorted({above for place in seen for above in place.parents} - {Path("/"), Path("/tmp")}):
+        words += ["--perms", "0755", "--dir", str(folder)]
+    for place in (
+        "/usr",
+        "/lib",
+        "/lib64",
+        "/bin",
+        "/etc/ld.so.cache",
+        "/etc/alternatives",
+        "/etc/localtime",
+        LARGE_PAGES,
+    ):
+        words += ["--ro-bind-try", place, place]
+    for place in shown:
+        words += ["--ro-bind", str(place), str(place)]
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    return [*words, "--chdir", "/tmp"]

@@ -1,0 +1,109 @@
+"""From nothing to a graded exercise, in a copy of the repository: what an author does first."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from launcher import ROOT
+
+TOP = (
+    "lessons",
+    "solutions",
+    "tests",
+    "tools",
+    "Makefile",
+    "README.md",
+    "requirements.txt",
+    "pyproject.toml",
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy in which nothing is in the way."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in TOP:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "results", "pictures")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def call(tree, *words):
+    run = subprocess.run([str(word) for word in words], cwd=tree, capture_output=True, text=True)
+    return run.returncode, run.stdout + run.stderr
+
+
+def make(tree, *words):
+    return call(tree, "make", *words, f"PYTHON={sys.executable}")
+
+
+def all_files(tree):
+    return {path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+@pytest.fixture(scope="module")
+def made(tree):
+    """What `make exercise` has written."""
+    before = all_files(tree)
+    code, text = make(tree, "exercise", "ID=14", "NAME=toy")
+    assert code == 0 and "python tests/exercises/selftest.py 14" in text, text
+    return all_files(tree) - before
+
+
+def test_a_new_exercise_is_graded_at_once(tree, made):
+    folder = tree / "tests/exercises/14_toy"
+    names = ("exercise.toml", "check.py", "drive.py", "mutants.toml", "other_gathered.py")
+    ours = {tree / "solutions/14_toy.py", tree / "lessons/exercises/14_toy.py"}
+    assert made == ours | {folder / name for name in names}
+    assert "13 exercises, 141 checks, 185 points." in (tree / "README.md").read_text()
+    code, text = call(tree, sys.executable, "tests/exercises/selftest.py", "14")
+    lines = [line.split()[:3] for line in text.splitlines() if line.startswith("ok ")]
+    kinds = ("solution", "starter", "other", "mutant")
+    assert code == 0 and lines == [["ok", "14", kind] for kind in kinds], text
+    assert "14.1a failed: the sum on rank 0: " in text and "4 of 4 as they must be" in text, text
+    assert "not finished: 14 has 1 mutants of at least 8, 1 other solutions of at least 3" in text, text
+
+
+def test_a_student_can_work_at_it(tree, made):
+    code, text = make(tree, "check", "EX=14")
+    assert code and "14 Toy: 0 of 2 points" in text, text
+    assert "not written yet: 14.1: the sum over all processes" in text, text
+    code, text = make(tree, "check", "EX=06")
+    assert code and "  14   Toy" in text, text
+
+
+def test_it_is_as_clean_as_the_others(tree, made):
+    for words in (("check",), ("format", "--check")):
+        code, text = call(tree, sys.executable, "-m", "ruff", *words, *made)
+        assert code == 0, text
+    one = tomllib.loads((tree / "tests/exercises/14_toy/exercise.toml").read_text())
+    assert [len(entry["hints"]) for entry in one["check"]] == [3]
+    assert make(tree, "exercise", "ID=99", "NAME=later")[0] == 0  # whether there is a lesson 99 or not
+    shutil.rmtree(tree / "tests/exercises/99_later")
+    for path in ("solutions/99_later.py", "lessons/exercises/99_later.py"):
+        (tree / path).unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((), "an exercise needs a number and a name: make exercise ID=14 NAME=toy"),
+        (("ID=14",), "an exercise needs a number and a name"),
+        (("ID=03a", "NAME=other"), "03a is taken, by tests/exercises/03a_ring_all_reduce: choose another"),
+        (("ID=3", "NAME=toy"), "ID=3 is no number: two digits"),
+        (("ID=14", "NAME=My toy"), "NAME=My toy is no name: small letters"),
+        (("ID=../x", "NAME=toy"), "ID=../x is no number"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tree, words, error):
+    before = all_files(tree)
+    code, text = make(tree, "exercise", *words)
+    lines = [line for line in text.splitlines() if not line.startswith("make: ")]
+    assert code and len(lines) == 1 and lines[0].startswith(f"error: {error}"), text
+    assert all_files(tree) == before

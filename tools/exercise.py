@@ -1,0 +1,138 @@
+"""Write a tiny exercise to begin from: `make exercise ID=14 NAME=toy`.
+
+    python tools/exercise.py 14 toy
+
+It is complete: a solution with one cut, a check, the drive, a mutant that the check kills, another solution.
+`make exercise` cuts its starter, too. Replace one file after the other (tests/exercises/README.md), and ask
+the selftest after each.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXERCISES = Path("tests", "exercises")
+
+SOLUTION = '''"""Exercise {id}: {words}. 2 points.
+
+Say here what the exercise is for, and what one has to know to begin.
+
+    {id}.1 (2 points)  the sum over all processes
+
+The judge calls the function on several processes, with another number on each.
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def total(number):
+    """The sum of all processes' numbers, a float, on each process."""
+    # cut {id}.1: the sum over all processes
+    found = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(found)
+    return found.item()
+    # end
+'''
+
+EXERCISE = """id = "{id}"
+title = "{title}"
+files = ["{stem}.py"]
+
+[[check]]
+id = "{id}.1a"
+title = "the sum of all numbers, on each process"
+points = 2
+hints = [
+    "Which collective gives every process the sum?",
+    "dist.all_reduce works on a tensor, and writes the sum into it.",
+    "Make a tensor of the number, call dist.all_reduce with it, and return tensor.item().",
+]
+"""
+
+CHECK = '''"""What exercise {id} is held against. Runs in the judge."""
+
+from judge import check
+
+
+@check("{id}.1a")
+def sum_on_each(trial):
+    for world_size in (2, 3, 1):
+        trial.tried(f"{{world_size}} processes, another number on each")
+        numbers = trial.floats(world_size).tolist()
+        ranks = trial.run("total", [{{"number": number}} for number in numbers])
+        for rank, came in enumerate(ranks):
+            trial.close(f"the sum on rank {{rank}}", came["total"], sum(numbers), scale=1.0)
+'''
+
+DRIVE = '''"""Runs the student's file of exercise {id} in a rank. Hands over what came of it."""
+
+
+def total(student, inputs, tools):
+    return {{"total": student.total(inputs["number"])}}
+'''
+
+MUTANTS = '''[[mutant]]
+name = "nothing is exchanged"
+killed_by = "{id}.1a"
+old = """    dist.all_reduce(found)
+"""
+new = ""
+'''
+
+OTHER = '''"""Exercise {id}, with all numbers gathered, and added up on each process."""
+
+import torch.distributed as dist
+
+
+def total(number):
+    numbers = [None] * dist.get_world_size()
+    dist.all_gather_object(numbers, number)
+    return float(sum(numbers))
+'''
+
+
+def files(identity: str, name: str) -> dict[Path, str]:
+    """What a new exercise consists of: the text of each file, by its path in the repository."""
+    stem, words = f"{identity}_{name}", name.replace("_", " ")
+    folder = EXERCISES / stem
+    templates = {
+        Path("solutions", f"{stem}.py"): SOLUTION,
+        folder / "exercise.toml": EXERCISE,
+        folder / "check.py": CHECK,
+        folder / "drive.py": DRIVE,
+        folder / "mutants.toml": MUTANTS,
+        folder / "other_gathered.py": OTHER,
+    }
+    facts = {"id": identity, "stem": stem, "words": words, "title": words.capitalize()}
+    return {path: text.format(**facts) for path, text in templates.items()}
+
+
+def refusal(root: Path, identity: str, name: str) -> str:
+    """Why there cannot be this exercise; no words if it can be written."""
+    if not identity or not name:
+        return "an exercise needs a number and a name: make exercise ID=14 NAME=toy"
+    if not re.fullmatch(r"\d\d[a-z]?", identity):
+        return f"ID={identity} is no number: two digits, and a letter after a notebook with one: 14, 03a"
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        return f"NAME={name} is no name: small letters and numbers, with _ between words: ring_all_reduce"
+    for folder in (EXERCISES, Path("solutions"), Path("lessons", "exercises")):
+        for taken in sorted((root / folder).glob(f"{identity}_*")):
+            return f"{identity} is taken, by {folder / taken.name}: choose another number"
+    return ""
+
+
+def main(identity: str, name: str) -> None:
+    why = refusal(ROOT, identity, name)
+    if why:
+        sys.exit(f"error: {why}")
+    for path, text in files(identity, name).items():
+        (ROOT / path).parent.mkdir(exist_ok=True)
+        (ROOT / path).write_text(text)
+        print(path)
+    print(f"Now replace what is in them, and ask: python {EXERCISES / 'selftest.py'} {identity}")
+
+
+if __name__ == "__main__":
+    main(*(word.strip() for word in [*sys.argv[1:], "", ""][:2]))
