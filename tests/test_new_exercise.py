@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from launcher import ROOT
+from lessons import ROOT
 
 TOP = (
     "lessons",
