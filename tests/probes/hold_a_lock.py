@@ -4,7 +4,9 @@ import fcntl
 import sys
 import time
 
-with open(sys.argv[1], "a") as file:
+with open(sys.argv[1], "w") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
+    file.write("another run")
+    file.flush()
     print("locked")
     time.sleep(1)
