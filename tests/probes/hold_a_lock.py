@@ -5,7 +5,7 @@ import sys
 import time
 
 with open(sys.argv[1], "w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if another has it
     file.write("another run")
     file.flush()
     print("locked")
