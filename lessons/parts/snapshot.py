@@ -25,9 +25,9 @@ import workload
 
 
 class Snapshots:
-    """The snapshots of a run. All processes call each method together.
+    """The snapshots of a run. A method that talks to the other processes is called by all of them.
 
-    From here to close() no other run may use the folder, and SIGTERM does not end the process.
+    From here to close() no other run may use the folder. SIGTERM no longer ends the process.
     """
 
     def __init__(self, arguments, parts, settings):
@@ -118,7 +118,7 @@ class Snapshots:
         # Only now have all processes looked at the files, and they may be renamed.
         if dist.get_node_local_rank() == 0:
             for path in damaged:
-                set_aside(path)
+                rename_damaged(path)
         return state
 
     def compare_settings(self, path, theirs):
@@ -223,8 +223,8 @@ def unseal(data):
     return state if isinstance(state, dict) and state.keys() >= expected else None
 
 
-def set_aside(path):
-    """Rename a damaged file: else it would count among the two that are kept."""
+def rename_damaged(path):
+    """Else it would count among the two that are kept."""
     workload.say(f"refused {path}: damaged, or not from this lesson; taking the one before")
     with contextlib.suppress(OSError):
         path.rename(f"{path}.refused")

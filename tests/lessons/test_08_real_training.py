@@ -333,7 +333,7 @@ def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     """Before it, the epoch's end comes twice, and the board shows it once. After it, the best is not lost."""
     lesson = (launcher.ROOT / f"lessons/{STEM}.py").read_text()
     saved, crash = (
-        "        save_snapshot(arguments, parts, epoch + 1, done, loss_sum)\n",
+        "        save_snapshot(snapshots, epoch + 1, done, loss_sum)\n",
         "        crash(epoch == 1)\n",
     )
     assert lesson.count(saved) == 1

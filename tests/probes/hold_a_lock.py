@@ -4,7 +4,9 @@ import fcntl
 import sys
 import time
 
-with open(sys.argv[1], "a") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
+with open(sys.argv[1], "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if another has it
+    file.write("another run")
+    file.flush()
     print("locked")
     time.sleep(1)

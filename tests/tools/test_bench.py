@@ -192,6 +192,13 @@ def test_a_snapshot_written_meanwhile_is_clocked_too(tmp_path):
     assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
 
 
+def test_a_snapshot_that_is_waited_for_is_clocked(tmp_path):
+    sizes = ("--epochs", 2, "--train-size", 240, "--test-size", 60)
+    found = rows.saving(tmp_path, "05", "05_snapshots", "saving", sizes)["saving"]["05"]
+    assert 200_000 < found["bytes"] < 400_000  # 32,000 weights with their momentum
+    assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
+
+
 def test_overlap_and_all_reduce_come_from_two_processes(tmp_path):
     found = rows.flat(rows.start_ranks("overlap.py", tmp_path, 2, 2))
     assert len(found) == 8 and min(found.values()) > 0
