@@ -55,7 +55,8 @@ def test_the_diffs_on_the_page_turn_each_lesson_into_the_next(tmp_path):
 def test_lessons_are_short():
     for path in launcher.LESSONS:
         on_the_ladder = path.stem in launcher.LADDER
-        assert len(path.read_text().splitlines()) <= (130 if on_the_ladder else 160), path
+        # From lesson 07 on, test_calm.py counts what a lesson adds.
+        assert len(path.read_text().splitlines()) <= 130 or not on_the_ladder, path
         if on_the_ladder and path != launcher.LESSONS[0]:
             # Lesson 05 has two faces: a snapshot, and a run that can be stopped at any step.
             limit = 55 if path.stem.startswith("05") else 45

@@ -1,4 +1,4 @@
-"""Climb lessons 01 to 06 on whatever this machine has: `make run`. All twelve: `make run LESSONS=all`.
+"""Climb lessons 01 to 06 on whatever this machine has: `make run`. All thirteen: `make run LESSONS=all`.
 
 Ends with a table and out/ladder.png, the curves of all lessons drawn on one another. A lesson with a model
 of its own is run on one process too, and must have that run's curve. Arguments are handed on to the
@@ -29,8 +29,8 @@ def climb(arguments, rest):
         count = processes if stem[:2] >= "03" else 1
         if stem.startswith("06"):
             count = max(2, processes // 2 * 2)  # two agents, of one size
-        if stem.startswith("12") and not gpus:
-            count = 4  # its mesh is 2 x 2
+        if stem[:2] in ("12", "13") and not gpus:
+            count = 4  # their mesh is 2 x 2
         runs = [(count, arguments.out)]
         if launcher.OTHER_CURVES.get(stem[:2], ("",))[0] == "itself":
             runs.insert(0, (1, arguments.out / "one_process"))
@@ -132,7 +132,7 @@ def show(rows):
             (
                 f"{last['loss']:.4f}",
                 f"{last['accuracy']:.1%}",
-                f"{speeds[len(speeds) // 2]:,.0f}" + (" texts" if row["lesson"].startswith("12") else ""),
+                f"{speeds[len(speeds) // 2]:,.0f}" + (" texts" if row["lesson"].startswith("13") else ""),
             )
             if last
             else ("-", "-", "-")

@@ -34,6 +34,7 @@ OTHER_CURVES = {
     "08": ("itself", 2.0, 2.0, 0.03),
     "11": ("itself", *LIMITS),
     "12": ("itself", *LIMITS),
+    "13": ("itself", *LIMITS),
 }
 
 

@@ -1,4 +1,4 @@
-"""Lessons 07 to 12 over NCCL, where there is a GPU: several processes share it, each as a "node" of its own.
+"""Lessons 07 to 13 over NCCL, where there is a GPU: several processes share it, each as a "node" of its own.
 
 NCCL refuses two ranks on one GPU of one machine. A rank with another NCCL_HOSTID is on another machine, as
 far as it knows. Without a GPU one lesson runs so on gloo, so that the way of starting them is tried.
@@ -44,7 +44,7 @@ def curve_of(start, stem, processes, gpus):
             "-c",
             NODE,
         ]
-        words += [script, *(TEXT if stem.startswith("12") else SMALL), "--out", out]
+        words += [script, *(TEXT if stem.startswith("13") else SMALL), "--out", out]
         started.append(start(stem, words=words, folder=f"{processes}-{rank}", gpus=gpus))
     for run in started:
         result = run.finish()
