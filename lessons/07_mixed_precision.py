@@ -1,10 +1,11 @@
-"""Lesson 07, grown from lesson 04: products in 16 bits, and one all-reduce for several backward passes.
+"""Lesson 07, grown from lesson 04: products in 16 bits, one all-reduce for many backwards.
 
     torchrun --standalone --nproc-per-node 2 lessons/07_mixed_precision.py
 
-You will see lesson 01's losses to two digits or more, and at the end what a step gave to all_reduce.
-With --precision fp32 --clip-norm inf they are lesson 01's, whatever --accumulate cuts a batch into. With
---sync-always each micro-batch sends all gradients: two micro-batches, twice the bytes, for the same result.
+You will see lesson 01's losses to two digits or more, and at the end what a step gave to
+all_reduce. With --precision fp32 --clip-norm inf they are lesson 01's, into however many
+micro-batches --accumulate cuts a batch. With --sync-always each micro-batch sends all
+gradients: two micro-batches, twice the bytes, for the same result.
 """
 
 import os
@@ -42,7 +43,7 @@ def train(rank, world_size, device, arguments):
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     precision = pick_precision(arguments.precision, device)
     autocast = torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32")
-    # Below 6e-8 fp16 has only 0. So the loss is multiplied by a scale, and later the gradients divided by it.
+    # Below 6e-8 fp16 has only 0. So the loss is multiplied, and gradients are divided later.
     scaler = torch.amp.GradScaler(device.type, arguments.first_scale, enabled=precision == "fp16")
 
     for epoch in range(1, arguments.epochs + 1):
@@ -52,23 +53,29 @@ def train(rank, world_size, device, arguments):
         for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
             images, labels = images.to(device), labels.to(device)
             optimizer.zero_grad()
-            parts = [whole.tensor_split(arguments.accumulate) for whole in (images, labels)]
-            for number, (images, labels) in enumerate(zip(*parts, strict=True), 1):
-                is_last = number == arguments.accumulate
-                # Around the forward pass too: it is there that DDP decides whether backward will send.
-                with nullcontext() if is_last or arguments.sync_always else model.no_sync():
-                    with autocast:  # a mean of each part would count the images of a smaller one for more
-                        loss = cross_entropy(model(images), labels, reduction="sum") / size
+            image_parts = images.tensor_split(arguments.accumulate)
+            label_parts = labels.tensor_split(arguments.accumulate)
+            micro_batches = zip(image_parts, label_parts, strict=True)
+            for number, (images, labels) in enumerate(micro_batches, 1):
+                will_send = number == arguments.accumulate or arguments.sync_always
+                # Around forward too: there DDP decides whether backward will send.
+                with nullcontext() if will_send else model.no_sync():
+                    with autocast:
+                        scores = model(images)
+                        # Means would count the images of a smaller part for more.
+                        loss = cross_entropy(scores, labels, reduction="sum") / size
                     scaler.scale(loss).backward()
                 loss_sum += loss.detach()
-            scaler.unscale_(optimizer)  # before clipping, which would find them too long by the scale
+            scaler.unscale_(optimizer)  # or else clipping would find them too long
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
             scale = scaler.get_scale()
-            scaler.step(optimizer)  # or skips it, if one is inf: averaged, they are the same on all ranks
+            scaler.step(optimizer)  # skips it if a gradient is inf, as it then is everywhere
             scaler.update()
             counts["steps"] += 1
-            counts["clipped"] += (norm > arguments.clip_norm) & norm.isfinite()
-            counts["skipped"] += scaler.get_scale() < scale
+            # Added as a tensor: an `if` would wait here for the GPU.
+            counts["clipped"] += norm.isfinite() & (norm > arguments.clip_norm)
+            if scaler.get_scale() < scale:
+                counts["skipped"] += 1
         scheduler.step()
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
@@ -86,7 +93,7 @@ def train(rank, world_size, device, arguments):
 
 
 def pick_precision(wanted, device):
-    """bf16 where the hardware has it: its range is that of fp32, and it needs no scale."""
+    """bf16 where the hardware has it: it has the range of fp32, and needs no scale."""
     if wanted != "auto":
         return wanted
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
@@ -100,9 +107,13 @@ def count_and_average(counts, bucket):
 
 
 def show(counts, precision):
-    steps, clipped, skipped = (int(counts[name]) for name in ("steps", "clipped", "skipped"))
-    a_step = f"all-reduces {counts['reductions'] / steps:g}, bytes {counts['bytes'] / steps:,.0f}"
-    print(f"{precision} | each step: {a_step} | steps {steps}, clipped {clipped}, skipped {skipped}")
+    steps = counts["steps"]
+    reductions = counts["reductions"] / steps
+    size = counts["bytes"] / steps
+    print(
+        f"{precision} | each step: all-reduces {reductions:g}, bytes {size:,.0f} | "
+        f"steps {steps}, clipped {int(counts['clipped'])}, skipped {counts['skipped']}"
+    )
 
 
 @torch.no_grad()
@@ -116,24 +127,24 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
-    option("--precision", choices=["auto", *DTYPES], default="auto", help="bf16, or fp16 without it (auto)")
-    option("--accumulate", type=int, default=2, help="micro-batches in a step; its images stay the same (2)")
-    option("--sync-always", action="store_true", help="average after each micro-batch: without no_sync")
-    option("--clip-norm", type=float, default=5.0, help="clip a longer gradient to this; inf: never (5)")
-    option("--first-scale", type=float, default=2.0**16, help="of the loss in fp16, falls at need (65536)")
+    precisions = ["auto", *DTYPES]
+    option("--precision", choices=precisions, default="auto", help="auto: bf16, or fp16")
+    option("--accumulate", type=int, default=2, help="micro-batches in a step (2)")
+    option("--sync-always", action="store_true", help="average after each micro-batch")
+    option("--clip-norm", type=float, default=5.0, help="of a longer gradient (5; or inf)")
+    option("--first-scale", type=float, default=2.0**16, help="of a loss in fp16 (65536)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     size = arguments.batch_size // arguments.world_size
-    if not 1 <= arguments.accumulate <= size:
-        workload.refuse(
-            f"--accumulate must be from 1 to the {size} images of a process, not {arguments.accumulate}"
-        )
-    if not arguments.clip_norm > 0:
-        workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {arguments.clip_norm}")
-    if not 1 <= arguments.first_scale <= 2**32:
-        workload.refuse(f"--first-scale must be from 1 to {2**32}, not {arguments.first_scale:g}")
+    parts, norm, scale = arguments.accumulate, arguments.clip_norm, arguments.first_scale
+    if not 1 <= parts <= size:
+        workload.refuse(f"--accumulate must be from 1 to the {size} images of a process, not {parts}")
+    if not norm > 0:
+        workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {norm}")
+    if not 1 <= scale <= 2**32:
+        workload.refuse(f"--first-scale must be from 1 to {2**32}, not {scale:g}")
     device = workload.pick_device(rank)
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),

@@ -1,11 +1,12 @@
-"""Lesson 09, grown from lesson 04: each process holds a part of the model, not a copy (FSDP).
+"""Lesson 09, grown from lesson 04: each process holds a part of the model, not a copy.
 
     torchrun --standalone --nproc-per-node 2 lessons/09_fsdp.py
 
-You will see lesson 01's losses, and how many bytes each process holds. fully_shard gives each a part of
-every weight, with its gradient and its momentum. A layer is put together just before it computes, and then
-taken apart again. With DDP, a model that is too large for one GPU is too large for a hundred. Each epoch
-leaves a checkpoint. End the run, start it on another number of processes, and it goes on from there.
+You will see lesson 01's losses, and how many bytes each process holds. fully_shard gives
+each a part of every weight, with its gradient and its momentum (FSDP). A layer is put
+together just before it computes, and then taken apart again. With DDP, a model that is
+too large for one GPU is too large for a hundred. Each epoch leaves a checkpoint. End the
+run, start it on another number of processes, and it goes on from there.
 """
 
 import math
@@ -16,14 +17,14 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
+from parts.checkpoints import Checkpoints  # the other half of this lesson
 
 
 def train(rank, world_size, device, arguments):
@@ -33,21 +34,20 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    rounds = math.ceil(len(test_set) / world_size / 500)  # the same for all: a forward waits for the others
+    # The same number of batches everywhere, full or not: a forward waits for the others.
+    rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [share[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:]).to(device)  # a large one: "meta", see dry_run.py
-    settings = workload.settings(arguments, model) | {"precision": arguments.precision}
-    shard(model, arguments, device)  # before the optimizer, which would step weights that are gone
+    # A model too large for one process would begin on the device "meta": see dry_run.py.
+    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    shard(model, arguments, device)  # first: an optimizer would step weights that are gone
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
-    # A thread saves while another trains: in one group, the messages of the two would be mixed up.
-    group, saving = dist.new_group(backend="gloo", timeout=timedelta(minutes=2)), None
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "settings": settings}
-    load_newest(arguments, parts, group)
+    checkpoints = Checkpoints(arguments, model, optimizer, scheduler)
+    first = checkpoints.load_newest() + 1
 
-    for epoch in range(scheduler.last_epoch + 1, arguments.epochs + 1):
+    for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
@@ -68,66 +68,52 @@ def train(rank, world_size, device, arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        if saving:
-            saving.result()  # one at a time; and if it has failed, the error comes here
-        folder = arguments.out / f"{arguments.lesson}.epoch{epoch:04}"
-        saving = dcp.async_save(state_of(parts), checkpoint_id=folder, process_group=group)
+        checkpoints.save(epoch)  # a thread writes it, while training goes on
 
-    if saving:
-        saving.result()  # or else the process group would end under it
+    checkpoints.wait()  # or else the process group would end under it
+    if first <= arguments.epochs:  # a run that was finished has no gradients
         report_memory(rank, world_size, model, optimizer)
+    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights, _ = get_state_dict(model, (), options=whole)  # by rank 0 alone, it would wait for ever
+    weights = get_model_state_dict(model, options=whole)
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 
 
 def shard(model, arguments, device):
-    if arguments.checkpoint_activations:  # of the first five layers, only what went in is kept for backward
+    if arguments.checkpoint_activations:  # of five layers, only the input is kept
         model.forward = partial(checkpoint_sequential, list(model), 2, use_reentrant=False)
-    low = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
-    policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)}
+    dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
+    # By default, the mesh would be of a Mac's GPU.
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    options = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "reshard_after_forward": not arguments.no_reshard,
+    }
     if arguments.offload:
-        policy["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
-    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))  # the default may be a Mac's GPU
-    for layer in [part for part in model if list(part.parameters())]:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=not arguments.no_reshard, **policy)
-    # Last the root, which sees where a step begins and ends. Alone, it would gather all layers at once.
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer, **options)
+    # Last the root, which sees where a step begins and ends. Alone, it would gather all layers.
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))
 
 
 def report_memory(rank, world_size, model, optimizer):
-    held = torch.zeros(3, dtype=torch.int64)
+    weights = gradients = momentum = 0
     for weight in model.parameters():
-        parts = weight, weight.grad, optimizer.state[weight]["momentum_buffer"]
-        held += torch.tensor([part.to_local().nbytes for part in parts])
-    everyone = [None] * world_size
-    dist.all_gather_object(everyone, held.tolist())
-    for owner, held in enumerate(everyone if rank == 0 else ()):
-        print("rank {} holds {:,} bytes of weights, {:,} of gradients, {:,} of momentum".format(owner, *held))
-
-
-def state_of(parts):
-    weights, momentum = get_state_dict(parts["model"], parts["optimizer"])
-    return parts | {"model": weights, "optimizer": momentum}
-
-
-def load_newest(arguments, parts, group):
-    # DCP writes .metadata last, aside, and renames it: a folder without it is no checkpoint.
-    newest = max(arguments.out.glob(f"{arguments.lesson}.epoch*/.metadata"), default=None)
-    if newest is None:
-        return
-    model, optimizer, scheduler, settings = parts.values()
-    theirs = dict(settings)
-    dcp.load({"settings": theirs}, checkpoint_id=newest.parent, process_group=group)
-    other = [f"{key} {theirs[key]}, not {own}" for key, own in settings.items() if theirs[key] != own]
-    if other:
-        workload.refuse(f"{newest.parent} has {'; '.join(other)}: remove it, or name another --out")
-    state = state_of(parts)
-    dcp.load(state, checkpoint_id=newest.parent, process_group=group)  # of each tensor, this process's part
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    if dist.get_rank() == 0:
-        print(f"resumed after epoch {scheduler.last_epoch}", flush=True)
+        weights += weight.to_local().nbytes
+        gradients += weight.grad.to_local().nbytes
+        momentum += optimizer.state[weight]["momentum_buffer"].to_local().nbytes
+    line = (
+        f"rank {rank} holds {weights:,} bytes of weights, "
+        f"{gradients:,} of gradients, {momentum:,} of momentum"
+    )
+    lines = [None] * world_size
+    dist.all_gather_object(lines, line)
+    if rank == 0:
+        print(*lines, sep="\n")
 
 
 @torch.no_grad()
@@ -140,10 +126,11 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="to compute in (fp32)")
-    parser.add_argument("--checkpoint-activations", action="store_true", help="compute the large ones twice")
-    parser.add_argument("--offload", action="store_true", help="keep all parts in the CPU's memory")
-    parser.add_argument("--no-reshard", action="store_true", help="keep layers whole until backward")
+    option = parser.add_argument
+    option("--precision", choices=("fp32", "bf16"), default="fp32", help="to compute in (fp32)")
+    option("--checkpoint-activations", action="store_true", help="compute the large ones twice")
+    option("--offload", action="store_true", help="keep all parts in the CPU's memory")
+    option("--no-reshard", action="store_true", help="keep layers whole until backward")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

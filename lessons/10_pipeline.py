@@ -2,17 +2,18 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
-You will see lesson 01's losses again. A stage is some of the layers; what comes out of it goes on to the
-next process, and the gradient comes back. While one works, the others would wait: so a batch is cut into
-micro-batches, and each stage works on another one. --schedule says on which, and when:
+You will see lesson 01's losses again. A stage is some of the layers; what comes out of it
+goes on to the next process, and the gradient comes back. While one works, the others would
+wait: so a batch is cut into micro-batches, and each stage works on another one. --schedule
+says on which, and when:
     naive        one micro-batch: at any time all processes but one wait
     gpipe        all micro-batches forward, then all backward
-    1f1b         each backward as soon as possible: as much waiting, but fewer micro-batches are held
-    interleaved  two stages for each process, from two places of the model: less waiting, more messages
-With --timeline, out/10_pipeline.timeline.json tells who worked when, and the last line who waited how long.
+    1f1b         each backward as soon as possible: as much waiting, fewer of them held
+    interleaved  two stages for each process: less waiting, more messages
+With --timeline, out/10_pipeline.timeline.json tells who worked when, and the last line
+how long they waited.
 """
 
-import math
 import os
 import time
 from collections import OrderedDict
@@ -21,25 +22,29 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
 from parts import timeline
-
-PIECES = [0, 2, 3, 4, 5, 6, 8, 9, 10]  # where ConvNet's ten layers may be cut: eight pieces
+from parts.stages import BEGINNINGS, check  # the other half of this lesson
 
 
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
-    # All have the same images, as if alone: with shares, the last stage would hold the labels of others.
-    sampler = DistributedSampler(train_set, 1, 0, seed=arguments.seed, drop_last=True)
+    # One share for all: or else the last stage would hold the labels of other images.
+    sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:])  # from one seed, the same first weights everywhere
+    model = workload.ConvNet(train_set.images.shape[1:])  # of one seed: the same on all processes
     stages = cut(model, rank, device, arguments)
     schedule = make_schedule(stages, arguments)
     parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]
@@ -70,22 +75,29 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    mine = {name: value.cpu() for stage in stages for name, value in stage.submod.state_dict().items()}
-    parts = [None] * world_size if rank == 0 else None
-    dist.gather_object(mine, parts)
+    own = {}
+    for stage in stages:
+        own |= stage.submod.cpu().state_dict()
+    everyone = [None] * world_size if rank == 0 else None
+    dist.gather_object(own, everyone)
     if rank == 0:
-        model.load_state_dict({name: value for part in parts for name, value in part.items()})
+        weights = {}
+        for part in everyone:
+            weights |= part
+        model.load_state_dict(weights)
         torch.save(model.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     if arguments.timeline:
         timeline.write(events, arguments)
 
 
 def cut(model, rank, device, arguments):
-    """This process's stages. Only they go to its device. The layers keep the names they have in the model."""
-    layers, stages = list(model.named_children()), []
+    """This process's stages: only they go to its device."""
+    layers = list(model.named_children())
+    borders = [*BEGINNINGS[arguments.stages], len(layers)]
+    stages = []
     for index in range(rank, arguments.stages, arguments.world_size):
-        first, end = (PIECES[number * 8 // arguments.stages] for number in (index, index + 1))
-        module = nn.Sequential(OrderedDict(layers[first:end])).to(device)
+        own = layers[borders[index] : borders[index + 1]]
+        module = nn.Sequential(OrderedDict(own)).to(device)  # with the names of the model
         stages.append(PipelineStage(module, index, arguments.stages, device))
     return stages
 
@@ -101,8 +113,9 @@ def make_schedule(stages, arguments):
 @torch.no_grad()
 def count_correct(schedule, test_set, device, arguments):
     count = len(test_set)
-    # Stages receive micro-batches of one size only: the first images come again to fill it, and do not count.
-    rows = torch.arange(count + -count % arguments.microbatches) % count
+    # All micro-batches have one size: the first images fill up the last, and do not count.
+    missing = -count % arguments.microbatches
+    rows = torch.arange(count + missing) % count
     images, labels = test_set.images[rows].to(device), test_set.labels[rows].to(device)
     output = schedule.eval(images, target=labels)
     if output is None:  # the last stage is in another process
@@ -110,40 +123,24 @@ def count_correct(schedule, test_set, device, arguments):
     return (output.argmax(dim=1) == labels)[:count].sum()
 
 
-def check(arguments):
-    schedule, count, processes = arguments.schedule, arguments.microbatches, arguments.world_size
-    if processes > 4:
-        workload.refuse(f"the model has 4 layers with weights: {processes} processes are too many")
-    if count < 1:
-        workload.refuse(f"--microbatches must be at least 1, not {count}")
-    if arguments.batch_size % count:
-        size, fits = arguments.batch_size, math.ceil(arguments.batch_size / count) * count
-        workload.refuse(f"--batch-size {size} does not divide by {count} micro-batches: take {fits}")
-    if schedule == "1f1b" and count < processes:
-        workload.refuse(f"1f1b on {processes} processes needs {processes} micro-batches or more, not {count}")
-    if schedule == "interleaved" and count > processes and count % processes:
-        workload.refuse(f"interleaved has rounds of {processes}: --microbatches {count} must be a multiple")
-    if not 0 <= arguments.pretend_milliseconds <= 60_000:
-        workload.refuse("--pretend-milliseconds must be from 0 to 60000")
-    if arguments.pretend_milliseconds and not arguments.timeline:
-        workload.refuse("--pretend-milliseconds needs --timeline")
-
-
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     kinds = ("naive", "gpipe", "1f1b", "interleaved")
-    parser.add_argument("--schedule", choices=kinds, default="1f1b", help="who works on what, when (1f1b)")
-    parser.add_argument("--microbatches", type=int, default=8, help="parts of a batch (8; naive: always 1)")
-    parser.add_argument("--timeline", action="store_true", help="write down who worked when in the last step")
-    parser.add_argument("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
+    option = parser.add_argument
+    option("--schedule", choices=kinds, default="1f1b", help="who works on what, when (1f1b)")
+    option("--microbatches", type=int, default=8, help="parts of a batch (8; naive: always 1)")
+    option("--timeline", action="store_true", help="write who worked when in the last step")
+    option("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    workload.check(arguments)  # for one process: nobody has to divide a batch by their number
+    workload.check(arguments)  # for one process: a batch need not divide by their number
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    arguments.microbatches = 1 if arguments.schedule == "naive" else arguments.microbatches
+    if arguments.schedule == "naive":
+        arguments.microbatches = 1
+    arguments.stages = arguments.world_size
     # On one process the two stages would be neighbours, and torch 2.13 fails to evaluate those.
-    chunks = 2 if arguments.schedule == "interleaved" and arguments.world_size > 1 else 1
-    arguments.stages = chunks * arguments.world_size
+    if arguments.schedule == "interleaved" and arguments.world_size > 1:
+        arguments.stages = 2 * arguments.world_size
     check(arguments)
     device = workload.pick_device(rank)
     dist.init_process_group(

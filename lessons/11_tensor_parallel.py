@@ -1,11 +1,12 @@
-"""Lesson 11, grown from lesson 04: the batch stays whole, and the matrices are cut.
+"""Lesson 11, grown from lesson 04: the batch stays whole, and the matrices are sharded.
 
     torchrun --standalone --nproc-per-node 2 lessons/11_tensor_parallel.py
 
-You will see which collectives a step needs, and then the same losses on 1, 2 or 4 processes. The model is a
-small transformer that reads an image row by row. Each process holds some of the heads and neurons of every
-block, and computes their part of every image; twice in a block, the parts of all processes are added up.
-With --sequence-parallel, each keeps only its share of the rows outside attention and feed-forward.
+You will see which collectives a step needs, and then the same losses on 1, 2 or 4
+processes. The model is a small transformer that reads an image row by row. Each process
+holds some of the heads and neurons of every block, and computes their part of every image.
+Twice in a block, the parts are added up. With --sequence-parallel, each keeps only its share
+of the rows outside attention and feed-forward.
 """
 
 import os
@@ -14,7 +15,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -29,24 +29,26 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from parts.transformer import Transformer
+from parts.transformer import ImageTransformer
 
 HEADS = 4
 
 
 def train(rank, world_size, device, arguments):
-    workload.set_seed(arguments.seed)  # layers that are not cut must begin alike: nothing would make them so
+    # Layers that are not sharded begin alike only because the seed is the same.
+    workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
-    # One share for all: parts of different images would be added up, and no error would say so.
+    # One share for all: parts of different images would be added up, without any error.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
-    model = build_model(train_set.images.shape[1:]).to(device)  # a large one: on "meta", as in dry_run.py
+    model = ImageTransformer(train_set.images.shape[1:], heads=HEADS).to(device)
     mesh = init_device_mesh(device.type, (world_size,))
-    model = parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
-    count_collectives(rank, model, *(part.to(device) for part in train_set[:size]))
+    parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
+    images, labels = train_set[:size]
+    count_collectives(rank, model, images.to(device), labels.to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 
@@ -62,7 +64,7 @@ def train(rank, world_size, device, arguments):
             optimizer.step()
             loss_sum += loss.detach()
         scheduler.step()
-        mean_loss = loss_sum.item() / len(train_loader)  # of all images, on each process: nothing to add up
+        mean_loss = loss_sum.item() / len(train_loader)  # of all images already
         seconds = time.perf_counter() - start
 
         correct = count_correct(model, test_loader, device)
@@ -70,31 +72,20 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: under the `if`, rank 0 would wait in vain for the others.
-    weights = {name: gather(value).cpu() for name, value in model.state_dict().items()}
+    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 
 
-def build_model(shape, hidden=32):
-    """A transformer for images: each row of each channel is one place of the sequence."""
-    channels, height, width = shape
-    embedding = nn.Sequential(workload.Normalize(), nn.Flatten(1, 2), nn.Linear(width, hidden))
-    head = nn.Sequential(MeanOverPlaces(), nn.Linear(hidden, 10))
-    return Transformer(embedding, head, channels * height, hidden, HEADS, layers=2)
-
-
-class MeanOverPlaces(nn.Module):
-    def forward(self, x):
-        return x.mean(dim=1)
-
-
 def make_plan(sequence_parallel):
-    whole, places = Replicate(), Shard(1)  # on every process everything, or its own share of the places
-    between = places if sequence_parallel else whole  # what a block hands on
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    replicated = Replicate()  # all of it, on every process
+    by_position = Shard(1)  # each process has its own share of the positions
+    between = by_position if sequence_parallel else replicated  # what a block hands on
     plan = {
-        # Once for the three that follow: else each would send a gradient of its own through an all_reduce.
-        "blocks.*.attention": PrepareModuleInput(input_layouts=between, desired_input_layouts=whole),
+        # Once for the three that follow: else each of them would all_reduce its gradient.
+        "blocks.*.attention": PrepareModuleInput(input_layouts=between, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
         "blocks.*.attention.value": ColwiseParallel(),
@@ -102,31 +93,38 @@ def make_plan(sequence_parallel):
         "blocks.*.feed_forward.up": ColwiseParallel(input_layouts=between),
         "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=between),
     }
-    if sequence_parallel:  # a norm needs one place at a time; its gradient is added up in optimizer.step()
-        plan |= {"blocks.*.*_norm": SequenceParallel(), "norm": SequenceParallel()}
-        for name, before, after in (("blocks.0", whole, places), ("head", places, whole)):
-            layouts = {"input_layouts": before, "desired_input_layouts": after}
-            plan[name] = PrepareModuleInput(**layouts, use_local_output=True)
+    if sequence_parallel:
+        # A norm needs one position at a time. optimizer.step() adds up its gradients.
+        plan["blocks.*.*_norm"] = SequenceParallel()
+        plan["norm"] = SequenceParallel()
+        plan["blocks.0"] = PrepareModuleInput(
+            input_layouts=replicated, desired_input_layouts=by_position, use_local_output=True
+        )
+        plan["head"] = PrepareModuleInput(
+            input_layouts=by_position, desired_input_layouts=replicated, use_local_output=True
+        )
     return plan
 
 
 def count_collectives(rank, model, images, labels):
-    """Take a step of length 0, and print which collectives each of its parts needed."""
-    with CommDebugMode() as forward:
+    """Take a step of length 0, and print which collectives each part of it needed."""
+    with torch.no_grad(), CommDebugMode() as forward:
         model(images)
-    loss = cross_entropy(model(images), labels)  # again: backward through a forward it has seen would warn
+    loss = cross_entropy(model(images), labels)
     with CommDebugMode() as backward:
         loss.backward()
     with CommDebugMode() as step:
         torch.optim.SGD(model.parameters(), lr=0).step()
-    for part, mode in {"forward": forward, "backward": backward, "optimizer": step}.items():
-        counts = [f"{count} {kind.__name__}" for kind, count in mode.get_comm_counts().items()]
+    for name, mode in {"forward": forward, "backward": backward, "optimizer": step}.items():
+        counts = mode.get_comm_counts()
+        words = sorted(f"{count} {kind.__name__}" for kind, count in counts.items())
         if rank == 0:
-            print(f"{part:9} | {', '.join(sorted(counts)) or 'no collective'}", flush=True)
+            print(f"{name:9} | {', '.join(words) or 'no collective'}", flush=True)
 
 
 def gather(value):
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().cpu()
 
 
 @torch.no_grad()
@@ -140,10 +138,10 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.set_defaults(epochs=7, lr=0.1)
-    parser.add_argument("--sequence-parallel", action="store_true", help="also cut norms and residual sums")
+    parser.add_argument("--sequence-parallel", action="store_true", help="also shard norms and residual sums")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    workload.check(arguments)  # for one process: nobody has to divide a batch by their number
+    workload.check(arguments)  # for one process: a batch need not divide by their number
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % arguments.world_size:
         workload.refuse(f"{arguments.world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")

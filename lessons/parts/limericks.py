@@ -1,8 +1,9 @@
-"""The text of lesson 12: limericks by Edward Lear, of "A Book of Nonsense" and "More Nonsense".
+"""The text of lesson 13: limericks by Edward Lear.
 
-He published them in 1846 and 1872: they are in the public domain. limericks.txt has 211 of the 212, from
-Project Gutenberg's numbers 982 and 13650, all in five lines, with the same capitals for the same words, and
-with slips of the pen mended.
+They are of "A Book of Nonsense" and "More Nonsense", which he published in 1846 and 1872, and
+in the public domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982
+and 13650, all in five lines, with the same capitals for the same words, and with slips of the
+pen mended.
 """
 
 import math
@@ -20,30 +21,35 @@ LENGTH = 176  # of a piece: nearly all limericks are shorter
 
 
 def options(parser):
-    parser.set_defaults(data="limericks", train_size=704, test_size=28, epochs=14, batch_size=16, lr=0.008)
+    parser.set_defaults(data="limericks", train_size=704, test_size=28)
+    parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
     parser.set_defaults(items="texts")
     option = parser.add_argument
-    option("--characters", type=int, default=LENGTH, help="to write of each text, at most (176)")
-    option("--temperature", type=float, default=0.3, help="lower writes what is likelier (0.3)")
+    option("--characters", type=int, default=LENGTH, help="to write of each text (176)")
+    option("--temperature", type=float, default=0.3, help="low writes what is likely (0.3)")
     option("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
     option("--crash-at", type=int, help="the epoch in which a process dies")
 
 
 def load(arguments):
-    """The characters, and pieces of the text as their numbers: to learn from, and of limericks held back."""
+    """The characters, pieces of text as their numbers, and pieces of limericks held back."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     if not 0 < arguments.temperature < math.inf:
         workload.refuse(f"--temperature must be a number above 0, not {arguments.temperature}")
     text = Path(__file__).with_suffix(".txt").read_text()
-    characters, limericks = sorted(set(text)), text.strip().split("\n\n")
+    characters = sorted(set(text))
+    limericks = text.strip().split("\n\n")
+    held_back = limericks[6::7]
     kept = [limerick for number, limerick in enumerate(limericks) if number % 7 < 6]
-    train_set = cut(kept, characters, arguments.train_size, times=4)  # once would be an epoch of 11 steps
-    return characters, train_set, cut(limericks[6::7], characters, arguments.test_size)
+    # Four times: with each piece once, an epoch would have 11 steps.
+    train_set = cut(kept, characters, arguments.train_size, times=4)
+    test_set = cut(held_back, characters, arguments.test_size)
+    return characters, train_set, test_set
 
 
 def cut(limericks, characters, count, times=1):
-    """A piece from the start of each limerick, and for each place of them the character that follows."""
+    """A piece from the start of each limerick, and what follows each character."""
     text = "\n\n".join(limericks)
     numbers = torch.tensor([characters.index(character) for character in text])
     starts = [0, *(found.end() for found in re.finditer("\n\n", text))]
@@ -54,28 +60,42 @@ def cut(limericks, characters, count, times=1):
     return workload.Images(pieces[:, :-1], pieces[:, 1:])
 
 
-workload.DATA["limericks"] = lambda arguments: load(arguments)[1:]
+def load_sets(arguments):
+    """What workload.check loads, to see whether there is enough for one batch."""
+    _, train_set, test_set = load(arguments)
+    return train_set, test_set
+
+
+workload.DATA["limericks"] = load_sets
 
 
 def show(when, texts, characters):
     if dist.get_rank() == 0:
-        written = ["".join(characters[number] for number in text).split("\n\n")[0] for text in texts.tolist()]
-        print(f"---- {when}", *written, "----", sep="\n\n", flush=True)
+        print(f"---- {when}\n")
+        for numbers in texts.tolist():
+            written = "".join(characters[number] for number in numbers)
+            print(written.split("\n\n")[0] + "\n")
+        print("----", flush=True)
 
 
 class Recent(nn.Module):
     """Characters as vectors, each with a share of the ones just before it.
 
-    A transformer learns to look there by itself, but on so little text a small one takes three times as long.
+    A transformer learns to look there by itself. But on so little text, a small one takes
+    three times as long.
     """
 
     def __init__(self, characters, hidden, count=4):
         super().__init__()
         self.table = nn.Embedding(characters, hidden)
-        nn.init.normal_(self.table.weight, std=0.02)  # with large ones it would learn more slowly
+        nn.init.normal_(self.table.weight, std=0.02)  # large ones would learn more slowly
         self.shares = nn.Parameter(torch.randn(count, hidden) / 2)
 
     def forward(self, texts):
-        found = pad(self.table(texts), (0, 0, len(self.shares) - 1, 0))  # before the first there is nothing
-        places = texts.shape[1]
-        return sum(found[:, number : number + places] * share for number, share in enumerate(self.shares))
+        length = texts.shape[1]
+        before = len(self.shares) - 1
+        vectors = pad(self.table(texts), (0, 0, before, 0))  # nothing is before the first
+        mixed = 0
+        for first, share in enumerate(self.shares):
+            mixed = mixed + share * vectors[:, first : first + length]
+        return mixed

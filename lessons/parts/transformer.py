@@ -1,33 +1,41 @@
-"""The model of lessons 11 and 12: a small transformer, whose layers have names to shard by.
+"""The model of lessons 11, 12 and 13: a small transformer, whose layers have names to shard by.
 
-Attention works with the heads that it finds, all of them or one process's share.
+Attention works with the heads that it finds: all of them, or one process's share.
 """
 
 import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+import workload
+
 
 class Attention(nn.Module):
     def __init__(self, hidden, head_size, causal):
         super().__init__()
-        self.head_size, self.causal = head_size, causal
-        self.query, self.key, self.value = (nn.Linear(hidden, hidden) for _ in range(3))
+        self.head_size = head_size
+        self.causal = causal
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
         self.project = nn.Linear(hidden, hidden)
 
     def forward(self, x):
-        query, key, value = (
-            part(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # -1: only the heads that are here
-            for part in (self.query, self.key, self.value)
-        )
+        query = self.by_head(self.query(x))
+        key = self.by_head(self.key(x))
+        value = self.by_head(self.value(x))
         mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.project(mixed.transpose(1, 2).flatten(-2))
+
+    def by_head(self, x):
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # -1: as many heads as are here
 
 
 class FeedForward(nn.Module):
     def __init__(self, hidden):
         super().__init__()
-        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
 
     def forward(self, x):
         return self.down(gelu(self.up(x)))
@@ -36,8 +44,10 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, hidden, head_size, causal):
         super().__init__()
-        self.attention_norm, self.attention = nn.LayerNorm(hidden), Attention(hidden, head_size, causal)
-        self.feed_forward_norm, self.feed_forward = nn.LayerNorm(hidden), FeedForward(hidden)
+        self.attention_norm = nn.LayerNorm(hidden)
+        self.attention = Attention(hidden, head_size, causal)
+        self.feed_forward_norm = nn.LayerNorm(hidden)
+        self.feed_forward = FeedForward(hidden)
 
     def forward(self, x):
         x = x + self.attention(self.attention_norm(x))
@@ -45,15 +55,16 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """What comes in goes through `embedding`; what goes out is the last state of each place, normed.
+    """What comes in goes through `embedding`; what goes out is the last state of each position, normed.
 
-    The head that turns it into answers is the lesson's: one label for an image, or one character for each
-    place of a text.
+    The head that turns it into answers is the lesson's: one label for an image, or one character for
+    each position of a text.
     """
 
     def __init__(self, embedding, head, length, hidden=64, heads=4, layers=2, causal=False):
         super().__init__()
-        self.embedding, self.head = embedding, head
+        self.embedding = embedding
+        self.head = head
         self.position = nn.Embedding(length, hidden)
         self.blocks = nn.ModuleList(Block(hidden, hidden // heads, causal) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
@@ -64,3 +75,18 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class ImageTransformer(Transformer):
+    """Reads an image row by row: each row of each channel is one position of the sequence."""
+
+    def __init__(self, shape, hidden=32, heads=4):
+        channels, height, width = shape
+        embedding = nn.Sequential(workload.Normalize(), nn.Flatten(1, 2), nn.Linear(width, hidden))
+        head = nn.Sequential(MeanOverPositions(), nn.Linear(hidden, 10))
+        super().__init__(embedding, head, channels * height, hidden, heads)
+
+
+class MeanOverPositions(nn.Module):
+    def forward(self, x):
+        return x.mean(dim=1)

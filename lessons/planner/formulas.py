@@ -1,11 +1,14 @@
-"""What the planner computes with: memory, arithmetic, communication, idleness, failures. No tensors in here.
+"""What the planner computes with: memory, arithmetic, communication, idleness, failures.
+No tensors in here.
 
-Bytes, seconds, days, each named in the function or its docstring. Sizes are for 16-bit training with Adam and
-for GPTs as Megatron-LM builds them. tests/lessons/test_planner.py has what the papers printed, and where
-the formulas depart from it.
+Bytes, seconds, days, each named in the function or its docstring. Sizes are for 16-bit
+training with Adam and for GPTs as Megatron-LM builds them. tests/lessons/test_planner.py
+has what the papers printed, and where the formulas depart from it.
 """
 
 import math
+from collections.abc import Collection
+from typing import Any
 
 DAY = 24 * 60 * 60
 BUS_FACTORS = {  # doc/PERFORMANCE.md of NVIDIA/nccl-tests, for n ranks
@@ -18,40 +21,58 @@ BUS_FACTORS = {  # doc/PERFORMANCE.md of NVIDIA/nccl-tests, for n ranks
 }
 
 
-def pick(name, choices, what):
-    """What this name stands for, or an error that says what there is: a wrong one must not get a default."""
+def pick(name: str, choices: Collection, what: str) -> Any:
+    """What this name stands for, or an error that says what there is: a wrong one must
+    not get a default.
+    """
     if name not in choices:
         raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, not {name}")
     return choices[name] if isinstance(choices, dict) else name
 
 
-def memory_parts(params, data_parallel, stage):
-    """Bytes of one rank, by part. A parameter takes 2, its gradient 2, Adam's fp32 copy and moments of it 12.
+def memory_parts(params: float, data_parallel: int, stage: int) -> dict[str, float]:
+    """Bytes of one rank, by part. A parameter takes 2, its gradient 2, Adam's fp32 copy
+    and moments of it 12.
 
-    ZeRO's stage 1 cuts the last among the ranks, 2 the gradients too, 3 all (Rajbhandari 2020, section 5).
+    ZeRO's stage 1 cuts the last among the ranks, 2 the gradients too, 3 all (Rajbhandari
+    2020, section 5).
     """
     pick(stage, range(4), "the stage")
-    sizes = {"optimizer": 12 * params, "gradients": 2 * params, "parameters": 2 * params}
     return {
-        part: size / data_parallel if cut < stage else size for cut, (part, size) in enumerate(sizes.items())
+        "optimizer": 12 * params / (data_parallel if stage >= 1 else 1),
+        "gradients": 2 * params / (data_parallel if stage >= 2 else 1),
+        "parameters": 2 * params / (data_parallel if stage >= 3 else 1),
     }
 
 
-def memory_per_rank(params, data_parallel, stage):
-    """Bytes of parameters, gradients and optimizer on one rank; what activations take comes on top."""
+def memory_per_rank(params: float, data_parallel: int, stage: int) -> float:
+    """Bytes of parameters, gradients and optimizer on one rank; what activations take
+    comes on top.
+    """
     return sum(memory_parts(params, data_parallel, stage).values())
 
 
-def transformer_params(layers, hidden, vocab, seq):
-    """12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)): equation 2 of Narayanan 2021, without the last norm."""
+def transformer_params(layers: int, hidden: int, vocab: int, seq: int) -> float:
+    """12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)): equation 2 of Narayanan 2021, without
+    the last norm.
+    """
     return 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocab + seq) / (12 * layers * hidden))
 
 
-def step_flops(layers, hidden, vocab, seq, batch, recompute="full"):
-    """Operations of one step on `batch` sequences: 72 B s l h^2 (1 + s/(6h) + V/(12 l h)), products only.
+def step_flops(
+    layers: int,
+    hidden: int,
+    vocab: int,
+    seq: int,
+    batch: int,
+    recompute: str = "full",
+) -> float:
+    """Operations of one step on `batch` sequences: 72 B s l h^2 (1 + s/(6h) + V/(12 l
+    h)), products only.
 
-    Selective recomputation repeats attention's products: s/(3h) (Korthikanti 2022, equations 7 and 8). Full
-    repeats all of the layers' forward: 96 B s l h^2 (1 + s/(6h) + V/(16 l h)) (Narayanan 2021, equation 3).
+    Selective recomputation repeats attention's products: s/(3h) (Korthikanti 2022,
+    equations 7 and 8). Full repeats all of the layers' forward: 96 B s l h^2 (1 + s/(6h)
+    + V/(16 l h)) (Narayanan 2021, equation 3).
     """
     factors = {"none": (72, 6), "selective": (72, 3), "full": (96, 6)}
     layer, attention = pick(recompute, factors, "recompute")
@@ -59,48 +80,84 @@ def step_flops(layers, hidden, vocab, seq, batch, recompute="full"):
     return batch * seq * layers * hidden**2 * (layer * (1 + seq / (attention * hidden)) + logits)
 
 
-def training_days(params, tokens, gpus, flops_per_gpu, recompute=True):
-    """8 T P / (n X) seconds with full recomputation, 6 without, as days (Narayanan 2021, equation 4).
+def training_days(
+    params: float,
+    tokens: float,
+    gpus: int,
+    flops_per_gpu: float,
+    recompute: bool = True,
+) -> float:
+    """8 T P / (n X) seconds with full recomputation, 6 without, as days (Narayanan 2021,
+    equation 4).
 
-    X is what a GPU reaches, not its peak. Attention's own products are missing: a few percent.
+    X is what a GPU reaches, not its peak. Attention's own products are missing: a few
+    percent.
     """
     return (8 if recompute else 6) * tokens * params / (gpus * flops_per_gpu) / DAY
 
 
 def activation_bytes(
-    seq, batch, hidden, heads, layers, tensor_parallel=1, sequence_parallel=False, recompute="none"
-):
-    """Bytes that one rank keeps for backward, of all layers: table 2 of Korthikanti 2022, times the layers.
+    seq: int,
+    batch: int,
+    hidden: int,
+    heads: int,
+    layers: int,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+) -> float:
+    """Bytes that one rank keeps for backward, of all layers: table 2 of Korthikanti
+    2022, times the layers.
 
-    A pipeline's first stage holds as much, however long it is (equation 5). Without embeddings and logits.
+    A pipeline's first stage holds as much, however long it is (equation 5). Without
+    embeddings and logits.
     """
     scores = 5 * heads * seq / hidden  # what FlashAttention does not keep either: plan with "selective"
     split = 34 if sequence_parallel else 24  # norms and dropout are cut only along the sequence
     whole = 34 - split
-    kept = {"none": whole + (split + scores) / tensor_parallel, "selective": whole + split / tensor_parallel}
-    return seq * batch * hidden * layers * pick(recompute, kept | {"full": 2}, "recompute")
+    kept = {
+        "none": whole + (split + scores) / tensor_parallel,
+        "selective": whole + split / tensor_parallel,
+        "full": 2,
+    }
+    return seq * batch * hidden * layers * pick(recompute, kept, "recompute")
 
 
-def pipeline_idle_to_ideal(stages, microbatches, interleave=1):
-    """Idle time of a stage over the time it works, (p - 1)/(v m) (Narayanan 2021, 2.2). It may exceed 1."""
+def pipeline_idle_to_ideal(stages: int, microbatches: int, interleave: int = 1) -> float:
+    """Idle time of a stage over the time it works, (p - 1)/(v m) (Narayanan 2021, 2.2).
+    It may exceed 1.
+    """
     return (stages - 1) / (interleave * microbatches)
 
 
-def pipeline_idle_share(stages, microbatches, interleave=1):
-    """Idle time of a stage over the whole time, (p - 1)/(v m + p - 1): GPipe (Huang 2019). Always below 1."""
+def pipeline_idle_share(stages: int, microbatches: int, interleave: int = 1) -> float:
+    """Idle time of a stage over the whole time, (p - 1)/(v m + p - 1): GPipe (Huang
+    2019). Always below 1.
+    """
     ratio = pipeline_idle_to_ideal(stages, microbatches, interleave)
     return ratio / (1 + ratio)
 
 
 def all_reduce_seconds(
-    bytes, ranks, bandwidth, latency, algorithm, ranks_per_node=8, node_bandwidth=None, node_latency=None
-):
-    """Seconds to sum S bytes over n ranks, at B bytes a second one way and a seconds of latency a message.
+    bytes: float,
+    ranks: int,
+    bandwidth: float,
+    latency: float,
+    algorithm: str,
+    ranks_per_node: int = 8,
+    node_bandwidth: float | None = None,
+    node_latency: float | None = None,
+) -> float:
+    """Seconds to sum S bytes over n ranks, at B bytes a second one way and a seconds of
+    latency a message.
 
-    server: (n - 1) S/B + 2 a, for a rank 0 that answers while it receives; up to twice that if it waits.
+    server: (n - 1) S/B + 2 a, for a rank 0 that answers while it receives; up to twice
+        that if it waits.
     ring: 2 (n - 1) a + 2 (n - 1)/n S/B (Patarasuk 2009).
-    tree: 2 ceil(log2 n) (a + S/B). NCCL's two trees, half of the bytes on each, come close to 2 S/B.
-    two-level: a ring in each node, then a ring over the nodes for each of its ranks, with its share of S.
+    tree: 2 ceil(log2 n) (a + S/B). NCCL's two trees, half of the bytes on each, come
+        close to 2 S/B.
+    two-level: a ring in each node, then a ring over the nodes for each of its ranks,
+        with its share of S.
     """
     pick(algorithm, ("server", "ring", "tree", "two-level"), "the algorithm")
     if ranks == 1:
@@ -120,25 +177,41 @@ def all_reduce_seconds(
     return all_reduce_seconds(bytes, inside, *near, "ring") + far
 
 
-def bus_bandwidth(bytes, seconds, ranks, collective="all-reduce"):
-    """Bytes a second that the slowest link must have carried: S/t times nccl-tests' factor (BUS_FACTORS)."""
+def bus_bandwidth(
+    bytes: float,
+    seconds: float,
+    ranks: int,
+    collective: str = "all-reduce",
+) -> float:
+    """Bytes a second that the slowest link must have carried: S/t times nccl-tests'
+    factor (BUS_FACTORS).
+    """
     return bytes / seconds * pick(collective, BUS_FACTORS, "the collective")(ranks)
 
 
-def seconds_between_failures(gpus, failure_rate):
-    """Their mean, for a job that any GPU interrupts. `failure_rate`: per GPU and day, all causes."""
+def seconds_between_failures(gpus: int, failure_rate: float) -> float:
+    """Their mean, for a job that any GPU interrupts. `failure_rate`: per GPU and day,
+    all causes.
+    """
     return DAY / (gpus * failure_rate)
 
 
-def interruptions(gpus, days, failure_rate):
-    """How many to expect: GPUs x days x `failure_rate`, per GPU and day (Kokolis 2025, figure 7)."""
+def interruptions(gpus: int, days: float, failure_rate: float) -> float:
+    """How many to expect: GPUs x days x `failure_rate`, per GPU and day (Kokolis 2025,
+    figure 7).
+    """
     return gpus * days * failure_rate
 
 
-def checkpoint_interval(save_seconds, mtbf_seconds, order="young"):
+def checkpoint_interval(
+    save_seconds: float,
+    mtbf_seconds: float,
+    order: str = "young",
+) -> float:
     """Seconds between checkpoints that lose the least: sqrt(2 d M) (Young 1974).
 
-    daly: sqrt(2 d M) (1 + sqrt(d/2M)/3 + (d/2M)/9) - d, and M from d = 2 M on (Daly 2006).
+    daly: sqrt(2 d M) (1 + sqrt(d/2M)/3 + (d/2M)/9) - d, and M from d = 2 M on (Daly
+    2006).
     """
     young = math.sqrt(2 * save_seconds * mtbf_seconds)
     if pick(order, ("young", "daly"), "the order") == "young":
@@ -149,12 +222,21 @@ def checkpoint_interval(save_seconds, mtbf_seconds, order="young"):
     return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
 
 
-def effective_time_ratio(interval_seconds, save_seconds, restart_seconds, mtbf_seconds):
-    """Share of the time that moves training on: 1 - d/t - (R + t/2)/M, or 0 (Young's sum; Kokolis 2025)."""
+def effective_time_ratio(
+    interval_seconds: float,
+    save_seconds: float,
+    restart_seconds: float,
+    mtbf_seconds: float,
+) -> float:
+    """Share of the time that moves training on: 1 - d/t - (R + t/2)/M, or 0 (Young's
+    sum; Kokolis 2025).
+    """
     lost = save_seconds / interval_seconds + (restart_seconds + interval_seconds / 2) / mtbf_seconds
     return max(0.0, 1 - lost)
 
 
-def exposed_seconds(communication_seconds, hiding_seconds):
-    """Communication that does not fit beside the computation that it may run beside (Li 2020: DDP)."""
+def exposed_seconds(communication_seconds: float, hiding_seconds: float) -> float:
+    """Communication that does not fit beside the computation that it may run beside (Li
+    2020: DDP).
+    """
     return max(0.0, communication_seconds - hiding_seconds)

@@ -1,21 +1,31 @@
-"""One job, planned: formulas.py put together for the planner, and what is assumed in between."""
+"""One job, planned: formulas.py put together for the planner, and what is assumed in
+between.
+"""
 
 import math
+from typing import Any
 
 from planner import formulas
+
+Job = dict[str, Any]  # the planner's options, with _ for -
+Plan = dict[str, Any]  # what `plan` returns
 
 VOCAB = 51_200  # Megatron-LM's. It hardly matters here.
 
 
-def guess(job):
-    """Layers, width and heads; in GPT-3's proportions where not given: 128 x layers wide, heads of 128."""
+def guess(job: Job) -> tuple[int, int, int]:
+    """Layers, width and heads; in GPT-3's proportions where not given: 128 x layers
+    wide, heads of 128.
+    """
     layers = job["layers"] or max(1, round((job["params"] / 12 / 128**2) ** (1 / 3)))
     hidden = job["hidden"] or 128 * layers
     return layers, hidden, job["heads"] or max(1, hidden // 128)
 
 
-def divide(job):
-    """How many copies of the model there are, and how many micro-batches each computes in a step."""
+def divide(job: Job) -> tuple[int, int]:
+    """How many copies of the model there are, and how many micro-batches each computes
+    in a step.
+    """
     copy = job["tensor_parallel"] * job["pipeline"]
     if job["gpus"] % copy:
         raise ValueError(
@@ -32,32 +42,54 @@ def divide(job):
     return data, math.ceil(texts / data / job["micro_batch"])
 
 
-def memory_bytes(job, data):
-    """What a GPU of the first pipeline stage holds, by part. Buffers and the framework come on top."""
+def memory_bytes(job: Job, data: int) -> dict[str, float]:
+    """What a GPU of the first pipeline stage holds, by part. Buffers and the framework
+    come on top.
+    """
     layers, hidden, heads = guess(job)
     tensor, pipeline, pieces = job["tensor_parallel"], job["pipeline"], job["interleave"]
     parts = formulas.memory_parts(job["params"] / tensor / pipeline, data, job["stage"])
-    how = (tensor, job["sequence_parallel"], job["recompute"])
-    kept = formulas.activation_bytes(job["seq"], job["micro_batch"], hidden, heads, layers, *how)
+    kept = formulas.activation_bytes(
+        job["seq"],
+        job["micro_batch"],
+        hidden,
+        heads,
+        layers,
+        tensor_parallel=tensor,
+        sequence_parallel=job["sequence_parallel"],
+        recompute=job["recompute"],
+    )
     # More pieces on each stage, more of them in flight (Korthikanti 2022, 4.2.3).
     in_flight = 1 + (pipeline - 1) / (pipeline * pieces) if pieces > 1 else 1
     return parts | {"activations": kept * in_flight}
 
 
-def data_parallel_seconds(job, data, microbatches):
-    """What the data-parallel ranks send each other in a step, whether or not computation hides it."""
+def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
+    """What the data-parallel ranks send each other in a step, whether or not computation
+    hides it.
+    """
     tensor = job["tensor_parallel"]
     message = 2 * job["params"] / tensor / job["pipeline"]
-    network = (job["bandwidth_network"], job["latency"], job["algorithm"])
-    node = (max(1, job["gpus_per_node"] // tensor), job["bandwidth_node"], job["latency"])
-    # Stage 3 also gathers the parameters, for each forward and each backward: in all one and a half times as
-    # much (Rajbhandari 2020, 7.2), and for each micro-batch. The others sum once a step.
+    # Stage 3 also gathers the parameters, for each forward and each backward: in all one
+    # and a half times as much (Rajbhandari 2020, 7.2), and for each micro-batch. The
+    # others sum once a step.
     times = 1.5 * microbatches if job["stage"] == 3 else 1
-    return times * formulas.all_reduce_seconds(message, data, *network, *node)
+    return times * formulas.all_reduce_seconds(
+        message,
+        data,
+        job["bandwidth_network"],
+        job["latency"],
+        job["algorithm"],
+        ranks_per_node=max(1, job["gpus_per_node"] // tensor),
+        node_bandwidth=job["bandwidth_node"],
+        node_latency=job["latency"],
+    )
 
 
-def step_seconds(job, data, microbatches):
-    """What a step takes, by part. The parts follow each other; what is hidden is not in them."""
+def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
+    """What a step takes, by part. The parts follow each other; what is hidden is not in
+    them.
+    """
     layers, hidden, _ = guess(job)
     shape, recompute = (layers, hidden, VOCAB, job["seq"]), job["recompute"]
     texts = data * microbatches * job["micro_batch"]  # all ranks wait for the fullest
@@ -67,11 +99,14 @@ def step_seconds(job, data, microbatches):
     compute = flops / (job["gpus"] * job["peak"] * job["mfu"])
     idle = formulas.pipeline_idle_to_ideal(job["pipeline"], microbatches, job["interleave"])
     link = "node" if job["tensor_parallel"] <= job["gpus_per_node"] else "network"
-    sums = 6 if recompute == "full" else 4  # each layer: 2 in forward, 2 in backward (Narayanan 2021, 2.3)
-    message = (2 * job["seq"] * job["micro_batch"] * hidden, job["tensor_parallel"])
-    tensor = formulas.all_reduce_seconds(*message, job[f"bandwidth_{link}"], job["latency"], "ring")
+    sums = 6 if recompute == "full" else 4  # a layer: 2 forward, 2 backward (Narayanan 2021, 2.3)
+    message = 2 * job["seq"] * job["micro_batch"] * hidden
+    bandwidth = job[f"bandwidth_{link}"]
+    tensor = formulas.all_reduce_seconds(message, job["tensor_parallel"], bandwidth, job["latency"], "ring")
     backward = 3 / 4 if recompute == "full" else 2 / 3
-    beside = compute if job["stage"] == 3 else compute / microbatches * backward  # of the last micro-batch
+    beside = compute / microbatches * backward  # of the last micro-batch
+    if job["stage"] == 3:
+        beside = compute
     sent = data_parallel_seconds(job, data, microbatches)
     return {
         "compute": compute,
@@ -81,8 +116,9 @@ def step_seconds(job, data, microbatches):
     }
 
 
-def plan(job):
-    """All there is to say about a job: a dictionary of the planner's options, with _ for -.
+def plan(job: Job) -> Plan:
+    """All there is to say about a job: a dictionary of the planner's options, with _ for
+    -.
 
     ValueError, with a line for the reader, if it cannot run.
     """
@@ -121,8 +157,10 @@ def plan(job):
     }
 
 
-def sweep(job):
-    """The same job on ever more GPUs, doubled up to job["gpus"] or until it cannot run; and why it stops."""
+def sweep(job: Job) -> tuple[list[Plan], str]:
+    """The same job on ever more GPUs, doubled up to job["gpus"] or until it cannot run;
+    and why it stops.
+    """
     rows, gpus = [], job["tensor_parallel"] * job["pipeline"]
     while gpus <= job["gpus"]:
         try:

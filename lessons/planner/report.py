@@ -1,17 +1,26 @@
 """What the planner prints and draws of its plans."""
 
-UNITS = ((120, "s", 1), (7200, "min", 60), (172_800, "hours", 3600), (float("inf"), "days", 86_400))
-COLOURS = ("#0072B2", "#999999", "#E69F00", "#D55E00", "#000000")  # told apart by the colour-blind too
+from pathlib import Path
+
+from planner.plans import Plan
+
+# Told apart by the colour-blind too.
+COLOURS = ("#0072B2", "#999999", "#E69F00", "#D55E00", "#000000")
 
 
-def duration(seconds):
+def duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:,.1f} ms"
-    unit, size = next((unit, size) for limit, unit, size in UNITS if seconds < limit)
-    return f"{seconds / size:,.1f} {unit}"
+    if seconds < 120:
+        return f"{seconds:,.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:,.1f} min"
+    if seconds < 172_800:
+        return f"{seconds / 3600:,.1f} hours"
+    return f"{seconds / 86_400:,.1f} days"
 
 
-def count(number):
+def count(number: float) -> str:
     """Numbers as people say them: 7.5 billion."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= size:
@@ -23,66 +32,86 @@ def line(name, *values):
     return f"    {name:40}" + "".join(f"{value:>16}" for value in values)
 
 
-def text(found):
+def text(found: Plan) -> str:
     """The report of one plan."""
     job, memory, step = found["job"], found["memory_bytes"], found["step_seconds"]
     needs, whole = sum(memory.values()), sum(step.values())
-    ways = f"{found['data_parallel']:,} data x {job['tensor_parallel']} tensor x {job['pipeline']} pipeline"
+    data, tensor, pipeline = found["data_parallel"], job["tensor_parallel"], job["pipeline"]
+    ways = f"{data:,} data x {tensor} tensor x {pipeline} pipeline"
     shape = f"{job['layers']} layers of {job['hidden']:,} with {job['heads']} heads"
     verdict = f"(needs {needs / 1e9:,.1f} GB of {job['memory'] / 1e9:,.0f} GB a GPU)"
-    helps = "cut it by --stage 3, --recompute full, --tensor-parallel, --pipeline or a smaller --micro-batch"
+    fits = "yes" if found["fits"] else "no"
+    if not found["fits"]:
+        verdict += (
+            "; cut it by --stage 3, --recompute full, --tensor-parallel, --pipeline "
+            "or a smaller --micro-batch"
+        )
+    every = duration(found["checkpoint_interval_seconds"])
+    useful = found["model_flops_utilization"]
+    hidden_or_not = duration(found["data_parallel_seconds"])
     return "\n".join(
         [
             f"{count(job['params'])} parameters, {shape}",
             f"{job['gpus']:,} GPUs: {ways}\n",
-            f"fits: {'yes' if found['fits'] else 'no'} {verdict}{'' if found['fits'] else '; ' + helps}",
+            f"fits: {fits} {verdict}",
             *(line(name, f"{size / 1e9:,.2f} GB") for name, size in memory.items()),
             f"\na step: {duration(whole)}, {job['texts']:,} texts of {job['seq']:,} tokens",
             *(line(name, duration(part), f"{part / whole:.1%}") for name, part in step.items()),
-            line("data-parallel communication, hidden or not", duration(found["data_parallel_seconds"])),
+            line("data-parallel communication, hidden or not", hidden_or_not),
             line("idle share of a pipeline stage", f"{found['pipeline_idle_share']:.1%}"),
-            line("of the peak, for what is not repeated", f"{found['model_flops_utilization']:.1%}"),
+            line("of the peak, for what is not repeated", f"{useful:.1%}"),
             f"\n{count(job['tokens'])} tokens: {duration(found['days'] * 86400)}",
             line("cost", f"{found['dollars']:,.0f} dollars"),
             line("interruptions to expect", f"{found['interruptions']:,.1f}"),
-            line("best time between checkpoints", duration(found["checkpoint_interval_seconds"])),
+            line("best time between checkpoints", every),
             line("of the time, training moves on", f"{found['effective_time_ratio']:.1%}"),
         ]
     )
 
 
-def shares(found):
-    """Where the time goes, as shares of all of it: the parts of a step, checkpoints and failures."""
+def shares(found: Plan) -> dict[str, float]:
+    """Where the time goes, as shares of all of it: the parts of a step, checkpoints and
+    failures.
+    """
     step, moving = found["step_seconds"], found["effective_time_ratio"]
     parts = {name: seconds / sum(step.values()) * moving for name, seconds in step.items()}
     return parts | {"checkpoints and failures": 1 - moving}
 
 
-def efficiency(found, first):
+def efficiency(found: Plan, first: Plan) -> float:
     """Speed of each GPU, over what it was in the first row."""
-    return (
-        found["tokens_per_second"] / found["job"]["gpus"] * first["job"]["gpus"] / first["tokens_per_second"]
-    )
+    speed = found["tokens_per_second"] / found["job"]["gpus"]
+    speed_at_first = first["tokens_per_second"] / first["job"]["gpus"]
+    return speed / speed_at_first
 
 
-def table(rows, end, picture):
-    columns = ("GPUs", "GB each", "fits", "tokens/s", "of linear", "time", "dollars", "interruptions")
+def table(rows: list[Plan], end: str, picture: Path) -> str:
     form = "{:>7}{:>10}{:>6}{:>14}{:>11}{:>14}{:>14}{:>15}"
-    made = [form.format(*columns)]
+    head = form.format("GPUs", "GB each", "fits", "tokens/s", "of linear", "time", "dollars", "interruptions")
+    lines = [head]
     for found in rows:
-        cells = (f"{found['job']['gpus']:,}", f"{sum(found['memory_bytes'].values()) / 1e9:,.1f}")
-        cells += ("yes" if found["fits"] else "no", f"{found['tokens_per_second']:,.0f}")
-        cells += (
+        memory = sum(found["memory_bytes"].values())
+        cells = [
+            f"{found['job']['gpus']:,}",
+            f"{memory / 1e9:,.1f}",
+            "yes" if found["fits"] else "no",
+            f"{found['tokens_per_second']:,.0f}",
             f"{efficiency(found, rows[0]):.1%}",
             duration(found["days"] * 86400),
             f"{found['dollars']:,.0f}",
-        )
-        made.append(form.format(*cells, f"{found['interruptions']:,.1f}"))
-    return "\n".join([*made, *([f"\nNo further: {end}"] if end else []), f"\nThe curve: {picture}"])
+            f"{found['interruptions']:,.1f}",
+        ]
+        lines.append(form.format(*cells))
+    if end:
+        lines.append(f"\nNo further: {end}")
+    lines.append(f"\nThe curve: {picture}")
+    return "\n".join(lines)
 
 
-def draw(rows, folder):
-    """FOLDER/planner.png: the speed beside that of GPUs that need not talk, and where the time goes."""
+def draw(rows: list[Plan], folder: Path) -> Path:
+    """FOLDER/planner.png: the speed beside that of GPUs that need not talk, and where
+    the time goes.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -95,11 +124,19 @@ def draw(rows, folder):
     ideal = [speeds[0] * number / gpus[0] for number in gpus]
     left.plot(gpus, ideal, color="#999999", linestyle="--", label="as many times the first as GPUs")
     left.plot(gpus, speeds, color=COLOURS[0], label="planned")
-    for fits, face, label in ((True, COLOURS[0], "fits"), (False, "white", "does not fit in memory")):
-        there = [index for index, found in enumerate(rows) if found["fits"] is fits]
-        style = {"linestyle": "", "marker": "o", "color": COLOURS[0], "markerfacecolor": face}
+    faces = {"fits": COLOURS[0], "does not fit in memory": "white"}
+    for label, face in faces.items():
+        there = [found for found in rows if found["fits"] == (label == "fits")]
         if there:
-            left.plot([gpus[at] for at in there], [speeds[at] for at in there], label=label, **style)
+            left.plot(
+                [found["job"]["gpus"] for found in there],
+                [found["tokens_per_second"] for found in there],
+                linestyle="",
+                marker="o",
+                color=COLOURS[0],
+                markerfacecolor=face,
+                label=label,
+            )
     parts = [shares(found) for found in rows]
     stacked = [[part[name] for part in parts] for name in parts[0]]
     right.stackplot(gpus, stacked, labels=list(parts[0]), colors=COLOURS, linewidth=0)
@@ -109,9 +146,8 @@ def draw(rows, folder):
     for axes in (left, right):
         axes.set(xlabel="GPUs", xscale="log")
         axes.set_xscale("log", base=2)
-        axes.set_xticks(
-            gpus[:: 1 + len(gpus) // 9], [f"{number:,}" for number in gpus[:: 1 + len(gpus) // 9]]
-        )
+        shown = gpus[:: 1 + len(gpus) // 9]  # more would write over each other
+        axes.set_xticks(shown, [f"{number:,}" for number in shown])
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)
     job = rows[0]["job"]

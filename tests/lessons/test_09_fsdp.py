@@ -12,6 +12,7 @@ import torch
 
 import launcher
 import workload
+from meshes import run_probe
 
 LESSON = launcher.ROOT / "lessons/09_fsdp.py"
 # 1,055 images lack one to a full batch; 1,001 test images make 501 and 500, of which 500 go into one batch.
@@ -30,22 +31,19 @@ def weights_of(result):
 
 @pytest.fixture
 def altered(forks, tmp_path):
-    """Run the lesson after some lines of our own, as `fork` does: a measurement, or an accident."""
+    """Run the lesson inside a probe, as `fork` does: a measurement, or an accident."""
 
-    def altered(lines, processes, *arguments, folder="run", code=0):
-        script = tmp_path / f"altered-{folder}.py"
-        run_it = f"__file__ = {str(LESSON)!r}\nexec(compile(open(__file__).read(), __file__, 'exec'))\n"
-        script.write_text(f"{lines}\n{run_it}")
-        result = launch(forks, tmp_path / folder, processes, *arguments, script=script)
+    def altered(probe, processes, *arguments, words=(), folder="run", code=0):
+        command = launcher.command("09_fsdp", processes, *arguments)
+        result = run_probe(forks, tmp_path / folder, probe, command, *words)
         assert result.code == code, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result
 
     return altered
 
 
-def launch(forks, folder, processes, *arguments, script=LESSON):
+def launch(forks, folder, processes, *arguments):
     words, environment = launcher.command("09_fsdp", processes, *arguments)
-    words = [str(script) if word == str(LESSON) else word for word in words]
     (folder / ".tmp").mkdir(parents=True, exist_ok=True)
     code, left = forks.run(words, folder, environment | {"TMPDIR": str(folder / ".tmp")}, limit=240)
     assert not left, f"still alive after the run: {left}"
@@ -129,41 +127,6 @@ def test_tensors_are_cut_as_torch_chunk_cuts_them():
 
 # ---- what the options change, and what they leave ----
 
-COUNTED = """
-import json, torch, warnings, workload
-import torch.distributed as dist
-from torch.distributed.tensor.debug import CommDebugMode
-gather, scatter, kinds = dist.all_gather_single, dist.reduce_scatter_single, set()
-def note_gather(output, input, **options):
-    kinds.add(f"gather {input.dtype}")
-    return gather(output, input, **options)
-def note_scatter(output, input, **options):
-    kinds.add(f"scatter {input.dtype}")
-    return scatter(output, input, **options)
-dist.all_gather_single, dist.reduce_scatter_single = note_gather, note_scatter
-def progress(batches, epoch, quiet):
-    warnings.simplefilter("ignore")  # the counter's hooks make views of the outputs, which FSDP warns of
-    for batch in batches:
-        kept = []
-        def keep(tensor):
-            kept.append([list(tensor.shape), str(tensor.dtype), tensor.nbytes])
-            return tensor
-        with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            yield batch
-        if not quiet and epoch == 1:  # later, the first step after a test prefetches a layer in vain
-            sent = {str(name).split("_")[1]: number for name, number in mode.get_comm_counts().items()}
-            print("counted", json.dumps([sent, kept, sorted(kinds)]))
-workload.progress = progress
-"""
-POLICIES = """
-import torch.distributed.fsdp as fsdp
-as_it_was = fsdp.fully_shard
-def fully_shard(layer, **options):
-    print("policy:", options.get("offload_policy"))
-    return as_it_was(layer, **options)
-fsdp.fully_shard = fully_shard
-"""  # a CPU has nowhere to offload to: all that can be seen here is that it was asked for, for 4 layers by 2
-
 
 def counted(result):
     """A step's collectives, the tensors it keeps for backward, the kinds it sends: the same in every step."""
@@ -178,22 +141,22 @@ def activations(kept):
 
 
 def test_what_the_options_save_and_that_they_change_no_byte(altered):
-    plain = altered(COUNTED, 2, *SMALL)
+    plain = altered("fsdp_counted", 2, *SMALL)
     sent, kept, kinds = counted(plain)
     assert sent == {"allgather": 8, "reduce": 4}  # 4 layers: forward, backward, and their gradients
     assert kinds == ["gather torch.float32", "scatter torch.float32"]
     assert activations(kept) == 2_843_040
 
-    fewer = altered(COUNTED, 2, *SMALL, "--checkpoint-activations", folder="fewer")
+    fewer = altered("fsdp_counted", 2, *SMALL, "--checkpoint-activations", folder="fewer")
     assert counted(fewer)[0] == sent
     # Of the first five layers it keeps the 60 images, as bytes; not as floats, and not three times 16 maps.
     pixels, maps = 60 * 28 * 28, 60 * 16 * 14 * 14
     assert activations(counted(fewer)[1]) == 2_843_040 - 4 * (pixels + 3 * maps) + pixels
 
-    whole_layers = altered(COUNTED, 2, *SMALL, "--no-reshard", folder="whole_layers")
+    whole_layers = altered("fsdp_counted", 2, *SMALL, "--no-reshard", folder="whole_layers")
     assert counted(whole_layers)[0] == {"allgather": 4, "reduce": 4}
 
-    offloaded = altered(POLICIES, 2, *SMALL, "--offload", folder="offloaded")
+    offloaded = altered("fsdp_policies", 2, *SMALL, "--offload", folder="offloaded")
     assert offloaded.stdout.count("policy: CPUOffloadPolicy(pin_memory=False)") == 8
     for result in (fewer, whole_layers, offloaded):
         assert weights_of(result) == weights_of(plain)
@@ -201,7 +164,7 @@ def test_what_the_options_save_and_that_they_change_no_byte(altered):
 
 
 def test_bf16_computes_in_16_bits_holds_32_and_stays_close(altered, reference):
-    result = altered(COUNTED, 2, *SIZES, "--precision", "bf16")
+    result = altered("fsdp_counted", 2, *SIZES, "--precision", "bf16")
     sent, kept, kinds = counted(result)
     assert sent == {"allgather": 8, "reduce": 4}
     assert kinds == ["gather torch.bfloat16", "scatter torch.float32"]
@@ -239,25 +202,12 @@ def test_a_finished_run_is_not_trained_again(fork, whole, tmp_path):
     assert weights_of(again) == weights_of(whole(2))
 
 
-FATAL = """
-import os, signal
-from torch.distributed.checkpoint import FileSystemWriter as Writer
-as_it_was = Writer.{method}
-def die(self, *arguments, **options):
-    if "{epoch}" in str(self.path) and os.environ["RANK"] == "0":
-        open(f"{{self.path}}/{file}", "wb").write(b"PK" * 99)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return as_it_was(self, *arguments, **options)
-Writer.{method} = die
-"""
-
-
 def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(altered, fork, whole):
-    in_a_file = FATAL.format(method="write_data", epoch="epoch0002", file="__0_0.distcp")
-    killed = altered(in_a_file, 2, *SIZES, code=1)
+    in_a_file = ("09_fsdp", "write_data", "epoch0002", "__0_0.distcp")
+    killed = altered("killed_while_saving", 2, *SIZES, words=in_a_file, code=1)
     assert (killed.out / "09_fsdp.epoch0002/__0_0.distcp").stat().st_size == 198
-    before_it_counts = FATAL.format(method="finish", epoch="epoch0003", file=".metadata.tmp")
-    killed = altered(before_it_counts, 2, *SIZES, code=1)
+    before_it_counts = ("09_fsdp", "finish", "epoch0003", ".metadata.tmp")
+    killed = altered("killed_while_saving", 2, *SIZES, words=before_it_counts, code=1)
     assert "resumed after epoch 1\n" in killed.stdout
     assert (killed.out / "09_fsdp.epoch0003/__1_0.distcp").exists()
     result = fork("09_fsdp", 2, *SIZES)
@@ -266,42 +216,17 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert [row["loss"] for row in curve_of(result)] == [row["loss"] for row in curve_of(whole(2))]
 
 
-PATIENT = """
-import threading
-from torch.distributed.checkpoint import FileSystemWriter as Writer
-from torch.optim.optimizer import register_optimizer_step_post_hook
-steps, as_it_was = threading.Semaphore(0), Writer.write_data
-register_optimizer_step_post_hook(lambda *_: steps.release())
-def write_after_three_more_steps(self, *arguments, **options):
-    while steps.acquire(blocking=False):
-        pass
-    if str(self.path).endswith("epoch0001"):
-        assert all(steps.acquire(timeout=30) for _ in range(3)), "training has waited for the checkpoint"
-    return as_it_was(self, *arguments, **options)
-Writer.write_data = write_after_three_more_steps
-"""
-
-
 def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
     altered, fork, whole, tmp_path
 ):
-    late = altered(PATIENT, 2, *SIZES)
+    late = altered("fsdp_slow_disk", 2, *SIZES)
     copy_until(late, 1, tmp_path / "resumed")
     assert weights_of(fork("09_fsdp", 2, *SIZES, folder="resumed")) == weights_of(whole(2))
 
 
 @pytest.mark.parametrize("epochs", [1, 3])  # at the end, or when the next one is to be saved
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(altered, epochs):
-    lines = """
-from torch.distributed.checkpoint import FileSystemWriter
-as_it_was = FileSystemWriter.write_data
-def full_at_first(self, *arguments, **options):
-    if str(self.path).endswith("epoch0001"):
-        raise OSError(28, "No space left on device")
-    return as_it_was(self, *arguments, **options)
-FileSystemWriter.write_data = full_at_first
-"""
-    result = altered(lines, 1, *SMALL[:-1], epochs, code=1)
+    result = altered("fsdp_full_disk", 1, *SMALL[:-1], epochs, code=1)
     assert "No space left on device" in result.stderr and result.stdout.count("loss") <= 2
 
 

@@ -1,6 +1,5 @@
-"""Lesson 11: cut in any way it is the same model, and the collectives are those that it prints."""
+"""Lesson 11: sharded in any way it is the same model, and the collectives are those that it prints."""
 
-import importlib
 import json
 import sys
 
@@ -12,6 +11,8 @@ from torch.utils.data import DistributedSampler
 import launcher
 import workload
 from lines import check_what_it_printed, refusal
+from meshes import run_probe
+from parts.transformer import ImageTransformer
 
 STEM = "11_tensor_parallel"
 SIZES = ("--train-size", 1055, "--batch-size", 96, "--test-size", 397, "--epochs", 2, "--seed", 3)
@@ -20,16 +21,11 @@ COUNTED = ["forward   | {}", "backward  | {}", "optimizer | {}"]
 
 
 @pytest.fixture(scope="module")
-def lesson():
-    return importlib.import_module(STEM)
-
-
-@pytest.fixture(scope="module")
-def plain(lesson):
+def plain():
     """The curve and the weights of a loop in one process that knows nothing of DTensors."""
     workload.set_seed(3)
     train_set, test_set = workload.draw_digits(1055, seed=1), workload.draw_digits(397, seed=2)
-    model, curve = lesson.build_model((1, 28, 28)), []
+    model, curve = ImageTransformer((1, 28, 28)), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2)
     sampler = DistributedSampler(train_set, 1, 0, seed=3)
@@ -53,7 +49,7 @@ def accuracy(model, test_set):
 
 
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), *WAYS])
-def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, lesson, processes, options):
+def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, processes, options):
     result = fork(STEM, processes, *SIZES, *options, folder="first")
     curve = launcher.read_curve(result.out, STEM)
     assert launcher.difference(curve, plain[0]) == ""
@@ -66,7 +62,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, lesson, proc
     assert {name: type(value) for name, value in weights.items()} == dict.fromkeys(plain[1], torch.Tensor)
     for name, value in plain[1].items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
-    model = lesson.build_model((1, 28, 28))
+    model = ImageTransformer((1, 28, 28))
     model.load_state_dict(weights)
     assert accuracy(model, workload.draw_digits(397, seed=2)) == curve[-1]["accuracy"]
     if processes == 2 or (processes == 4 and not options):
@@ -75,7 +71,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, lesson, proc
 
 
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), (1, ("--sequence-parallel",)), *WAYS])
-def test_the_collectives_and_the_gradients_of_one_step(fork, lesson, processes, options):
+def test_the_collectives_and_the_gradients_of_one_step(fork, processes, options):
     """One epoch of one batch is one step, and with a rate of 1 that step is the gradient itself."""
     sizes = ("--train-size", 60, "--batch-size", 60, "--test-size", 10, "--epochs", 1, "--lr", 1)
     result = fork(STEM, processes, *sizes, *options)
@@ -88,72 +84,22 @@ def test_the_collectives_and_the_gradients_of_one_step(fork, lesson, processes, 
     ]
 
     workload.set_seed(0)
-    model, digits = lesson.build_model((1, 28, 28)), workload.draw_digits(60, seed=1)
+    model, digits = ImageTransformer((1, 28, 28)), workload.draw_digits(60, seed=1)
     cross_entropy(model(digits.images), digits.labels).backward()
     after = torch.load(result.out / f"{STEM}.pt", weights_only=True)
     largest = max(value.grad.abs().max() for value in model.parameters())
     for name, value in model.named_parameters():
         off = (value.detach() - after[name] - value.grad).abs().max()
-        # The loss does not depend on a key's bias: softmax takes no notice of what all places have in common.
+        # The loss does not depend on a key's bias: softmax takes no notice of what is the same everywhere.
         assert off <= 1e-5 * largest, f"{name}: {off:.1e} of {value.grad.abs().max():.1e}"
         assert value.grad.abs().max() > 1e-4 * largest or name.endswith("key.bias"), f"{name} does not learn"
 
 
-PROBE = """
-import importlib, json, os, sys
-import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
-sys.path.insert(0, sys.argv[1])
-import workload
-lesson = importlib.import_module("11_tensor_parallel")
-sent = []
-class Sent(TorchDispatchMode):
-    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        if any(kind is DTensor for kind in types):
-            return NotImplemented
-        kind = operator.name().split("::")[1]
-        if kind.startswith(("all_", "reduce_")):
-            sent.append((kind, arguments[0].nbytes))
-        return operator(*arguments, **(options or {}))
-dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
-workload.set_seed(0)
-digits = workload.draw_digits(24, seed=1)
-mesh = init_device_mesh("cpu", (world_size,))
-plan = lesson.make_plan("--sequence-parallel" in sys.argv)
-model = parallelize_module(lesson.build_model((1, 28, 28)), mesh, plan)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-for step in range(2):
-    optimizer.zero_grad()
-    with Sent():
-        cross_entropy(model(digits.images), digits.labels).backward()
-    optimizer.step()
-held = {}
-for name, value in model.named_parameters():
-    local = (value.to_local() if isinstance(value, DTensor) else value).detach()
-    kind = str(value.placements[0]) if isinstance(value, DTensor) else "plain"
-    held[name] = kind, list(local.shape), local.numpy().tobytes().hex()
-everyone = [None] * world_size
-dist.all_gather_object(everyone, held)
-if rank == 0:
-    json.dump([everyone, sent], open("held.json", "w"))
-dist.destroy_process_group()
-"""
-
-
 @pytest.mark.parametrize(("processes", "options"), WAYS)
 def test_what_each_process_holds_and_sends(forks, tmp_path, processes, options):
-    (tmp_path / "probe.py").write_text(PROBE)
-    (tmp_path / ".tmp").mkdir()
-    words, environment = launcher.command(STEM, processes, *options)
-    place = words.index(str(launcher.ROOT / f"lessons/{STEM}.py"))
-    words[place : place + 1] = [str(tmp_path / "probe.py"), str(launcher.ROOT / "lessons")]
-    code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
-    assert (code, left) == (0, []), (tmp_path / ".err").read_text()
+    command = launcher.command(STEM, processes, *options)
+    result = run_probe(forks, tmp_path, "tensor_parallel_steps", command)
+    assert result.code == 0, result.stderr
     everyone, sent = json.loads((tmp_path / "held.json").read_text())
     for name, (kind, shape, value) in everyone[0].items():
         others = [held[name] for held in everyone[1:]]
@@ -168,7 +114,7 @@ def test_what_each_process_holds_and_sends(forks, tmp_path, processes, options):
             replicated = layer.endswith(("project", "down")) or (options and "norm" in layer)
             assert kind == ("R" if replicated else "plain"), name
             assert others == [[kind, shape, value]] * (processes - 1), name
-    whole = 24 * 28 * 32 * 4  # images, places, numbers, bytes
+    whole = 24 * 28 * 32 * 4  # images, positions, numbers, bytes
     if options:
         expected = {("all_gather_into_tensor", whole // processes): 20, ("reduce_scatter_tensor", whole): 16}
     else:
@@ -206,7 +152,7 @@ def test_the_help_tells_this_lessons_own_settings(fork):
     assert "(7)" in text and "(0.1)" in text
 
 
-def test_colour_images_have_a_place_for_each_row_of_each_channel(lesson):
-    model = lesson.build_model((3, 32, 32))
+def test_colour_images_have_a_position_for_each_row_of_each_channel():
+    model = ImageTransformer((3, 32, 32))
     assert model.position.weight.shape == (96, 32)
     assert model(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 10)

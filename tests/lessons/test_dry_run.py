@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, debug
 
+import launcher
 from lessons import ROOT
+from meshes import run_probe
 from parts import limericks
 from planner import dry_run
 
-TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # cuts of these leave rests
+TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # shards of these are uneven
 MESHES = [
     {"data": 2, "tensor": 2},
     {"data": 4, "tensor": 1},
@@ -29,72 +31,16 @@ CASES = [(mesh, {"model": TINY, "batch": 2}) for mesh in MESHES]
 EVEN = TINY | {"vocabulary": 16, "layers": 3}
 CASES += [(MESHES[0], {"model": EVEN, "batch": 1, "precision": "bf16"}), (MESHES[4], {"model": EVEN})]
 
-# On gloo, with tensors that have a content: the same `measure`, and the lesson's own training.
-REAL = """
-import contextlib, datetime, gc, importlib, json, os
-import torch, torch.distributed as dist
-from torch.multiprocessing import spawn
-import workload
-from parts import limericks
-from planner import dry_run
-
-def start(rank):
-    os.environ["RANK"] = str(rank)
-    limit = datetime.timedelta(seconds=100)
-    dist.init_process_group("gloo", init_method="file://" + STORE, rank=rank, world_size=4, timeout=limit)
-
-def end(rank, found):
-    json.dump(found, open(f"{rank}.json", "w"))
-    gc.collect()
-    dist.destroy_process_group()
-
-def measure(rank):
-    start(rank)
-    found = []
-    for mesh, options in CASES:
-        made = dist.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-        found.append({"mesh": mesh} | dry_run.measure(made, contextlib.nullcontext(), **options))
-    end(rank, found)
-
-class Named(dict):  # cutting the model sends what no step sends
-    def __missing__(self, name):
-        return name
-
-def train(rank):
-    start(rank)
-    gpt, found = importlib.import_module("12_gpt"), []
-    gpt.write = lambda *_: None  # what is no part of a step
-    gpt.save_snapshot = lambda *_: None
-    dry_run.KINDS = Named(dry_run.KINDS)
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    for steps in (1, 2, 3):
-        parser = workload.parser("12_gpt.py", "")
-        limericks.options(parser)
-        parser.set_defaults(epochs=1, batch_size=8, train_size=8 * steps, test_size=2, snapshot_every=None)
-        arguments = parser.parse_args(["--out", str(steps)])
-        arguments.crash_at = None
-        arguments.out.mkdir(exist_ok=True)
-        with dry_run.Recorder(mesh) as recorder:
-            gpt.train(rank, mesh, torch.device("cpu"), arguments)
-        found.append([[*key, times] for key, times in recorder.counts.items()])
-        dist.barrier()
-    end(rank, found)
-
-spawn(globals()[JOB], nprocs=4)
-"""
-
 
 @pytest.fixture(scope="module")
 def real(forks, tmp_path_factory):
-    """What each of four real processes found."""
+    """What each of four real processes found: on gloo, with tensors that have a content."""
 
-    def run(job):
-        folder = tmp_path_factory.mktemp(job)
-        script = folder / "script.py"
-        names = {"JOB": job, "STORE": str(folder / "store"), "CASES": CASES}
-        script.write_text("".join(f"{name} = {value!r}\n" for name, value in names.items()) + REAL)
-        code, left = forks.run([sys.executable, str(script)], folder, {"WORLD_SIZE": "4"}, limit=200)
-        assert (code, left) == (0, []), (folder / ".err").read_text()
+    def run(probe):
+        folder = tmp_path_factory.mktemp(probe)
+        (folder / "cases.json").write_text(json.dumps(CASES))
+        result = run_probe(forks, folder, probe, launcher.command("13_gpt", 4), folder / "cases.json")
+        assert result.code == 0, result.stderr
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
     return run
@@ -102,7 +48,7 @@ def real(forks, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(real):
-    return real("measure")
+    return real("dry_run_measure")
 
 
 def as_json(found):
@@ -122,16 +68,16 @@ def test_it_says_what_four_real_processes_do(measured, number):
             assert size <= dry["memory"][name], name
 
 
-def test_it_says_what_a_step_of_lesson_12_does(real):
+def test_it_says_what_a_step_of_lesson_13_does(real):
     """Three steps less two: what is left is one step, whatever comes before and after."""
-    for found in real("train")[::2]:  # ranks 1 and 3 have a character less
+    for found in real("gpt_steps")[::2]:  # ranks 1 and 3 have a character less
         one, two, three = (Counter({tuple(key): times for *key, times in run}) for run in found)
         assert three - two == two - one
         characters = len(set((ROOT / "lessons/parts/limericks.txt").read_text()))
         model = {"vocabulary": characters, "length": limericks.LENGTH, "hidden": 64, "heads": 4, "layers": 2}
         expected = Counter()
         for row in dry_run.report(4, MESHES[0], model=model, batch=4)["collectives"]:
-            expected["", *(row[name] for name in dry_run.COLUMNS[1:])] += row["times"]
+            expected["", *(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
         assert three - two == expected
 
 
@@ -325,10 +271,3 @@ def test_what_a_dtensor_sends_inside_an_operation_is_seen():
         part.exp()
     assert recorder.counts == {("", "all-reduce", "all", 4, "float32", 12, 18): 1}
     debug._clear_sharding_prop_cache()
-
-
-def test_lesson_12_offers_it():
-    """Asked for what cannot be, it is the dry run that refuses: a real answer would take seconds more."""
-    words = [sys.executable, ROOT / "lessons/12_gpt.py", "--dry-run", "10"]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=200)
-    assert (result.returncode, result.stderr) == (2, "error: 10 ranks do not divide by 8\n")

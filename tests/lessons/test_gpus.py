@@ -1,4 +1,4 @@
-"""Lessons 07 to 12 over NCCL, where there is a GPU: several processes share it, each as a "node" of its own.
+"""Lessons 07 to 13 over NCCL, where there is a GPU: several processes share it, each as a "node" of its own.
 
 NCCL refuses two ranks on one GPU of one machine. A rank with another NCCL_HOSTID is on another machine, as
 far as it knows. Without a GPU one lesson runs so on gloo, so that the way of starting them is tried.

@@ -16,7 +16,7 @@ import pytest
 import browser
 from lessons import ROOT
 
-STEM = "13_planning"  # the quickest
+STEM = "planning"  # the quickest
 
 
 @pytest.fixture

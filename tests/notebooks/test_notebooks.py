@@ -58,7 +58,8 @@ def sources(notebook, kind):
 def test_it_has_what_a_notebook_must_have(path):
     notebook = notebooks.read(path)
     prose, code = sources(notebook, "markdown"), sources(notebook, "code")
-    assert re.match(rf"# {path.stem.split('_')[0]} .+\?\n", prose), "its title asks no question"
+    name = "Planning:" if path.stem == PLANNING else path.stem.split("_")[0]
+    assert re.match(rf"# {name} .+\?\n", prose), "its title asks no question"
     assert "## What to read next" in prose
     assert "xercise" in prose.split("## What to read next")[1]
     assert len(re.findall(r"(?i)predict", prose)) >= 1 and len(re.findall(r"^ *assert ", code, re.M)) >= 3

@@ -1,22 +1,21 @@
-"""Lesson 12: one curve on every mesh, a quarter of the model on each process, kill and resume, limericks."""
+"""Lesson 13: one curve on every mesh, a quarter of the model on each process, kill and resume, limericks."""
 
 import hashlib
 import importlib
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
-from test_09_fsdp import FATAL
 from torch.utils.data import DistributedSampler
 
 import launcher
 import workload
+from meshes import limerick_arguments, run_probe
 from parts import limericks
 
-STEM = "12_gpt"
+STEM = "13_gpt"
 SMALL = ("--train-size", 133, "--batch-size", 12, "--test-size", 13, "--epochs", 2, "--characters", 14)
 
 
@@ -52,7 +51,7 @@ def test_one_curve_on_every_mesh(fork, one, processes, tensor):
 
 def test_one_process_trains_like_a_loop_that_knows_of_no_mesh(one):
     workload.set_seed(0)
-    characters, train_set, test_set = limericks.load(launcher_arguments(13, 133))
+    characters, train_set, test_set = limericks.load(limerick_arguments(13, 133))
     model, curve = importlib.import_module(STEM).build_model(len(characters)), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.008)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.008, 22, pct_start=0.2)
@@ -74,7 +73,7 @@ def test_one_process_trains_like_a_loop_that_knows_of_no_mesh(one):
     assert launcher.difference(one[0], curve) == ""
 
 
-def test_no_place_of_a_text_sees_what_comes_later():
+def test_no_position_of_a_text_sees_what_comes_later():
     torch.manual_seed(0)
     model = importlib.import_module(STEM).build_model(61)
     texts = torch.randint(61, (2, 40))
@@ -87,7 +86,7 @@ def test_no_place_of_a_text_sees_what_comes_later():
 
 def recount(path, pieces):
     """The share of characters that these weights foresee, counted in one process, one piece at a time."""
-    arguments = launcher_arguments(pieces)
+    arguments = limerick_arguments(pieces)
     characters, _, test_set = limericks.load(arguments)
     model = importlib.import_module(STEM).build_model(len(characters))
     model.load_state_dict(torch.load(path, weights_only=True))
@@ -96,12 +95,6 @@ def recount(path, pieces):
         with torch.no_grad():
             correct += (model(texts[None])[0].argmax(dim=1) == following).sum().item()
     return correct / (pieces * limericks.LENGTH)
-
-
-def launcher_arguments(pieces, train_size=704):
-    parser = workload.parser("12_gpt.py", "")
-    limericks.options(parser)
-    return parser.parse_args(["--test-size", str(pieces), "--train-size", str(train_size)])
 
 
 def written(stdout):
@@ -139,16 +132,10 @@ def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
 
 
 def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, fork, one, tmp_path):
-    sizes, lesson = (*SMALL, "--snapshot-every", 2), launcher.ROOT / f"lessons/{STEM}.py"
-    script = tmp_path / "fatal.py"
-    fatal = FATAL.format(method="write_data", epoch="epoch0002-step000006", file="__0_0.distcp")
-    run_it = f"__file__ = {str(lesson)!r}\nexec(compile(open(__file__).read(), __file__, 'exec'))\n"
-    script.write_text(f"{fatal}\n{run_it}")
-    words, environment = launcher.command(STEM, 4, *sizes)
-    words = [str(script) if word == str(lesson) else word for word in words]
-    (tmp_path / "run/.tmp").mkdir(parents=True)
-    code, left = forks.run(words, tmp_path / "run", environment | {"TMPDIR": str(tmp_path / "run/.tmp")}, 240)
-    assert code != 0 and not left
+    sizes = (*SMALL, "--snapshot-every", 2)
+    words = (STEM, "write_data", "epoch0002-step000006", "__0_0.distcp")
+    command = launcher.command(STEM, 4, *sizes)
+    assert run_probe(forks, tmp_path / "run", "killed_while_saving", command, *words).code != 0
     half = tmp_path / f"run/out/{STEM}.epoch0002-step000006.aside/__0_0.distcp"
     assert half.stat().st_size == 198
     resumed = fork(STEM, 3, *sizes, "--characters", 190, "--temperature", 50)
@@ -164,10 +151,14 @@ REFUSED = {
     "three share four heads": (
         ("--tensor-parallel", 3),
         3,
-        "--tensor-parallel 3 must divide the 4 heads and",
+        "--tensor-parallel 3 does not divide 4 heads and 3 processes: take 1",
     ),
-    "two share three": (("--tensor-parallel", 2), 3, "--tensor-parallel 2 must divide the 4 heads and"),
-    "shared by none": (("--tensor-parallel", -1), 1, "--tensor-parallel -1 must divide"),
+    "two share three": (
+        ("--tensor-parallel", 2),
+        3,
+        "--tensor-parallel 2 does not divide 4 heads and 3 processes: take 1",
+    ),
+    "shared by none": (("--tensor-parallel", -1), 1, "--tensor-parallel -1 does not divide"),
     "digits": (("--data", "digits"), 1, "this lesson reads limericks, not digits: leave --data out"),
     "too cold": (("--temperature", 0), 1, "--temperature must be a number above 0, not 0.0"),
     "much text": (
@@ -200,63 +191,11 @@ def test_a_snapshot_of_other_settings_is_refused(fork):
     assert not re.search(r'File ".*/lessons/', result.stderr)
 
 
-# On a mesh of 2 x 2: what each process holds, what the gradients are, and what each would write.
-PROBE = """
-import gc, importlib, json, os, sys
-import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from parts import limericks
-from test_12_gpt import launcher_arguments
-
-gpt = importlib.import_module("12_gpt")
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-arguments = launcher_arguments(28, 700)
-characters, train_set, _ = limericks.load(arguments)
-texts, following = train_set[100:104]
-
-def loss_of(scores, following):
-    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
-
-torch.manual_seed(0)
-whole = gpt.build_model(len(characters))
-expected = loss_of(whole(texts), following)
-expected.backward()
-torch.manual_seed(0)
-model = gpt.shard(gpt.build_model(len(characters)), mesh)
-held = {name: list(value.to_local().shape) for name, value in model.named_parameters()}
-share = mesh["data"].get_local_rank()
-loss_of(model(texts[share::2]).full_tensor(), following[share::2]).backward()
-largest = max(value.grad.abs().max().item() for value in whole.parameters())
-off = max(  # of the largest: a key's bias has no gradient at all, but for the rounding
-    (mine.grad.full_tensor() - value.grad).abs().max().item() / largest
-    for value, mine in zip(whole.parameters(), model.parameters())
-)
-seen = []
-limericks.show = lambda when, texts, characters: seen.append(texts.tolist())
-arguments.characters = 24
-for seed, temperature in ((0, 1.0), (0, 1.0), (1, 1.0), (0, 1e-5)):
-    arguments.seed, arguments.temperature = seed, temperature
-    gpt.write("", 24, model, characters, torch.device("cpu"), arguments)
-sizes = {name: list(value.shape) for name, value in whole.named_parameters()}
-found = {"held": held, "sizes": sizes, "off": off, "seen": seen}
-json.dump(found, open(f"{rank}.json", "w"))
-gc.collect()
-dist.destroy_process_group()
-"""
-
-
 @pytest.fixture(scope="module")
 def probes(forks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("probe")
-    (folder / "probe.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(launcher.ROOT / 'tests')!r})\n{PROBE}"
-    )
-    words, environment = launcher.command("04_ddp_torchrun", 4)
-    words = [*words[:-1], str(folder / "probe.py")]
-    code, left = forks.run(words, folder, environment, limit=240)
-    assert (code, left) == (0, []), (folder / ".err").read_text()
+    result = run_probe(forks, folder, "gpt_on_mesh", launcher.command(STEM, 4))
+    assert result.code == 0, result.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
 
@@ -309,7 +248,7 @@ def test_a_piece_needs_one_character_more_than_it_has(capsys):
 
 
 def test_no_limerick_is_both_learned_and_tested_on():
-    characters, train_set, test_set = limericks.load(launcher_arguments(28))
+    characters, train_set, test_set = limericks.load(limerick_arguments(28))
     assert (len(train_set), len(test_set)) == (704, 28)
     learned, tested = (
         ["".join(characters[number] for number in numbers) for numbers in data.images]
@@ -323,20 +262,6 @@ def test_no_limerick_is_both_learned_and_tested_on():
         assert all(piece.startswith(poem[:176]) for piece, poem in zip(pieces, own, strict=False))
     assert len(learned[:180]) == len(set(learned)) == 180 and learned[180:360] == learned[:180]
     assert not any(poem[:100] in piece or poem[-100:] in piece for poem in poems[6::7] for piece in learned)
-
-
-def test_a_dry_run_needs_no_torchrun():
-    script = launcher.ROOT / "lessons/12_gpt.py"
-    words = [
-        sys.executable,
-        "-c",
-        f"import runpy, sys, types\ndry_run = types.ModuleType('dry_run')\n"
-        "dry_run.main = lambda words: print('dry', *words)\nsys.modules['dry_run'] = dry_run\n"
-        f"sys.path.insert(0, {str(script.parent)!r})\nsys.argv = ['12_gpt.py', '--dry-run', '64']\n"
-        f"runpy.run_path({str(script)!r}, run_name='__main__')",
-    ]
-    result = subprocess.run(words, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (0, "dry 64 --tensor-parallel 8\n"), result.stderr
 
 
 def test_the_documented_command_learns_and_writes(run):

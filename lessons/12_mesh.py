@@ -1,0 +1,165 @@
+"""Lesson 12, grown from lesson 11: a mesh of processes shards the matrices and the batch.
+
+    torchrun --standalone --nproc-per-node 4 lessons/12_mesh.py
+
+You will see which collectives a step needs, and then lesson 11's losses. The four processes
+are a mesh of 2 x 2. In its dimension "tensor", two share heads and neurons as in lesson 11,
+and read the same images. In its dimension "data", two read different images, and each keeps
+half of what lesson 11 leaves it, as in lesson 09 (FSDP). Collectives whose names begin with
+an underscore are FSDP's, in "data"; the others are lesson 11's, in "tensor".
+"""
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+from parts.transformer import ImageTransformer
+
+HEADS = 4
+
+
+def train(rank, mesh, device, arguments):
+    # Layers that are not sharded begin alike only because the seed is the same.
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments)
+    # Not rank and world_size: those that share matrices must read the same images.
+    data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
+    sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // data_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    # All test on all images: shares may differ by a batch, and FSDP's forward waits for all.
+    test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
+
+    model = ImageTransformer(train_set.images.shape[1:], heads=HEADS).to(device)
+    shard(model, mesh)
+    images, labels = train_set[:size]
+    count_collectives(rank, model, images.to(device), labels.to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+            images, labels = images.to(device), labels.to(device)
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+        scheduler.step()
+        # Not over all: those that share matrices have the same loss, which would count twice.
+        dist.all_reduce(loss_sum, group=mesh.get_group("data"))
+        mean_loss = loss_sum.item() / len(train_loader) / data_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model, test_loader, device)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+
+    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    for part in (*model.blocks, model):
+        part.unshard()  # in "data"; what is left is sharded as in lesson 11
+    weights = {name: gather(value) for name, value in model.named_parameters()}
+    if rank == 0:
+        torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
+
+
+def shard(model, mesh):
+    """Shard in "tensor" as in lesson 11, and in "data" what that leaves each process."""
+    # This comes first: it cannot shard what FSDP has sharded.
+    parallelize_module(model, mesh["tensor"], make_plan())
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])  # what is in no block
+
+
+def make_plan():
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    replicated = Replicate()  # all of it, on every process
+    return {
+        # Once for the three that follow: else each of them would all_reduce its gradient.
+        "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
+        "blocks.*.attention.query": ColwiseParallel(),
+        "blocks.*.attention.key": ColwiseParallel(),
+        "blocks.*.attention.value": ColwiseParallel(),
+        "blocks.*.attention.project": RowwiseParallel(),
+        "blocks.*.feed_forward.up": ColwiseParallel(),
+        "blocks.*.feed_forward.down": RowwiseParallel(),
+    }
+
+
+def count_collectives(rank, model, images, labels):
+    """Take a step of length 0, and print which collectives each part of it needed."""
+    with torch.no_grad(), CommDebugMode() as forward:
+        model(images)
+    loss = cross_entropy(model(images), labels)
+    with CommDebugMode() as backward:
+        loss.backward()
+    with CommDebugMode() as step:
+        torch.optim.SGD(model.parameters(), lr=0).step()
+    for name, mode in {"forward": forward, "backward": backward, "optimizer": step}.items():
+        counts = mode.get_comm_counts()
+        words = sorted(f"{count} {kind.__name__}" for kind, count in counts.items())
+        if rank == 0:
+            print(f"{name:9} | {', '.join(words) or 'no collective'}", flush=True)
+
+
+def gather(value):
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().cpu()
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    parser.set_defaults(epochs=7, lr=0.1)
+    parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    if arguments.tensor_parallel is None:
+        arguments.tensor_parallel = 1 if arguments.world_size % 2 else 2
+    tensor_size = arguments.tensor_parallel
+    if tensor_size < 1 or arguments.world_size % tensor_size or HEADS % tensor_size:
+        workload.refuse(
+            f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
+            f"{arguments.world_size} processes: take 1"
+        )
+    device = workload.pick_device(rank)
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
+    )
+    shape = (arguments.world_size // tensor_size, tensor_size)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+    train(rank, mesh, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
+    dist.destroy_process_group()

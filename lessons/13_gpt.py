@@ -1,0 +1,192 @@
+"""Lesson 13, grown from lesson 12: on the mesh, a small GPT learns to write limericks.
+
+    torchrun --standalone --nproc-per-node 4 lessons/13_gpt.py
+
+You will see what it writes untrained, the loss falling, and what it writes then. The model
+reads characters, and answers which one comes next. Each process holds a quarter of every
+matrix. A run that was killed goes on from its last snapshot, on 1, 2 or 4 processes.
+"""
+
+import os
+import time
+from datetime import timedelta
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+from parts import limericks
+from parts.pieces import Snapshots  # the other half of this lesson
+from parts.transformer import Transformer
+
+HEADS = 4
+
+
+@workload.let_the_first_speak
+def train(rank, mesh, device, arguments):
+    # Layers that are not sharded begin alike only because the seed is the same.
+    workload.set_seed(arguments.seed)
+    characters, train_set, test_set = limericks.load(arguments)
+    # Not rank and world_size: those that share matrices must read the same texts.
+    data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
+    sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // data_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    # All test on all texts: shares may differ by a batch, and FSDP's forward waits for all.
+    test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
+
+    model = build_model(len(characters)).to(device)
+    shard(model, mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, fused=True)
+    steps = arguments.epochs * len(train_loader)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
+    snapshots = Snapshots(arguments, model, optimizer, scheduler)
+    first, done, loss_sum = snapshots.load_newest(device)
+    write(f"before epoch {first}", min(60, arguments.characters), model, characters, device, arguments)
+
+    for epoch in range(first, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = islice(batches, done, None)  # not those that a killed run had taken
+        for step, (texts, following) in enumerate(batches, done + 1):
+            texts, following = texts.to(device), following.to(device)
+            scores = model(texts).full_tensor()  # each has computed those of its characters
+            loss = cross_entropy(scores.flatten(0, 1), following.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
+            mean = loss.detach() / data_size
+            dist.all_reduce(mean, group=mesh.get_group("data"))
+            loss_sum += mean
+            if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                snapshots.save(epoch, step, loss_sum)
+            workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
+        mean_loss = loss_sum.item() / len(train_loader)
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model, test_loader, device)
+        speed = (len(train_loader) - done) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
+        done, loss_sum = 0, torch.zeros_like(loss_sum)
+        snapshots.save(epoch + 1, done, loss_sum)
+
+    write("after training", arguments.characters, model, characters, device, arguments)
+    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    for part in (*model.blocks, model):
+        part.unshard()  # in "data"; what is left is sharded as in lesson 11
+    weights = {name: gather(value) for name, value in model.named_parameters()}
+    if rank == 0:
+        torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
+
+
+def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
+    """A transformer that answers, for each position of a text, which character comes next."""
+    embedding = limericks.Recent(characters, hidden)
+    head = nn.Linear(hidden, characters)
+    model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
+    nn.init.normal_(model.position.weight, std=0.02)  # as small as those of the characters
+    return model
+
+
+def shard(model, mesh, **options):  # fully_shard's: dry_run.py asks for a precision
+    """Shard in "tensor" as in lesson 11, and in "data" what that leaves each process."""
+    # This comes first: it cannot shard what FSDP has sharded.
+    parallelize_module(model, mesh["tensor"], make_plan())
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["data"], **options)
+    fully_shard(model, mesh=mesh["data"], **options)  # what is in no block
+
+
+def make_plan():
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    replicated = Replicate()  # all of it, on every process
+    return {
+        "embedding.table": ColwiseParallel(output_layouts=replicated),
+        "position": ColwiseParallel(output_layouts=replicated),
+        # Once for the three that follow: else each of them would all_reduce its gradient.
+        "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
+        "blocks.*.attention.query": ColwiseParallel(),
+        "blocks.*.attention.key": ColwiseParallel(),
+        "blocks.*.attention.value": ColwiseParallel(),
+        "blocks.*.attention.project": RowwiseParallel(),
+        "blocks.*.feed_forward.up": ColwiseParallel(),
+        "blocks.*.feed_forward.down": RowwiseParallel(),
+        "head": ColwiseParallel(use_local_output=False),
+    }
+
+
+@torch.no_grad()
+def write(when, length, model, characters, device, arguments):
+    """Print four texts. No process can compute a character alone: all write together."""
+    # Of one seed: otherwise processes that share matrices would soon read different texts.
+    generator = torch.Generator().manual_seed(arguments.seed)
+    beginning = [characters.index(character) for character in "There was a"]
+    texts = torch.tensor([beginning] * 4)
+    while texts.shape[1] < length:
+        read = texts[:, -limericks.LENGTH :].to(device)
+        scores = model(read).full_tensor()[:, -1].cpu()  # the last position has read all
+        chances = (scores / arguments.temperature).softmax(dim=1)
+        following = chances.multinomial(1, generator=generator)
+        texts = torch.cat([texts, following], dim=1)
+    limericks.show(when, texts, characters)
+
+
+def gather(value):
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().cpu()
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for texts, following in test_loader:
+        scores = model(texts.to(device)).full_tensor()
+        correct += (scores.argmax(dim=2) == following.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    workload.end_with_parent()
+    parser = workload.parser(__file__, __doc__)
+    limericks.options(parser)
+    parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    if arguments.tensor_parallel is None:
+        arguments.tensor_parallel = 1 if arguments.world_size % 2 else 2
+    tensor_size = arguments.tensor_parallel
+    if tensor_size < 1 or arguments.world_size % tensor_size or HEADS % tensor_size:
+        workload.refuse(
+            f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
+            f"{arguments.world_size} processes: take 1"
+        )
+    device = workload.pick_device(rank)
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
+    )
+    shape = (arguments.world_size // tensor_size, tensor_size)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+    train(rank, mesh, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
+    dist.destroy_process_group()

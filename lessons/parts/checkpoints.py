@@ -1,0 +1,79 @@
+"""The other half of lesson 09: checkpoints that a thread writes while training goes on.
+
+Each process writes its own parts of all tensors, and reads those that it needs: so a run on any other
+number of processes can go on from a checkpoint.
+"""
+
+from datetime import timedelta
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+import workload
+
+
+class Checkpoints:
+    def __init__(self, arguments, model, optimizer, scheduler):
+        self.folder = arguments.out
+        self.lesson = arguments.lesson
+        self.settings = workload.settings(arguments, model) | {"precision": arguments.precision}
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        # In the group that trains, the messages of the two threads would be mixed up.
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=2))
+        self.saving = None
+
+    def save(self, epoch):
+        """Copy what is to be saved, and return while a thread writes the copy."""
+        self.wait()
+        path = self.folder / f"{self.lesson}.epoch{epoch:04}"
+        self.saving = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group)
+
+    def wait(self):
+        """Until the last checkpoint is written. If that has failed, the error comes here."""
+        if self.saving:
+            self.saving.result()
+
+    def load_newest(self):
+        """The epoch after which the newest checkpoint was saved; 0 if there is none."""
+        # DCP writes .metadata last, as a temporary file that it renames: without it, a folder
+        # is no checkpoint.
+        found = sorted(self.folder.glob(f"{self.lesson}.epoch*/.metadata"))
+        if not found:
+            return 0
+        path = found[-1].parent
+        self.refuse_other_settings(path)
+        state = self.state()
+        dcp.load(state, checkpoint_id=path, process_group=self.group)
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        epoch = self.scheduler.last_epoch
+        if dist.get_rank() == 0:
+            print(f"resumed after epoch {epoch}", flush=True)
+        return epoch
+
+    def state(self):
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": self.scheduler,
+            "settings": self.settings,
+        }
+
+    def refuse_other_settings(self, path):
+        theirs = dict(self.settings)
+        dcp.load({"settings": theirs}, checkpoint_id=path, process_group=self.group)
+        other = [
+            f"{name} {theirs[name]}, not {value}"
+            for name, value in self.settings.items()
+            if theirs[name] != value
+        ]
+        if other:
+            workload.refuse(f"{path} has {'; '.join(other)}: remove it, or name another --out")

@@ -1,0 +1,39 @@
+"""The other half of lesson 10: where the model is cut, and what no schedule can do."""
+
+import math
+
+import workload
+
+# With so many stages, each begins at this one of ConvNet's ten layers. There are no 5 and 7:
+# at most 4 processes have 1 or 2 stages each.
+BEGINNINGS = {
+    1: [0],
+    2: [0, 5],
+    3: [0, 3, 6],
+    4: [0, 3, 5, 8],
+    6: [0, 2, 3, 5, 6, 8],
+    8: [0, 2, 3, 4, 5, 6, 8, 9],
+}
+
+
+def check(arguments):
+    """Refuse what cannot work, now that the number of processes is known."""
+    schedule = arguments.schedule
+    count = arguments.microbatches
+    processes = arguments.world_size
+    if processes > 4:
+        workload.refuse(f"the model has 4 layers with weights: {processes} processes are too many")
+    if count < 1:
+        workload.refuse(f"--microbatches must be at least 1, not {count}")
+    size = arguments.batch_size
+    if size % count:
+        fits = math.ceil(size / count) * count
+        workload.refuse(f"--batch-size {size} does not divide by {count} micro-batches: take {fits}")
+    if schedule == "1f1b" and count < processes:
+        workload.refuse(f"1f1b on {processes} processes needs {processes} micro-batches or more, not {count}")
+    if schedule == "interleaved" and count > processes and count % processes:
+        workload.refuse(f"interleaved has rounds of {processes}: --microbatches {count} must be a multiple")
+    if not 0 <= arguments.pretend_milliseconds <= 60_000:
+        workload.refuse("--pretend-milliseconds must be from 0 to 60000")
+    if arguments.pretend_milliseconds and not arguments.timeline:
+        workload.refuse("--pretend-milliseconds needs --timeline")
