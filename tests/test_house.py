@@ -24,29 +24,29 @@ def call(*words, environment=None, cwd=ROOT):
     )
 
 
-def test_the_diff_page_says_what_the_lessons_say():
+def test_the_pages_say_what_the_lessons_say():
     result = call(sys.executable, "tools/diffs.py", "--check")
     assert result.returncode == 0, result.stderr
 
 
-def test_the_diff_page_is_noticed_when_it_drifts(tmp_path, monkeypatch):
-    page = tmp_path / "README.md"
-    page.write_text(diffs.PAGE.read_text().replace("+    dist.destroy", "+    dist.  destroy", 1))
-    monkeypatch.setattr(diffs, "PAGE", page)
+def test_a_page_is_noticed_when_it_drifts(tmp_path, monkeypatch):
+    """The page of lesson 04, with one space too many in its diff."""
+    page, right = tmp_path / "04.md", lessons.get("04_ddp_torchrun").page
+    page.write_text(right.read_text().replace("+    dist.destroy", "+    dist.  destroy", 1))
+    assert page.read_text() != right.read_text()
+    monkeypatch.setattr(diffs, "pages", lambda pages=diffs.pages: {page: pages()[right]})
     monkeypatch.setattr(sys, "argv", ["diffs.py", "--check"])
     with pytest.raises(SystemExit, match="run make diffs"):
         diffs.main()
     monkeypatch.setattr(sys, "argv", ["diffs.py"])
     diffs.main()
-    assert page.read_text() == diffs.PAGE.read_text() == (ROOT / "lessons/README.md").read_text()
+    assert page.read_text() == right.read_text()
 
 
-def test_the_diffs_on_the_page_turn_each_lesson_into_the_next(tmp_path):
+def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
     """`patch` reads them off the page: what a reader copies by hand arrives at the next lesson."""
-    page = (ROOT / "lessons/README.md").read_text()
-    found = re.findall(r"```diff\n(.*?)```", page, re.S)
-    assert len(found) == len(lessons.LESSONS) - 1
-    for lesson, text in zip(lessons.LESSONS[1:], found, strict=True):
+    for lesson in lessons.LESSONS[1:]:
+        (text,) = re.findall(r"```diff\n(.*?)```", lesson.page.read_text(), re.S)
         before, after = diffs.before(lesson), lesson.path
         copy = tmp_path / before.name
         copy.write_text(before.read_text())
@@ -149,14 +149,29 @@ def test_nothing_stands_at_the_top_that_a_newcomer_would_wonder_at():
     }
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "lessons/README.md", "notebooks/README.md", "solutions/README.md"]
-)
-def test_every_link_leads_to_a_file(page):
-    path = ROOT / page
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tools/bench/README.md")),
+    *(
+        ROOT / name / "README.md"
+        for name in ("lessons", "notebooks", "solutions", "tests", "tests/exercises")
+    ),
+    *sorted((ROOT / "lessons/pages").glob("*.md")),
+]
+
+
+def anchors(path):
+    """The places of a page that a link can name, as GitHub makes them of the headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(path):
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", prose):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
+            assert not anchor or anchor in anchors(path.parent / target if target else path), anchor
 
 
 # ---- the ladder ----

@@ -1,9 +1,9 @@
 """Write into the pages what can be read off the lessons and their table: `make diffs`.
 
-Between two markers in a page stands what is written here: in lessons/README.md the command from each lesson's
-docstring, its diff from the lesson that it grew from, and the table of what can go wrong in lesson 06; in
-lessons/frameworks/README.md the diffs of its scripts from lesson 04; in README.md and notebooks/README.md the
-lists of lessons, notebooks and exercises. A test runs this with --check.
+Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
+the command from the lesson's docstring, its diff from the lesson that it grew from, and the table of what can
+go wrong in lesson 06. In lessons/frameworks: the diffs of its scripts from lesson 04. In README.md and those
+of lessons and notebooks: the lists of lessons, notebooks and exercises. A test runs this with --check.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import faults
 import lessons
 from lessons import LESSONS, ROOT, Lesson
 
-PAGE = ROOT / "lessons" / "README.md"
 FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
 STARTED_BY = {
     "python": "`python`",
@@ -56,13 +55,12 @@ def added(before, after):
     return count("+", before, after)
 
 
-def block(path, before):
+def block(path, before, folder=""):
+    """The command of a script, and its diff. The page lies in the same folder, or `folder` leads to it."""
     text = f"```sh\n{command(path)}\n```\n"
     if before:
-        text += (
-            f"\n[{path.name}]({path.name}) adds {added(before, path)} lines to {before.name} and takes "
-            f"{count('-', before, path)} away:\n\n```diff\n{diff(before, path)}\n```\n"
-        )
+        words = f"adds {added(before, path)} lines to {before.name} and takes {count('-', before, path)} away"
+        text += f"\n[{path.name}]({folder}{path.name}) {words}:\n\n```diff\n{diff(before, path)}\n```\n"
     return text
 
 
@@ -71,24 +69,60 @@ def before(lesson: Lesson):
     return lessons.get(lesson.grown_from).path if lesson.grown_from else None
 
 
+def link_notebooks(lesson: Lesson, folder: str) -> list[str]:
+    return [
+        f"[{notebook.number if notebook.stem == lesson.stem else notebook.title.lower()}]"
+        f"({folder}notebooks/{notebook.stem}.ipynb)"
+        for notebook in lesson.notebooks
+    ]
+
+
+def link_exercises(lesson: Lesson, folder: str) -> list[str]:
+    return [
+        f"[{path.stem.replace('_', ' ')}]({folder}lessons/exercises/{path.name})"
+        for notebook in lesson.notebooks
+        for path in lessons.exercises(notebook.number)
+    ]
+
+
 def lesson_table() -> str:
     """README's table: each lesson with its notebooks and exercises."""
     lines = ["| lesson | its one idea | started by | notebooks | exercises |", "| --- " * 5 + "|"]
     for lesson in LESSONS:
         started = "`torchrun --max-restarts`" if lesson.restarts else STARTED_BY[lesson.launcher]
-        read = [
-            f"[{notebook.number if notebook.stem == lesson.stem else notebook.title.lower()}]"
-            f"(notebooks/{notebook.stem}.ipynb)"
-            for notebook in lesson.notebooks
-        ]
-        solve = [
-            f"[{path.stem.replace('_', ' ')}](lessons/exercises/{path.name})"
-            for notebook in lesson.notebooks
-            for path in lessons.exercises(notebook.number)
-        ]
-        cells = (f"[{lesson.path.name}](lessons/{lesson.path.name})", lesson.idea, started)
-        lines.append(f"| {' | '.join(cells)} | {'; '.join(read)} | {'; '.join(solve)} |")
+        cells = [f"[{lesson.path.name}](lessons/{lesson.path.name})", lesson.idea, started]
+        cells += ["; ".join(link_notebooks(lesson, "")), "; ".join(link_exercises(lesson, ""))]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def contents() -> str:
+    """The table of lessons/README.md: each lesson's page, and how far it is from the one it grew from."""
+    lines = ["| page | script | grown from | lines added |", "| --- | --- | --- | ---: |"]
+    for lesson in LESSONS:
+        script = f"[{lesson.path.name}]({lesson.path.name})"
+        cells = [f"[{lesson.number}. {lesson.title}](pages/{lesson.page.name})", script]
+        if lesson.grown_from:
+            cells += [lessons.get(lesson.grown_from).number, str(added(before(lesson), lesson.path))]
+        else:
+            cells += ["", str(len(lesson.path.read_text().splitlines()))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def way(lesson: Lesson) -> str:
+    """The line that leads from a lesson's page to those beside it."""
+    place = LESSONS.index(lesson)
+    found = ["[Contents](../README.md)"]
+    if place > 0:
+        found.append(f"before: [{LESSONS[place - 1].title}]({LESSONS[place - 1].page.name})")
+    if place + 1 < len(LESSONS):
+        found.append(f"next: [{LESSONS[place + 1].title}]({LESSONS[place + 1].page.name})")
+    found.append(f"script: [{lesson.path.name}](../{lesson.path.name})")
+    found.append(f"notebook: {', '.join(link_notebooks(lesson, '../../'))}")
+    if solve := link_exercises(lesson, "../../"):
+        found.append(f"exercise: {', '.join(solve)}")
+    return " | ".join(found) + "\n"
 
 
 def notebook_list() -> str:
@@ -102,17 +136,21 @@ def notebook_list() -> str:
 
 def pages():
     """What is written into each page: the text for each pair of markers."""
-    diffs = {lesson.stem: block(lesson.path, before(lesson)) for lesson in LESSONS}
-    lesson_04 = lessons.get("04_ddp_torchrun").path
-    return {
+    found = {
         ROOT / "README.md": {"lessons": lesson_table()},
         ROOT / "notebooks/README.md": {"notebooks": notebook_list()},
-        PAGE: diffs | {"faults": faults.table()},
-        FRAMEWORKS[0].parent / "README.md": {path.stem: block(path, lesson_04) for path in FRAMEWORKS},
+        ROOT / "lessons/README.md": {"contents": contents()},
     }
+    for lesson in LESSONS:
+        found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
+    found[lessons.get("06_multinode").page]["faults"] = faults.table()
+    lesson_04 = lessons.get("04_ddp_torchrun").path
+    found[FRAMEWORKS[0].parent / "README.md"] = {path.stem: block(path, lesson_04) for path in FRAMEWORKS}
+    return found
 
 
 def written(path, blocks):
+    """A page with its blocks as they must be."""
     page = path.read_text()
     for name, text in blocks.items():
         start, end = f"<!-- {name}: written by `make diffs` -->", f"<!-- end of {name} -->"

@@ -1,6 +1,6 @@
 """What can go wrong on many machines, what one sees of it, and after how long: the table of lesson 06.
 
-`make diffs` writes it into lessons/README.md. Each row is produced by the test of test_hosts.py that it
+`make diffs` writes it into lessons/pages/06.md. Each row is produced by the test of test_hosts.py that it
 names. That test asks for the row's text in the output, within the row's limit.
 """
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-import diffs
 import faults
 import hosts
 import launcher
+import lessons
 from processes import alive
 
 LESSON = "06_multinode"
@@ -233,7 +233,7 @@ def test_every_row_is_produced_by_a_test():
 
 
 def test_the_table_is_on_the_page():
-    assert faults.table() in diffs.PAGE.read_text()
+    assert faults.table() in lessons.get(LESSON).page.read_text()
 
 
 # ---- what the hosts leave behind ----

@@ -59,21 +59,30 @@ def collect(lists, numbers):
 
 
 def measure(measures, repeats):
-    found, began = {}, time.monotonic()
+    """The numbers of all repeats, the seconds it took, and what failed, with its words.
+
+    A row that fails is not tried again, and does not take the others with it.
+    """
+    found, failed, began = {}, {}, time.monotonic()
     for repeat in range(1, repeats + 1):
         for number, (name, run) in enumerate(measures.items(), 1):
+            if name in failed:
+                continue
             start = time.monotonic()
-            with tempfile.TemporaryDirectory() as folder:
-                numbers = run(Path(folder))
-            collect(found, numbers)
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    numbers = run(Path(folder))
+                collect(found, numbers)
+                note = "" if numbers else " (not on this machine)"
+            except (Exception, SystemExit) as error:
+                failed[name], note = str(error), " failed"
             seconds = time.monotonic() - start
-            note = "" if numbers else " (not on this machine)"
             print(
                 f"repeat {repeat} of {repeats} | {number:2} of {len(measures)} | "
                 f"{name:32} {seconds:5.1f} s{note}",
                 flush=True,
             )
-    return found, time.monotonic() - began
+    return found, time.monotonic() - began, failed
 
 
 def name_of(result):
@@ -91,7 +100,7 @@ def main():
     parser.add_argument("--readme", type=Path, help="measure nothing: write README's section from this file")
     arguments = parser.parse_args()
     if arguments.readme:
-        report.write_readme(arguments.readme)
+        report.write_pages(arguments.readme)
         return
     if arguments.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
@@ -100,7 +109,7 @@ def main():
         import gpu
 
         measures |= gpu.measures()
-    found, seconds = measure(measures, arguments.repeats)
+    found, seconds, failed = measure(measures, arguments.repeats)
     result = {
         "date": datetime.date.today().isoformat(),
         "machine": what,
@@ -111,6 +120,12 @@ def main():
     }
     arguments.results.mkdir(parents=True, exist_ok=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if failed:
+        path = arguments.out / f"{name_of(result)}-incomplete.json"
+        path.write_text(json.dumps(result | {"failed": failed}, indent=1) + "\n")
+        print(report.plain(report.section(result, path)))
+        words = "\n\n".join(f"{name}: {error}" for name, error in failed.items())
+        sys.exit(f"{words}\n\nerror: failed: {', '.join(failed)}; what was measured is kept in {path}")
     path = arguments.results / f"{name_of(result)}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     report.draw(result, arguments.out / "bench.png")

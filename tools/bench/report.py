@@ -1,4 +1,4 @@
-"""Say what the bench found: tables in words that fit the README, and a picture."""
+"""Say what the bench found: tables in words for its page, five lines for README, and a picture."""
 
 import json
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-README, PICTURE = ROOT / "README.md", ROOT / "lessons" / "pictures" / "bench.png"
+README, PAGE = ROOT / "README.md", HERE / "README.md"
+PICTURE = ROOT / "lessons" / "pictures" / "bench.png"
 MIB = 2**20
 INSIDE = "inside the machine, 64 images"
 
@@ -256,18 +257,15 @@ def where(result):
 
 def section(result, path):
     rows = result["rows"]
-    opening = f"""`make bench` measures it on your machine, in about {result["minutes"]:.0f} minutes. What follows was written by that tool from [one of its files]({path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path.name}): {where(result)}, one thread for each process, {result["date"]}. Each number is the middle of {result["repeats"]} runs that take turns."""
-    parts = [
-        opening,
-        one_process(rows, result["machine"]["bf16"]),
-        several(rows),
-        overlap(rows),
-        reduce(rows),
-        safety(rows),
-        startup(rows),
-        gpus(result),
-    ]
-    return "\n\n".join(parts)
+    opening = f"""`make bench` measures it on your machine, in about {result["minutes"]:.0f} minutes. What follows was written by that tool from [one of its files](results/{path.name}): {where(result)}, one thread for each process, {result["date"]}. Each number is the middle of {result["repeats"]} runs that take turns."""
+    told = [opening]
+    for part in (one_process, several, overlap, reduce, safety, startup):
+        more = (result["machine"]["bf16"],) if part is one_process else ()
+        try:
+            told.append(part(rows, *more))
+        except (KeyError, ValueError, StopIteration):  # a row that it needs has failed, in some repeat
+            told.append(f"Not all of what the part on {part.__name__.replace('_', ' ')} needs was measured.")
+    return "\n\n".join([*told, gpus(result)])
 
 
 def plain(text):
@@ -275,16 +273,46 @@ def plain(text):
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
 
 
+def summary(result):
+    """The five lines of README."""
+    rows = result["rows"]
+    speed, overlapping = rows["speed"], rows["overlap"]
+    one = ratio(speed["lesson 01"], speed["usual loop"])
+    two = ratio(speed["its own model, 2"], speed["its own model, apart"])
+    hides = {
+        link: ratio(found["after, seconds"], found["overlap, seconds"]) for link, found in overlapping.items()
+    }
+    hidden_in = "; ".join(
+        f"{link.split(',')[0]} {value:.2f} {verdict(value, 1.2)}" for link, value in hides.items()
+    )
+    share = statistics.median(rows["saving"]["lesson 05"]["share"])
+    again = statistics.median(rows["recovery"])
+    start = [
+        statistics.median(map(sum, zip(*found.values(), strict=True))) for found in rows["start"].values()
+    ]
+    lines = [
+        f"Lesson 01 is {one:.2f} times as fast as the usual tutorial loop {verdict(one, 1.5)}.",
+        f"Two processes reach {two:.2f} of the speed of two that do not talk to each other {verdict(two, 0.8)}.",
+        f"How many times as fast a large model is when DDP sends during backward: {hidden_in}.",
+        f"Snapshots take {share:.1%} of a run {verdict(100 * share, 2, at_most=True, unit='%')}; after a kill the "
+        f"next step comes {again:.1f} s later {verdict(again, 10, at_most=True, unit=' s')}.",
+        f"From the command to the first step pass {min(start):.1f} to {max(start):.1f} s.",
+    ]
+    opening = (
+        f"Measured on {where(result)}, {result['date']}; GPUs: {'yes' if 'gpu' in rows else 'never yet'}:"
+    )
+    return "\n".join([opening, "", *(f"- {line}" for line in lines)])
+
+
 MARKS = re.compile(r"(?s)<!-- bench (\S+) -->\n(.*?)\n<!-- end -->")
 
 
-def write_readme(path):
-    """Replace what stands between the marks, and draw the picture that is shown below."""
+def write_pages(path):
+    """Replace what stands between the marks of README and of the bench's page, and draw the picture."""
     result = json.loads(path.read_text())
-    name = path.resolve().relative_to(ROOT)
-    text = README.read_text()
-    new = f"<!-- bench {name} -->\n{section(result, path)}\n<!-- end -->"
-    README.write_text(MARKS.sub(lambda match: new, text, count=1))
+    for page, words in ((README, summary(result)), (PAGE, section(result, path))):
+        new = f"<!-- bench {path.name} -->\n{words}\n<!-- end -->"
+        page.write_text(MARKS.sub(lambda match, new=new: new, page.read_text(), count=1))
     draw(result, PICTURE)
 
 
