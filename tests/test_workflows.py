@@ -1,0 +1,63 @@
+"""The workflows are what GitHub takes, and start what there is."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from lessons import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+RECIPES = sorted((ROOT / "tests/exercises/recipes").glob("*.yml"))
+needs_the_schema = pytest.mark.skipif(
+    find_spec("check_jsonschema") is None,
+    reason="needs lessons/launch/requirements.txt: make tools installs it",
+)
+
+
+def validate(text):
+    folder = Path(find_spec("check_jsonschema").submodule_search_locations[0]) / "builtin_schemas/vendor"
+    schema = json.loads((folder / "github-workflows.json").read_text())
+    workflow = yaml.safe_load(text)
+    workflow["on"] = workflow.pop(True)  # to YAML, `on` is a truth value
+    jsonschema.Draft7Validator(schema).validate(workflow)
+
+
+def commands(path):
+    jobs = yaml.load(path.read_text(), yaml.BaseLoader)["jobs"].values()
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+@needs_the_schema
+@pytest.mark.parametrize("path", [*WORKFLOWS, *RECIPES], ids=lambda path: path.name)
+def test_a_workflow_is_one(path):
+    validate(path.read_text())
+
+
+@needs_the_schema
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("runs-on:", "run-on:"), ("timeout-minutes: 60", "timeout-minutes: soon"), ("steps:", "step:")],
+)
+def test_a_mistake_in_a_workflow_is_noticed(old, new):
+    text = WORKFLOWS[0].read_text()
+    assert old in text
+    with pytest.raises(jsonschema.ValidationError):
+        validate(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_it_starts_what_there_is_and_installs_what_is_tested(path):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    requirements = (ROOT / "requirements.txt").read_text().split()
+    for command in commands(path):
+        for target in re.findall(r"\bmake (\S+)", command):
+            assert target in targets
+        for script in re.findall(r"^\./?\S+|^\.\w+/\S+", command):
+            assert (ROOT / script).is_file()
+        for pinned in re.findall(r"\S+==\S+", command):
+            assert pinned in requirements
