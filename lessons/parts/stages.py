@@ -28,7 +28,8 @@ def check(arguments):
     size = arguments.batch_size
     if size % count:
         fits = math.ceil(size / count) * count
-        workload.refuse(f"--batch-size {size} does not divide by {count} micro-batches: take {fits}")
+        what = f"--batch-size {size} does not divide by {count} micro-batches"
+        workload.refuse(f"{what}: take {fits}")
     if schedule == "1f1b" and count < processes:
         workload.refuse(f"1f1b on {processes} processes needs {processes} micro-batches or more, not {count}")
     if schedule == "interleaved" and count > processes and count % processes:

@@ -5,7 +5,7 @@ A probe that looks at a run of a lesson changes or wraps something first, and th
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "tests" / "probes"
@@ -28,8 +28,9 @@ def run_probe(forks, folder, name, command, *arguments, limit=240):
 def become(stem):
     """In a probe, last: run the lesson in this process, as if it had been started in the probe's stead."""
     path = ROOT / "lessons" / f"{stem}.py"
-    main = sys.modules["__main__"]
+    main = ModuleType("__main__")  # a new one: the lesson's names may be the probe's too
     main.__file__ = str(path)
+    sys.modules["__main__"] = main
     exec(compile(path.read_text(), path, "exec"), vars(main))
 
 
