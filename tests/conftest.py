@@ -42,6 +42,22 @@ def skips(config):
 LEFT_OUT = pytest.StashKey[int]()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test with the mark `quick`, the cases that it does not name are long."""
+    named, there = {}, {}
+    for item in items:
+        if mark := item.get_closest_marker("quick"):
+            named[item.function] = set(mark.args)
+            there.setdefault(item.function, set()).add(item.callspec.id)
+            if item.callspec.id not in mark.args:
+                item.add_marker(pytest.mark.long)
+    for function, names in named.items():
+        # A name that fits no case would leave out more than is meant. (Who asks for one case gets that one.)
+        if len(there[function]) > 1 and names - there[function]:
+            raise pytest.UsageError(f"{function.__name__} has no case {sorted(names - there[function])}")
+
+
 def pytest_deselected(items):
     if items:
         stash = items[0].config.stash

@@ -27,11 +27,11 @@ import itertools
 import bundle
 import grade
 import judge
-import pages
 import selftest
 import wire
 from judge import walls
 
+import pages
 import starters
 
 EXERCISES = [one["id"] for one in judge.manifest()]
@@ -53,6 +53,18 @@ def solution(name=THIRD):
 
 
 @pytest.mark.parametrize("identity", EXERCISES)
+def test_the_solution_the_starter_and_one_mutant_for_each_check(identity, nursery):
+    one = judge.exercise(identity)
+    found = selftest.sample(selftest.cases(one))
+    assert {case.killed_by for case in found if case.kind == "mutant"} == {
+        check["id"] for check in one["check"]
+    }
+    rows = [selftest.run_case(one, case, nursery, whole=False) for case in found]
+    assert [selftest.line(row) for row in rows if not row["right"]] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("identity", EXERCISES)
 def test_solutions_mutants_and_other_solutions(identity, nursery):
     one = judge.exercise(identity)
     rows = selftest.exercise_matrix(one, nursery, each=3)  # `make selftest` takes all
@@ -69,6 +81,7 @@ def test_a_mutant_that_nobody_kills_is_found(whole, nursery):
     assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("part", range(4))
 def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
     rows = selftest.cheat_matrix(nursery, part=(part, 4))
@@ -685,6 +698,7 @@ shift; exec "$@"
 AS_USER = ["setpriv", "--reuid", "61990", "--regid", "61990", "--clear-groups"]
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_lower_levels(level, tmp_path):
     """Root without bubblewrap is level 2, and an ordinary user without it level 1."""

@@ -23,6 +23,7 @@ from pathlib import Path
 import cheats
 import jobs
 import judge
+
 import pages
 
 CACHES = shutil.ignore_patterns("__pycache__")
@@ -82,6 +83,12 @@ def before(one, identity):
     """All checks that must pass before this one."""
     entry = next(entry for entry in one["check"] if entry["id"] == identity)
     return {name for need in entry.get("needs", []) for name in {need} | before(one, need)}
+
+
+def sample(found):
+    """Of these cases the solution, the starter, and one mutant for each check."""
+    mutants = {case.killed_by: case for case in found if case.kind == "mutant"}
+    return [case for case in found if case.kind in ("solution", "starter")] + list(mutants.values())
 
 
 def run_case(one, case, nursery, seed=0, whole=True):

@@ -54,6 +54,7 @@ def apart(curve, reference):
     return [abs(row["loss"] - other["loss"]) / other["loss"] for row, other in pairs]
 
 
+@pytest.mark.quick("2-more1")
 @pytest.mark.parametrize(
     ("processes", "more"),
     [
@@ -77,6 +78,7 @@ def test_fp32_without_clipping_has_lesson_01s_curve(fork, reference, processes, 
     assert (counts.precision, counts.steps, counts.clipped, counts.skipped) == ("fp32", 20, 0, 0)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     """Measured, with three seeds on 1, 2 and 4 processes: at most 7e-6 in epoch 1 and 3e-4 in epoch 2."""
@@ -122,6 +124,7 @@ def clipped_lesson_01(limit, *arguments):
     return curve
 
 
+@pytest.mark.quick("fp16-2-1e-05")
 @pytest.mark.parametrize(
     ("precision", "processes", "limit"), [("fp32", 1, 1e-5), ("fp32", 3, 1e-5), ("fp16", 2, 1e-5)]
 )
@@ -211,6 +214,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
+@pytest.mark.quick("more1-4")
 @pytest.mark.parametrize(("more", "times"), [((), 1), (("--sync-always",), 4)])
 def test_what_is_counted_is_what_gloo_was_given(alone, tmp_path, capsys, monkeypatch, more, times):
     """The profiler sees every collective, whoever calls it."""

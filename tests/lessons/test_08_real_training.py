@@ -56,6 +56,7 @@ def board(out):
 # ---- batch norm -------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tmp_path, world_size):
     generator = torch.Generator().manual_seed(world_size)
@@ -256,6 +257,7 @@ def alone(forks, tmp_path_factory):
     return argparse.Namespace(out=folder / "out")
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_one_curve_in_64_bits(fork, alone, processes):
     """With augmentation, batch norm, weight decay and warm-up."""
@@ -268,6 +270,7 @@ def test_one_curve_in_64_bits(fork, alone, processes):
         assert torch.allclose(value, expected[name], rtol=1e-9, atol=1e-9), name
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_in_32_bits_the_first_steps_agree_and_every_image_counts_once(fork, alone, processes):
     result = fork(STEM, processes, *SMALL)
@@ -313,6 +316,7 @@ def test_the_first_epoch_is_trained_as_it_says(alone):
     assert [value for _, value in board(alone.out)["lr"]] == pytest.approx([0.02 + 0.02 / 2, 0], abs=1e-8)
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
     sizes = (*SMALL, "--epochs", 3, "--snapshot-every", 1)
     whole = fork(STEM, 2, *sizes, folder="whole")
@@ -328,6 +332,7 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
     assert [step for step, _ in boards[0]["accuracy"]] == [1, 2, 3]
 
 
+@pytest.mark.quick("after")
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     """Before it, the epoch's end comes twice, and the board shows it once. After it, the best is not lost."""
@@ -390,6 +395,7 @@ def test_the_best_epoch_is_the_first_of_those_that_are_as_good(tmp_path, monkeyp
     assert (other.epoch, other.correct) == (5, 6)
 
 
+@pytest.mark.long
 def test_with_workers(run, fork):
     """By a true launch. Workers change nothing in the weights, and end with a process that is killed.
 

@@ -89,6 +89,7 @@ def bytes_of_parts(processes, rank):
     return sum(4 * part(len(one), processes, rank) * one[0].numel() for one in model.parameters())
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_one_curve_every_image_once_and_the_bytes_that_the_formula_says(whole, reference, processes):
     result = whole(processes)
@@ -140,6 +141,7 @@ def activations(kept):
     return sum(size for shape, _, size in kept if shape[:1] == [60])
 
 
+@pytest.mark.long
 def test_what_the_options_save_and_that_they_change_no_byte(altered):
     plain = altered("fsdp_counted", 2, *SMALL)
     sent, kept, kinds = counted(plain)
@@ -163,6 +165,7 @@ def test_what_the_options_save_and_that_they_change_no_byte(altered):
         assert result.stdout.splitlines()[-2:] == plain.stdout.splitlines()[-2:]
 
 
+@pytest.mark.long
 def test_bf16_computes_in_16_bits_holds_32_and_stays_close(altered, reference):
     result = altered("fsdp_counted", 2, *SIZES, "--precision", "bf16")
     sent, kept, kinds = counted(result)
@@ -216,6 +219,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert [row["loss"] for row in curve_of(result)] == [row["loss"] for row in curve_of(whole(2))]
 
 
+@pytest.mark.long
 def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
     altered, fork, whole, tmp_path
 ):
@@ -224,6 +228,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
     assert weights_of(fork("09_fsdp", 2, *SIZES, folder="resumed")) == weights_of(whole(2))
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("epochs", [1, 3])  # at the end, or when the next one is to be saved
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(altered, epochs):
     result = altered("fsdp_full_disk", 1, *SMALL[:-1], epochs, code=1)

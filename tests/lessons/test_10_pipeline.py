@@ -43,6 +43,7 @@ def check(result, processes, curve):
     return weights
 
 
+@pytest.mark.long
 def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fork):
     first = fork("01_single_gpu", 1, *ODD, folder="first").out
     curve, expected = launcher.read_curve(first, "01_single_gpu"), {1: load(first / "01_single_gpu.pt")}
@@ -59,6 +60,7 @@ def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fo
     assert not same(expected[1], expected[12])
 
 
+@pytest.mark.quick("gpipe-3-2")
 @pytest.mark.parametrize(
     ("schedule", "processes", "microbatches"), [("gpipe", 3, 2), ("1f1b", 3, 4), ("interleaved", 4, 2)]
 )
@@ -91,6 +93,7 @@ def test_the_documented_command_from_nothing(run, reference):
     assert "Warning" not in result.stderr
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("count", [1, 3, 8, 97])
 def test_images_that_fill_the_last_micro_batch_do_not_count(count):
     class AlwaysRight:
@@ -157,6 +160,7 @@ def needed(stage, kind, number, stages):
     return [(stage + 1, "backward", number)] if stage < stages - 1 else [(stage, "forward", number)]
 
 
+@pytest.mark.quick("1f1b-2")
 @pytest.mark.parametrize(
     ("schedule", "processes"),
     [*((schedule, number) for schedule in SCHEDULES for number in (2, 4)), ("interleaved", 1)],

@@ -48,6 +48,7 @@ def accuracy(model, test_set):
     return (model(test_set.images).argmax(dim=1) == test_set.labels).sum().item() / len(test_set)
 
 
+@pytest.mark.quick("2-options1")
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), *WAYS])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, processes, options):
     result = fork(STEM, processes, *SIZES, *options, folder="first")
@@ -70,6 +71,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, processes, o
         assert (again.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
 
 
+@pytest.mark.quick("2-options2", "2-options3")
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), (1, ("--sequence-parallel",)), *WAYS])
 def test_the_collectives_and_the_gradients_of_one_step(fork, processes, options):
     """One epoch of one batch is one step, and with a rate of 1 that step is the gradient itself."""
@@ -95,6 +97,7 @@ def test_the_collectives_and_the_gradients_of_one_step(fork, processes, options)
         assert value.grad.abs().max() > 1e-4 * largest or name.endswith("key.bias"), f"{name} does not learn"
 
 
+@pytest.mark.quick("2-options0")
 @pytest.mark.parametrize(("processes", "options"), WAYS)
 def test_what_each_process_holds_and_sends(forks, tmp_path, processes, options):
     command = launcher.command(STEM, processes, *options)

@@ -36,6 +36,7 @@ def tensor_parallel(processes, size):
     return () if size == 2 - processes % 2 else ("--tensor-parallel", size)
 
 
+@pytest.mark.quick("4-2")
 @pytest.mark.parametrize(("processes", "tensor_size"), MESHES)
 def test_lesson_11s_curve_on_every_mesh(fork, lesson_11, processes, tensor_size):
     options = (*SIZES, *tensor_parallel(processes, tensor_size))

@@ -33,6 +33,7 @@ def one(forks, tmp_path_factory):
     return launcher.read_curve(folder / "out", STEM), (folder / ".out").read_text()
 
 
+@pytest.mark.quick("4-2")
 @pytest.mark.parametrize(("processes", "tensor"), [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)])
 def test_one_curve_on_every_mesh(fork, one, processes, tensor):
     result = fork(STEM, processes, *SMALL, *(("--tensor-parallel", tensor) if tensor != 2 else ()))
@@ -49,6 +50,7 @@ def test_one_curve_on_every_mesh(fork, one, processes, tensor):
     }
 
 
+@pytest.mark.long
 def test_one_process_trains_like_a_loop_that_knows_of_no_mesh(one):
     workload.set_seed(0)
     characters, train_set, test_set = limericks.load(limerick_arguments(13, 133))
@@ -131,6 +133,7 @@ def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
     assert (again.out / f"{STEM}.pt").read_bytes() == (whole.out / f"{STEM}.pt").read_bytes()
 
 
+@pytest.mark.long
 def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, fork, one, tmp_path):
     sizes = (*SMALL, "--snapshot-every", 2)
     words = (STEM, "write_data", "epoch0002-step000006", "__0_0.distcp")

@@ -27,6 +27,7 @@ def counts(*processes):
 
 
 # On one and two processes `make run` starts the same runs, and fails unless their curves are one. CI does it.
+@pytest.mark.long
 @pytest.mark.parametrize(("stem", "processes"), counts(4)[2:])
 def test_the_default_run_has_lesson_01s_curve(run, fork, reference, stem, processes):
     start = run if lessons.get(stem).launcher == "two agents" else fork  # agents as a reader starts them
@@ -42,6 +43,7 @@ def test_the_default_run_learns_over_several_epochs(reference):
     assert sum(later > earlier for earlier, later in itertools.pairwise(accuracy)) >= 4
 
 
+@pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2")
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
     """On sizes that divide by nothing: 1,055 images lack one to a full batch, 997 make uneven shares."""
@@ -94,6 +96,7 @@ def test_a_second_run_starts_its_curve_anew(run):
     assert [row["epoch"] for row in launcher.read_curve(result.out, "01_single_gpu")] == [1, 2]
 
 
+@pytest.mark.quick("04_ddp_torchrun")
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_terminal_shows_a_progress_bar(run, stem):
     # `script` gives the run a terminal of its own.
@@ -107,6 +110,7 @@ def test_a_terminal_shows_a_progress_bar(run, stem):
     assert "| 0/2 [" in result.stdout
 
 
+@pytest.mark.quick("03_ddp_spawn")
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "06_multinode"])
 def test_the_same_command_from_nothing_gives_the_same_bytes(run, stem):
     weights = [
@@ -137,6 +141,7 @@ def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(run):
     check_crash(run, 2, (*SMALL[:-1], 4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 3, 4])
 def test_a_crashed_run_does_so_on_any_number_of_processes(fork, processes):
     check_crash(fork, processes, (*SMALL[:-1], 4))
@@ -155,6 +160,7 @@ def test_a_finished_run_is_not_trained_again(fork):
     assert "loss" not in again.stdout
 
 
+@pytest.mark.long
 def test_a_node_that_lost_its_disk_resumes_from_what_the_other_has(start):
     def both():
         # The agents need a port that both know. This one belongs to nobody: see two_terminals.sh.

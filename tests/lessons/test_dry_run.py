@@ -55,6 +55,7 @@ def as_json(found):
     return json.loads(json.dumps(found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_it_says_what_four_real_processes_do(measured, number):
     mesh, options = CASES[number]

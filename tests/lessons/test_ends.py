@@ -34,6 +34,7 @@ if "TRAINS" in os.environ and ("RANK" in os.environ or "--multiprocessing-fork" 
 """
 
 
+@pytest.mark.quick("04", "11")
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
 def test_no_worker_thread_of_gloo_outlives_the_process_group(lesson, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITNESS)
@@ -53,5 +54,6 @@ def test_no_worker_thread_of_gloo_outlives_the_process_group(lesson, tmp_path):
     assert [file.read_text() for file in seen.iterdir()] == ["", ""]
 
 
+@pytest.mark.long
 def test_lesson_11_ends_well_ten_times():
     assert [exits.start(lessons.get("11_tensor_parallel"), 2)["status"] for _ in range(10)] == [0] * 10

@@ -82,6 +82,7 @@ def test_all_three_are_here():
         assert len(path.read_text().splitlines()) <= 95
 
 
+@pytest.mark.quick("accelerate_ddp-2", "deepspeed_ddp-2", "fabric_ddp-2")
 @needs_them
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -99,6 +100,7 @@ def test_it_has_lesson_01s_curve_and_counts_every_image_once(fork, reference, sc
         assert (again.out / f"{script}.pt").read_bytes() == (result.out / f"{script}.pt").read_bytes()
 
 
+@pytest.mark.long
 @needs_them
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_command_in_its_docstring_starts_it(start, reference, script):
@@ -130,6 +132,7 @@ def test_a_start_without_launcher_is_refused(fork, script):
     assert re.fullmatch(rf"error: this lesson is started by.* {command} .*{script}\.py\n", result.stderr)
 
 
+@pytest.mark.quick("fabric_ddp")
 @needs_them
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_bad_input_is_refused_in_one_line(fork, script):
@@ -156,6 +159,7 @@ TRAPS = [
 ]
 
 
+@pytest.mark.long
 @needs_them
 @pytest.mark.parametrize(("script", "right", "wrong"), TRAPS)
 def test_what_the_page_warns_of_is_so(fork, reference, tmp_path, script, right, wrong):

@@ -96,6 +96,7 @@ def check_the_end(commands, reference, *options):
     return curve
 
 
+@pytest.mark.long
 def test_three_hosts_have_lesson_01s_curve(network, reference):
     sizes = (*SIZES[:4], "--epochs", 3)
     agents = train(network(3), (1, 2, 3), *sizes, nodes=3)
@@ -148,6 +149,7 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     assert [size for size, _ in grouped] == [3, 2, 3]
 
 
+@pytest.mark.long
 def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
     net = network(3)
     net.call("nsenter", "--net=/run/netns/host2", "sysctl", "-w", "net.ipv4.tcp_retries2=4")
@@ -175,6 +177,7 @@ def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
     assert third.finish(faults.ROWS["store"].limit) != 0
 
 
+@pytest.mark.long
 def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
     net = network(8)
     never = train(net, (1, 2), *LONG, nodes=3, conf={"join_timeout": faults.JOIN_TIMEOUT})
@@ -211,6 +214,7 @@ def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
         assert re.search(r"Rendezvous(Timeout|Closed|Connection)Error", command.output())
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_noticed_and_ended(network, see):
     agents = train(network(2), (1, 2), *LONG)
     first, second = agents

@@ -385,6 +385,7 @@ def wait_until_it_listens(command, port, limit=60):
     pytest.fail(f"nobody listens at port {port} of {command.name}. It wrote:\n{command.output()}")
 
 
+@pytest.mark.long
 @needs_tools
 def test_kubernetes_pods_train_are_told_to_stop_and_go_on(network, image, tmp_path, reference):
     disk, known = tmp_path / "disk", network.folder / "hosts"
@@ -429,6 +430,7 @@ def as_the_toolkit_does(request, names, name):
     return words, environment | {"MASTER_ADDR": names[0], "MASTER_PORT": "7777"}
 
 
+@pytest.mark.long
 def test_sagemaker_runs_it_on_two_machines(network, image, reference):
     request, names = json.loads(SAGEMAKER), ["algo-1", "algo-2"]
     with open(network.folder / "hosts", "a") as file:

@@ -37,6 +37,12 @@ BAD = {
 }
 
 
+@pytest.mark.quick(
+    "01_single_gpu-zero epochs",
+    "02_data_parallel-zero epochs",
+    "03_ddp_spawn-few images",
+    "04_ddp_torchrun-unwritable out",
+)
 @pytest.mark.parametrize(
     ("stem", "bad"),
     [
@@ -61,6 +67,7 @@ def test_bad_input_is_refused_once_although_torchrun_restarts_the_lesson(start):
     assert "--epochs must be at least 1" in refusal(start("05_snapshots", 2, "--epochs", 0).finish(120))
 
 
+@pytest.mark.quick("04_ddp_torchrun-4")
 @pytest.mark.parametrize(
     ("stem", "processes"),
     [("03_ddp_spawn", 3), ("03_ddp_spawn", 4), ("04_ddp_torchrun", 4), ("06_multinode", 3)],
@@ -100,6 +107,7 @@ def test_more_processes_than_gpus_are_refused_where_there_are_none_too(monkeypat
     assert "3 processes on this machine, but 2 GPUs: start at most one for each" in capsys.readouterr().err
 
 
+@pytest.mark.quick("05_snapshots")
 @pytest.mark.parametrize("stem", ["04_ddp_torchrun", "05_snapshots", "06_multinode"])
 def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
     line = refusal(start(stem, words=[sys.executable, launcher.ROOT / f"lessons/{stem}.py"]).finish())
@@ -107,6 +115,7 @@ def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
     assert line.endswith(f"lessons/{stem}.py")
 
 
+@pytest.mark.quick("03_ddp_spawn-mnist")
 @pytest.mark.parametrize(
     ("stem", "data"),
     [
@@ -129,6 +138,7 @@ def idx(path, array):
     path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
+@pytest.mark.quick("03_ddp_spawn")
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn"])
 def test_mnist_is_read_from_files_without_a_network(run, tmp_path, stem):
     raw = tmp_path / "run/out/data/MNIST/raw"
@@ -160,6 +170,7 @@ def test_cifar10_is_read_from_files(tmp_path, monkeypatch):
     assert workload.ConvNet(images.shape[1:])(images).shape == (2, 10)
 
 
+@pytest.mark.quick("04_ddp_torchrun")
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     run = start(stem, 4, "--epochs", 1000, "--train-size", 1200)
@@ -169,6 +180,7 @@ def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     assert run.finish(60).code != 0
 
 
+@pytest.mark.quick("03_ddp_spawn")
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     run = start(stem, 2, "--epochs", 1000, "--train-size", 1200)
@@ -177,6 +189,7 @@ def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     assert run.finish(60).code != 0
 
 
+@pytest.mark.quick("04_ddp_torchrun")
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_two_runs_at_once_do_not_meet(start, stem):
     both = [start(stem, 2, *SMALL, folder=folder) for folder in ("one", "other")]

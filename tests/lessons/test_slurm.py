@@ -95,6 +95,7 @@ def check_that_it_failed(job, error):
     assert job.show("Restarts") == "0", job.everything()
 
 
+@pytest.mark.long
 def test_a_time_limit_costs_nothing(cluster, submit, reference):
     # SLURM looks at the limits every 30 s, and gives the signal up to 30 s early: after 10 to 40 s here.
     # On a machine that is too busy to train by then, the first start comes to nothing.
@@ -107,6 +108,7 @@ def test_a_time_limit_costs_nothing(cluster, submit, reference):
     check_that_nothing_was_lost(job)
 
 
+@pytest.mark.quick("torchrun-options0")
 @pytest.mark.parametrize(
     ("way", "options"),
     [("torchrun", ("--gpus-per-node=2",)), ("python", ("--ntasks-per-node=2",))],
@@ -120,6 +122,7 @@ def test_a_job_has_lesson_01s_curve(submit, reference, way, options):
     assert check_the_end(job, reference, world_size=4) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["torchrun", "python"])
 def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference, way):
     job = submit(way, *SIZES)
@@ -131,6 +134,7 @@ def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference
     check_that_nothing_was_lost(job)
 
 
+@pytest.mark.long
 def test_a_preempted_job_comes_back(cluster, submit, reference):
     """SLURM preempts with a SIGTERM for the tasks, and nothing for the shell of the job."""
     job = submit("python", *SIZES)
@@ -140,6 +144,7 @@ def test_a_preempted_job_comes_back(cluster, submit, reference):
     check_that_nothing_was_lost(job)
 
 
+@pytest.mark.long
 def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, submit, reference):
     job = submit("torchrun", *SIZES)
     with held(job):
@@ -149,6 +154,7 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, submit, referenc
     assert epoch >= 3, job.everything()
 
 
+@pytest.mark.long
 def test_a_job_that_gets_nowhere_does_not_come_back_for_ever(cluster, submit):
     job = submit("python", *SIZES, REQUEUES="0")
     with held(job):
@@ -157,6 +163,7 @@ def test_a_job_that_gets_nowhere_does_not_come_back_for_ever(cluster, submit):
     check_that_it_failed(job, "started again 0 times: give it more --time, or more REQUEUES")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "arguments", "error"),
     [

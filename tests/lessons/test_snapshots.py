@@ -149,6 +149,7 @@ def trained_out(fork):
     return whole.out, weights
 
 
+@pytest.mark.quick("cut")
 @pytest.mark.parametrize("kind", ["cut", "empty", "hostile"])
 def test_a_run_takes_the_snapshot_before_and_ends_with_the_same_bytes(fork, trained_out, kind):
     out, weights = trained_out
@@ -216,6 +217,7 @@ def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork, stem)
 # ---- what a snapshot holds --------------------------------------------------------------------
 
 
+@pytest.mark.quick("4-2")
 @pytest.mark.parametrize(("first", "then"), [(4, 2), (2, 3), (1, 4), (3, 1)])
 def test_another_number_of_processes_goes_on_with_the_same_curve(fork, reference, first, then):
     """Stopped in the middle of an epoch, so that the order of the images and the loss so far must fit too."""
@@ -247,6 +249,7 @@ FORGETS = {
 }
 
 
+@pytest.mark.quick("nothing", "momentum")
 @pytest.mark.parametrize("part", FORGETS)
 def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
     """A lesson that forgets this part does not end with the bytes of a run that was left in peace."""
@@ -310,6 +313,7 @@ def can_mount():
     return shutil.which("unshare") and subprocess.run(words, capture_output=True).returncode == 0
 
 
+@pytest.mark.quick("full")
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
 def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_path, trouble):
@@ -370,6 +374,7 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
     assert f"resumed in epoch {place[0]} after step {place[1]}\n" in again.finish(60).stdout
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, number):
     """As srun starts it: the process itself is what the scheduler sees."""
@@ -431,6 +436,7 @@ def test_the_vote_is_one_question_behind(alone):
     assert not vote.last_answer()
 
 
+@pytest.mark.quick("05_snapshots")
 @pytest.mark.parametrize("stem", [STEM, "06_multinode"])
 def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, stem):
     words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)
@@ -473,6 +479,7 @@ def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp
     assert "ValueError: a bug of rank 2" in report  # what @record is for
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_noticed_after_the_time_limit(start):
     run = start(STEM, 2, *SMALL[:-1], 3000, "--time-limit", 3)
     stopped = trained(run, STEM)[-1]

@@ -36,6 +36,7 @@ def test_each_belongs_to_the_lesson_of_its_number():
             assert re.fullmatch(rf"{lesson.number}[a-z]", notebook.number), notebook.stem
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_it_runs_afresh_and_shows_what_is_stored(path):
     stored = notebooks.read(path)

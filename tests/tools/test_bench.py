@@ -213,6 +213,7 @@ def test_the_clock_of_a_step_tells_its_parts_apart():
     assert sorted(spent, key=spent.get) == list(least), spent  # what is told twice is more than the next one
 
 
+@pytest.mark.long
 def test_start_up_is_told_by_what_it_is_spent_on(tmp_path):
     """Two agents, whose lines have the node before them."""
     found = rows.MEASURES["start of lesson 06, two nodes"](tmp_path)["start"]["lesson 06"]
@@ -220,6 +221,7 @@ def test_start_up_is_told_by_what_it_is_spent_on(tmp_path):
     assert min(found.values()) > 0 and found["launcher"] > found["first step"]
 
 
+@pytest.mark.long
 def test_a_snapshot_written_meanwhile_is_clocked_too(tmp_path):
     found = rows.saving(
         tmp_path, "09", "09_fsdp", "wide,saving", ("--epochs", 2, "--train-size", 240, "--test-size", 60)
@@ -235,6 +237,7 @@ def test_a_snapshot_that_is_waited_for_is_clocked(tmp_path):
     assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
 
 
+@pytest.mark.long
 def test_overlap_and_all_reduce_come_from_two_processes(tmp_path):
     found = rows.flat(rows.start_ranks("overlap.py", tmp_path, 2, 2))
     assert len(found) == 8 and min(found.values()) > 0
@@ -258,6 +261,7 @@ def test_the_ways_of_the_all_reduce_are_right(tmp_path):
     assert sizes[0] == 2**10 and sizes[-1] == 2**26
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("step", ["0", "4", "fsdp"])
 def test_the_row_for_a_gpu_runs_on_a_cpu_in_small(tmp_path, step):
     small = ["--width", "4", "--images", "32", "--batch-size", "8", "--rounds", "1", "--steps", "2"]
@@ -265,6 +269,7 @@ def test_the_row_for_a_gpu_runs_on_a_cpu_in_small(tmp_path, step):
     assert found["images/s"] > 0 and found["flops"] > 0
 
 
+@pytest.mark.long
 def test_so_does_lesson_04_on_some_of_the_gpus(tmp_path):
     small = ("--train-size", 24, "--batch-size", 12, "--test-size", 10)
     assert gpu.ddp(tmp_path, 1, small)["ddp on GPUs"]["1"] > 0

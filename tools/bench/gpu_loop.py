@@ -143,6 +143,7 @@ def main():
         print(json.dumps({"images/s": speed, "flops": flops, "bytes": memory}), flush=True)
     if dist.is_initialized():
         del model, optimizer
+        workload.release_group()
         dist.destroy_process_group()
 
 
