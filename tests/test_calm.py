@@ -32,9 +32,13 @@ def lines_of(nodes):
 
 
 def is_an_option(node):
-    """parser.add_argument(...), parser.set_defaults(...)"""
+    """parser.add_argument(...), parser.set_defaults(...); option = parser.add_argument, option(...)"""
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node) == "option = parser.add_argument"
     call = node.value if isinstance(node, ast.Expr) else None
     function = call.func if isinstance(call, ast.Call) else None
+    if isinstance(function, ast.Name):
+        return function.id == "option"
     return isinstance(function, ast.Attribute) and function.attr in ("add_argument", "set_defaults")
 
 

@@ -145,6 +145,7 @@ def test_nothing_stands_at_the_top_that_a_newcomer_would_wonder_at():
     listed = call("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.splitlines()
     assert {name.split("/")[0] for name in listed} == {
         *("README.md", "LICENSE", "Makefile", "environment.yml", "requirements.txt", "pyproject.toml"),
+        *("CONTRIBUTING.md", "CHANGELOG.md", ".github"),
         *("lessons", "notebooks", "solutions", "tools", "tests", ".ci", ".gitignore"),
     }
 

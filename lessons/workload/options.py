@@ -24,9 +24,9 @@ def parser(file, description):
     parser.set_defaults(items="images")  # what an epoch's line counts by the second
     parser.set_defaults(snapshot_every=None, time_limit=None)  # options from lesson 05 on
     option = parser.add_argument
-    option("--epochs", type=int, default=8, help="passes over the training images (8)")
+    option("--epochs", type=int, default=8, help="passes over the images (%(default)s)")
     option("--batch-size", type=int, default=120, help="images a step, of all processes (120)")
-    option("--lr", type=float, default=0.04, help="learning rate at the start (0.04)")
+    option("--lr", type=float, default=0.04, help="learning rate at first (%(default)s)")
     option("--seed", type=int, default=0, help="of the first weights and of the order (0)")
     option("--data", choices=DATA, default="digits", help="digits needs no download (digits)")
     option("--train-size", type=int, help="images to train on (12000 digits; others: all)")

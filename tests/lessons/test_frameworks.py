@@ -40,7 +40,7 @@ class Frameworks(Forks):
             [sys.executable, "-c", imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | environment | {"PYTHONPATH": str(Path(__file__).parent)},
+            env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
             text=True,
         )
 

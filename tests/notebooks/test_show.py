@@ -188,7 +188,7 @@ def test_source_shows_the_function_as_it_is(monkeypatch):
     monkeypatch.setattr(show, "display", lambda what, metadata: shown.append(what))
     show.source("05_snapshots", "train")
     assert repr(shown[0]).startswith("@workload.let_the_first_speak\ndef train(rank")
-    assert repr(shown[0]).rstrip().endswith('arguments.out / f"{arguments.lesson}.pt")')
+    assert repr(shown[0]).rstrip().endswith("\n    snapshots.close()\n    return False")
     show.source(show.curve)
     assert "```python\ndef curve(out, stem):" in shown[1]._repr_markdown_()
 
