@@ -52,6 +52,9 @@ def pytest_collection_modifyitems(items):
             there.setdefault(item.function, set()).add(item.callspec.id)
             if item.callspec.id not in mark.args:
                 item.add_marker(pytest.mark.long)
+    # These wait most of their time: begun last, they would end long after all others.
+    waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
+    items.sort(key=lambda item: item.path.stem not in waits)
     for function, names in named.items():
         # A name that fits no case would leave out more than is meant. (Who asks for one case gets that one.)
         if len(there[function]) > 1 and names - there[function]:

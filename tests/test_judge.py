@@ -81,7 +81,7 @@ def test_a_mutant_that_nobody_kills_is_found(whole, nursery):
     assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
 
 
-@pytest.mark.quick("0")
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
     rows = selftest.cheat_matrix(nursery, part=(part, 4))
@@ -590,6 +590,7 @@ def graded(tmp_path_factory):
     return {"out": out, "first": first, "second": second, "again": time.monotonic() - began, "folder": folder}
 
 
+@pytest.mark.long
 def test_a_class_is_graded(graded):
     assert (graded["first"].returncode, graded["first"].stderr) == (0, ""), graded["first"].stderr
     rows = {row["student"]: row for row in table(graded["out"] / "grades.csv")}
@@ -605,11 +606,13 @@ def test_a_class_is_graded(graded):
     assert not list(graded["folder"].glob("**/escaped.py"))
 
 
+@pytest.mark.long
 def test_what_is_graded_is_kept(graded):
     assert "0 graded, 10 kept from before" in graded["second"].stdout
     assert graded["again"] < 30 and "10 submissions" in graded["second"].stdout
 
 
+@pytest.mark.long
 def test_another_seed_needs_another_folder(graded):
     words = [
         sys.executable,
@@ -622,6 +625,7 @@ def test_another_seed_needs_another_folder(graded):
     assert run.returncode == 1 and "holds grades of the seed autumn: name another --out" in run.stderr
 
 
+@pytest.mark.long
 def test_each_student_gets_what_gradescope_reads(graded):
     for folder in graded["out"].iterdir():
         if folder.is_dir():
@@ -634,6 +638,7 @@ def test_each_student_gets_what_gradescope_reads(graded):
     assert len(seeds) == 10  # other inputs for everybody
 
 
+@pytest.mark.long
 def test_nothing_of_a_student_runs_in_a_page(graded):
     text = (graded["out"] / "<b>eve" / "report.html").read_text()
     assert "<script>" not in text and "&lt;script&gt;" in text and "&lt;b&gt;eve" in text

@@ -124,7 +124,7 @@ def clipped_lesson_01(limit, *arguments):
     return curve
 
 
-@pytest.mark.quick("fp16-2-1e-05")
+@pytest.mark.quick("fp32-1-1e-05")
 @pytest.mark.parametrize(
     ("precision", "processes", "limit"), [("fp32", 1, 1e-5), ("fp32", 3, 1e-5), ("fp16", 2, 1e-5)]
 )

@@ -183,6 +183,7 @@ def test_bf16_computes_in_16_bits_holds_32_and_stays_close(altered, reference):
 # ---- checkpoints ----
 
 
+@pytest.mark.long
 def test_a_run_of_4_processes_goes_on_on_any_other_number(fork, whole, reference, tmp_path):
     results = {}
     for processes in (2, 3, 4):

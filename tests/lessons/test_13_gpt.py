@@ -267,6 +267,7 @@ def test_no_limerick_is_both_learned_and_tested_on():
     assert not any(poem[:100] in piece or poem[-100:] in piece for poem in poems[6::7] for piece in learned)
 
 
+@pytest.mark.long
 def test_the_documented_command_learns_and_writes(run):
     result = run(STEM, 4, "--train-size", 240, "--epochs", 2, "--characters", 30)
     curve = launcher.read_curve(result.out, STEM)

@@ -110,7 +110,7 @@ def test_a_terminal_shows_a_progress_bar(run, stem):
     assert "| 0/2 [" in result.stdout
 
 
-@pytest.mark.quick("03_ddp_spawn")
+@pytest.mark.long
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "06_multinode"])
 def test_the_same_command_from_nothing_gives_the_same_bytes(run, stem):
     weights = [
@@ -137,11 +137,12 @@ def check_crash(start, processes, sizes):
     assert curves[0] == curves[1]
 
 
+@pytest.mark.long
 def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(run):
     check_crash(run, 2, (*SMALL[:-1], 4))
 
 
-@pytest.mark.long
+@pytest.mark.quick("4")
 @pytest.mark.parametrize("processes", [1, 3, 4])
 def test_a_crashed_run_does_so_on_any_number_of_processes(fork, processes):
     check_crash(fork, processes, (*SMALL[:-1], 4))

@@ -195,6 +195,7 @@ def test_blocks_that_are_alike_cost_alike():
 # ---- the command ----
 
 
+@pytest.mark.long
 def test_the_documented_command_is_short_and_small():
     documented = re.search(r"^    python (.+)$", dry_run.__doc__, re.M)[1].split()
     words = [sys.executable, "-W", "error", *documented]

@@ -390,6 +390,7 @@ def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, 
     assert len(snapshots(result.out)) == 2
 
 
+@pytest.mark.long
 def test_a_second_run_in_the_same_folder_is_refused(start):
     first = start(STEM, 2, *SMALL[:-1], 100000)
     trained(first, STEM)
