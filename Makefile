@@ -68,7 +68,7 @@ bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 chaos: setup ## kill lesson 05 in every way there is, KILLS times (20)
 	@$(PYTHON) tools/chaos.py --kills $(KILLS) $(ARGUMENTS)
 
-diffs: setup ## write each lesson's command and diff into lessons/README.md
+diffs: setup ## write commands, diffs and lists into lessons/pages and the READMEs
 	@$(PYTHON) tools/diffs.py
 
 pictures: setup ## draw the pictures of the READMEs anew

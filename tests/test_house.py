@@ -79,7 +79,7 @@ def test_the_command_in_a_docstring_is_the_one_that_is_tested():
         typed = launcher.as_typed(words, environment).removeprefix("PROCESSES=1 ")
         documented = " ".join(diffs.command(path).replace("\\\n", " ").split())
         documented = documented.removesuffix(" --snapshot-every 30 --crash-at 3")
-        assert documented == typed
+        assert documented == typed, f"{path}: its launcher is started without options of the lesson's own"
 
 
 def test_code_is_formatted_and_free_of_lint():

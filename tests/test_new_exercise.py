@@ -1,6 +1,7 @@
 """From nothing to a graded exercise, in a copy of the repository: what an author does first."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,38 +58,45 @@ def all_files(tree):
 def made(tree):
     """What `make exercise` has written."""
     before = all_files(tree)
-    code, text = make(tree, "exercise", "ID=14", "NAME=toy")
-    assert code == 0 and "python tests/exercises/selftest.py 14" in text, text
+    code, text = make(tree, "exercise", "ID=98", "NAME=toy")
+    assert code == 0 and "python tests/exercises/selftest.py 98" in text, text
     return all_files(tree) - before
 
 
+def counts(tree):
+    """The exercises, checks and points that README counts."""
+    words = r"(\d+) exercises, (\d+) checks, (\d+) points\."
+    return [int(number) for number in re.search(words, (tree / "README.md").read_text()).groups()]
+
+
 def test_a_new_exercise_is_graded_at_once(tree, made):
-    folder = tree / "tests/exercises/14_toy"
+    folder = tree / "tests/exercises/98_toy"
     names = ("exercise.toml", "check.py", "drive.py", "mutants.toml", "other_gathered.py")
-    ours = {tree / "solutions/14_toy.py", tree / "lessons/exercises/14_toy.py"}
+    ours = {tree / "solutions/98_toy.py", tree / "lessons/exercises/98_toy.py"}
     assert made == ours | {folder / name for name in names}
-    assert "13 exercises, 141 checks, 185 points." in (tree / "README.md").read_text()
-    code, text = call(tree, sys.executable, "tests/exercises/selftest.py", "14")
+    one_more = [before + more for before, more in zip(counts(ROOT), (1, 1, 2), strict=True)]
+    assert counts(tree) == one_more
+    code, text = call(tree, sys.executable, "tests/exercises/selftest.py", "98")
     lines = [line.split()[:3] for line in text.splitlines() if line.startswith("ok ")]
     kinds = ("solution", "starter", "other", "mutant")
-    assert code == 0 and lines == [["ok", "14", kind] for kind in kinds], text
-    assert "14.1a failed: the sum on rank 0: " in text and "4 of 4 as they must be" in text, text
-    assert "not finished: 14 has 1 mutants of at least 8, 1 other solutions of at least 3" in text, text
+    assert code == 0 and lines == [["ok", "98", kind] for kind in kinds], text
+    assert "98.1a failed: the sum on rank 0: " in text and "4 of 4 as they must be" in text, text
+    assert "not finished: 98 has 1 mutants of at least 8, 1 other solutions of at least 3" in text, text
 
 
 def test_a_student_can_work_at_it(tree, made):
-    code, text = make(tree, "check", "EX=14")
-    assert code and "14 Toy: 0 of 2 points" in text, text
-    assert "not written yet: 14.1: the sum over all processes" in text, text
+    code, text = make(tree, "check", "EX=98")
+    assert code and "98 Toy: 0 of 2 points" in text, text
+    assert "not written yet: 98.1: the sum over all processes" in text, text
     code, text = make(tree, "check", "EX=06")
-    assert code and "  14   Toy" in text, text
+    assert code and "  98   Toy" in text, text
 
 
 def test_it_is_as_clean_as_the_others(tree, made):
     for words in (("check",), ("format", "--check")):
         code, text = call(tree, sys.executable, "-m", "ruff", *words, *made)
         assert code == 0, text
-    one = tomllib.loads((tree / "tests/exercises/14_toy/exercise.toml").read_text())
+    one = tomllib.loads((tree / "tests/exercises/98_toy/exercise.toml").read_text())
     assert [len(entry["hints"]) for entry in one["check"]] == [3]
     assert make(tree, "exercise", "ID=99", "NAME=later")[0] == 0  # whether there is a lesson 99 or not
     shutil.rmtree(tree / "tests/exercises/99_later")
@@ -100,10 +108,10 @@ def test_it_is_as_clean_as_the_others(tree, made):
     ("words", "error"),
     [
         ((), "an exercise needs a number and a name: make exercise ID=14 NAME=toy"),
-        (("ID=14",), "an exercise needs a number and a name"),
+        (("ID=98",), "an exercise needs a number and a name"),
         (("ID=03a", "NAME=other"), "03a is taken, by tests/exercises/03a_ring_all_reduce: choose another"),
         (("ID=3", "NAME=toy"), "ID=3 is no number: two digits"),
-        (("ID=14", "NAME=My toy"), "NAME=My toy is no name: small letters"),
+        (("ID=98", "NAME=My toy"), "NAME=My toy is no name: small letters"),
         (("ID=../x", "NAME=toy"), "ID=../x is no number"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tools/lessons.toml"
+LAUNCHERS = ("python", "mp.spawn", "torchrun", "two agents")
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,17 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
     table = tomllib.loads(path.read_text())
     rows = []
     for row in table["lesson"]:
-        notebooks = tuple(Notebook(**notebook) for notebook in row.pop("notebook", ()))
-        rows.append(Lesson(notebooks=notebooks, curve=Curve(**row.pop("curve", {})), **row))
+        name = row.get("stem", "a lesson without a stem")
+        try:
+            notebooks = tuple(Notebook(**notebook) for notebook in row.pop("notebook", ()))
+            rows.append(Lesson(notebooks=notebooks, curve=Curve(**row.pop("curve", {})), **row))
+        except TypeError as error:
+            raise SystemExit(f"error: {path.name}, {name}: {str(error).partition(' ')[2]}") from None
+        if rows[-1].launcher not in LAUNCHERS:
+            raise SystemExit(f"error: {path.name}, {name}: launcher is one of {', '.join(LAUNCHERS)}")
+        for needed in (rows[-1].path, rows[-1].page):
+            if not needed.exists():
+                raise SystemExit(f"error: {path.name}, {name}: {needed.relative_to(ROOT)} is missing")
     return tuple(rows), tuple(Notebook(**notebook) for notebook in table["notebook"])
 
 

@@ -198,8 +198,9 @@ def grade_safely(student, path, out, exercises, seed):
 
 
 def grade_class(arguments, exercises):
-    import pages
     from tqdm import tqdm
+
+    import pages
 
     folder, out = arguments.submissions, arguments.out
     if not folder.is_dir():

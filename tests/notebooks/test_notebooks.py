@@ -20,11 +20,10 @@ IDEAS = ["gradients_travel", "overlap_and_buckets", "synchronous_and_asynchronou
 PLANNING = lessons.OTHER_NOTEBOOKS[0].stem  # it belongs to no lesson
 
 
-def test_there_is_one_for_each_lesson_four_on_ideas_and_one_on_planning():
+def test_there_is_one_for_each_lesson_some_on_ideas_and_one_on_planning():
     assert sorted(notebook.stem for notebook in lessons.NOTEBOOKS) == STEMS
     assert set(lessons.STEMS) < set(STEMS) and len(lessons.OTHER_NOTEBOOKS) == 1
     others = [notebook.stem for lesson in lessons.LADDER for notebook in lesson.notebooks[1:]]
-    assert len(others) == 4
     for idea in IDEAS:
         assert any(re.fullmatch(rf"\d\d[a-z]_.*{idea}", stem) for stem in others), idea
 
