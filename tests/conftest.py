@@ -92,7 +92,8 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("skipped, by reason" if reasons else "nothing was skipped")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:4}  {reason}")
-    if left_out := config.stash.get(LEFT_OUT, 0):
+    left_out = config.stash.get(LEFT_OUT, 0)
+    if left_out and config.option.markexpr == "not long":
         terminalreporter.write_line(
             f"left out: {left_out} long tests (notebooks executed afresh, all mutants, more kills, hosts and "
             "cluster jobs): make test-all runs them too"
