@@ -729,7 +729,7 @@ print([selftest.line(row) for row in rows if not row["right"]])
 def test_behind_the_wall_of_level_3_there_are_drivers_and_nothing_beside_them():
     """The file system as the nursery has it, before any worker gives up more."""
     if judge.machine()["level"] < 3:
-        pytest.skip("bubblewrap is not installed, or does not work here")
+        pytest.skip("needs bubblewrap that works here: make tools installs it")
     words = [*walls.bubblewrap({"PATH": "/usr/bin:/bin"}), "find", str(ROOT), "-type", "f"]
     found = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
     ours = {Path(name) for name in found if not Path(name).is_relative_to(sys.prefix)}

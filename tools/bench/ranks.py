@@ -18,5 +18,5 @@ def together(work):
     found = work()
     if rank == 0:
         print(json.dumps(found), flush=True)
-    gc.collect()  # nor may a DDP object: a thread that is left aborts the process at exit, now and then
+    gc.collect()  # nor may a DDP object: a thread of it that is left may abort the process at exit
     dist.destroy_process_group()
