@@ -76,8 +76,8 @@ def test_it_has_what_a_notebook_must_have(path):
                 for output in cell.get("outputs", [])
                 if output.get("metadata", {}).get("rungs") == "diff"
             ]
-            assert len(kept) == 1 and f"{lesson.grown_from}.py" in kept[0]["data"]["text/html"]
-            assert f"{path.stem}.py" in kept[0]["data"]["text/html"]
+            assert len(kept) == 1 and f"{lesson.grown_from}.py" in kept[0]["data"]["text/markdown"]
+            assert f"{path.stem}.py" in kept[0]["data"]["text/markdown"]
 
 
 def test_planning_measures_then_plans_with_the_planner(capsys):

@@ -1,0 +1,54 @@
+"""What the notebooks share: a way to start scripts, the diff of two lessons, and one style for all pictures.
+
+Every notebook begins with show.start(); everything it writes goes into the folder that this names.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from show.folders import LESSONS, ROOT
+from show.pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    HATCHES,
+    INK,
+    ORANGE,
+    PAPER,
+    PINK,
+    RANKS,
+    RED,
+    SKY,
+    STYLE,
+    YELLOW,
+    arrow,
+    box,
+    canvas,
+    curves,
+    slider,
+    timeline,
+)
+from show.processes import Running, launch, plain, ranks, run
+from show.text import Diff, Table, diff, source, table, variant
+
+sys.path.insert(0, str(LESSONS))  # so that a notebook can import workload
+
+
+def start(name):
+    """Go to the repository's root, empty this notebook's own folder under out/, and name it."""
+    os.chdir(ROOT)
+    out = Path(os.environ.get("OUT", "out")) / "notebooks" / name
+    shutil.rmtree(out, ignore_errors=True)  # a lesson would go on from the snapshot of the time before
+    out.mkdir(parents=True)
+    plt.rcParams.update(STYLE)
+    return out
+
+
+def curve(out, stem):
+    """What a lesson wrote about each epoch."""
+    return [json.loads(line) for line in (Path(out) / f"{stem}.jsonl").read_text().splitlines()]

@@ -1,0 +1,143 @@
+"""One style for all pictures, and what several of them are made of."""
+
+import matplotlib.pyplot as plt
+from IPython.display import display
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+# Okabe and Ito's colours: people who see no red or no green tell them apart.
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#767676"
+RANKS = [BLUE, ORANGE, GREEN, PINK]  # the colour of rank 0, 1, 2, 3 in every picture
+INK, PAPER = "#1f1f1f", "#ffffff"
+
+STYLE = {
+    "figure.facecolor": PAPER,  # not transparent: on a dark page, dark text would be lost
+    "savefig.facecolor": PAPER,
+    "figure.dpi": 110,
+    "figure.figsize": (8, 3.4),
+    "figure.constrained_layout.use": True,
+    "axes.prop_cycle": plt.cycler(color=[BLUE, ORANGE, GREEN, PINK, RED, SKY]),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "font.size": 10,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.6,
+}
+
+
+def canvas(width=8, height=3, across=16, down=6):
+    """An empty page to draw boxes on, measured from its lower left corner."""
+    axes = plt.figure(figsize=(width, height)).add_subplot()
+    axes.set(xlim=(0, across), ylim=(0, down))
+    axes.axis("off")
+    return axes
+
+
+def box(axes, x, y, width, height, title, text="", colour=BLUE, size=9):
+    """A box with a title and some lines. Light inside: dark text must be readable on it."""
+    style = "round,pad=0.02,rounding_size=0.15"
+    patch = FancyBboxPatch(
+        (x, y), width, height, boxstyle=style, facecolor=colour + "26", edgecolor=colour, lw=1.5
+    )
+    axes.add_patch(patch)
+    middle, top = x + width / 2, y + height
+    if not text:
+        axes.text(middle, y + height / 2, title, ha="center", va="center", weight="bold", size=size)
+        return
+    inches = axes.figure.get_figheight() / (axes.get_ylim()[1] - axes.get_ylim()[0])
+    line = 1.45 * size / 72 / inches
+    axes.text(middle, top - 0.85 * line, title, ha="center", va="center", weight="bold", size=size)
+    axes.text(middle, (y + top - 1.2 * line) / 2, text, ha="center", va="center", size=size, linespacing=1.35)
+
+
+def arrow(axes, start, end, text="", colour=INK, bend=0.0, both=False, at=(0, 0.18), size=8.5):
+    """An arrow between two points, with a word beside its middle."""
+    style = "<|-|>" if both else "-|>"
+    axes.add_patch(
+        FancyArrowPatch(
+            start,
+            end,
+            arrowstyle=style,
+            mutation_scale=12,
+            color=colour,
+            lw=1.4,
+            connectionstyle=f"arc3,rad={bend}",
+            shrinkA=2,
+            shrinkB=2,
+        )
+    )
+    if text:
+        x, y = (start[0] + end[0]) / 2 + at[0], (start[1] + end[1]) / 2 + at[1]
+        axes.text(x, y, text, ha="center", va="bottom", size=size, color=colour)
+
+
+HATCHES = {RED: "////", ORANGE: "////"}  # whoever sees no colours sees lines
+
+
+def timeline(axes, rows, colours, unit="ms"):
+    """A row for each name, top first; in it a bar for each (start, end, kind)."""
+    for number, bars in enumerate(rows.values()):
+        for begin, end, kind in bars:
+            colour = colours[kind]
+            axes.barh(
+                -number,
+                end - begin,
+                left=begin,
+                height=0.62,
+                color=colour,
+                hatch=HATCHES.get(colour),
+                edgecolor="white",
+                linewidth=0.4,
+            )
+    axes.set_yticks([-number for number in range(len(rows))], list(rows))
+    axes.set_ylim(-len(rows) + 0.4, 0.6)
+    axes.set_xlabel(unit)
+    axes.tick_params(axis="y", length=0)
+    used = {kind for bars in rows.values() for _, _, kind in bars}
+    handles = [
+        plt.Rectangle((0, 0), 1, 1, facecolor=colour, hatch=HATCHES.get(colour), edgecolor="white")
+        for kind, colour in colours.items()
+        if kind in used
+    ]
+    names = [kind for kind in colours if kind in used]
+    axes.legend(
+        handles, names, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names), borderaxespad=0.2
+    )
+
+
+def curves(axes, runs, key="loss"):
+    """Curves on one another: each thinner than the one before, so that the lower ones can be seen."""
+    for number, (label, rows) in enumerate(runs.items()):
+        width = 2 + 3.0 * (len(runs) - 1 - number)
+        colour = [SKY, ORANGE, INK, GREEN, PINK][number % 5]
+        axes.plot(
+            [row["epoch"] for row in rows], [row[key] for row in rows], label=label, color=colour, lw=width
+        )
+    axes.set(xlabel="epoch", ylabel=key)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+
+
+def slider(draw, label, values, value):
+    """Draw the picture for one value, and under it, where the notebook runs, a slider for the others."""
+    draw(value)
+    plt.show()
+    import ipywidgets
+
+    handle = ipywidgets.SelectionSlider(options=values, value=value, description=label)
+    picture = ipywidgets.Output()
+
+    def redraw(change):
+        with picture:
+            picture.clear_output(wait=True)
+            draw(change["new"])
+            plt.show()
+
+    handle.observe(redraw, names="value")
+    display(ipywidgets.VBox([handle, picture]))

@@ -1,0 +1,135 @@
+"""What changed from one lesson to the next, a function as it stands in its file, a table."""
+
+import ast
+import difflib
+import inspect
+import re
+from pathlib import Path
+
+from IPython.display import display
+
+from show.folders import LESSONS
+
+
+class Diff:
+    """Two files, and a sentence on each place where they differ."""
+
+    def __init__(self, before, after, sentences):
+        names = [LESSONS / f"{stem}.py" for stem in (before, after)]
+        self.names = [path.name for path in names]
+        self.lines = [path.read_text().splitlines() for path in names]
+        matcher = difflib.SequenceMatcher(None, *self.lines, autojunk=False)
+        self.hunks = list(matcher.get_grouped_opcodes(1))
+        if len(self.hunks) != len(sentences):
+            places = "".join(
+                f"\n  {number}: {self.changed(hunk)[0][1].strip()}"
+                for number, hunk in enumerate(self.hunks, 1)
+            )
+            raise ValueError(
+                f"{len(self.hunks)} places differ, but there are {len(sentences)} sentences. Places:{places}"
+            )
+        self.sentences = list(sentences.values())
+        for number, (hunk, anchor) in enumerate(zip(self.hunks, sentences, strict=True), 1):
+            if anchor not in "\n".join(line for _, line in self.changed(hunk)):
+                first = self.changed(hunk)[0][1].strip()
+                raise ValueError(f"place {number}, which begins with {first!r}, does not change {anchor!r}")
+
+    def all(self, hunk):
+        """The lines of a place, each with its sign; those around it have none."""
+        before, after = self.lines
+        for kind, low, high, start, end in hunk:
+            if kind == "equal":
+                yield from ((" ", line) for line in before[low:high])
+            else:
+                yield from (("-", line) for line in before[low:high])
+                yield from (("+", line) for line in after[start:end])
+
+    def changed(self, hunk):
+        return [(sign, line) for sign, line in self.all(hunk) if sign != " "]
+
+    def __repr__(self):
+        text = []
+        for sentence, hunk in zip(self.sentences, self.hunks, strict=True):
+            text += [f"# {sentence}", *(f"{sign} {line}" for sign, line in self.changed(hunk)), ""]
+        return "\n".join(text)
+
+    def _repr_markdown_(self):
+        """GitHub shows no colours of ours and no columns, but it colours the lines of a fence."""
+        text = [f"`{self.names[0]}` to `{self.names[1]}`"]
+        for sentence, hunk in zip(self.sentences, self.hunks, strict=True):
+            lines = [f"{sign} {line}".rstrip() for sign, line in self.all(hunk)]
+            text.append("\n".join([escaped(sentence), "", "```diff", *lines, "```"]))
+        return "\n\n".join(text)
+
+
+def diff(before, after, sentences):
+    """The changes from one lesson to the next. `sentences` has one for each place, under some
+    words of the changed lines: when a lesson changes and the sentences do not, this is an error."""
+    display(Diff(before, after, sentences), metadata={"rungs": "diff"})
+
+
+class Source:
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+    def _repr_markdown_(self):
+        return f"```python\n{self.text}\n```"
+
+
+def source(what, name=None):
+    """Show the code of a function, or of a function by its name in a lesson."""
+    if name is None:
+        text = inspect.getsource(what)
+    else:
+        whole = (LESSONS / f"{what}.py").read_text()
+        found = next(node for node in ast.parse(whole).body if getattr(node, "name", None) == name)
+        first = min([found.lineno, *(line.lineno for line in found.decorator_list)])
+        text = "\n".join(whole.splitlines()[first - 1 : found.end_lineno])
+    display(Source(text.rstrip()), metadata={"rungs": "source"})
+
+
+class Table:
+    def __init__(self, head, rows):
+        self.rows = [[str(cell) for cell in row] for row in [head, *rows]]
+
+    def __repr__(self):
+        widths = [max(len(cell) for cell in column) for column in zip(*self.rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in self.rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_markdown_(self):
+        rows = [[escaped(cell) for cell in row] for row in self.rows]
+        rows.insert(1, ["---"] * len(rows[0]))
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def escaped(text):
+    """Text of which Markdown understands nothing but its backquotes."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([\\*_<>\[\]$~])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts).replace("|", r"\|").replace("\n", " ")
+
+
+def table(head, rows):
+    display(Table(head, rows))
+
+
+def variant(stem, out, name, changes):
+    """Write a copy of a lesson with some lines changed, and show what was changed."""
+    text = (LESSONS / f"{stem}.py").read_text()
+    for old, new in changes.items():
+        if text.count(old) != 1:
+            raise ValueError(f"{stem}.py has {text.count(old)} times, not once: {old}")
+        text = text.replace(old, new)
+    path = Path(out) / f"{name}.py"
+    path.write_text(text)
+    before = (LESSONS / f"{stem}.py").read_text().splitlines()
+    for line in difflib.unified_diff(before, text.splitlines(), n=0, lineterm=""):
+        if line[0] in "+-" and line[:3] not in ("+++", "---"):
+            print(line)
+    return path
