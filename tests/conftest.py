@@ -105,6 +105,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 # A lesson that calls what torch has deprecated fails. Files left open at the end are the system's to close.
 WARNINGS = "error,ignore::ResourceWarning"
+WITNESS = Path(__file__).parent / "helpers" / "witness"
 
 
 class Started:
@@ -113,7 +114,8 @@ class Started:
     def __init__(self, folder, words, environment, gpus=False):
         self.folder, self.mark = folder, f"rungs-{uuid.uuid4().hex}"
         self.out, self.home, self.temporary = folder / "out", folder / ".home", folder / ".tmp"
-        for path in (folder, self.home, self.temporary):
+        self.seen = folder / ".seen"
+        for path in (folder, self.home, self.temporary, self.seen):
             path.mkdir(parents=True, exist_ok=True)
         environment = (
             os.environ
@@ -123,6 +125,8 @@ class Started:
                 "OMP_NUM_THREADS": "1",
                 "PYTHONWARNINGS": WARNINGS,
                 "RUNGS_MARK": self.mark,
+                "SEEN": str(self.seen),
+                "PYTHONPATH": str(WITNESS),
             }
             | environment
         )
@@ -157,7 +161,11 @@ class Started:
         self.end()
         assert not left, f"still alive after the run: {left}"
         # torchrun leaves its folders where temporary files go, and the error of a process that failed.
+        threads = {path.read_text() for path in self.seen.iterdir()} - {""}
+        # A process that another one's death has ended leaves its group: the run has failed already.
+        assert self.process.returncode != 0 or not threads, f"a process ended with {threads}: it may abort"
         files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "error.json"]
+        files = [path for path in files if path.parent != self.seen]
         files.remove(self.folder / ".log")
         outside = [str(path.relative_to(self.folder)) for path in files if self.out not in path.parents]
         assert not outside, f"files outside OUT: {outside}"
@@ -240,22 +248,37 @@ def fork(forks, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory):
-    """Lesson 01's curve for these arguments, trained once for all the test processes."""
+def once(tmp_path_factory):
+    """Make something once for all the test processes: once(name, make) is what make(folder) returned in the
+    one that came first. It must be what JSON can hold."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
 
-    def reference(*arguments):
-        name = "_".join(["reference", *(str(argument).lstrip("-") for argument in arguments)])
+    def once(name, make):
+        folder = shared / name
         with open(shared / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = shared / f"{name}.json"
             if not kept.exists():
-                words, environment = launcher.command("01_single_gpu", 1, *arguments)
-                result = Started(shared / name, words, environment).finish()
-                assert result.code == 0, result.stderr
-                kept.write_text(json.dumps(launcher.read_curve(result.out, "01_single_gpu")))
+                folder.mkdir()
+                kept.write_text(json.dumps(make(folder)))
         return json.loads(kept.read_text())
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def reference(once):
+    """Lesson 01's curve for these arguments."""
+
+    def reference(*arguments):
+        def make(folder):
+            words, environment = launcher.command("01_single_gpu", 1, *arguments)
+            result = Started(folder, words, environment).finish()
+            assert result.code == 0, result.stderr
+            return launcher.read_curve(result.out, "01_single_gpu")
+
+        return once("_".join(["reference", *(str(argument).lstrip("-") for argument in arguments)]), make)
 
     return reference

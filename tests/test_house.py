@@ -72,6 +72,29 @@ def test_a_docstring_names_the_lesson_that_the_table_says_it_grew_from():
         assert named[1] == grown_from.number if named else grown_from == before, lesson.stem
 
 
+def test_a_page_has_its_lessons_number_and_title():
+    for lesson in lessons.LESSONS:
+        heading = lesson.page.read_text().splitlines()[0]
+        assert heading == f"# {lesson.number}. {lesson.title}"
+
+
+def test_the_words_that_count_lessons_are_right():
+    words = re.findall(
+        r"\w+", "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+    )
+    ladder, last = len(lessons.LADDER), lessons.LESSONS[-1]
+    others = len(lessons.LESSONS) - ladder
+    readme = (ROOT / "README.md").read_text()
+    for said in (
+        f"in {words[ladder]} scripts,",
+        f"{words[others].capitalize()} more go on from there",
+        f"LESSONS=all climbs to {last.number}",
+        f"all {words[len(lessons.LESSONS)]} lessons",
+    ):
+        assert said in readme, said
+    assert f"(LESSONS=all: to {last.number})" in (ROOT / "Makefile").read_text()
+
+
 def test_the_command_in_a_docstring_is_the_one_that_is_tested():
     for path in (lesson.path for lesson in lessons.LESSONS):
         processes = re.search(r"--nproc-per-node (\d)", diffs.command(path))

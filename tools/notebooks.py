@@ -20,6 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+import lessons
 from lessons import ROOT
 
 FOLDER = ROOT / "notebooks"
@@ -123,6 +124,37 @@ def shown(name, notebook):
     return found
 
 
+def sources(notebook, kind):
+    return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == kind)
+
+
+def missing(stem, notebook):
+    """What every notebook has and this one lacks, one line for each."""
+    prose, code = sources(notebook, "markdown"), sources(notebook, "code")
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    begin, _, end = prose.partition("## What to read next")
+    name = "Planning:" if stem == lessons.OTHER_NOTEBOOKS[0].stem else stem.split("_")[0]
+    rules = {
+        f"a title that begins with '# {name}' and asks a question": re.match(rf"# {name} .+\?\n", prose),
+        "'## What to read next' with an exercise": "xercise" in end,
+        "a question to readers: 'Predict'": "predict" in prose.lower(),
+        "three assertions": len(re.findall(r"^ *assert ", code, re.M)) >= 3,
+        "two pictures": sum(map(bool, map(png, outputs))) >= 2,
+    }
+    if stem in lessons.STEMS:
+        lesson = lessons.get(stem)
+        started = "two_terminals.sh" if lesson.launcher == "two agents" else f"lessons/{stem}.py"
+        rules["a heading on what people get wrong"] = re.search(r"(?i)^## .*(wrong|mistake)", begin, re.M)
+        rules[f"a run of {started}"] = started in code
+        if lesson.grown_from:
+            diffs = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
+            names = f"`{lesson.grown_from}.py` to `{stem}.py`"
+            rules[f"one show.diff, of {names}"] = (
+                len(diffs) == 1 and names in diffs[0]["data"]["text/markdown"]
+            )
+    return [f"{stem}.ipynb lacks {rule}" for rule, kept in rules.items() if not kept]
+
+
 def drift(stored, fresh):
     """Where what is stored is not what the cells show now. Times may differ, diffs not."""
     found = []
@@ -168,6 +200,7 @@ def make(path):
     aside = path.with_suffix(".aside")
     nbformat.write(notebook, aside)
     found = [line.replace(aside.name, path.name) for line in complaints(aside, notebook)]
+    found += missing(path.stem, notebook)
     if found:
         aside.replace(ROOT / "out" / f"{path.stem}.refused.ipynb")
     else:

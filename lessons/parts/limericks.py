@@ -66,7 +66,7 @@ def load_sets(arguments):
     return train_set, test_set
 
 
-workload.DATA["limericks"] = load_sets
+workload.add_data("limericks", load_sets)
 
 
 def show(when, texts, characters):

@@ -17,6 +17,7 @@ from workload.endings import (
 from workload.images import (
     DATA,
     Images,
+    add_data,
     cifar10,
     collate,
     digits,
@@ -38,6 +39,7 @@ __all__ = [
     "Images",
     "Normalize",
     "Parser",
+    "add_data",
     "check",
     "cifar10",
     "collate",

@@ -78,6 +78,7 @@ def release_group():
         if type(thing) is dist.DeviceMesh:  # DTensor's caches keep meshes, and those their groups
             getattr(thing, "_pg_registry", {}).clear()
     gc.collect()  # a DDP object refers to its group, and in a circle to itself
+    gc.freeze()  # or Python looks for garbage in all of torch as it ends, which takes half a second
 
 
 def crash_once(now):

@@ -135,6 +135,11 @@ def from_torchvision(arguments, load, files):
 DATA = {"digits": digits, "mnist": mnist, "cifar10": cifar10}
 
 
+def add_data(name, load):
+    """Another choice for --data: load(arguments) gives a training set and a test set."""
+    DATA[name] = load
+
+
 def import_torchvision():
     """torchvision, also beside a torch that it was not built for.
 

@@ -50,41 +50,16 @@ def test_it_runs_afresh_and_shows_what_is_stored(path):
     assert notebooks.drift(stored, fresh) == []
 
 
-def sources(notebook, kind):
-    return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == kind)
-
-
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_it_has_what_a_notebook_must_have(path):
-    notebook = notebooks.read(path)
-    prose, code = sources(notebook, "markdown"), sources(notebook, "code")
-    name = "Planning:" if path.stem == PLANNING else path.stem.split("_")[0]
-    assert re.match(rf"# {name} .+\?\n", prose), "its title asks no question"
-    assert "## What to read next" in prose
-    assert "xercise" in prose.split("## What to read next")[1]
-    assert len(re.findall(r"(?i)predict", prose)) >= 1 and len(re.findall(r"^ *assert ", code, re.M)) >= 3
-    assert len(list(pictures(notebook))) >= 2
-    if path.stem in lessons.STEMS:
-        lesson = lessons.get(path.stem)
-        assert re.search(r"(?i)^## .*(wrong|mistake)", prose, re.M)
-        started_by = "two_terminals.sh" if lesson.launcher == "two agents" else f"lessons/{path.stem}.py"
-        assert started_by in code
-        if lesson.grown_from:
-            kept = [
-                output
-                for cell in notebook.cells
-                for output in cell.get("outputs", [])
-                if output.get("metadata", {}).get("rungs") == "diff"
-            ]
-            assert len(kept) == 1 and f"{lesson.grown_from}.py" in kept[0]["data"]["text/markdown"]
-            assert f"{path.stem}.py" in kept[0]["data"]["text/markdown"]
+    assert notebooks.missing(path.stem, notebooks.read(path)) == []
 
 
 def test_planning_measures_then_plans_with_the_planner(capsys):
     """It predicts four processes from two and three; its formulas are the planner's; and its plans, which
     depend on no machine, are those that the planner makes today."""
     notebook = notebooks.read(notebooks.FOLDER / f"{PLANNING}.ipynb")
-    prose, code = sources(notebook, "markdown"), sources(notebook, "code")
+    prose, code = notebooks.sources(notebook, "markdown"), notebooks.sources(notebook, "code")
     assert notebook.metadata["rungs"]["alone"], "it measures"
     parts = ("fit, how fast", "GPUs are worth it", "does it break", "own job", "formulas are wrong")
     for part in ("alpha and beta", *parts):
@@ -116,16 +91,9 @@ def test_planning_measures_then_plans_with_the_planner(capsys):
         assert re.search(rf"(?m)^{gpus:,} .* {row['days']:,.1f} +{efficiency:.0%}$", said), gpus
 
 
-def pictures(notebook):
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if "image/png" in output.get("data", {}):
-                yield output["data"]["image/png"]
-
-
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_its_links_lead_somewhere(path):
-    prose = sources(notebooks.read(path), "markdown")
+    prose = notebooks.sources(notebooks.read(path), "markdown")
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
@@ -133,7 +101,7 @@ def test_its_links_lead_somewhere(path):
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_it_repeats_no_well_known_error(path):
     """The backward pass averages gradients; optimizer.step() talks to nobody."""
-    prose = sources(notebooks.read(path), "markdown")
+    prose = notebooks.sources(notebooks.read(path), "markdown")
     for sentence in re.split(r"(?<=[.!?:])\s", prose):
         if "step()" in sentence and re.search(r"(?i)synchroni|all.?reduce|averages|communicat", sentence):
             assert re.search(r"(?i)\bnot\b|nobody|nothing|never|does no|alone|itself|before", sentence), (
