@@ -4,7 +4,7 @@ OUT ?= out
 ARGUMENTS ?=
 LESSONS ?= ladder
 KILLS ?= 20
-TESTS = -n 4 --dist worksteal --durations 15
+TESTS = -n 5 --dist worksteal --durations 15
 
 .PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench format
 

@@ -201,6 +201,7 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
 # ---- the ladder ----
 
 
+@pytest.mark.long
 def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "30")
     result = call(sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,06", *sizes, cwd=tmp_path)

@@ -714,7 +714,7 @@ shift; exec "$@"
 AS_USER = ["setpriv", "--reuid", "61990", "--regid", "61990", "--clear-groups"]
 
 
-@pytest.mark.quick("2")
+@pytest.mark.long
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_lower_levels(level, tmp_path):
     """Root without bubblewrap is level 2, and an ordinary user without it level 1."""

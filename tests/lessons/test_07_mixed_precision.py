@@ -214,7 +214,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.quick("more1-4")
+@pytest.mark.long
 @pytest.mark.parametrize(("more", "times"), [((), 1), (("--sync-always",), 4)])
 def test_what_is_counted_is_what_gloo_was_given(alone, tmp_path, capsys, monkeypatch, more, times):
     """The profiler sees every collective, whoever calls it."""

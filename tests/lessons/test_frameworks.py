@@ -82,7 +82,7 @@ def test_all_three_are_here():
         assert len(path.read_text().splitlines()) <= 95
 
 
-@pytest.mark.quick("accelerate_ddp-2", "deepspeed_ddp-2", "fabric_ddp-2")
+@pytest.mark.quick("accelerate_ddp-2")
 @needs_them
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -123,6 +123,7 @@ def test_the_command_in_its_docstring_starts_it(start, reference, script):
     assert {row["world_size"] for row in curve} == {2}
 
 
+@pytest.mark.quick("accelerate_ddp")
 @needs_them
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_start_without_launcher_is_refused(fork, script):

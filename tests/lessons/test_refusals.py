@@ -180,7 +180,7 @@ def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     assert run.finish(60).code != 0
 
 
-@pytest.mark.quick("03_ddp_spawn")
+@pytest.mark.quick("04_ddp_torchrun")
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     run = start(stem, 2, "--epochs", 1000, "--train-size", 1200)

@@ -230,6 +230,7 @@ def test_a_snapshot_written_meanwhile_is_clocked_too(tmp_path):
     assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
 
 
+@pytest.mark.long
 def test_a_snapshot_that_is_waited_for_is_clocked(tmp_path):
     sizes = ("--epochs", 2, "--train-size", 240, "--test-size", 60)
     found = rows.saving(tmp_path, "05", "05_snapshots", "saving", sizes)["saving"]["05"]
@@ -244,6 +245,7 @@ def test_overlap_and_all_reduce_come_from_two_processes(tmp_path):
     assert found["alone, seconds"] < found["after, seconds"]
 
 
+@pytest.mark.long
 def test_the_ways_of_the_all_reduce_are_right(tmp_path):
     script = tmp_path / "right.py"
     script.write_text(
@@ -261,7 +263,7 @@ def test_the_ways_of_the_all_reduce_are_right(tmp_path):
     assert sizes[0] == 2**10 and sizes[-1] == 2**26
 
 
-@pytest.mark.quick("0")
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["0", "4", "fsdp"])
 def test_the_row_for_a_gpu_runs_on_a_cpu_in_small(tmp_path, step):
     small = ["--width", "4", "--images", "32", "--batch-size", "8", "--rounds", "1", "--steps", "2"]
