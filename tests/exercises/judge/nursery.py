@@ -14,6 +14,7 @@ from typing import Any
 
 import wire
 
+from judge import walls
 from judge.settings import INSIDE
 from judge.walls import bubblewrap, claim_user, machine
 
@@ -53,7 +54,7 @@ class Nursery:
         if self.level > 1 and machine()["root"]:
             claimed = claim_user()
             if claimed is None:
-                raise Gone("no user id is free between 61000 and 62000")
+                raise Gone(f"no user id is free between {walls.USERS.start} and {walls.USERS.stop}")
             self.uid, self.claim = claimed
         self.greeted, self.base = False, "/tmp"
         if self.level < 3:
