@@ -145,7 +145,7 @@ if __name__ == "__main__":
         workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {norm}")
     if not 1 <= scale <= 2**32:
         workload.refuse(f"--first-scale must be from 1 to {2**32}, not {scale:g}")
-    device = workload.pick_device(rank)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,

@@ -44,7 +44,7 @@ def train(rank, world_size, device, arguments):
     dtype = torch.float64 if arguments.double else torch.float32
     model = model.to(device, dtype, memory_format=torch.channels_last)
     flops = resnet.count_flops(model, train_set.images[:1].to(device))
-    if device.type != "cpu":
+    if arguments.compile:
         model.compile()  # torch.compile(model) would put a prefix before each name in the files
     model = nn.parallel.DistributedDataParallel(model)
     lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, twice as long
@@ -160,7 +160,7 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recipe.check(arguments)
-    device = workload.pick_device(rank)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,

@@ -135,7 +135,7 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
-    device = workload.pick_device(rank)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,

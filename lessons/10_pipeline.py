@@ -142,7 +142,7 @@ if __name__ == "__main__":
     if arguments.schedule == "interleaved" and arguments.world_size > 1:
         arguments.stages = 2 * arguments.world_size
     check(arguments)
-    device = workload.pick_device(rank)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,

@@ -145,7 +145,7 @@ if __name__ == "__main__":
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % arguments.world_size:
         workload.refuse(f"{arguments.world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
-    device = workload.pick_device(rank)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,

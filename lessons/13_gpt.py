@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
@@ -179,14 +180,17 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{arguments.world_size} processes: take 1"
         )
-    device = workload.pick_device(rank)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
+    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
+        timeout=limit,
     )
     shape = (arguments.world_size // tensor_size, tensor_size)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+    for group in mesh.get_all_groups():
+        _set_pg_timeout(limit, group)  # a mesh makes groups of its own, which have the default limit
     train(rank, mesh, device, arguments)
     workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

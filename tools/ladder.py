@@ -43,8 +43,9 @@ class Climbed:
 
 def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     gpus = workload.gpu_count()
-    machine = f"{gpus} GPUs" if gpus else f"no GPU, {os.cpu_count()} cores"
-    print(f"This machine has {machine}. Lessons from 03 on run on {gpus or 2} processes.", flush=True)
+    machine = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else f"no GPU, {os.cpu_count()} cores"
+    processes = lessons.LADDER[-1].processes_for(gpus)
+    print(f"This machine has {machine}. Lessons from 03 on run on {processes} processes.", flush=True)
     rows = []
     for lesson in lessons.chosen(arguments.lessons):
         rows.append(run(lesson, lesson.processes_for(gpus), arguments.out, rest))
@@ -74,6 +75,8 @@ def run(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> Climbed:
 def start(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> bool:
     """Run a command to its end, show what it prints, and keep it. False if it failed."""
     words, environment = launcher.command(lesson.stem, processes, "--out", out, *rest)
+    if 0 < workload.gpu_count() < processes:
+        environment["SHARE_GPU"] = "1"
     print(f"\n{lesson.stem}\n$ {launcher.as_typed(words, environment)}", flush=True)
     clear(out, lesson.stem)
     lines = []

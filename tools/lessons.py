@@ -75,8 +75,8 @@ class Lesson:
         """How many processes a machine with this many GPUs starts."""
         if self.is_one_process():
             return 1
-        count = gpus or self.processes
-        return max(2, count // 2 * 2) if self.launcher == "two agents" else count  # agents of one size
+        # A power of two, which divides the batch and all that is sharded. Too few GPUs are shared.
+        return max(self.processes, 1 << min(gpus, 8).bit_length() - 1 if gpus else 0)
 
 
 def number_of(stem: str) -> str:

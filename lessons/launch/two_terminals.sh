@@ -6,6 +6,7 @@
 #   bash lessons/launch/two_terminals.sh 1        and the other in a second one: stop it, and start it again
 #
 # What follows goes to the lesson: two_terminals.sh 0 --epochs 20. PROCESSES=2 starts two for each agent.
+# Where there are fewer GPUs than processes all use the CPU, or with SHARE_GPU=1 share what there is.
 # PORT is where the agents meet; LESSON is another script to start.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,11 +17,12 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1
 export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 
 agent() {  # agent NODE ARGUMENTS...
-    # Each agent counts its GPUs from 0. Without a share of its own, both would take the same ones.
-    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-    if [ "$gpus" -ge $((2 * processes)) ]; then
-        export CUDA_VISIBLE_DEVICES=$(seq -s, $(($1 * processes)) $(($1 * processes + processes - 1)))
-    else
+    # Each agent counts its GPUs from 0. Without some of its own, both would take the same ones.
+    all=${CUDA_VISIBLE_DEVICES-$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | paste -sd,)}
+    IFS=, read -ra gpus <<<"$all"
+    if [ "${#gpus[@]}" -ge $((2 * processes)) ]; then
+        export CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${gpus[*]:$1*processes:processes}")
+    elif [ "${SHARE_GPU-}" != 1 ]; then
         export CUDA_VISIBLE_DEVICES=
     fi
     exec torchrun --nnodes 1:2 --nproc-per-node "$processes" --max-restarts 3 --rdzv-backend c10d \

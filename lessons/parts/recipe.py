@@ -31,6 +31,7 @@ def options(parser):
     option("--warm-up", type=float, default=0.5, help="epochs of a rising learning rate (0.5)")
     option("--patience", type=int, default=3, help="epochs to wait for a better one (3)")
     option("--workers", type=int, default=0, help="processes that prepare images, for each (0)")
+    option("--compile", action="store_true", help="compile the model: minutes at first (needs gcc)")
     option("--double", action="store_true", help="compute in 64 bits")
     option("--profile", action="store_true", help="write a trace of five steps, for ui.perfetto.dev")
     option("--peak-tflops", type=float, help="what one GPU can do, or one process on the CPU")

@@ -1,7 +1,14 @@
 """The device that a process trains on, and what makes it repeatable."""
 
+import os
+import shutil
+import socket
+import subprocess
+
 import torch
 import torch.distributed as dist
+
+from workload.endings import refuse
 
 
 def gpu_count():
@@ -14,8 +21,18 @@ def gpu_count():
 
 def pick_device(number=0):
     """GPU `number` of this machine, or the CPU if it has none."""
-    if gpu_count() == 0:
+    count = gpu_count()
+    if count == 0:
         return torch.device("cpu")
+    if may_share():
+        # NCCL wants a GPU for each process of a machine: as far as it knows, this is a machine of its own.
+        os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
+        number %= count
+    if number >= count:
+        refuse(
+            f"this machine has {count} GPUs and no number {number}: a rank counts over all machines; "
+            "for several of them, start lesson 06 or a later one"
+        )
     torch.accelerator.set_device_index(number)
     return torch.device(torch.accelerator.current_accelerator().type, number)
 
@@ -27,4 +44,26 @@ def set_seed(seed):
     # then no two runs agree to the byte, and two world sizes only to the third digit.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False  # in torch 2.11, the next line does not reach convolutions
     torch.backends.fp32_precision = "ieee"
+
+
+def may_share():
+    """Several processes for each GPU: slower than one, but the lessons can be run where there is only one."""
+    return os.environ.get("SHARE_GPU") == "1"
+
+
+def unseen_gpu():
+    """Why torch takes no GPU though NVIDIA's driver has one, in words; None if there is or shall be none."""
+    if gpu_count() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
+        return None
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    if not listed.startswith("GPU"):
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return "torch finds none"

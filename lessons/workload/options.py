@@ -6,9 +6,9 @@ import os
 import zlib
 from pathlib import Path
 
-from workload.endings import refuse
+from workload.endings import refuse, say
 from workload.images import DATA, load_images
-from workload.machine import gpu_count
+from workload.machine import gpu_count, may_share, unseen_gpu
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,12 +56,14 @@ def check(arguments):
             f"--batch-size {batch_size} does not divide by {world_size} processes: take {fits}, for instance"
         )
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if 0 < gpu_count() < processes:
+    gpus = gpu_count()
+    if 0 < gpus < processes and not may_share():
         refuse(
-            f"{processes} processes on this machine, but {gpu_count()} GPUs: "
-            "start at most one for each GPU, "
-            'or put CUDA_VISIBLE_DEVICES="" in front of the command to use the CPU'
+            f"{processes} processes on this machine, but {gpus} GPU{'s' * (gpus > 1)}: put SHARE_GPU=1 "
+            'in front of the command to let them share, or CUDA_VISIBLE_DEVICES="" to use the CPU'
         )
+    if int(os.environ.get("RANK", 0)) == 0 and (reason := unseen_gpu()):
+        say(f"note: this machine has a GPU, but the run uses the CPU: {reason}")
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
         probe = arguments.out / f".writable-{os.getpid()}"

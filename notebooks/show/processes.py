@@ -28,7 +28,10 @@ class Running:
         inherited = {name: value for name, value in os.environ.items() if name not in jupyters}
         self.process = subprocess.Popen(
             words,
-            env=inherited | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(LESSONS)} | (environment or {}),
+            # Where there are fewer GPUs than processes, they share: see README.
+            env=inherited
+            | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(LESSONS), "SHARE_GPU": "1"}
+            | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,69 +1,192 @@
-"""Lessons 07 to 13 over NCCL, where there is a GPU: several processes share it, each as a "node" of its own.
+"""What the lessons do where there are GPUs: what can be seen without one, then the lessons over NCCL."""
 
-NCCL refuses two ranks on one GPU of one machine. A rank with another NCCL_HOSTID is on another machine, as
-far as it knows. Without a GPU one lesson runs so on gloo, so that the way of starting them is tried.
-"""
-
+import json
+import os
+import subprocess
 import sys
 
 import pytest
-import torch.distributed as dist
 
 import launcher
 import lessons
 import workload
 
-BEYOND = [lesson for lesson in lessons.LESSONS if not lesson.ladder]
-
-# A lesson takes the GPU of its rank. Here all take the first.
-NODE = f"""
-import runpy, sys
-sys.path.insert(0, {str(launcher.ROOT / "lessons")!r})
-import workload
-pick_device = workload.pick_device
-workload.pick_device = lambda number=0: pick_device(0)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+PROBE = launcher.ROOT / "tests" / "probes" / "groups_and_device.py"
+TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
 
 
-def curve_of(start, lesson, processes, gpus):
-    """The curve of a lesson whose ranks are all nodes of their own."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    out = f"../out-{processes}"
-    started = []
-    for rank in range(processes):
-        environment = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": 0, "NCCL_HOSTID": f"node-{rank}"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
-        environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "GLOO_SOCKET_IFNAME": "lo"}
-        words = [
-            "env",
-            *(f"{name}={value}" for name, value in environment.items()),
-            sys.executable,
-            "-c",
-            NODE,
-        ]
-        words += [lesson.path, *lesson.small.split(), "--epochs", 2, "--out", out]
-        started.append(start(lesson.stem, words=words, folder=f"{processes}-{rank}", gpus=gpus))
-    for run in started:
-        result = run.finish()
-        assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
-    return launcher.read_curve(result.out.parent / out, lesson.stem)
+# ---- without a GPU ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
+def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_others(forks, tmp_path, lesson):
+    """04 and 05 take that of their rank: on a second machine they are refused, and told of lesson 06."""
+    words, environment = launcher.command("04_ddp_torchrun", 2)
+    words = [*words[:-1], PROBE, lesson.path, "--epochs", 1, *lesson.small.split()]
+    words = [str(word) for word in words]
+    (tmp_path / ".tmp").mkdir()
+    code, _ = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=240)
+    assert code == 0, (tmp_path / ".err").read_text()
+    for rank in (0, 1):
+        seen = json.loads((tmp_path / f"{rank}.json").read_text())
+        by_rank = lesson.path.read_text().count("pick_device(rank)")
+        assert seen["asked"] == [rank if by_rank else 7]
+        assert seen["seconds"] and max(seen["seconds"]) <= 120
+    assert not by_rank or lesson.number in ("04", "05")
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """As if the machine had so many: only their count is replaced."""
+
+    def gpus(count):
+        for module in (workload.options, workload.machine):
+            monkeypatch.setattr(module, "gpu_count", lambda: count)
+
+    return gpus
+
+
+def test_a_gpu_that_is_not_there_is_refused(gpus, capsys):
+    gpus(2)
+    with pytest.raises(SystemExit):
+        workload.pick_device(2)
+    assert capsys.readouterr().err.startswith("error: this machine has 2 GPUs and no number 2: a rank counts")
+
+
+@pytest.mark.parametrize(("count", "number", "expected"), [(1, 1, 0), (3, 1, 1), (3, 3, 0)])
+def test_processes_share_gpus_only_if_they_may(gpus, monkeypatch, capsys, count, number, expected):
+    gpus(count)
+    arguments = workload.parser("03_ddp_spawn.py", "").parse_args([])
+    arguments.world_size = 4
+    monkeypatch.delenv("SHARE_GPU", raising=False)
+    with pytest.raises(SystemExit):
+        workload.check(arguments)
+    assert "put SHARE_GPU=1 in front of the command" in capsys.readouterr().err
+    monkeypatch.setenv("SHARE_GPU", "1")
+    monkeypatch.setenv("NCCL_HOSTID", "")  # which it sets: put back at the end
+    workload.check(arguments)
+    taken = []
+    monkeypatch.setattr(workload.machine.torch.accelerator, "set_device_index", taken.append)
+    monkeypatch.setattr(
+        workload.machine.torch.accelerator,
+        "current_accelerator",
+        lambda: workload.machine.torch.device("cuda"),
+    )
+    assert str(workload.pick_device(number)) == f"cuda:{expected}" and taken == [expected]
+    assert os.environ["NCCL_HOSTID"].endswith(f"-{os.getpid()}")
+
+
+@pytest.mark.parametrize(
+    ("built_with", "error", "said"),
+    [(None, None, "was built without CUDA"), ("13.0", RuntimeError("driver too old\n..."), "driver too old")],
+)
+def test_a_gpu_that_torch_cannot_take_is_spoken_of(tmp_path, monkeypatch, capsys, built_with, error, said):
+    """A driver's program that lists one is all that there is of it here."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    torch = workload.machine.torch
+    monkeypatch.setattr(torch.version, "cuda", built_with)
+
+    def init():
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    arguments = workload.parser("03_ddp_spawn.py", "").parse_args(["--out", str(tmp_path)])
+    workload.check(arguments)
+    note = capsys.readouterr().err
+    assert note.startswith("note: this machine has a GPU, but the run uses the CPU: ") and said in note
+    assert note.count("\n") == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    workload.check(arguments)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    workload.check(arguments)
+    assert capsys.readouterr().err == ""
+
+
+def test_convolutions_and_products_have_32_bits_also_in_older_torch():
+    """In a process of its own: a flag of the old kind that is read after one of the new kind raises."""
+    look = (
+        "import torch, workload; workload.set_seed(0); backends = torch.backends; "
+        "print(backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision, "
+        "torch._C._get_cudnn_allow_tf32())"
+    )
+    words = [sys.executable, "-W", "error", "-c", look]
+    run = subprocess.run(words, cwd=launcher.ROOT / "lessons", capture_output=True, text=True)
+    assert (run.stdout.split(), run.stderr) == (["ieee", "ieee", "False"], "")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [(0, (2, 4)), (1, (2, 4)), (2, (2, 4)), (3, (2, 4)), (4, (4, 4)), (9, (8, 8))]
+)
+def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
+    """On a power of two: 11 cannot shard four heads over three. On too few GPUs they share."""
+    found = [lesson.processes_for(gpus) for lesson in lessons.LESSONS if not lesson.is_one_process()]
+    assert set(found) == set(expected)
+    assert {lesson.processes_for(gpus) for lesson in lessons.LESSONS if lesson.is_one_process()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("visible", "listed", "share", "expected"),
+    [
+        (None, 0, "", ["", ""]),
+        (None, 1, "", ["", ""]),
+        (None, 1, "1", [None, None]),
+        (None, 2, "", ["0", "1"]),
+        ("", 2, "", ["", ""]),
+        ("2,3", 8, "", ["2", "3"]),
+        ("5", 8, "1", ["5", "5"]),
+    ],
+)
+def test_two_agents_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, listed, share, expected):
+    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES."""
+    lines = "\n".join(f"GPU {number}: NVIDIA H200 (UUID: GPU-{number})" for number in range(listed))
+    for name, text in (
+        ("nvidia-smi", f"cat <<END\n{lines}\nEND\n"),
+        ("torchrun", 'echo "${CUDA_VISIBLE_DEVICES-None}"\n'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SHARE_GPU", share)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    script = launcher.ROOT / "lessons/launch/two_terminals.sh"
+    seen = [
+        subprocess.run(["bash", script, node], capture_output=True, text=True).stdout.strip()
+        for node in ("0", "1")
+    ]
+    assert seen == [str(numbers) for numbers in expected]
+
+
+# ---- over NCCL --------------------------------------------------------------------------------
 
 
 def compare(start, lesson, processes, gpus):
-    alone, together = (curve_of(start, lesson, count, gpus) for count in (1, processes))
+    """The curve of several processes, which share what GPUs there are, is that of one."""
+    curves = []
+    for count in (1, processes):
+        more = (*lesson.small.split(), "--epochs", 2)
+        run = start(lesson.stem, count, *more, folder=str(count), environment={"SHARE_GPU": "1"}, gpus=gpus)
+        result = run.finish()
+        assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        curves.append(launcher.read_curve(result.out, lesson.stem))
+    alone, together = curves
     assert {row["world_size"] for row in together} == {processes}
     assert launcher.difference(together, alone, lesson.curve) == ""
 
 
 @pytest.mark.skipif(workload.gpu_count() < 1, reason="needs 1 GPU")
 @pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("lesson", BEYOND, ids=lambda lesson: lesson.stem)
-def test_nodes_that_share_a_gpu_have_one_curve(start, lesson, processes):
+@pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.stem)
+def test_processes_that_share_a_gpu_have_one_curve(start, lesson, processes):
     compare(start, lesson, processes, gpus=True)
 
 
 @pytest.mark.long
-def test_so_have_nodes_on_a_cpu(start):
+def test_so_have_processes_on_a_cpu(start):
     compare(start, lessons.get("09_fsdp"), 2, gpus=False)
