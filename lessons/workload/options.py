@@ -59,8 +59,9 @@ def check(arguments):
     gpus = gpu_count()
     if 0 < gpus < processes and not may_share():
         refuse(
-            f"{processes} processes on this machine, but {gpus} GPU{'s' * (gpus > 1)}: put SHARE_GPU=1 "
-            'in front of the command to let them share, or CUDA_VISIBLE_DEVICES="" to use the CPU'
+            f"{processes} processes on this machine, but {gpus} GPU{'s' * (gpus > 1)}: "
+            "put SHARE_GPU=1 in front of the command to let them share, "
+            'or CUDA_VISIBLE_DEVICES="" to use the CPU'
         )
     if int(os.environ.get("RANK", 0)) == 0 and (reason := unseen_gpu()):
         say(f"note: this machine has a GPU, but the run uses the CPU: {reason}")

@@ -104,7 +104,7 @@ def test_more_processes_than_gpus_are_refused_where_there_are_none_too(monkeypat
     with pytest.raises(SystemExit) as ended:
         workload.check(arguments)
     assert ended.value.code == 2
-    assert "3 processes on this machine, but 2 GPUs: start at most one for each" in capsys.readouterr().err
+    assert "3 processes on this machine, but 2 GPUs: put SHARE_GPU=1 in front" in capsys.readouterr().err
 
 
 @pytest.mark.quick("05_snapshots")
