@@ -162,8 +162,8 @@ if __name__ == "__main__":
     )
     shape = (arguments.world_size // tensor_size, tensor_size)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
-    for group in mesh.get_all_groups():
-        _set_pg_timeout(limit, group)  # a mesh makes groups of its own, which have the default limit
+    for name in mesh.mesh_dim_names:
+        _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
     train(rank, mesh, device, arguments)
     workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

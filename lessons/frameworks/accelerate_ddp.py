@@ -84,4 +84,5 @@ if __name__ == "__main__":
     )
     train(accelerator, arguments)
     accelerator.free_memory()
+    workload.release_group()  # a thread of it that is left may abort the process at exit
     accelerator.end_training()

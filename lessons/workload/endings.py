@@ -8,11 +8,9 @@ import sys
 import threading
 import time
 import traceback
+from types import FunctionType
 
 import torch.distributed as dist
-
-# Before there is a group: the functions in it keep the group that they find, for good.
-import torch.distributed.nn  # noqa: F401
 from torch.distributed.elastic.multiprocessing.errors import record
 
 told_to_stop = threading.Event()
@@ -67,16 +65,27 @@ def leave(stopped):
     sys.exit(75)
 
 
-def release_group():
-    """Drop what refers to the process group: then destroy_process_group() ends gloo's threads.
+def forget_group(function):
+    """Functions of torch.distributed.nn have the group that was there at their import as a default."""
+    defaults = function.__defaults__
+    if any(isinstance(value, dist.ProcessGroup) for value in defaults):
+        function.__defaults__ = tuple(
+            None if isinstance(value, dist.ProcessGroup) else value for value in defaults
+        )
 
-    A thread ends with the last reference to its group. One that is left may free a tensor
-    while Python ends: it asks for Python's lock, which nobody gets any more, and the process
-    aborts with its work done.
+
+def release_group():
+    """Drop what refers to the process group, so that destroy_process_group() ends its threads.
+
+    A thread of gloo ends with the last reference to its group. One that is left may free a
+    tensor while Python ends. It asks for the GIL then, which nobody gets any more, and the
+    process aborts with its work done.
     """
     for thing in gc.get_objects():
         if type(thing) is dist.DeviceMesh:  # DTensor's caches keep meshes, and those their groups
             getattr(thing, "_pg_registry", {}).clear()
+        elif type(thing) is FunctionType and thing.__defaults__:
+            forget_group(thing)
     gc.collect()  # a DDP object refers to its group, and in a circle to itself
     gc.freeze()  # or Python looks for garbage in all of torch as it ends, which takes half a second
 

@@ -20,7 +20,8 @@ def alive(mark):
     return found
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=120):
+    """Four processes that start beside other tests take most of a minute."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
