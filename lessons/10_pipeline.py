@@ -132,7 +132,7 @@ if __name__ == "__main__":
     option("--timeline", action="store_true", help="write who worked when in the last step")
     option("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__)
+    workload.require_torchrun(__file__, torch="2.13")  # older ones know one size of a batch
     workload.check(arguments)  # for one process: a batch need not divide by their number
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if arguments.schedule == "naive":

@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import zlib
+from importlib import metadata
 from pathlib import Path
 
 from workload.endings import refuse, say
@@ -101,7 +102,15 @@ def settings(arguments, model):
     }
 
 
-def require_torchrun(file):
+def numbers(version):
+    return [int(part) for part in version.split(".")]
+
+
+def require_torchrun(file, torch=None):
+    """And, if the lesson needs one, a version of torch."""
+    here = metadata.version("torch").split("+")[0]
+    if torch and numbers(here) < numbers(torch):
+        refuse(f"this lesson needs torch {torch}, and this is {here}: pip install torch=={torch}.0")
     if "RANK" not in os.environ:
         command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(file)}"
         refuse(f"this lesson is started by torchrun: {command}")

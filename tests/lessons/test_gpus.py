@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -116,6 +117,19 @@ def test_convolutions_and_products_have_32_bits_also_in_older_torch():
     words = [sys.executable, "-W", "error", "-c", look]
     run = subprocess.run(words, cwd=launcher.ROOT / "lessons", capture_output=True, text=True)
     assert (run.stdout.split(), run.stderr) == (["ieee", "ieee", "False"], "")
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"), [("2.11.0+cu130", True), ("2.13.0", False), ("3.0", False)]
+)
+def test_a_torch_that_is_too_old_is_refused(monkeypatch, capsys, version, is_refused):
+    monkeypatch.setattr(workload.options.metadata, "version", lambda name: version)
+    monkeypatch.setenv("RANK", "0")
+    workload.require_torchrun("04_ddp_torchrun.py")
+    with pytest.raises(SystemExit) if is_refused else nullcontext():
+        workload.require_torchrun("10_pipeline.py", torch="2.13")
+    line = "error: this lesson needs torch 2.13, and this is 2.11.0: pip install torch==2.13.0\n"
+    assert capsys.readouterr().err == (line if is_refused else "")
 
 
 @pytest.mark.parametrize(
