@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import diffs
+import ladder
 import launcher
 import lessons
 import workload
@@ -199,6 +200,15 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
 
 
 # ---- the ladder ----
+
+
+def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
+    """Only the count is replaced: the lesson finds no GPU, and runs on the CPU."""
+    small = ["--epochs", "1", "--train-size", "240", "--test-size", "60"]
+    for gpus, is_shared in ((1, True), (2, False)):
+        monkeypatch.setattr(ladder.workload, "gpu_count", lambda gpus=gpus: gpus)
+        assert ladder.start(lessons.get("04_ddp_torchrun"), 2, tmp_path, small)
+        assert ("$ SHARE_GPU=1 torchrun" in capsys.readouterr().out) == is_shared
 
 
 @pytest.mark.long

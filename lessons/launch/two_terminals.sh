@@ -18,7 +18,7 @@ export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 
 agent() {  # agent NODE ARGUMENTS...
     # Each agent counts its GPUs from 0. Without some of its own, both would take the same ones.
-    all=${CUDA_VISIBLE_DEVICES-$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | paste -sd,)}
+    all=${CUDA_VISIBLE_DEVICES-$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | tr '\n' ,)}
     IFS=, read -ra gpus <<<"$all"
     if [ "${#gpus[@]}" -ge $((2 * processes)) ]; then
         export CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${gpus[*]:$1*processes:processes}")
