@@ -103,11 +103,12 @@ def settings(arguments, model):
 
 
 def numbers(version):
-    return [int(part) for part in version.split(".")]
+    """[2, 14] of 2.14.0.dev20261101: the rest may hold letters."""
+    return [int(part) for part in version.split(".")[:2]]
 
 
 def require_torchrun(file, torch=None):
-    """And, if the lesson needs one, a version of torch."""
+    """End with one line if torchrun has not started this, or if the lesson needs a newer torch."""
     here = metadata.version("torch").split("+")[0]
     if torch and numbers(here) < numbers(torch):
         refuse(f"this lesson needs torch {torch}, and this is {here}: pip install torch=={torch}.0")
