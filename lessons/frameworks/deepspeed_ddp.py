@@ -81,6 +81,6 @@ if __name__ == "__main__":
         deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator first, that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
     train(rank, arguments.world_size, arguments)
-    deepspeed.utils.groups._WORLD_GROUP = None
+    deepspeed.utils.groups._WORLD_GROUP = None  # it refers to the group
     workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()
