@@ -6,7 +6,7 @@ LESSONS ?= ladder
 KILLS ?= 20
 TESTS = -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench format
+.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -61,6 +61,9 @@ gradescope: setup ## build out/gradescope.zip, an autograder for Gradescope
 
 selftest: setup ## grade the grader of the exercises: solutions, mutants, cheats; writes out/selftest.html
 	@$(PYTHON) tests/exercises/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
+
+scaling: setup ## does it pay to have more processes? ends with a table and out/scaling.svg
+	@$(PYTHON) tools/bench/scaling.py --out $(OUT) $(ARGUMENTS)
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)

@@ -19,7 +19,7 @@ import workload
 def train(arguments):
     workload.set_seed(arguments.seed)
     device = workload.pick_device()
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     order = torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
     size = arguments.batch_size
@@ -27,7 +27,7 @@ def train(arguments):
     share = range(len(test_set))
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 

@@ -26,7 +26,7 @@ import workload
 def train(arguments):
     workload.set_seed(arguments.seed)
     device = workload.pick_device()
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     order = torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
     size = arguments.batch_size
@@ -34,7 +34,7 @@ def train(arguments):
     share = range(len(test_set))
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     if workload.gpu_count() < 2:
         print(f"GPUs here: {workload.gpu_count()}. DataParallel has nothing to be parallel over, and trains.")
     model = nn.DataParallel(model)

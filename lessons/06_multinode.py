@@ -28,7 +28,7 @@ from parts.snapshot import Snapshots, seal, settle, survive_a_full_disk
 @workload.let_the_first_speak
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -36,7 +36,7 @@ def train(rank, world_size, device, arguments):
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
     train_loader.generator = torch.Generator()  # or else starting it would use up a random number
 
-    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)

@@ -53,6 +53,8 @@ def train(rank, world_size, device, arguments):
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     # DDP's first backward pass adds up in another order, and after a crash there is one more.
     settle(model, train_set.images[:1].to(device))
+    if arguments.compile:
+        recipe.finish_compiling(model, train_set.images[:size].to(device))
     best = recipe.Best()
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
     parts["best"] = best

@@ -29,7 +29,7 @@ from parts.checkpoints import Checkpoints  # the other half of this lesson
 
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -40,7 +40,7 @@ def train(rank, world_size, device, arguments):
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
     # A model too large for one process would begin on the device "meta": see dry_run.py.
-    model = workload.ConvNet(train_set.images.shape[1:]).to(device)
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     shard(model, arguments, device)  # first: an optimizer would step weights that are gone
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)

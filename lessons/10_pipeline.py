@@ -38,13 +38,13 @@ from parts.stages import BEGINNINGS, check  # the other half of this lesson
 
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     # One share for all: or else the last stage would hold the labels of other images.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:])  # of one seed: the same on all processes
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # of one seed: the same for all
     stages = cut(model, rank, device, arguments)
     schedule = make_schedule(stages, arguments)
     parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]

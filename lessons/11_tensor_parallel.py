@@ -37,14 +37,14 @@ HEADS = 4
 def train(rank, world_size, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     # One share for all: parts of different images would be added up, without any error.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
-    model = ImageTransformer(train_set.images.shape[1:], heads=HEADS).to(device)
+    model = ImageTransformer(train_set.images.shape[1:], arguments.width, HEADS).to(device)
     mesh = init_device_mesh(device.type, (world_size,))
     parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
     images, labels = train_set[:size]
@@ -137,7 +137,7 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.set_defaults(epochs=7, lr=0.1)
+    parser.set_defaults(epochs=7, lr=0.1, width=32)
     parser.add_argument("--sequence-parallel", action="store_true", help="also shard norms and residual sums")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

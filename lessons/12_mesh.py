@@ -38,7 +38,7 @@ HEADS = 4
 def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     # Not rank and world_size: those that share matrices must read the same images.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
@@ -47,7 +47,7 @@ def train(rank, mesh, device, arguments):
     # All test on all images: shares may differ by a batch, and FSDP's forward waits for all.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
-    model = ImageTransformer(train_set.images.shape[1:], heads=HEADS).to(device)
+    model = ImageTransformer(train_set.images.shape[1:], arguments.width, HEADS).to(device)
     shard(model, mesh)
     images, labels = train_set[:size]
     count_collectives(rank, model, images.to(device), labels.to(device))
@@ -139,7 +139,7 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.set_defaults(epochs=7, lr=0.1)
+    parser.set_defaults(epochs=7, lr=0.1, width=32)
     parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

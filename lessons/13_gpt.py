@@ -49,7 +49,7 @@ def train(rank, mesh, device, arguments):
     # All test on all texts: shares may differ by a batch, and FSDP's forward waits for all.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
-    model = build_model(len(characters)).to(device)
+    model = build_model(len(characters), hidden=arguments.width).to(device)
     shard(model, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, fused=True)
     steps = arguments.epochs * len(train_loader)

@@ -23,6 +23,12 @@ def pytest_addoption(parser):
     parser.addoption("--allowed-skips", help="a file of reasons, one a line; a skip for any other one fails")
 
 
+def pytest_configure():
+    """What a script starts in the background ignores Ctrl-C, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_ignore_collect(collection_path, config):
     """The exercises are a student's: they are only checked by whoever names their folder."""
     named = any("exercises" in Path(word.partition("::")[0]).parts for word in config.args)

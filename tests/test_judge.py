@@ -524,7 +524,10 @@ def test_it_checks_again_at_every_save(tmp_path):
             seconds = time.monotonic() - began
         finally:
             watch.send_signal(signal.SIGINT)
-            watch.wait(10)
+            try:
+                watch.wait(10)
+            finally:
+                watch.kill()
     assert "0 of 12 points" in first and "12 of 12 points" in second
     assert seconds < 30  # 2 on a machine that does nothing else
 

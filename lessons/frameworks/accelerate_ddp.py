@@ -29,7 +29,7 @@ def train(accelerator, arguments):
     train_loader = DataLoader(train_set, size, shuffle=True, drop_last=True, collate_fn=workload.collate)
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:])
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     # Not prepared: Accelerate would step it with the optimizer, once for every process.
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)

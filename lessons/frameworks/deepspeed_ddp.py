@@ -31,7 +31,7 @@ def train(rank, world_size, arguments):
     share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:])
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     # By default DeepSpeed clips the gradients to a norm of 1: a run without it draws another curve.

@@ -21,7 +21,7 @@ LENGTH = 176  # of a piece: nearly all limericks are shorter
 
 
 def options(parser):
-    parser.set_defaults(data="limericks", train_size=704, test_size=28)
+    parser.set_defaults(data="limericks", train_size=704, test_size=28, width=64)
     parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
     parser.set_defaults(items="texts")
     option = parser.add_argument

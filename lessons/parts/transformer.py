@@ -63,6 +63,8 @@ class Transformer(nn.Module):
 
     def __init__(self, embedding, head, length, hidden=64, heads=4, layers=2, causal=False):
         super().__init__()
+        if hidden % heads:
+            workload.refuse(f"--width {hidden} does not divide by {heads} heads")
         self.embedding = embedding
         self.head = head
         self.position = nn.Embedding(length, hidden)

@@ -46,11 +46,26 @@ def end_with_parent():
 
 
 def listen_for_the_end():
-    """SIGTERM and Ctrl-C end this process no longer: told_to_stop remembers them."""
+    """SIGTERM and Ctrl-C end this process no longer: told_to_stop remembers them.
+
+    Python calls `remember` between two of its own instructions. A process that waits in
+    torch for one that is gone comes to no other, and would sit there until torchrun kills
+    it, after 30 seconds. So a thread hears of the signal as well.
+    """
 
     def remember(number, frame):
         told_to_stop.set()
 
+    def watch():
+        os.read(heard, 1)
+        if not told_to_stop.wait(5):
+            say("told to stop while it waits for another process: ending without a snapshot")
+            os._exit(1)
+
+    heard, signals = os.pipe()
+    os.set_blocking(signals, False)
+    signal.set_wakeup_fd(signals)
+    threading.Thread(target=watch, daemon=True).start()
     signal.signal(signal.SIGTERM, remember)
     signal.signal(signal.SIGINT, remember)
 

@@ -24,8 +24,13 @@ def pick_device(number=0):
     count = gpu_count()
     if count == 0:
         return torch.device("cpu")
+    # After its time limit, NCCL's group takes four such pauses until it ends the
+    # process: 15 seconds each, if nothing is said.
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
+    # The stages of lesson 10 send each other their shapes one by one, as they should.
+    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     if may_share():
-        # NCCL wants a GPU for each process of a machine: as far as it knows, this is a machine of its own.
+        # NCCL wants a GPU for each process of a machine. So it is told that each is on another.
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
         number %= count
     if number >= count:

@@ -30,6 +30,7 @@ def parser(file, description):
     option("--lr", type=float, default=0.04, help="learning rate at first (%(default)s)")
     option("--seed", type=int, default=0, help="of the first weights and of the order (0)")
     option("--data", choices=DATA, default="digits", help="digits needs no download (digits)")
+    option("--width", type=int, default=16, help="of the model (%(default)s)")
     option("--train-size", type=int, help="images to train on (12000 digits; others: all)")
     option("--test-size", type=int, help="images to test on (2000 digits; others: all)")
     option("--out", type=Path, default=Path("out"), help="folder for all that it writes (out)")
@@ -40,6 +41,7 @@ def check(arguments):
     """End with one line if this run cannot work: a traceback, later, would say less."""
     check_at_least_1("--epochs", arguments.epochs)
     check_at_least_1("--batch-size", arguments.batch_size)
+    check_at_least_1("--width", arguments.width)
     check_at_least_1("--train-size", arguments.train_size)
     check_at_least_1("--test-size", arguments.test_size)
     check_at_least_1("--snapshot-every", arguments.snapshot_every)

@@ -24,8 +24,8 @@ import workload  # noqa: E402
 class Restless(nn.Sequential):
     """The lessons' network, smaller, with batch norm and dropout."""
 
-    def __init__(self, shape):
-        channels, height, width = shape
+    def __init__(self, shape, width):
+        channels, rows, columns = shape
         super().__init__(
             workload.Normalize(),
             nn.Conv2d(channels, 8, kernel_size=5, stride=4, padding=2),
@@ -33,7 +33,7 @@ class Restless(nn.Sequential):
             nn.GELU(),
             nn.Dropout(0.2),
             nn.Flatten(),
-            nn.Linear(8 * ((height + 3) // 4) * ((width + 3) // 4), 10),
+            nn.Linear(8 * ((rows + 3) // 4) * ((columns + 3) // 4), 10),
         )
 
 

@@ -53,6 +53,18 @@ def board(out):
     }
 
 
+def test_the_compilers_step_changes_nothing():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random, steps = torch.get_rng_state(), []
+    model.register_forward_hook(lambda *_: steps.append(model.training))
+    recipe.finish_compiling(model, torch.rand(5, 1, 8, 8, generator=torch.Generator()))
+    assert steps == [True]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
 # ---- batch norm -------------------------------------------------------------------------------
 
 

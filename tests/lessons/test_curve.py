@@ -63,6 +63,14 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, pr
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
 
 
+def test_a_wide_model_has_one_curve_too(fork, reference):
+    sizes = ("--train-size", 480, "--test-size", 60, "--epochs", 2, "--width", 24)
+    stem = "04_ddp_torchrun"
+    curve = launcher.read_curve(fork(stem, 2, *sizes).out, stem)
+    assert launcher.difference(curve, reference(*sizes)) == ""
+    assert launcher.difference(curve, reference(*sizes[:-2])) != "", "as narrow as without"
+
+
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU")
 @pytest.mark.parametrize("lesson", lessons.LADDER, ids=lambda lesson: lesson.number)
 def test_gpus_have_the_cpus_curve(run, reference, lesson):

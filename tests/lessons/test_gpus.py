@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 
 import pytest
+from torch.utils.data import DataLoader
 
 import launcher
 import lessons
@@ -33,6 +34,16 @@ def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_othe
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         assert seen["asked"] == [rank if lesson.stem in BY_RANK else 7]
         assert seen["seconds"] and max(seen["seconds"]) <= 120
+
+
+def test_all_images_are_kept_on_the_device():
+    """Where a batch is taken from them by a GPU. This device computes nothing, and has its images too."""
+    arguments = workload.parser("01.py", "").parse_args(["--train-size", "20", "--test-size", "10"])
+    for images in workload.load_images(arguments, "meta"):
+        loader = DataLoader(images, 5, collate_fn=workload.collate)
+        assert {batch.device.type for pair in loader for batch in pair} == {"meta"}
+    for lesson in lessons.LESSONS[:7]:
+        assert lesson.path.read_text().count("workload.load_images(arguments, device)") == 1
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ BAD = {
     "zero epochs": (("--epochs", 0), "--epochs must be at least 1, not 0"),
     "no number": (("--epochs", "many"), "argument --epochs: invalid int value: 'many'"),
     "empty batch": (("--batch-size", 0), "--batch-size must be at least 1, not 0"),
+    "no width": (("--width", 0), "--width must be at least 1, not 0"),
     "no test images": (("--test-size", 0), "--test-size must be at least 1, not 0"),
     "no learning rate": (("--lr", "nan"), "--lr must be a number above 0, not nan"),
     "seed below zero": (("--seed", -1), "--seed must be a number from 0 to"),

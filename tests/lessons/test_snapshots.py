@@ -491,3 +491,28 @@ def test_a_stopped_process_is_noticed_after_the_time_limit(start):
     os.kill(stopped, signal.SIGCONT)
     run.process.terminate()
     run.finish(60)
+
+
+def test_a_process_that_waits_in_torch_for_one_that_is_gone_hears_the_end_all_the_same(start):
+    """Python's handlers do not run there. On GPUs it is NCCL for which they wait."""
+    run = start(STEM, 2, *SMALL[:-1], 3000, "--time-limit", 600)
+    stopped, waiting = trained(run, STEM)
+    os.kill(stopped, signal.SIGSTOP)
+
+    def waits():
+        before = ticks(waiting)
+        time.sleep(1)
+        return ticks(waiting) - before < 5  # of 100: a step takes more
+
+    wait_for(waits)
+    os.kill(waiting, signal.SIGTERM)
+    wait_for(lambda: "told to stop while it waits for another process" in run.stderr(), 60)
+    os.kill(stopped, signal.SIGCONT)
+    run.process.terminate()
+    run.finish(60)
+
+
+def ticks(pid):
+    """The processor's time that a process has had, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

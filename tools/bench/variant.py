@@ -33,8 +33,8 @@ import steps
 
 
 class Large(nn.Sequential):
-    def __init__(self, shape):
-        channels, height, width = shape
+    def __init__(self, shape, width):
+        channels, rows, columns = shape
         super().__init__(
             workload.Normalize(),
             nn.Conv2d(channels, 64, kernel_size=5, padding=2, stride=2),
@@ -43,23 +43,23 @@ class Large(nn.Sequential):
             nn.AvgPool2d(2),
             nn.GELU(),
             nn.Flatten(),
-            nn.Linear(128 * (height // 4) * (width // 4), 10),
+            nn.Linear(128 * (rows // 4) * (columns // 4), 10),
         )
 
 
 class Tiny(nn.Sequential):
-    def __init__(self, shape):
-        channels, height, width = shape
-        super().__init__(workload.Normalize(), nn.Flatten(), nn.Linear(channels * height * width, 10))
+    def __init__(self, shape, width):
+        channels, rows, columns = shape
+        super().__init__(workload.Normalize(), nn.Flatten(), nn.Linear(channels * rows * columns, 10))
 
 
 class Wide(nn.Sequential):
-    def __init__(self, shape):
-        channels, height, width = shape
+    def __init__(self, shape, width):
+        channels, rows, columns = shape
         super().__init__(
             workload.Normalize(),
             nn.Flatten(),
-            nn.Linear(channels * height * width, 2208),
+            nn.Linear(channels * rows * columns, 2208),
             nn.GELU(),
             nn.Linear(2208, 2208),
             nn.GELU(),
@@ -72,9 +72,9 @@ class Wide(nn.Sequential):
 class Kinked(nn.Sequential):
     """ConvNet with a kink wherever it is smooth."""
 
-    def __init__(self, shape):
+    def __init__(self, shape, width):
         kinks = {nn.GELU: lambda: nn.ReLU(), nn.AvgPool2d: lambda: nn.MaxPool2d(2)}
-        super().__init__(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape)))
+        super().__init__(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape, width)))
 
 
 def tell(what, value):
@@ -86,9 +86,9 @@ def clock():
     times = {"started": started, "imported": imported}
     load_images, progress = workload.load_images, workload.progress
 
-    def clocked_load_images(arguments):
+    def clocked_load_images(*arguments):
         times["met"] = time.time()
-        images = load_images(arguments)
+        images = load_images(*arguments)
         times["images"] = time.time()
         return images
 

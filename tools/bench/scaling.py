@@ -1,0 +1,189 @@
+"""Does it pay to have more processes? `make scaling`. Ends with a table, OUT/scaling.svg and a dated file.
+
+    python tools/bench/scaling.py                                                 measure this machine
+    python tools/bench/scaling.py --pages tools/bench/results/scaling/FILE.json   write README from a file
+
+Lesson 04 on 1, 2 and 4 processes, with the lessons' model and with a wide one. Once with one batch for all
+(strong scaling: the lessons' job, sooner), and once with a batch for each (weak scaling: a larger job, in the
+same time). Beside each: as many processes that train at the same time and never talk. More than that the
+machine does not give, whatever joins them.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import report
+import rows
+
+import bench
+import launcher
+
+STEM = "04_ddp_torchrun"
+BATCH = 120
+COUNTS = (1, 2, 4)
+NAMES = {"small": "the lessons' model", "wide": "a wide model"}
+PAGES = ("README.md",)
+
+
+def jobs(gpus: int) -> dict[str, tuple]:
+    """What trains: on a GPU, what is wide for two cores would still be narrow."""
+    if gpus:
+        return {"small": ("--epochs", 4), "wide": ("--width", 512, "--epochs", 3)}
+    return {"small": ("--epochs", 3), "wide": ("--width", 96, "--epochs", 3, "--train-size", 2400)}
+
+
+def visible(first: int, count: int, gpus: int) -> dict[str, str]:
+    numbers = [str(number % gpus) for number in range(first, first + count)] if gpus else []
+    return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(numbers)), "SHARE_GPU": "1"}
+
+
+def together(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float:
+    """Images a second of one job on so many processes."""
+    options = (*words, "--batch-size", size)
+    rows.finish(rows.lesson(STEM, count, folder, *options, **visible(0, count, gpus)))
+    return rows.speed(folder, STEM)
+
+
+def apart(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float:
+    """Images a second of so many jobs that do not know of each other, each with its part of the batch."""
+    options = (*words, "--batch-size", size // count)
+    folders = [folder / str(number) for number in range(count)]
+    started = [
+        rows.lesson(STEM, 1, each, *options, **visible(number, 1, gpus))
+        for number, each in enumerate(folders)
+    ]
+    for process in started:
+        rows.finish(process)
+    return sum(rows.speed(each, STEM) for each in folders)
+
+
+def measure(repeats: int, gpus: int) -> list[dict]:
+    """A row for each model, number of processes and kind of scaling, with the speeds of all repeats."""
+    found = [
+        {"model": model, "processes": count, "batch": size, "together": [], "apart": []}
+        for model in NAMES
+        for count in COUNTS
+        for size in dict.fromkeys((BATCH, BATCH * count))
+    ]
+    for repeat in range(1, repeats + 1):
+        for row in found:
+            begin = time.monotonic()
+            run = row["processes"], row["batch"], jobs(gpus)[row["model"]], gpus
+            for how in (together, apart):
+                with tempfile.TemporaryDirectory() as folder:
+                    row[how.__name__].append(how(Path(folder), *run))
+            words = f"{NAMES[row['model']]:18} | {row['processes']} processes | batch {row['batch']:3}"
+            print(f"repeat {repeat} | {words} | {time.monotonic() - begin:.0f} s", flush=True)
+    return found
+
+
+def table(result: dict) -> str:
+    """As Markdown."""
+    lines = []
+    rows_of = {(row["model"], row["processes"], row["batch"]): row for row in result["rows"]}
+    for model, name in NAMES.items():
+        alone = statistics.median(rows_of[model, 1, BATCH]["together"])
+        for count in COUNTS:
+            line = [name, str(count)]
+            for size in (BATCH, BATCH * count):
+                row = rows_of[model, count, size]
+                speed = statistics.median(row["together"])
+                allowed = report.ratio(row["together"], row["apart"])
+                line += [f"{speed:,.0f}", f"{speed / alone:.2f}", f"{allowed:.0%}"]
+            lines.append(line)
+    head = ["model", "processes"]
+    for what in (f"one batch of {BATCH}", f"{BATCH} for each"):
+        head += [f"{what}: images/s", "times one process", "of what the machine allows"]
+    return report.table(head, lines)
+
+
+def section(result: dict) -> str:
+    what = result["machine"]
+    on = (
+        f"{len(what['gpus'])} x {what['gpus'][0]}"
+        if what["gpus"]
+        else f"{what['cores']} cores of {what['cpu']}"
+    )
+    return f"Measured on {on}, torch {result['versions']['torch']}, {result['date']}:\n\n{table(result)}\n"
+
+
+def draw(result: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.fonttype"] = "none"
+    figure, both = plt.subplots(2, 1, figsize=(4.2, 6), layout="constrained")
+    for axes, (model, name) in zip(both, NAMES.items(), strict=True):
+        of_model = [row for row in result["rows"] if row["model"] == model]
+        kinds = (
+            ("one batch for all", lambda row: row["batch"] == BATCH, "#0072B2"),
+            ("a batch for each", lambda row: row["batch"] == BATCH * row["processes"], "#D55E00"),
+        )
+        for label, belongs, colour in kinds:
+            chosen = [row for row in of_model if belongs(row)]
+            counts = [row["processes"] for row in chosen]
+            for key, style, words in (("together", "o-", label), ("apart", ":", f"{label}, without talking")):
+                speeds = [statistics.median(row[key]) for row in chosen]
+                axes.plot(counts, speeds, style, color=colour, label=words)
+        axes.set(title=name, xlabel="processes", ylabel="images a second", xticks=COUNTS)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    both[1].legend(frameon=False, fontsize=9)
+    figure.savefig(path)
+
+
+def write_pages(path: Path) -> None:
+    """Between the markers of each page."""
+    result = json.loads(path.read_text())
+    for name in PAGES:
+        page = launcher.ROOT / name
+        page.write_text(replaced(page.read_text(), section(result), path.name))
+    draw(result, launcher.ROOT / "lessons/pictures/scaling.svg")
+
+
+def replaced(text: str, words: str, source: str) -> str:
+    before, mark, rest = text.partition("<!-- scaling ")
+    if not mark:
+        sys.exit("error: the page has no line that begins with <!-- scaling")
+    _, end, after = rest.partition("<!-- end -->")
+    return f"{before}{mark}{source} -->\n{words}{end}{after}"
+
+
+def main() -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
+    parser.add_argument(
+        "--results", type=Path, default=bench.RESULTS / "scaling", help="folder of the dated file"
+    )
+    parser.add_argument("--pages", type=Path, help="measure nothing: write the pages from this file")
+    arguments = parser.parse_args()
+    if arguments.pages:
+        write_pages(arguments.pages)
+        return
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
+    what = bench.machine()
+    date = datetime.date.today().isoformat()
+    result = {"date": date, "machine": what, "versions": bench.versions(), "repeats": arguments.repeats}
+    result["rows"] = measure(arguments.repeats, len(what["gpus"]))
+    for folder in (arguments.out, arguments.results):
+        folder.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{bench.name_of(result)}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    draw(result, arguments.out / "scaling.svg")
+    print(f"\n{report.plain(section(result))}\nKept: {path} and {arguments.out / 'scaling.svg'}")
+
+
+if __name__ == "__main__":
+    main()
