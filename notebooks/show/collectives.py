@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import torch
 from IPython.display import Image, display
 from matplotlib.colors import to_rgba
 
@@ -20,14 +21,15 @@ LONG = 0.25  # seconds: half of how late a rank comes
 
 
 class Ranks:
-    """Real processes, one for each rank. The first line starts them, and the next one after an error again."""
+    """Real processes, one for each rank. The first line starts them; after an error, the next line does."""
 
     def __init__(self, world_size=4, limit=5):
         self.world_size, self.limit, self.running = world_size, limit, []
         self.lines = {}  # of the pictures, by name
 
     def start(self):
-        store = Path(tempfile.mkdtemp(prefix="collectives-")) / "store"
+        self.folder = tempfile.TemporaryDirectory()
+        store = Path(self.folder.name) / "store"
         for rank in range(self.world_size):
             names = {"RANK": rank, "WORLD_SIZE": self.world_size, "STORE": store, "LIMIT": self.limit}
             names = {name: str(value) for name, value in (names | {"OMP_NUM_THREADS": 1}).items()}
@@ -76,12 +78,22 @@ class Ranks:
     def picture_of_time(self, name, line, late):
         """Let all ranks run the line, one of them late, draw when each was in it, and return how long."""
         self.lines[name] = line
-        waited = [one["waited"] for one in self.run(line, "None", "None", late=late)]
+        waited = self.wait(line, late)
         words = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in enumerate(waited))
         publish(
             draw_time(waited, late), f"{name}. Rank {late} comes half a second late. In the line: {words}"
         )
         return waited
+
+    def wait(self, line, late):
+        """How many seconds each rank is in the line, when one of them comes late."""
+        return [one["waited"] for one in self.run(line, "None", "None", late=late)]
+
+    def count(self, line, size=65_536):
+        """(sent, received) of each rank, in K, the size of `tensor`; None where nobody counts."""
+        whole = torch.float32.itemsize * size * self.world_size
+        moved = [one["moved"] for one in self.run(line, "None", "None", size=size)]
+        return None if None in moved else [[count / whole for count in counts] for counts in moved]
 
     def close(self):
         for one in self.running:
@@ -89,6 +101,8 @@ class Ranks:
         for one in self.running:
             one.reader.join(self.limit + 5)
             one.end()
+        if self.running:
+            self.folder.cleanup()
         self.running = []
 
 
