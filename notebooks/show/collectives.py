@@ -116,7 +116,7 @@ def place(column, rank):
 def draw_held(before, after):
     """A column for each rank, a row for each chunk; a chunk's colour is told by the digits of its number."""
     world_size = len(before)
-    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 1.75))
+    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 1.75), layout="constrained")
     figure.get_layout_engine().set(wspace=0.12)
     for axes, columns, title in zip(panels, (before, after), ("before", "after"), strict=True):
         for rank, column in enumerate(columns):
@@ -158,7 +158,7 @@ def describe(before, after):
 
 def draw_time(waited, late, seconds=0.5):
     """A bar for each rank, from its call to its return. Who is late is computing meanwhile."""
-    figure, axes = plt.subplots(figsize=(WIDTH, 1.6))
+    figure, axes = plt.subplots(figsize=(WIDTH, 1.6), layout="constrained")
     for rank, length in enumerate(waited):
         start = seconds if rank == late else 0
         if rank == late:
@@ -177,8 +177,10 @@ def draw_time(waited, late, seconds=0.5):
 def draw_waits(waits):
     """A row for each collective, a panel for each rank that was late: how long each was in the line."""
     lates = list(next(iter(waits.values())))
-    figure, panels = plt.subplots(1, len(lates), figsize=(WIDTH, 0.6 + 0.24 * len(waits)), sharey=True)
-    for axes, late in zip(panels, lates, strict=True):
+    size = (WIDTH, 0.6 + 0.24 * len(waits))
+    options = {"figsize": size, "sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, panels = plt.subplots(1, len(lates), **options)
+    for axes, late in zip(panels[0], lates, strict=True):
         for row, seconds in enumerate(waits.values()):
             for rank, waited in enumerate(seconds[late]):
                 face = to_rgba(ORANGE, 0.55) if waited > LONG else "none"

@@ -5,6 +5,7 @@ It imports nothing of show, so that it starts in the time that torch takes.
 
 import json
 import os
+import re
 import socket
 import struct
 import sys
@@ -86,8 +87,9 @@ def main():
         try:
             report = answer(json.loads(line), rank, world_size)
         except Exception as error:
-            said = str(error).splitlines() or [""]
-            report = {"error": f"{type(error).__name__}: {said[0].split('] ')[-1]}"}
+            line = (str(error).splitlines() or [""])[0]
+            said = re.sub(r"^\[\S+:\d+\] ", "", line).split(". ")[0]  # no line of gloo's source, no advice
+            report = {"error": f"{type(error).__name__}: {said}"}
         print(json.dumps(report), flush=True)
     dist.destroy_process_group()
 
