@@ -20,7 +20,7 @@ from show.folders import LESSONS, ROOT
 class Running:
     """A command that runs in processes of its own, while the notebook goes on."""
 
-    def __init__(self, words, environment=None, prefix="", where=None):
+    def __init__(self, words, environment=None, prefix="", where=None, stdin=subprocess.DEVNULL):
         self.began, self.seconds, self.prefix = time.monotonic(), None, prefix
         self.text, self.where, self.news = "", where, queue.Queue()
         # Jupyter asks for colours, and for pictures in the page: a script has neither.
@@ -32,7 +32,7 @@ class Running:
             env=inherited
             | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(LESSONS), "SHARE_GPU": "1"}
             | (environment or {}),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -16,7 +16,13 @@ from planner import __main__ as command
 from planner import plans, report
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
-IDEAS = ["gradients_travel", "overlap_and_buckets", "synchronous_and_asynchronous", "when_it_hangs"]
+IDEAS = [
+    "the_collectives",
+    "gradients_travel",
+    "overlap_and_buckets",
+    "synchronous_and_asynchronous",
+    "when_it_hangs",
+]
 PLANNING = lessons.OTHER_NOTEBOOKS[0].stem  # it belongs to no lesson
 
 

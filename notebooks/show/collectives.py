@@ -1,0 +1,221 @@
+"""Processes that stay, and run the line of code that a cell sends them; and a picture of what they hold."""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from IPython.display import Image, display
+from matplotlib.colors import to_rgba
+
+from show.pictures import GREY, INK, ORANGE, RANKS
+from show.processes import Running
+
+WIDTH = 3.45  # inches: 380 pixels, so that a phone shows the picture as large as it is
+LONG = 0.25  # seconds: half of how late a rank comes
+
+
+class Ranks:
+    """Real processes, one for each rank. The first line starts them; after an error, the next line does."""
+
+    def __init__(self, world_size=4, limit=5):
+        self.world_size, self.limit, self.running = world_size, limit, []
+        self.lines = {}  # of the pictures, by name
+
+    def start(self):
+        self.folder = tempfile.TemporaryDirectory()
+        store = Path(self.folder.name) / "store"
+        for rank in range(self.world_size):
+            names = {"RANK": rank, "WORLD_SIZE": self.world_size, "STORE": store, "LIMIT": self.limit}
+            names = {name: str(value) for name, value in (names | {"OMP_NUM_THREADS": 1}).items()}
+            words = [sys.executable, str(Path(__file__).with_name("rank.py"))]
+            self.running.append(Running(words, names, stdin=subprocess.PIPE))
+        for rank in range(self.world_size):
+            self.hear(rank, "ready")
+        self.tell("begin")
+
+    def tell(self, text):
+        for one in self.running:
+            one.process.stdin.write(text + "\n")
+            one.process.stdin.flush()
+
+    def hear(self, rank, beginning):
+        """The next line of a rank that begins so; warnings are passed over."""
+        deadline = time.monotonic() + 60
+        while (line := self.running[rank].next(deadline)) is not None:
+            if line.startswith(beginning):
+                return line
+        self.close()
+        raise RuntimeError(f"rank {rank} ended, or said nothing for a minute")
+
+    def run(self, line, before="tensor", after="tensor", late=None, seconds=0.5, size=1):
+        """Let all ranks run the line. Returns what each held before and after, how long it was in the line,
+        and the bytes it moved. `late` comes later than the others; `size` is that of a chunk, in numbers."""
+        if not self.running:
+            self.start()
+        request = {"line": line, "before": before, "after": after, "late": late}
+        self.tell(json.dumps(request | {"seconds": seconds, "size": size}))
+        answers = [json.loads(self.hear(rank, "{")) for rank in range(self.world_size)]
+        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(answers) if "error" in one]
+        if errors:
+            self.close()  # who is still in a collective would answer to the next one
+            raise RuntimeError("\n".join(errors))
+        return answers
+
+    def picture(self, name, line, before="tensor", after="tensor"):
+        """Let all ranks run the line, draw what they hold before and after, and return what after."""
+        self.lines[name] = line
+        answers = self.run(line, before, after)
+        held = [[one[when] for one in answers] for when in ("before", "after")]
+        publish(draw_held(*held), f"{name}. {describe(*held)}")
+        return held[1]
+
+    def picture_of_time(self, name, line, late):
+        """Let all ranks run the line, one of them late, draw when each was in it, and return how long."""
+        self.lines[name] = line
+        waited = self.wait(line, late)
+        words = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in enumerate(waited))
+        publish(
+            draw_time(waited, late), f"{name}. Rank {late} comes half a second late. In the line: {words}"
+        )
+        return waited
+
+    def wait(self, line, late):
+        """How many seconds each rank is in the line, when one of them comes late."""
+        return [one["waited"] for one in self.run(line, "None", "None", late=late)]
+
+    def count(self, line, size=65_536):
+        """(sent, received) of each rank, in K, the size of `tensor`; None where nobody counts."""
+        whole = torch.float32.itemsize * size * self.world_size
+        moved = [one["moved"] for one in self.run(line, "None", "None", size=size)]
+        return None if None in moved else [[count / whole for count in counts] for counts in moved]
+
+    def close(self):
+        for one in self.running:
+            one.process.stdin.close()  # rank.py ends when nothing more can come
+        for one in self.running:
+            one.reader.join(self.limit + 5)
+            one.end()
+        if self.running:
+            self.folder.cleanup()
+        self.running = []
+
+
+def place(column, rank):
+    """(row, number) of each chunk that a rank holds: a single one stands in the row of its rank."""
+    if column is None:
+        return []
+    return [(rank, column[0])] if len(column) == 1 else list(enumerate(column))
+
+
+def draw_held(before, after):
+    """A column for each rank, a row for each chunk; a chunk's colour is told by the digits of its number."""
+    world_size = len(before)
+    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 1.75), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.12)
+    for axes, columns, title in zip(panels, (before, after), ("before", "after"), strict=True):
+        for rank, column in enumerate(columns):
+            for row, number in place(column, rank):
+                draw_chunk(axes, rank, row, number, world_size)
+        axes.set(xlim=(-0.5, world_size - 0.5), ylim=(world_size - 0.5, -0.5))
+        axes.set_xticks(range(world_size), range(world_size), size=9)
+        axes.set_yticks([])
+        axes.tick_params(length=0, pad=1)
+        axes.spines[:].set_visible(False)
+        axes.set_title(title, size=9, loc="center", pad=3)
+        axes.set_xlabel("rank", size=9, labelpad=1)
+    return figure
+
+
+def draw_chunk(axes, rank, row, number, world_size):
+    digits = [int(digit) for digit in str(number) if digit != "0"]
+    edge = {"edgecolor": GREY, "lw": 0.8, "ls": ":"}
+    face = "none"
+    if digits:  # whose chunks were added up: as many digits. Which chunk it is: the digit
+        strength = 0.3 + 0.45 * (len(digits) - 1) / (world_size - 1)
+        face, edge = to_rgba(RANKS[digits[0] - 1], strength), {"lw": 0}
+    axes.add_patch(plt.Rectangle((rank - 0.46, row - 0.42), 0.92, 0.84, facecolor=face, **edge))
+    weight = "bold" if len(digits) == world_size else "normal"
+    axes.text(rank, row, number or "", ha="center", va="center", size=8.5, weight=weight, color=INK)
+
+
+def describe(before, after):
+    """The picture in words, for those who cannot see it."""
+    words = []
+    for when, columns in (("before", before), ("after", after)):
+        held = [
+            f"rank {rank} {' '.join(map(str, column)) if column else 'nothing'}"
+            for rank, column in enumerate(columns)
+        ]
+        words.append(f"{when}: {', '.join(held)}")
+    return "What each rank holds " + "; ".join(words)
+
+
+def draw_time(waited, late, seconds=0.5):
+    """A bar for each rank, from its call to its return. Who is late is computing meanwhile."""
+    figure, axes = plt.subplots(figsize=(WIDTH, 1.6), layout="constrained")
+    for rank, length in enumerate(waited):
+        start = seconds if rank == late else 0
+        if rank == late:
+            axes.barh(rank, start, height=0.6, facecolor="none", edgecolor=GREY, ls=":")
+            axes.text(start / 2, rank, "not there yet", ha="center", va="center", size=9)
+        axes.barh(rank, length, left=start, height=0.6, color=to_rgba(ORANGE, 0.55))
+        if rank != late:
+            axes.text(length / 2, rank, "waits", ha="center", va="center", size=9)
+    axes.set_yticks(range(len(waited)), [f"rank {rank}" for rank in range(len(waited))], size=9)
+    axes.invert_yaxis()
+    axes.tick_params(axis="x", labelsize=9)
+    axes.set_xlabel("seconds", size=9, labelpad=1)
+    return figure
+
+
+def draw_waits(waits):
+    """A row for each collective, a panel for each rank that was late: how long each was in the line."""
+    lates = list(next(iter(waits.values())))
+    size = (WIDTH, 0.6 + 0.24 * len(waits))
+    options = {"figsize": size, "sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, panels = plt.subplots(1, len(lates), **options)
+    for axes, late in zip(panels[0], lates, strict=True):
+        for row, seconds in enumerate(waits.values()):
+            for rank, waited in enumerate(seconds[late]):
+                face = to_rgba(ORANGE, 0.55) if waited > LONG else "none"
+                axes.add_patch(plt.Rectangle((rank - 0.46, row - 0.42), 0.92, 0.84, facecolor=face, lw=0))
+                colour, text = (GREY, "late") if rank == late else (INK, f"{waited:.1f}")
+                axes.text(rank, row, text, ha="center", va="center", size=8.5, color=colour)
+        world_size = len(seconds[late])
+        axes.set(xlim=(-0.5, world_size - 0.5), ylim=(len(waits) - 0.5, -0.5))
+        axes.set_xticks(range(world_size), range(world_size), size=9)
+        axes.set_yticks(range(len(waits)), list(waits), size=9)
+        axes.tick_params(length=0, pad=1)
+        axes.spines[:].set_visible(False)
+        axes.set_title(f"rank {late} is late", size=9, loc="center", pad=3)
+        axes.set_xlabel("rank", size=9, labelpad=1)
+    return figure
+
+
+def who_waits(seconds):
+    """The ranks that were in the line for long."""
+    return [rank for rank, waited in enumerate(seconds) if waited > LONG]
+
+
+def picture_of_waits(waits):
+    words = [
+        f"{name}: {' and '.join(map(str, who_waits(seconds))) or 'nobody'} for rank {late}"
+        for name, panels in waits.items()
+        for late, seconds in panels.items()
+    ]
+    publish(draw_waits(waits), "Which ranks wait. " + "; ".join(words))
+
+
+def publish(figure, words):
+    """Show a picture twice as sharp as it is large, with words for those who cannot see it."""
+    page = io.BytesIO()
+    width = round(figure.get_figwidth() * 110)
+    figure.savefig(page, format="png", dpi=220)
+    plt.close(figure)
+    display(Image(page.getvalue(), width=width, alt=words))

@@ -1,0 +1,98 @@
+"""One of the processes of show.collectives: it runs the lines that it is sent, and says what it holds.
+
+It imports nothing of show, so that it starts in the time that torch takes.
+"""
+
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+if not hasattr(dist, "all_gather_single"):  # older releases have other names for them
+    dist.all_gather_single = dist.all_gather_into_tensor
+    dist.reduce_scatter_single = dist.reduce_scatter_tensor
+
+
+def make_tensors(rank, world_size, size):
+    """What a line may use. Chunk c of rank r is (c + 1) * 10**r: a sum still tells whose chunks are in it."""
+    full = [torch.full((size,), float((number + 1) * 10**rank)) for number in range(world_size)]
+    tensor, empty_tensor = torch.cat(full), torch.zeros(world_size * size)
+    return {
+        "rank": rank,
+        "dist": dist,
+        "tensor": tensor,
+        "chunks": list(tensor.split(size)),
+        "chunk": full[rank],
+        "empty_tensor": empty_tensor,
+        "empty_chunks": list(empty_tensor.split(size)),
+        "empty_chunk": torch.zeros(size),
+    }
+
+
+def read_numbers(expression, names, size):
+    """The first number of each chunk, or None where this rank has nothing to show."""
+    value = eval(expression, names)
+    return None if value is None else [int(number) for number in value[::size]]
+
+
+def count_bytes():
+    """(sent, received) over this process's TCP connections, counted by Linux; None elsewhere."""
+    if not hasattr(socket, "TCP_INFO") or not os.path.isdir("/proc/self/fd"):
+        return None
+    total = [0, 0]
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(number))) as wire:
+                facts = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                for side, count in enumerate(struct.unpack_from("QQ", facts, 120)):
+                    total[side] += count  # tcpi_bytes_acked, tcpi_bytes_received
+        except (OSError, struct.error):  # closed meanwhile, or no connection
+            continue
+    return total
+
+
+def answer(request, rank, world_size):
+    size = request["size"]
+    names = make_tensors(rank, world_size, size)
+    before = read_numbers(request["before"], names, size)
+    dist.barrier()  # all begin together, and nobody's earlier bytes are still on their way
+    counted = count_bytes()
+    if request["late"] == rank:
+        time.sleep(request["seconds"])
+    start = time.perf_counter()
+    exec(request["line"], names)
+    waited = time.perf_counter() - start
+    dist.barrier()
+    moved = counted and [new - old for new, old in zip(count_bytes(), counted, strict=True)]
+    after = read_numbers(request["after"], names, size)
+    return {"before": before, "after": after, "waited": waited, "moved": moved}
+
+
+def main():
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    print("ready", flush=True)  # importing torch may take longer than the limit below
+    sys.stdin.readline()
+    limit, meet = timedelta(seconds=float(os.environ["LIMIT"])), f"file://{os.environ['STORE']}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=limit)
+    for line in sys.stdin:
+        try:
+            report = answer(json.loads(line), rank, world_size)
+        except Exception as error:
+            line = (str(error).splitlines() or [""])[0]
+            said = re.sub(r"^\[\S+:\d+\] ", "", line).split(". ")[0]  # no line of gloo's source, no advice
+            report = {"error": f"{type(error).__name__}: {said}"}
+        print(json.dumps(report), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
