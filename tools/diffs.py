@@ -2,7 +2,8 @@
 
 Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
 the command from the lesson's docstring, its diff from the lesson that it grew from, and the table of what can
-go wrong in lesson 06. In lessons/frameworks: the diffs of its scripts from lesson 04. In README.md and those
+go wrong in lesson 06. At both ends of each notebook: the way to those beside it, and how long it takes. In
+lessons/frameworks: the diffs of its scripts from lesson 04. In README.md and those
 of lessons and notebooks: the lists of lessons, notebooks and exercises. A test runs this with --check.
 """
 
@@ -12,9 +13,11 @@ import re
 import sys
 import textwrap
 
+import nbformat
+
 import faults
 import lessons
-from lessons import LESSONS, ROOT, Lesson
+from lessons import LESSONS, ROOT, Lesson, Notebook
 
 FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
 STARTED_BY = {
@@ -125,6 +128,46 @@ def way(lesson: Lesson) -> str:
     return " | ".join(found) + "\n"
 
 
+WORDS_A_MINUTE, SECONDS_A_PICTURE = 200, 12  # of somebody who reads to understand
+
+
+def minutes_to_read(notebook) -> int:
+    prose = " ".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    prose = re.sub(r"(?s)<!-- (.*?): .*?<!-- end of \1 -->", "", prose)  # nobody reads the way
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    return round(len(prose.split()) / WORDS_A_MINUTE + pictures * SECONDS_A_PICTURE / 60)
+
+
+def notebook_way(row: Notebook) -> str:
+    """The line that leads from a notebook to those beside it."""
+    place = lessons.NOTEBOOKS.index(row)
+    found = ["[Contents](README.md)"]
+    for word, other in (("before", place - 1), ("next", place + 1)):
+        if 0 <= other < len(lessons.NOTEBOOKS):
+            beside = lessons.NOTEBOOKS[other]
+            name = f"{beside.number} {beside.title}".strip()
+            found.append(f"{word}: [{name}]({beside.stem}.ipynb)")
+    for lesson in LESSONS:
+        if row in lesson.notebooks:
+            found.append(f"script: [{lesson.path.name}](../lessons/{lesson.path.name})")
+    for path in lessons.exercises(row.number) if row.number else ():
+        name = path.stem.replace("_", " ")
+        found.append(f"exercise: [{name}](../lessons/exercises/{path.name})")
+    return " | ".join(found) + "\n"
+
+
+def with_way(row: Notebook, notebook):
+    """A notebook with its way at both ends, and how long it takes at the beginning."""
+    first, last = notebook.cells[0], notebook.cells[-1]
+    minutes, seconds = minutes_to_read(notebook), notebook.metadata["rungs"]["seconds"]
+    card = f"\n{minutes} minutes to read; {seconds} seconds to run on two cores without a GPU.\n"
+    for cell, text in ((first, notebook_way(row) + card), (last, notebook_way(row))):
+        where = f"notebooks/{row.stem}.ipynb, in its {'first' if cell is first else 'last'} cell,"
+        cell.source = written_between(cell.source, where, {"way": text})
+    return notebook
+
+
 def notebook_list() -> str:
     """The list of notebooks, with the question that each asks."""
     lines = []
@@ -143,19 +186,19 @@ def pages():
     }
     for lesson in LESSONS:
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
+        found[lesson.page]["way on"] = way(lesson)
     found[lessons.get("06_multinode").page]["faults"] = faults.table()
     lesson_04 = lessons.get("04_ddp_torchrun").path
     found[FRAMEWORKS[0].parent / "README.md"] = {path.stem: block(path, lesson_04) for path in FRAMEWORKS}
     return found
 
 
-def written(path, blocks):
+def written_between(page, where, blocks):
     """A page with its blocks as they must be."""
-    page = path.read_text()
     for name, text in blocks.items():
         start, end = f"<!-- {name}: written by `make diffs` -->", f"<!-- end of {name} -->"
         if page.count(start) != 1 or page.count(end) != 1:
-            raise SystemExit(f"error: {path} needs the line {start} and, after it, {end}, once each")
+            raise SystemExit(f"error: {where} needs the line {start} and, after it, {end}, once each")
         head, rest = page.split(start)
         page = f"{head}{start}\n{text}{end}{rest.split(end)[1]}"
     return page
@@ -167,8 +210,11 @@ def main():
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
     arguments = parser.parse_args()
-    for path, blocks in pages().items():
-        page = written(path, blocks)
+    new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
+    for row in lessons.NOTEBOOKS:
+        notebook = with_way(row, nbformat.read(row.path, as_version=4))
+        new[row.path] = nbformat.writes(notebook) + "\n"
+    for path, page in new.items():
         if page != path.read_text():
             if arguments.check:
                 sys.exit(f"error: {path} and the lessons disagree: run make diffs")

@@ -20,6 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+import diffs
 import lessons
 from lessons import ROOT
 
@@ -197,14 +198,15 @@ def make(path):
         notebook = execute(path)
     except CellExecutionError as error:
         return [f"{path.name}: {error}"], time.monotonic() - start
-    aside = path.with_suffix(".aside")
-    nbformat.write(notebook, aside)
-    found = [line.replace(aside.name, path.name) for line in complaints(aside, notebook)]
+    row = next(row for row in lessons.NOTEBOOKS if row.path == path)
+    temporary = path.with_suffix(".temporary")
+    nbformat.write(diffs.with_way(row, notebook), temporary)
+    found = [line.replace(temporary.name, path.name) for line in complaints(temporary, notebook)]
     found += missing(path.stem, notebook)
     if found:
-        aside.replace(ROOT / "out" / f"{path.stem}.refused.ipynb")
+        temporary.replace(ROOT / "out" / f"{path.stem}.refused.ipynb")
     else:
-        aside.replace(path)
+        temporary.replace(path)
     return found, time.monotonic() - start
 
 

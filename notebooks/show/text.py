@@ -10,9 +10,15 @@ from IPython.display import display
 
 from show.folders import LESSONS
 
+LONGEST = 12  # lines of a fence: more than that nobody reads at once
+
 
 class Diff:
-    """Two files, and a sentence on each place where they differ."""
+    """Two files, and a sentence on each place where they differ.
+
+    A place that is long is shown in parts, each with a sentence. That of a further part stands under "+ " or
+    "- " and the beginning of its first line.
+    """
 
     def __init__(self, before, after, sentences):
         names = [LESSONS / f"{stem}.py" for stem in (before, after)]
@@ -20,19 +26,44 @@ class Diff:
         self.lines = [path.read_text().splitlines() for path in names]
         matcher = difflib.SequenceMatcher(None, *self.lines, autojunk=False)
         self.hunks = list(matcher.get_grouped_opcodes(1))
-        if len(self.hunks) != len(sentences):
+        firsts = [anchor for anchor in sentences if anchor[:2] not in ("+ ", "- ")]
+        if len(self.hunks) != len(firsts):
             places = "".join(
                 f"\n  {number}: {self.changed(hunk)[0][1].strip()}"
                 for number, hunk in enumerate(self.hunks, 1)
             )
             raise ValueError(
-                f"{len(self.hunks)} places differ, but there are {len(sentences)} sentences. Places:{places}"
+                f"{len(self.hunks)} places differ, but there are {len(firsts)} sentences. Places:{places}"
             )
-        self.sentences = list(sentences.values())
-        for number, (hunk, anchor) in enumerate(zip(self.hunks, sentences, strict=True), 1):
-            if anchor not in "\n".join(line for _, line in self.changed(hunk)):
-                first = self.changed(hunk)[0][1].strip()
-                raise ValueError(f"place {number}, which begins with {first!r}, does not change {anchor!r}")
+        self.parts = []  # a sentence, and its lines with their signs
+        places = iter(enumerate(self.hunks, 1))
+        for anchor, sentence in sentences.items():
+            if anchor in firsts:
+                number, hunk = next(places)
+                self.check(number, hunk, anchor)
+                self.parts.append((sentence, list(self.all(hunk))))
+            else:
+                self.parts.append((sentence, self.split(anchor)))
+
+    def check(self, number, hunk, anchor):
+        if anchor not in "\n".join(line for _, line in self.changed(hunk)):
+            first = self.changed(hunk)[0][1].strip()
+            raise ValueError(f"place {number}, which begins with {first!r}, does not change {anchor!r}")
+
+    def split(self, anchor):
+        """Take from the last part the lines from the one that begins so."""
+        sign, beginning = anchor[0], anchor[2:].strip()
+        lines = self.parts[-1][1]
+        for number, (own, line) in enumerate(lines[1:], 1):
+            if own == sign and line.strip().startswith(beginning):
+                rest = lines[number:]
+                del lines[number:]
+                return rest
+        raise ValueError(f"no line before the next place begins with {anchor!r}")
+
+    def too_long(self):
+        """The first lines of the parts that have too many."""
+        return [lines[0][1].strip() for _, lines in self.parts if len(lines) > LONGEST]
 
     def all(self, hunk):
         """The lines of a place, each with its sign; those around it have none."""
@@ -49,16 +80,17 @@ class Diff:
 
     def __repr__(self):
         text = []
-        for sentence, hunk in zip(self.sentences, self.hunks, strict=True):
-            text += [f"# {sentence}", *(f"{sign} {line}" for sign, line in self.changed(hunk)), ""]
+        for sentence, lines in self.parts:
+            changed = [f"{sign} {line}" for sign, line in lines if sign != " "]
+            text += [f"# {sentence}", *changed, ""]
         return "\n".join(text)
 
     def _repr_markdown_(self):
         """GitHub shows no colours of ours and no columns, but it colours the lines of a fence."""
         text = [f"`{self.names[0]}` to `{self.names[1]}`"]
-        for sentence, hunk in zip(self.sentences, self.hunks, strict=True):
-            lines = [f"{sign} {line}".rstrip() for sign, line in self.all(hunk)]
-            text.append("\n".join([escaped(sentence), "", "```diff", *lines, "```"]))
+        for sentence, lines in self.parts:
+            fence = [f"{sign} {line}".rstrip() for sign, line in lines]
+            text.append("\n".join([escaped(sentence), "", "```diff", *fence, "```"]))
         return "\n\n".join(text)
 
 

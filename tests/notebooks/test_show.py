@@ -184,6 +184,20 @@ def test_a_diff_whose_sentences_do_not_fit_is_an_error(two_files, sentences, mes
         show.Diff("a", "b", sentences)
 
 
+def test_a_long_place_is_shown_in_parts(two_files, tmp_path):
+    lines = [f"line {number}\n" for number in range(1, 31)]
+    (tmp_path / "long.py").write_text("one\n" + "".join(lines))
+    whole = show.Diff("a", "long", {"line 1": "All."})
+    assert whole.too_long() == ["one"]
+    parts = show.Diff("a", "long", {"line 1": "Ten.", "+ line 11": "Ten more.", "+ line 21": "The rest."})
+    assert parts.too_long() == ["one"]  # two, three and so on are gone from it
+    shown = parts._repr_markdown_()
+    assert shown.count("```diff") == 3 and "Ten more.\n\n```diff\n+ line 11\n" in shown
+    assert [line for _, lines in parts.parts for line in lines] == whole.parts[0][1], "nothing is lost"
+    with pytest.raises(ValueError, match=re.escape("no line before the next place begins with '+ line 40'")):
+        show.Diff("a", "long", {"line 1": "All.", "+ line 40": "None."})
+
+
 def test_source_shows_the_function_as_it_is(monkeypatch):
     shown = []
     monkeypatch.setattr(show.text, "display", lambda what, metadata: shown.append(what))
