@@ -52,14 +52,14 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
-def execute(path, **environment):
-    """Run a notebook in a new kernel. Returns it with its new outputs, tidied."""
+def execute(path, where=ROOT, **environment):
+    """Run a notebook in a new kernel, started in that folder. Returns it with its new outputs, tidied."""
     notebook = read(path)
     client = NotebookClient(
         notebook,
         timeout=400,
         kernel_name="python3",
-        resources={"metadata": {"path": str(ROOT)}},
+        resources={"metadata": {"path": str(where)}},
         coalesce_streams=True,
         store_widget_state=False,
     )
