@@ -192,6 +192,7 @@ PAGES = [
         for name in ("lessons", "notebooks", "solutions", "tests", "tests/exercises")
     ),
     *sorted((ROOT / "lessons/pages").glob("*.md")),
+    *sorted((ROOT / "lessons/launch").glob("*.md")),
 ]
 
 

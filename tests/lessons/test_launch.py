@@ -1,9 +1,11 @@
 """The recipes for a container, for Kubernetes and for SageMaker: they keep to their schemas, agree with the
 repository and with themselves, and what they run is run, on hosts that are network namespaces."""
 
+import contextlib
 import functools
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -449,3 +451,51 @@ def test_sagemaker_runs_it_on_two_machines(network, image, reference):
     saved = [{path.name for path in (network.folder / name).glob("*.snapshot")} for name in names]
     assert saved[0] == saved[1]
     assert len(saved[0]) == 2
+
+
+# ---- a machine that is taken away ----
+
+
+@pytest.mark.long
+def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(tmp_path):
+    """The cell of free_gpus.md, on two machines that have only the Drive in common; the first is killed."""
+    blocks = re.findall(r"```sh\n(.*?)```", (FOLDER / "free_gpus.md").read_text(), re.S)
+    (cell,) = [block for block in blocks if "KEPT=" in block]
+    kept, replaced = (
+        str(tmp_path / "drive"),
+        {"KEPT=/content/drive/MyDrive/rungs": "KEPT=$1", "sleep 20": "sleep 0.2"},
+    )
+    replaced |= {"lessons/05": f"{ROOT}/lessons/05", "--snapshot-every 20": "--snapshot-every 5 $2"}
+    for old, new in replaced.items():
+        assert cell.count(old) == 1
+        cell = cell.replace(old, new)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    sizes = f" --epochs 3 --train-size {40 * 120} --test-size 60"
+    cell = cell.replace("$2", sizes)
+    said = {}
+    for machine in ("first", "next"):
+        (tmp_path / machine).mkdir()
+        words = ["bash", "-c", cell, "bash", kept]
+        with open(tmp_path / f"{machine}.log", "w") as log:
+            running = subprocess.Popen(
+                words, cwd=tmp_path / machine, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            deadline = time.monotonic() + 200
+            while running.poll() is None and time.monotonic() < deadline:
+                said[machine] = (tmp_path / f"{machine}.log").read_text()
+                if machine == "first" and "epoch  1" in said[machine]:
+                    time.sleep(0.5)
+                    break
+                time.sleep(0.05)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it has come to its end
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        said[machine] = (tmp_path / f"{machine}.log").read_text()
+    assert "epoch  3" not in said["first"] and "resumed in epoch" not in said["first"]
+    assert re.search(r"resumed in epoch \d( after step \d+)?\n(epoch .*\n)*epoch  3", said["next"]), said[
+        "next"
+    ]
+    assert (tmp_path / "drive/05_snapshots.pt").exists()
