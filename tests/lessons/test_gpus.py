@@ -136,7 +136,6 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch, capsys, version, needed
     with pytest.raises(SystemExit) if needed else nullcontext():
         workload.parser("10_pipeline.py", "")
         workload.require_torchrun("04_ddp_torchrun.py")
-        assert needed != "2.9", "the parser did not refuse it"
         workload.require_torchrun("10_pipeline.py", torch="2.13")
     here = version.partition("+")[0]
     line = f"error: this lesson needs torch {needed}, and this is {here}: pip install torch=={needed}.0\n"
