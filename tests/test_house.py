@@ -106,6 +106,17 @@ def test_the_command_in_a_docstring_is_the_one_that_is_tested():
         assert documented == typed, f"{path}: its launcher is started without options of the lesson's own"
 
 
+def test_a_python_without_torchrun_beside_it_starts_its_own(tmp_path, monkeypatch):
+    """As on Colab, where python is in /usr/bin, and torchrun in /usr/local/bin."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    words, environment = launcher.command("05_snapshots", 2)
+    assert words[:3] == [str(tmp_path / "python3"), "-m", "torch.distributed.run"]
+    typed = launcher.as_typed(words, environment).partition(" ")[2]
+    assert typed.startswith(
+        "python -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3"
+    )
+
+
 def test_code_is_formatted_and_free_of_lint():
     for words in (("check",), ("format", "--check")):
         result = call(sys.executable, "-m", "ruff", *words, ".")
@@ -181,6 +192,7 @@ PAGES = [
         for name in ("lessons", "notebooks", "solutions", "tests", "tests/exercises")
     ),
     *sorted((ROOT / "lessons/pages").glob("*.md")),
+    *sorted((ROOT / "lessons/launch").glob("*.md")),
 ]
 
 

@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
+import lessons
+import workload
 from lessons import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -61,3 +63,15 @@ def test_it_starts_what_there_is_and_installs_what_is_tested(path):
             assert (ROOT / script).is_file()
         for pinned in re.findall(r"\S+==\S+", command):
             assert pinned in requirements
+
+
+def test_lessons_are_run_with_the_oldest_torch_with_ours_and_with_the_newest():
+    jobs = yaml.load(WORKFLOWS[0].read_text(), yaml.BaseLoader)["jobs"]
+    rows = jobs["torch"]["strategy"]["matrix"]["include"]
+    ours = next(
+        line for line in (ROOT / "requirements.txt").read_text().split() if line.startswith("torch==")
+    )
+    assert [row["torch"] for row in rows] == [f"torch=={workload.options.OLDEST_TORCH}.0", ours, "torch"]
+    numbers = {lesson.number for lesson in lessons.LESSONS}
+    assert numbers - set(rows[0]["lessons"].split(",")) == {"10"}, "10 says that it needs a newer one"
+    assert [row["lessons"] for row in rows[1:]] == ["all", "all"]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,10 +15,12 @@ THE_SAME = Curve()
 def command(stem: str, processes: int, *arguments) -> tuple[list[str], dict[str, str]]:
     """The command that starts a lesson on this many processes, and what it adds to the environment."""
     lesson = lessons.get(stem)
-    # torchrun lies beside the python that runs this; a PATH may lead to another environment's.
+    # torchrun of the Python that runs this; a PATH may lead to another environment's.
     beside = Path(sys.executable).parent
     path = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
-    torchrun = shutil.which("torchrun", path=path)
+    torchrun = [beside / "torchrun"]
+    if not torchrun[0].exists():  # as on Colab, where the two are in different folders
+        torchrun = [sys.executable, "-m", "torch.distributed.run"]
     environment = {}
     if lesson.is_one_process():
         words = [sys.executable, lesson.path]
@@ -30,7 +31,7 @@ def command(stem: str, processes: int, *arguments) -> tuple[list[str], dict[str,
         environment["PATH"] = path
         environment["PROCESSES"] = str(processes // 2)
     else:
-        words = [torchrun, "--standalone", "--nproc-per-node", processes]
+        words = [*torchrun, "--standalone", "--nproc-per-node", processes]
         if lesson.restarts:
             words += ["--max-restarts", 3]
             environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -2,10 +2,14 @@
 
     make notebooks
     make notebooks ARGUMENTS="03_ddp_spawn 05_snapshots"
+    make notebooks ARGUMENTS=--first
 
 You will see one line for each notebook, with the seconds it took. Two at a time; those that measure
 something (marked "alone" in their metadata) one after the other, when the others are done.
 A notebook that fails, or breaks a rule that test_notebooks.py checks, is not written.
+
+With --first nothing is executed: only the first code cell of each notebook is written, which is FIRST below.
+Put the address of your copy of this repository into ADDRESS before that.
 """
 
 import argparse
@@ -32,6 +36,16 @@ PICTURES = {
     "ring.png": ("03a_how_gradients_travel", "def draw_steps"),
     "kill.png": ("05_snapshots", "draw(left, peaceful"),
 }
+ADDRESS = "https://github.com/OWNER/rungs"  # where a notebook that is alone finds the rest
+FIRST = f"""\
+# On Colab or Kaggle this notebook arrives alone, and fetches the rest: lessons/launch/free_gpus.md
+import os
+
+RUNGS = os.environ.get("RUNGS", "{ADDRESS}")  # or a folder
+if not os.path.exists("show") and not os.path.exists("notebooks/show"):
+    if not os.path.exists("rungs") and os.system(f"git clone --quiet --depth 1 '{{RUNGS}}' rungs"):
+        raise RuntimeError(f"cannot fetch {{RUNGS}}: put the right address into this cell")
+    os.chdir("rungs")"""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -39,14 +53,14 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
-def execute(path, **environment):
-    """Run a notebook in a new kernel. Returns it with its new outputs, tidied."""
+def execute(path, where=ROOT, **environment):
+    """Run a notebook in a new kernel, started in that folder. Returns it with its new outputs, tidied."""
     notebook = read(path)
     client = NotebookClient(
         notebook,
         timeout=400,
         kernel_name="python3",
-        resources={"metadata": {"path": str(ROOT)}},
+        resources={"metadata": {"path": str(where)}},
         coalesce_streams=True,
         store_widget_state=False,
     )
@@ -129,6 +143,23 @@ def sources(notebook, kind):
     return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == kind)
 
 
+def first_code(notebook):
+    """Where the first code cell is."""
+    return next(number for number, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+
+
+def put_first(notebook):
+    """Write FIRST into a notebook, before its other code, or over what it was before."""
+    at = first_code(notebook)
+    if notebook.cells[at].get("id") == "first":
+        notebook.cells[at].source = FIRST
+        return
+    notebook.cells.insert(at, nbformat.v4.new_code_cell(FIRST, id="first"))
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(code, 1):
+        cell.execution_count = number
+
+
 def missing(stem, notebook):
     """What every notebook has and this one lacks, one line for each."""
     prose, code = sources(notebook, "markdown"), sources(notebook, "code")
@@ -141,6 +172,9 @@ def missing(stem, notebook):
         "a question to readers: 'Predict'": "predict" in prose.lower(),
         "three assertions": len(re.findall(r"^ *assert ", code, re.M)) >= 3,
         "two pictures": sum(map(bool, map(png, outputs))) >= 2,
+        "the first code cell that all have: make notebooks ARGUMENTS=--first": (
+            notebook.cells[first_code(notebook)].source == FIRST
+        ),
     }
     if stem in lessons.STEMS:
         lesson = lessons.get(stem)
@@ -216,7 +250,14 @@ def main():
     )
     parser.add_argument("stems", nargs="*", help="which notebooks (all)")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
+    parser.add_argument("--first", action="store_true", help="only write the first code cell into all")
     arguments = parser.parse_args()
+    if arguments.first:
+        for path in NOTEBOOKS:
+            notebook = read(path)
+            put_first(notebook)
+            nbformat.write(notebook, path)
+        return
     unknown = sorted(set(arguments.stems) - {path.stem for path in NOTEBOOKS})
     if unknown:
         there = ", ".join(path.stem for path in NOTEBOOKS)

@@ -11,6 +11,8 @@ from workload.endings import refuse, say
 from workload.images import DATA, load_images
 from workload.machine import gpu_count, may_share, unseen_gpu
 
+OLDEST_TORCH = "2.9"  # with older ones, lessons 09, 12 and 13 have another curve, or none
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
@@ -19,6 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser(file, description):
     """The options of all lessons. `file` gives the lesson's name to the files it writes."""
+    require_torch(OLDEST_TORCH)
     formatter = argparse.RawDescriptionHelpFormatter  # leaves the lines of a docstring as they are
     parser = Parser(description=description, formatter_class=formatter)
     parser.set_defaults(lesson=Path(file).stem, world_size=1)
@@ -109,11 +112,17 @@ def numbers(version):
     return [int(part) for part in version.split(".")[:2]]
 
 
+def require_torch(oldest):
+    """End with one line if torch is older than that."""
+    here = metadata.version("torch").split("+")[0]
+    if numbers(here) < numbers(oldest):
+        refuse(f"this lesson needs torch {oldest}, and this is {here}: pip install torch=={oldest}.0")
+
+
 def require_torchrun(file, torch=None):
     """End with one line if torchrun has not started this, or if the lesson needs a newer torch."""
-    here = metadata.version("torch").split("+")[0]
-    if torch and numbers(here) < numbers(torch):
-        refuse(f"this lesson needs torch {torch}, and this is {here}: pip install torch=={torch}.0")
+    if torch:
+        require_torch(torch)
     if "RANK" not in os.environ:
         command = f"torchrun --standalone --nproc-per-node 2 {os.path.relpath(file)}"
         refuse(f"this lesson is started by torchrun: {command}")

@@ -115,9 +115,10 @@ def launch(command, environment=None):
     while "=" in words[0]:
         name, value = words.pop(0).split("=", 1)
         environment[name] = value
-    beside = Path(sys.executable).parent  # the kernel's own python; PATH may lead to another one
-    if (beside / words[0]).exists():
-        words[0] = str(beside / words[0])
+    # The kernel's own Python: PATH may lead to another one, which has another torch or none.
+    own = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
+    words[:1] = own.get(words[0], words[:1])
+    beside = Path(sys.executable).parent
     environment["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
     return Running(words, environment)
 

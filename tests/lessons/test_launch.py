@@ -1,9 +1,11 @@
 """The recipes for a container, for Kubernetes and for SageMaker: they keep to their schemas, agree with the
 repository and with themselves, and what they run is run, on hosts that are network namespaces."""
 
+import contextlib
 import functools
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -449,3 +451,54 @@ def test_sagemaker_runs_it_on_two_machines(network, image, reference):
     saved = [{path.name for path in (network.folder / name).glob("*.snapshot")} for name in names]
     assert saved[0] == saved[1]
     assert len(saved[0]) == 2
+
+
+# ---- a machine that is taken away ----
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """The cell of free_gpus.md, run in a folder that stands for a machine, with a folder for the Drive."""
+    page = (FOLDER / "free_gpus.md").read_text()
+    (cell,) = [block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "KEPT=" in block]
+    options = "--snapshot-every 5 --epochs 3 --train-size 4800 --test-size 60"
+    for old, new in {
+        "KEPT=/content/drive/MyDrive/rungs": f"KEPT={tmp_path}/drive",
+        "lessons/05": f"{ROOT}/lessons/05",
+        "--snapshot-every 20": options,
+        "sleep 20": "sleep 0.2",
+    }.items():
+        assert cell.count(old) == 1
+        cell = cell.replace(old, new)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def keep(machine, until):
+        """What the cell says, until these words are said or it ends. Then it is killed."""
+        folder = tmp_path / machine
+        folder.mkdir()
+        log = folder / "log"
+        with open(log, "w") as file:
+            more = {"stdout": file, "stderr": file, "env": environment, "start_new_session": True}
+            running = subprocess.Popen(["bash", "-c", cell], cwd=folder, **more)
+        deadline = time.monotonic() + 200
+        while running.poll() is None and until not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        with contextlib.suppress(ProcessLookupError):  # it has come to its end
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        # A snapshot may be replaced while it is copied.
+        return [line for line in log.read_text().splitlines() if "cannot stat" not in line]
+
+    return keep
+
+
+@pytest.mark.long
+def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(keep, tmp_path):
+    first = keep("first", until="epoch  1")
+    assert first[0].startswith("epoch  1") and not first[-1].startswith("epoch  3")
+    resumed, *epochs = keep("next", until="nothing")
+    assert re.fullmatch(r"resumed in epoch [123]( after step \d+)?", resumed)
+    assert epochs[-1].startswith("epoch  3")
+    assert (tmp_path / "drive/05_snapshots.pt").exists()

@@ -5,6 +5,8 @@ import copy
 import os
 import re
 import shutil
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -136,6 +138,77 @@ def test_the_list_of_notebooks_has_the_question_of_each():
     for path in notebooks.NOTEBOOKS:
         name, question = notebooks.read(path).cells[0].source.splitlines()[0].removeprefix("# ").split(":", 1)
         assert f"- [{name}]({path.name}):{question}\n" in page
+
+
+# ---- alone, as on Colab and Kaggle --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """This repository, as git would clone it, with what has not been committed yet."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for name in ("lessons", "notebooks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.com")
+    for words in (("init", "--quiet"), ("add", "."), (*who, "commit", "--quiet", "--message", "all")):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return folder
+
+
+def begin(stem, folder, address):
+    """What the first two code cells of a notebook do in a Python that was started in this folder."""
+    code = [cell.source for cell in notebooks.read(notebooks.FOLDER / f"{stem}.ipynb").cells]
+    at = code.index(notebooks.FIRST)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OUT")}
+    environment |= {"RUNGS": str(address), "MPLBACKEND": "agg"}
+    words = [sys.executable, "-c", "\n".join([*code[at : at + 2], "print(out.resolve())"])]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("stem", ["03_ddp_spawn", "08_real_training"])
+def test_alone_it_fetches_the_rest_once(elsewhere, tmp_path, stem):
+    for address in (elsewhere, tmp_path / "nowhere"):  # the kernel is started again: nothing is fetched
+        run = begin(stem, tmp_path, address)
+        assert run.stdout == f"{tmp_path}/rungs/out/notebooks/{stem}\n", run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["rungs"]
+
+
+def test_a_wrong_address_is_named(tmp_path):
+    run = begin("03_ddp_spawn", tmp_path, tmp_path / "nowhere")
+    line = f"RuntimeError: cannot fetch {tmp_path}/nowhere: put the right address into this cell"
+    assert run.returncode == 1 and run.stderr.splitlines()[-1] == line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("inside", ["", "notebooks"])
+def test_in_the_repository_it_fetches_nothing(elsewhere, tmp_path, inside):
+    run = begin("03_ddp_spawn", elsewhere / inside, tmp_path / "nowhere")
+    assert run.stdout == f"{elsewhere}/out/notebooks/03_ddp_spawn\n", run.stderr
+
+
+@pytest.mark.long
+def test_alone_it_runs_to_its_end(elsewhere, tmp_path):
+    path = shutil.copy(notebooks.FOLDER / "05_snapshots.ipynb", tmp_path)
+    fresh = notebooks.execute(path, tmp_path, RUNGS=str(elsewhere), OMP_NUM_THREADS="1")
+    assert notebooks.drift(notebooks.read(path), fresh) == []
+    assert (tmp_path / "rungs/out/notebooks/05_snapshots").is_dir()
+
+
+def test_a_first_cell_of_its_own_is_noticed(monkeypatch):
+    notebook = notebooks.read(notebooks.FOLDER / "03_ddp_spawn.ipynb")
+    before = copy.deepcopy(notebook)
+    notebooks.put_first(notebook)
+    assert notebook == before
+    del notebook.cells[notebooks.first_code(notebook)]
+    assert [
+        "the first code cell that all have" in line for line in notebooks.missing("03_ddp_spawn", notebook)
+    ] == [True]
+    notebooks.put_first(notebook)
+    assert notebook == before
+    monkeypatch.setattr(notebooks, "FIRST", "another")
+    assert len(notebooks.missing("03_ddp_spawn", notebook)) == 1
+    notebooks.put_first(notebook)
+    assert notebooks.missing("03_ddp_spawn", notebook) == []
 
 
 # ---- the checks themselves ----------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The module beside the notebooks."""
 
+import os
 import re
 import signal
 import sys
@@ -55,6 +56,17 @@ def test_run_streams_what_a_command_writes_and_checks_its_status(out, capsys):
         show.run(f"python {path}")
     path = script(out, "import os, sys; print(os.environ['GREETING'], sys.executable)")
     assert show.run(f"GREETING=hello python {path}").text.startswith("hello")
+
+
+def test_a_command_is_started_with_the_python_of_the_notebook(out, tmp_path, monkeypatch):
+    """On Colab torchrun is not beside python, and a PATH may lead to the Python of somebody else."""
+    for name in ("python", "torchrun"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 9\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    path = script(out, "import sys; print(sys.executable == sys.argv[1])")
+    for command in ("python", "torchrun --standalone --nproc-per-node 1"):
+        assert show.run(f"{command} {path} {sys.executable}").text.splitlines()[-1] == "True"
 
 
 def test_lines_come_while_the_command_runs(out, capsys):
