@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 
-import gpu
 import matplotlib.image
 import pytest
 import report
 import rows
 
 import bench
+import gpu
 from lessons import ROOT
 
 RESULTS = sorted(bench.RESULTS.glob("*.json"))

@@ -19,6 +19,7 @@ EQUAL = "the same bytes"
 RANK_STEMS = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "11_tensor_parallel", "12_mesh", "13_gpt")
 OPTIONS_09 = (("--precision", "bf16"), ("--checkpoint-activations",), ("--offload",), ("--no-reshard",))
 SCHEDULES = ("1f1b", "naive", "gpipe", "interleaved")
+REHEARSED = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "11_tensor_parallel", "13_gpt")
 # 13's attention adds up its gradients in any order, unless torch is told otherwise: see deterministic.py.
 BYTES = ("04_ddp_torchrun", "09_fsdp")
 
@@ -85,7 +86,7 @@ def numerics(check: Check) -> None:
 def one_rank(check: Check) -> None:
     stems = [lesson.stem for lesson in lessons.LADDER if lesson.launcher != "two agents"]
     first, last = stems[0], stems[-1]
-    twice = (first, "04_ddp_torchrun") if check.is_rehearsal else stems
+    twice = ("04_ddp_torchrun",) if check.is_rehearsal else stems
     epochs = ("--epochs", 3)  # the last of which is taken again, on the other device
 
     def job(stem, **more):
@@ -156,7 +157,7 @@ def several_ranks(check: Check) -> None:
     jobs, rows = {}, []
 
     def add(name, stem, ranks, *more, **environment):
-        jobs[name] = check.lesson(stem, ranks, *small(stem), *EPOCHS, *more, **environment)
+        jobs[name] = check.lesson(stem, ranks, *small(stem), *EPOCHS, *more, limit=90, **environment)
 
     def compare(name, stem, reference, limits=launcher.THE_SAME, of=""):
         rows.append((f"{name}, curve", name, reference, same_curve(stem, of, limits), within(limits)))
@@ -168,7 +169,7 @@ def several_ranks(check: Check) -> None:
     ladder = lessons.LADDER[0].stem
     add("01", ladder, 1)
     for ranks in counts:
-        for stem in RANK_STEMS:
+        for stem in REHEARSED if check.is_rehearsal else RANK_STEMS:
             lesson, name = lessons.get(stem), f"{stem} on {ranks}"
             add(name, stem, ranks)
             if lesson.curve.is_its_own():
@@ -178,10 +179,11 @@ def several_ranks(check: Check) -> None:
             else:
                 compare(name, stem, "01", of=ladder)
         if ranks == 2:
-            for stem in BYTES:
+            for stem in BYTES[:1] if check.is_rehearsal else BYTES:
                 alike(f"{stem} on 2", stem)
-        mixed_precision(ranks, add, compare)
-    for option in OPTIONS_09:
+        precisions = ("bf16",) if check.is_rehearsal else ("fp32", "bf16", "fp16")
+        mixed_precision(ranks, precisions, add, compare)
+    for option in OPTIONS_09[:1] if check.is_rehearsal else OPTIONS_09:
         name = f"09_fsdp on 2, {' '.join(option).strip('-')}"
         add(name, "09_fsdp", 2, *option)
         # bf16 everywhere, here: weights, gradients and activations.
@@ -197,9 +199,9 @@ def several_ranks(check: Check) -> None:
     four_to_two(check, found.get("09_fsdp on 4"), found["01"])
 
 
-def mixed_precision(ranks: int, add: Callable, compare: Callable) -> None:
+def mixed_precision(ranks: int, precisions: tuple[str, ...], add: Callable, compare: Callable) -> None:
     lesson = lessons.get("07_mixed_precision")
-    for precision in ("fp32", "bf16", "fp16"):
+    for precision in precisions:
         name = f"{lesson.stem} in {precision} on"
         arguments = ("--precision", precision, "--test-size", 600)
         if ranks == 2:
@@ -267,7 +269,7 @@ def four_to_two(check: Check, four: Result | None, reference: Result) -> None:
 # ---- a rank is killed ---------------------------------------------------------------------------
 
 STRUCK = "06_multinode"
-STRUCK_SIZES = ("--train-size", 1200, "--test-size", 60, "--batch-size", 24, "--epochs", 12)
+STRUCK_SIZES = ("--train-size", 1200, "--test-size", 60, "--batch-size", 24)
 # What one reads, as tools/faults.py has it for gloo; NCCL has words of its own.
 MESSAGES = {
     "kill -9": ("failed (exitcode: -9)",),
@@ -312,7 +314,9 @@ def strike(check: Check, kind: str, found: dict[str, dict]) -> None:
 
 
 def struck(check: Check, kind: str) -> dict:
-    arguments = (*STRUCK_SIZES, "--snapshot-every", 5, "--time-limit", 5 * check.patience)
+    epochs = ("--epochs", 6 if check.is_rehearsal else 12)  # a GPU takes the same steps sooner
+    limit = ("--time-limit", 20 if check.is_rehearsal else 5)
+    arguments = (*STRUCK_SIZES, *epochs, "--snapshot-every", 5, *limit)
     job = check.lesson(STRUCK, 2, *arguments, limit=600, TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1000)
     child = check.begin(job)
     if kind == "left in peace":

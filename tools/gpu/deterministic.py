@@ -1,7 +1,7 @@
 """Run a lesson after torch was told to be deterministic: deterministic.py lessons/13_gpt.py ...
 
-CUBLAS_WORKSPACE_CONFIG=:4096:8 has to be set. Attention's backward is the one operation of the lessons
-that needs this: its gradients are else added up in whichever order its blocks end.
+CUBLAS_WORKSPACE_CONFIG=:4096:8 has to be set. torch says of attention on GPUs that its backward "defaults
+to a non-deterministic algorithm" unless this is called.
 """
 
 import sys

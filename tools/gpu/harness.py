@@ -158,7 +158,7 @@ def last_words(result: Result) -> str:
 class Check:
     """One `make gpu`: its time, its children and its rows."""
 
-    def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int, cores: int = 0):
+    def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int, at_once: int = 0):
         self.out, self.is_rehearsal, self.gpus = Path(out), is_rehearsal, gpus
         self.began = time.monotonic()
         self.end = self.deadline = self.began + 60 * minutes
@@ -167,13 +167,15 @@ class Check:
         self.facts: dict = {}  # what the picture and the file show beside the rows
         self.shared: dict = {}  # what a stage leaves for later ones
         self.stage, self.mark = "", uuid.uuid4().hex
-        self.cores = cores or len(os.sched_getaffinity(0))
+        # Ranks that share a GPU get slices of its time: the more of them, the longer each collective.
+        cores = len(os.sched_getaffinity(0))
+        self.at_once = at_once or (min(cores, 12 * gpus) if gpus else cores)
         self.children: list[Child] = []
         self.lock = threading.Condition(threading.RLock())
         self.busy = 0  # ranks that run now
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
         self.out.mkdir(parents=True, exist_ok=True)
-        self.log = open(self.out / "gpu.log", "w")  # noqa: SIM115
+        (self.out / "gpu.log").write_text("")
         self.environment = (
             os.environ
             | SAME_BYTES
@@ -248,7 +250,7 @@ class Check:
             return self.children[-1]
 
     def run(self, jobs: dict[str, Job]) -> dict[str, Result]:
-        """Run all of them, as many ranks at once as the machine has cores for."""
+        """Run all of them, no more ranks at once than the machine can take."""
         found: dict[str, Result] = {}
         threads = [
             threading.Thread(target=self.run_one, args=(*each, found), daemon=True) for each in jobs.items()
@@ -275,7 +277,7 @@ class Check:
         found[name] = self.note(name, result)
 
     def has_room(self, job: Job) -> bool:
-        return self.busy == 0 or self.busy + job.ranks <= self.cores
+        return self.busy == 0 or self.busy + job.ranks <= self.at_once
 
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline - 2
@@ -295,7 +297,7 @@ class Check:
                 if child.has_ended() or (child.folder / ".ready").exists():
                     del at_work[name]
             # In small groups where there are few cores: else all would prepare until the last second.
-            while waiting and len(at_work) < 2 * self.cores and time.monotonic() < until:
+            while waiting and len(at_work) < 2 * self.at_once and time.monotonic() < until:
                 name = next(iter(waiting))
                 waiting[name].environment["TAKES_TURNS"] = "1"
                 children[name] = at_work[name] = self.begin(waiting.pop(name))
@@ -315,17 +317,23 @@ class Check:
                 (child.folder / ".go").touch()
                 left = self.deadline - time.monotonic()
                 child.seconds = time.monotonic() - child.began + min(jobs[name].limit * self.patience, left)
-                found[name] = self.note(name, child.finish())
+                while not (child.has_ended() or child.is_late() or (child.folder / ".done").exists()):
+                    time.sleep(0.01)
+                if child.is_late():
+                    found[name] = self.note(name, child.finish())  # not beside the next one
+                child.seconds += 10  # to go down, while the next one is measured
+        for name in jobs:
+            if name not in found:
+                found[name] = self.note(name, children[name].finish())
         self.end_children()
         return found
 
     def note(self, name: str, result: Result) -> Result:
         """Keep what a child that failed has said: its folder goes."""
         if result.problem:
-            with self.lock:
-                said = result.stdout + result.stderr
-                self.log.write(f"==== {self.stage}: {name}: {result.problem}\n{said[-20_000:]}\n")
-                self.log.flush()
+            said = result.stdout + result.stderr
+            with self.lock, open(self.out / "gpu.log", "a") as log:
+                log.write(f"==== {self.stage}: {name}: {result.problem}\n{said[-20_000:]}\n")
         return result
 
     def end_children(self) -> None:

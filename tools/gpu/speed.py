@@ -78,15 +78,17 @@ def alone(check: Check) -> None:
         jobs["gpt compiled"] = check.probe("gpt", "--compile", *gpt, limit=20)
     jobs["gpt"] = check.probe("gpt", *gpt, limit=20)
     jobs |= {step: loop(check, step, limit=20) for step in steps if step != "compile"}
+    jobs["plain"].limit = 30
     jobs["plain"].words += [] if check.is_rehearsal else ["--rounds", 2]
-    for kind in INPUTS:
+    inputs = INPUTS[1:] if check.is_rehearsal else INPUTS
+    for kind in inputs:
         jobs[kind] = check.probe("inputs", kind, *(("--steps", 2) if check.is_rehearsal else ()), limit=20)
     for batch in (12_000,) if check.is_rehearsal else EPOCHS:
         jobs |= {f"{stem}, {batch:,}": train(check, stem, batch) for stem in LESSONS}
     found = check.take_turns(jobs)
     ladder(check, {step: found[step] for step in steps})
     large_gpt(check, {name: found[name] for name in ("gpt", "gpt compiled") if name in found})
-    for kind in INPUTS:
+    for kind in inputs:
         check.judge(f"images of batches of 1,200, {kind}", [found[kind]], bring)
     for batch in (12_000,) if check.is_rehearsal else EPOCHS:
         for stem in LESSONS:

@@ -36,6 +36,8 @@ def wait_for_turn() -> None:
 def say(values: dict) -> None:
     if is_first():
         print(json.dumps({"probe": True} | values), flush=True)
+        if "TAKES_TURNS" in os.environ:
+            Path(".done").touch()
 
 
 def synchronize(device: torch.device) -> None:
