@@ -139,17 +139,19 @@ def test_all_prepare_at_once_and_are_measured_one_after_the_other(check):
 
     def work(check):
         jobs = {name: python(text, limit=20) for name in "ab"}
-        jobs["compiles"] = python("import time; time.sleep(99)", limit=20)
+        jobs["compiles"] = python(compiles, limit=20)
         found = check.take_turns(jobs)
         times.update({name: found[name].said()["times"] for name in "ab"})
         check.judge("compiles", [found["compiles"]], lambda result: "")
+        times["compiles"] = float((found["compiles"].folder / "now").read_text() or 0)
 
     check.end = check.began + 31
     assert check.go([harness.Stage("a", 30, work)]) == 1
     (row,) = check.rows
     assert row.value.startswith("not prepared after ") and row.verdict == "failed"
-    (prepared_a, begun_a, ended_a), (prepared_b, begun_b, _) = times["a"], times["b"]
-    assert max(prepared_a, prepared_b) < begun_a and ended_a < begun_b
+    (start_a, prepared_a, begun_a, ended_a), (start_b, prepared_b, begun_b, _) = times["a"], times["b"]
+    assert max(start_a, start_b) < min(prepared_a, prepared_b)
+    assert max(prepared_a, prepared_b, times["compiles"]) < begun_a and ended_a < begun_b
 
 
 def test_what_is_known_is_kept_when_it_is_killed(tmp_path):
@@ -214,6 +216,14 @@ def test_without_a_gpu_one_line_says_what_to_do(tmp_path):
 # ---- what is measured is what is meant ----------------------------------------------------------
 
 
+@pytest.mark.parametrize(("gpus", "expected"), [(0, [1, 1]), (1, [0, 1]), (2, [0, 0])])
+def test_ranks_share_a_gpu_only_where_there_are_too_few(check, gpus, expected):
+    check.gpus = gpus
+    jobs = [check.lesson("01_single_gpu", 1), check.lesson("04_ddp_torchrun", 2)]
+    assert [job.environment["SHARE_GPU"] for job in jobs] == expected
+    assert check.probe("sizes", ranks=2).environment["SHARE_GPU"] == expected[1]
+
+
 def test_how_busy_a_gpu_is_counts_no_moment_twice():
     def kernel(name, begin, duration, cat="kernel"):
         return {"ph": "X", "cat": cat, "name": name, "ts": begin, "dur": duration}
@@ -250,14 +260,14 @@ def test_goals_are_met_or_missed_against_the_right_peak(check, best, standing, v
     speed.ladder(check, found)
     rows = {row.name: row for row in check.rows}
     assert "1.0% of the fp32 peak" in rows["ResNet-18, a plain loop in fp32"].value  # of 67e12
-    assert f"{best * 67e8 / 989e12:.1%} of the bf16 peak" in rows["ResNet-18, and torch.compile"].value
+    assert f"{best * 67e8 / 989e12:.1%} of the bf16 peak" in rows["ResNet-18, with torch.compile"].value
     assert rows["ResNet-18, the best step"].value.startswith(f"{best / 100:.1f} times")
     assert rows["ResNet-18, the best step"].verdict == verdict
     assert rows["its steps stand still for input"].verdict == verdict
 
 
 def test_a_step_that_fails_leaves_the_others_their_rows(check):
-    broken = harness.Result(check.folder, "not prepared after 40 s, and ended")
+    broken = harness.Result(check.folder / "none", "not prepared after 40 s, and ended")
     said = {"probe": True, "images/s": 100, "flops": 1e9, "input": 0, "busy": {}}
     (check.folder / ".stdout").write_text(json.dumps(said) + "\n")
     fine = harness.Result(check.folder)

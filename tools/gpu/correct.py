@@ -133,9 +133,13 @@ def refusals(check: Check) -> None:
     stem = "04_ddp_torchrun"
     asked = {"a batch that does not divide": (2, ("--batch-size", 25), "does not divide by 2 processes")}
     if check.gpus:
-        asked["more ranks than GPUs"] = (check.gpus + 1, (), "put SHARE_GPU=1 in front")
+        asked["more ranks than GPUs"] = (
+            check.gpus + 1,
+            ("--batch-size", 4 * check.gpus + 4),
+            "put SHARE_GPU=1 in front",
+        )
     jobs = {
-        name: check.lesson(stem, ranks, *small(stem), *more, SHARE_GPU="0" if "GPU" in name else "1")
+        name: check.lesson(stem, ranks, *small(stem), *more, SHARE_GPU=int("GPU" not in name))
         for name, (ranks, more, _) in asked.items()
     }
     for name, result in check.run(jobs).items():

@@ -182,7 +182,6 @@ class Check:
             | {
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": str(launcher.ROOT / "lessons"),
-                "SHARE_GPU": "1",
                 "TMPDIR": str(self.folder),
                 "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
                 "TORCHINDUCTOR_COMPILE_THREADS": "4",
@@ -382,7 +381,7 @@ class Check:
     ):
         """A lesson by its documented command, in small unless the arguments say otherwise."""
         words, environment = launcher.command(stem, ranks, *arguments)
-        return Job(words, environment | more, limit, ranks, folder)
+        return Job(words, environment | self.share(ranks) | more, limit, ranks, folder)
 
     def probe(self, name: str, *arguments, ranks: int = 0, limit: float = 60, **more) -> Job:
         """One of the scripts beside this one; under torchrun if it has a number of ranks."""
@@ -390,7 +389,11 @@ class Check:
         if ranks:
             words, _ = launcher.command("04_ddp_torchrun", ranks)
             words = [*words[:-1], HERE / f"{name}.py", *arguments]
-        return Job(words, more, limit, max(1, ranks))
+        return Job(words, self.share(ranks) | more, limit, max(1, ranks))
+
+    def share(self, ranks: int) -> dict:
+        """Ranks share GPUs only where there are too few: with one each, NCCL has its own ways."""
+        return {"SHARE_GPU": int(ranks > self.gpus)}
 
 
 def small(stem: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import turns
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
@@ -121,8 +122,8 @@ def main():
     elif arguments.step == "fsdp":
         for part in model.model:
             if list(part.parameters()):
-                dist.fsdp.fully_shard(part)
-        dist.fsdp.fully_shard(model)
+                fully_shard(part)
+        fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=has("fused"))
     batches = (from_device if has("input") else from_loader)(images, labels, size, device)
 
