@@ -129,29 +129,45 @@ def test_no_more_ranks_run_at_once_than_there_are_cores(check):
 
 
 def test_all_prepare_at_once_and_are_measured_one_after_the_other(check):
-    """Who is not prepared in time is ended, so that nobody is measured beside it."""
     text = (
-        f"import sys, time; sys.path.insert(0, {str(TOOL)!r}); import turns; prepared = time.time(); "
-        "turns.wait_for_turn(); begun = time.time(); time.sleep(0.3); "
-        "turns.say({'times': [prepared, begun, time.time()]})"
+        f"import sys, time; start = time.time(); sys.path.insert(0, {str(TOOL)!r}); import turns; "
+        "time.sleep(1); prepared = time.time(); turns.wait_for_turn(); begun = time.time(); "
+        "time.sleep(0.3); turns.say({'times': [start, prepared, begun, time.time()]})"
     )
     times = {}
 
     def work(check):
-        jobs = {name: python(text, limit=20) for name in "ab"}
-        jobs["compiles"] = python(compiles, limit=20)
-        found = check.take_turns(jobs)
-        times.update({name: found[name].said()["times"] for name in "ab"})
-        check.judge("compiles", [found["compiles"]], lambda result: "")
-        times["compiles"] = float((found["compiles"].folder / "now").read_text() or 0)
+        found = check.take_turns({name: python(text) for name in "ab"})
+        times.update({name: result.said()["times"] for name, result in found.items()})
 
-    check.end = check.began + 31
-    assert check.go([harness.Stage("a", 30, work)]) == 1
-    (row,) = check.rows
-    assert row.value.startswith("not prepared after ") and row.verdict == "failed"
+    check.end = check.began + 200
+    assert check.go([harness.Stage("a", 199, work)]) == 0
     (start_a, prepared_a, begun_a, ended_a), (start_b, prepared_b, begun_b, _) = times["a"], times["b"]
     assert max(start_a, start_b) < min(prepared_a, prepared_b)
-    assert max(prepared_a, prepared_b, times["compiles"]) < begun_a and ended_a < begun_b
+    assert max(prepared_a, prepared_b) < begun_a and ended_a < begun_b
+
+
+def test_who_is_not_prepared_in_time_is_ended_before_others_are_measured(check):
+    """As one that compiles for minutes: this one writes the time into a file for as long as it lives."""
+    compiles = "import time\nwhile True: open('now', 'w').write(f'{time.time():.3f}\\n'); time.sleep(0.1)"
+    quick = (
+        "import os, time; open('.ready', 'w')\n"
+        "while not os.path.exists('.go'): time.sleep(0.01)\n"
+        "print(time.time()); time.sleep(0.5)"
+    )
+    times = []
+
+    def work(check):
+        found = check.take_turns({"compiles": python(compiles), "quick": python(quick)})
+        check.judge("compiles", [found["compiles"]], lambda result: "")
+        check.judge("quick", [found["quick"]], lambda result: ("", True))
+        times.extend([(found["compiles"].folder / "now").read_text() or 0, found["quick"].stdout])
+
+    check.end = check.began + 12
+    assert check.go([harness.Stage("a", 11, work)]) == 1
+    assert [row.verdict for row in check.rows] == ["failed", "ok"]
+    assert check.rows[0].value.startswith("not prepared after ")
+    assert float(times[0]) < float(times[1])
 
 
 def test_what_is_known_is_kept_when_it_is_killed(tmp_path):
