@@ -78,7 +78,7 @@ def test_any_failed_row_makes_the_status_1(check, text, said):
 
 
 def test_a_fault_of_a_stage_does_not_take_the_others_with_it(check):
-    faulty = harness.Stage("a", 1, lambda check: check.shared["nothing"])
+    faulty = harness.Stage("a", 1, lambda check: {}["nothing"])
     assert check.go([faulty, stage("b", python("print('good')"))]) == 1
     assert verdicts(check) == {"the stage": "failed", "b 0": "ok"}
 

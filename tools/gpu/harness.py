@@ -23,7 +23,7 @@ import launcher
 import lessons
 from processes import alive
 
-# What "the same bytes" needs on GPUs: see BYTES in stages.py.
+# What "the same bytes" needs on GPUs; correct.py says of which lessons it is asked.
 SAME_BYTES = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 VERDICTS = {
     "ok": "as expected",
@@ -165,7 +165,6 @@ class Check:
         self.patience = 8 if is_rehearsal else 1  # on a busy laptop all takes longer
         self.rows: list[Row] = []
         self.facts: dict = {}  # what the picture and the file show beside the rows
-        self.shared: dict = {}  # what a stage leaves for later ones
         self.stage, self.mark = "", uuid.uuid4().hex
         # Ranks that share a GPU get slices of its time: the more of them, the longer each collective.
         cores = len(os.sched_getaffinity(0))
