@@ -172,6 +172,7 @@ class Check:
         self.children: list[Child] = []
         self.lock = threading.Condition(threading.RLock())
         self.busy = 0  # ranks that run now
+        # Not below --out: a DataLoader's workers make sockets in TMPDIR, whose paths must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "gpu.log").write_text("")
