@@ -19,7 +19,7 @@ EQUAL = "the same bytes"
 RANK_STEMS = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "11_tensor_parallel", "12_mesh", "13_gpt")
 OPTIONS_09 = (("--precision", "bf16"), ("--checkpoint-activations",), ("--offload",), ("--no-reshard",))
 SCHEDULES = ("1f1b", "naive", "gpipe", "interleaved")
-REHEARSED = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "11_tensor_parallel", "13_gpt")
+REHEARSED = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "13_gpt")
 # Not 13: torch calls the backward of its attention on GPUs non-deterministic; see deterministic.py.
 BYTES = ("04_ddp_torchrun", "09_fsdp")
 
