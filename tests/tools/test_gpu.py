@@ -204,7 +204,7 @@ def call(*words, **environment):
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=3000,
+        timeout=3600,
     )
 
 
