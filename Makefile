@@ -6,7 +6,7 @@ LESSONS ?= ladder
 KILLS ?= 20
 TESTS = -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling format
+.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling gpu format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -67,6 +67,9 @@ scaling: setup ## does it pay to have more processes? ends with a table and out/
 
 bench: setup ## measure speed and start-up; ends with a table and out/bench.png
 	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)
+
+gpu: setup ## check all on this machine's GPUs in 8 minutes (ARGUMENTS=--rehearse: on the CPU, in small)
+	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill lesson 05 in every way there is, KILLS times (20)
 	@$(PYTHON) tools/chaos.py --kills $(KILLS) $(ARGUMENTS)

@@ -127,12 +127,12 @@ def test_make_lists_its_targets():
     for target in ((), ("help",)):
         result = call("make", *target)
         assert result.returncode == 0
-        for name in ("setup", "run", "test", "lab", "notebooks", "diffs", "bench", "help"):
+        for name in ("setup", "run", "test", "lab", "notebooks", "diffs", "bench", "gpu", "help"):
             assert len(re.findall(rf"^{name} +\w.+$", result.stdout, re.M)) == 1
 
 
 def test_make_uses_the_environment_one_is_in():
-    for target in ("run", "test", "setup", "lab", "notebooks", "bench", "diffs", "pictures", "format"):
+    for target in ("run", "test", "setup", "lab", "notebooks", "bench", "gpu", "diffs", "pictures", "format"):
         assert "pip install" not in call("make", "-n", target, "PYTHON=python").stdout
         if target != "setup":
             assert re.search(r"^@?python ", call("make", "-n", target, "PYTHON=python").stdout, re.M)

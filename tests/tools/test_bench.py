@@ -2,11 +2,9 @@
 
 import copy
 import json
-import re
 import subprocess
 import sys
 
-import gpu
 import matplotlib.image
 import pytest
 import report
@@ -159,20 +157,6 @@ def test_the_picture_is_drawn(tmp_path):
     assert matplotlib.image.imread(tmp_path / "bench.png").std() > 0.05
 
 
-def test_a_gpu_has_its_row():
-    result = newest()
-    result["machine"]["gpus"] = ["NVIDIA H100 80GB HBM3"]
-    numbers = {"images/s": [1000.0] * 3, "flops": [3.3e9] * 3, "bytes": [2**31] * 3}
-    found = {step: copy.deepcopy(numbers) for step in ("0", "1", "2", "3", "4", "ddp", "fsdp")}
-    found["4"]["images/s"] = [120_000.0] * 3
-    result["rows"] |= {"gpu": found, "ddp on GPUs": {"1": [100] * 3, "2": [190] * 3, "3": [270] * 3}}
-    said = report.section(result, NAMED)
-    assert said.endswith("of ideal: 0.95 on 2, 0.90 on 3.")
-    assert "8 times the plain loop on an H100 (aim: at least 8; met)" in said  # 120 times
-    assert "35% MFU (aim: at least 35%; met)" in said  # 120,000 x 3.3e9 of 989e12: 40%
-    assert re.search(r"and the images kept on the GPU +\| +120,000 \| .* 120.0 \| +40% \| +2.0 \|", said)
-
-
 # ---- what is measured is what is meant ----------------------------------------------------------
 
 # Each part of this loop sleeps for a time of its own: these are the lengths that the clock has to find.
@@ -261,20 +245,6 @@ def test_the_ways_of_the_all_reduce_are_right(tmp_path):
     )
     sizes = rows.start_ranks(script, tmp_path)
     assert sizes[0] == 2**10 and sizes[-1] == 2**26
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("step", ["0", "4", "fsdp"])
-def test_the_row_for_a_gpu_runs_on_a_cpu_in_small(tmp_path, step):
-    small = ["--width", "4", "--images", "32", "--batch-size", "8", "--rounds", "1", "--steps", "2"]
-    found = gpu.run(tmp_path, step, small)["gpu"][step]
-    assert found["images/s"] > 0 and found["flops"] > 0
-
-
-@pytest.mark.long
-def test_so_does_lesson_04_on_some_of_the_gpus(tmp_path):
-    small = ("--train-size", 24, "--batch-size", 12, "--test-size", 10)
-    assert gpu.ddp(tmp_path, 1, small)["ddp on GPUs"]["1"] > 0
 
 
 def test_bad_input_gets_one_line():

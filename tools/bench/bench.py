@@ -1,6 +1,6 @@
 """Measure this machine: `make bench`. Ends with tables, OUT/bench.png and a dated file in results/.
 
-    python tools/bench/bench.py                              all rows; on a machine with GPUs, theirs too
+    python tools/bench/bench.py                              all rows
     python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README's section from one
 
 All measurements take turns, so that a noisy moment hurts all of them alike. Each number is the middle of the
@@ -105,10 +105,6 @@ def main():
     if arguments.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
     measures, what = dict(rows.MEASURES), machine()
-    if what["gpus"]:
-        import gpu
-
-        measures |= gpu.measures()
     found, seconds, failed = measure(measures, arguments.repeats)
     result = {
         "date": datetime.date.today().isoformat(),

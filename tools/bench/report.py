@@ -234,14 +234,6 @@ def startup(rows):
 The launcher imports torch for itself before its processes do. The first optimizer and DDP import the rest of torch, which they alone need."""
 
 
-def gpus(result):
-    if "gpu" not in result["rows"]:
-        return "**On a GPU** the bench has one more row: lesson 08 step by step from a plain loop, and FSDP against DDP. It has not run on one yet: no number here is from a GPU."
-    import gpu
-
-    return gpu.text(result)
-
-
 # ---- together -----------------------------------------------------------------------------------
 
 
@@ -265,7 +257,7 @@ def section(result, path):
             told.append(part(rows, *more))
         except (KeyError, ValueError, StopIteration):  # a row that it needs has failed, in some repeat
             told.append(f"Not all of what the part on {part.__name__.replace('_', ' ')} needs was measured.")
-    return "\n\n".join([*told, gpus(result)])
+    return "\n\n".join(told)
 
 
 def plain(text):
@@ -298,9 +290,7 @@ def summary(result):
         f"next step comes {again:.1f} s later {verdict(again, 10, at_most=True, unit=' s')}.",
         f"From the command to the first step pass {min(start):.1f} to {max(start):.1f} s.",
     ]
-    opening = (
-        f"Measured on {where(result)}, {result['date']}; GPUs: {'yes' if 'gpu' in rows else 'never yet'}:"
-    )
+    opening = f"Measured on {where(result)}, {result['date']}:"
     return "\n".join([opening, "", *(f"- {line}" for line in lines)])
 
 

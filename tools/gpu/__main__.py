@@ -1,0 +1,88 @@
+"""Is everything here right on this machine's GPUs, how fast is it, and what limits it? `make gpu`
+
+    python tools/gpu --out out --minutes 8
+    python tools/gpu --rehearse               the same stages on the CPU over gloo, in small
+
+You will see a row for each thing that was looked at, as soon as it is known. At the end come the whole
+table and a picture, OUT/gpu.png. OUT/gpu.json is written after each row, so that a run that is ended
+early has told what it knew, and OUT/gpu.log has what a child said that failed. A child that runs too long
+is ended, and its row fails; a stage for which no time is left is not run, and named. The exit status is 1
+if anything failed. A goal that was missed is called so, and is no failure.
+
+For "the same bytes" all children have NCCL_NVLS_ENABLE=0 and CUBLAS_WORKSPACE_CONFIG=:4096:8.
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+import correct
+import drawing
+import speed
+from harness import VERDICTS, Check, Stage
+
+import workload
+
+# What matters most comes first: a run may be ended at any time. Seconds on a machine with one H200, as
+# they were planned: none has run them yet.
+STAGES = (
+    Stage("what is here", 10, correct.numerics),
+    Stage("one rank", 50, correct.one_rank),
+    Stage("several ranks", 110, correct.several_ranks),
+    Stage("how fast, alone", 90, speed.alone),
+    Stage("a rank is killed", 75, correct.kills),
+    Stage("lesson 08", 80, correct.real_training),
+    Stage("memory and sizes", 40, speed.memory),
+    Stage("several GPUs", 20, speed.several_gpus),
+)
+
+
+def table(check: Check) -> str:
+    lines = []
+    for stage in dict.fromkeys(row.stage for row in check.rows):
+        lines.append(f"\n{stage}")
+        for row in (row for row in check.rows if row.stage == stage):
+            expected = f"  (expected: {row.expected})" if row.expected else ""
+            lines.append(f"  {row.verdict:8}  {row.name}: {row.value}{expected}")
+    return "\n".join(lines)
+
+
+def summary(check: Check) -> str:
+    counts = check.counts()
+    named = [
+        f"{counts[name]} {words}" for name, words in VERDICTS.items() if counts[name] or name == "failed"
+    ]
+    return f"{len(check.rows)} rows: {', '.join(named)}"
+
+
+def main() -> int:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of all that it writes (out)")
+    parser.add_argument("--minutes", type=float, help="after which no more is begun (8; a rehearsal: 60)")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU over gloo, in small")
+    parser.add_argument("--stages", help="numbers of those to run, from 1: 1,4")
+    parser.add_argument("--at-once", type=int, default=0, help="ranks that run at once (cores; a GPU: 12)")
+    arguments = parser.parse_args()
+    gpus = 0 if arguments.rehearse else workload.gpu_count()
+    if gpus == 0 and not arguments.rehearse:
+        return "error: there is no GPU here; with --rehearse, the same stages are tried on the CPU"
+    minutes = arguments.minutes or (60 if arguments.rehearse else 8)
+    chosen = range(1, len(STAGES) + 1)
+    if arguments.stages:
+        chosen = [int(number) for number in arguments.stages.split(",")]
+    check = Check(arguments.out, minutes, arguments.rehearse, gpus, arguments.at_once)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
+    status = check.go([STAGES[number - 1] for number in chosen])
+    print(table(check))
+    try:
+        drawing.draw(check.facts, arguments.out / "gpu.png")
+    except ImportError:
+        print("no picture: matplotlib is not here")
+    print(f"\n{summary(check)}; {arguments.out / 'gpu.json'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,400 @@
+"""How `make gpu` runs things: children with limits, stages with deadlines, rows with a verdict."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent), str(ROOT / "tests/helpers"), str(ROOT / "lessons")]
+import launcher
+import lessons
+from processes import alive
+
+# What "the same bytes" needs on GPUs; correct.py says of which lessons it is asked.
+SAME_BYTES = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+VERDICTS = {
+    "ok": "as expected",
+    "failed": "failed",
+    "met": "goals met",
+    "missed": "goals missed",
+    "measured": "measured only",
+    "not here": "not for this machine",
+    "not run": "not run for want of time",
+}
+
+
+class Row(NamedTuple):
+    stage: str
+    name: str
+    value: str
+    expected: str
+    verdict: str
+
+
+class Stage(NamedTuple):
+    """A part of the check. `work(check)` adds rows, and has about these seconds."""
+
+    name: str
+    seconds: float
+    work: Callable
+
+
+@dataclass
+class Job:
+    """A command for an empty folder of its own."""
+
+    words: list
+    environment: dict = field(default_factory=dict)
+    limit: float = 60  # seconds
+    ranks: int = 1
+    folder: Path | None = None  # if it is to go on in that of an earlier one
+
+
+class Result:
+    """What has become of a job. `problem` is empty if it ended well."""
+
+    def __init__(self, folder: Path, problem: str = "", was_begun: bool = True, seconds: float = 0):
+        self.folder, self.problem, self.was_begun, self.seconds = folder, problem, was_begun, seconds
+        self.out = folder / "out"
+
+    def text(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def stdout(self) -> str:
+        return self.text(".stdout")
+
+    @property
+    def stderr(self) -> str:
+        return self.text(".stderr")
+
+    def said(self) -> dict:
+        """The line of JSON that a probe of ours prints."""
+        lines = [line for line in (self.stdout + self.stderr).splitlines() if line.startswith('{"probe"')]
+        return json.loads(lines[-1])
+
+
+class Child:
+    """A job that has begun, in a process group of its own."""
+
+    def __init__(self, check: "Check", job: Job, folder: Path, seconds: float):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.mark, self.began = folder, f"{check.mark}-{uuid.uuid4().hex}", time.monotonic()
+        self.seconds = seconds
+        environment = check.environment | {"CHILD_OF_GPU_CHECK": self.mark} | job.environment
+        with open(folder / ".stdout", "w") as stdout, open(folder / ".stderr", "w") as stderr:
+            self.process = subprocess.Popen(
+                [str(word) for word in job.words],
+                cwd=folder,
+                env={name: str(value) for name, value in environment.items()},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                process_group=0,
+            )
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def is_late(self) -> bool:
+        return time.monotonic() - self.began > self.seconds
+
+    def pids(self, rank: int) -> list[int]:
+        """The processes that a launcher told that this is their rank."""
+        found = []
+        for pid, _ in alive(self.mark):
+            with contextlib.suppress(OSError):
+                told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if f"RANK={rank}".encode() in told:
+                    found.append(pid)
+        return sorted(found)
+
+    def end(self) -> None:
+        """End it with all that it has started: torchrun's ranks have process groups of their own."""
+        if not self.has_ended():  # afterwards its number may be somebody else's
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid, _ in alive(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def finish(self) -> Result:
+        """Wait for its end, or end it at its limit."""
+        while not self.has_ended() and not self.is_late():
+            time.sleep(0.02)
+        ran_out = not self.has_ended()
+        self.end()  # also what a launcher that was killed has left
+        result = Result(self.folder, seconds=time.monotonic() - self.began)
+        code = self.process.returncode
+        if ran_out:
+            result.problem = f"still ran after {self.seconds:.0f} s, and was ended"
+        elif code != 0:
+            result.problem = f"status {code}: {last_words(result)}"
+        return result
+
+
+def last_words(result: Result) -> str:
+    """The line that says what went wrong, as well as one can tell."""
+    lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+    refused = [line for line in lines if "error: " in line]
+    raised = [line for line in lines if "Error: " in line and "ChildFailed" not in line]
+    return (refused or raised or lines or ["it said nothing"])[-1][:300]
+
+
+class Check:
+    """One `make gpu`: its time, its children and its rows."""
+
+    def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int, at_once: int = 0):
+        self.out, self.is_rehearsal, self.gpus = Path(out), is_rehearsal, gpus
+        self.began = time.monotonic()
+        self.end = self.deadline = self.began + 60 * minutes
+        self.patience = 8 if is_rehearsal else 1  # on a busy laptop all takes longer
+        self.rows: list[Row] = []
+        self.facts: dict = {}  # what the picture and the file show beside the rows
+        self.stage, self.mark = "", uuid.uuid4().hex
+        # Ranks that share a GPU get slices of its time: the more of them, the longer each collective.
+        cores = len(os.sched_getaffinity(0))
+        self.at_once = at_once or (min(cores, 12 * gpus) if gpus else cores)
+        self.children: list[Child] = []
+        self.lock = threading.Condition(threading.RLock())
+        self.busy = 0  # ranks that run now
+        # Not below --out: a DataLoader's workers make sockets in TMPDIR, whose paths must be short.
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / "gpu.log").write_text("")
+        self.environment = (
+            os.environ
+            | SAME_BYTES
+            | {
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(launcher.ROOT / "lessons"),
+                "TMPDIR": str(self.folder),
+                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+                "TORCHINDUCTOR_COMPILE_THREADS": "4",
+            }
+        )
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            self.environment.pop(name, None)
+        if is_rehearsal:
+            self.environment["CUDA_VISIBLE_DEVICES"] = ""
+
+    # ---- rows
+
+    def row(self, name: str, value: object, expected: str = "", verdict: str = "measured") -> None:
+        with self.lock:
+            self.rows.append(Row(self.stage, name, " ".join(str(value).split()), expected, verdict))
+            print(f"  {verdict:8}  {name}: {self.rows[-1].value}", flush=True)
+            self.save()
+
+    def judge(
+        self, name: str, results: Iterable[Result], look: Callable, expected: str = "", goal: bool = False
+    ) -> None:
+        """A row about some results: look(*results) returns a value, or a value and whether it is right."""
+        results = list(results)
+        problems = [result.problem for result in results if result.problem]
+        if any(not result.was_begun for result in results):
+            self.row(name, "its stage had no time left", expected, "not run")
+        elif problems:
+            # A lesson says so itself, in one line, and is right.
+            is_too_new = "this lesson needs torch" in problems[0]
+            self.row(name, problems[0], expected, "not here" if is_too_new else "failed")
+        else:
+            try:
+                found = look(*results)
+            except Exception as error:
+                self.row(name, f"{type(error).__name__}: {error}", expected, "failed")
+                return
+            value, is_right = found if isinstance(found, tuple) else (found, None)
+            good, bad = ("met", "missed") if goal else ("ok", "failed")
+            self.row(name, value, expected, "measured" if is_right is None else good if is_right else bad)
+
+    def save(self) -> None:
+        """After each row, since whoever started this may end it at any time."""
+        table = {
+            "rehearsal": self.is_rehearsal,
+            "seconds": round(time.monotonic() - self.began, 1),
+            "counts": self.counts(),
+            "facts": self.facts,
+            "rows": [row._asdict() for row in self.rows],
+        }
+        temporary = self.out / "gpu.json.temporary"
+        temporary.write_text(json.dumps(table, indent=1) + "\n")
+        temporary.replace(self.out / "gpu.json")
+
+    def counts(self) -> dict[str, int]:
+        return {name: sum(row.verdict == name for row in self.rows) for name in VERDICTS}
+
+    # ---- children
+
+    def begin(self, job: Job) -> Child:
+        """Begin a job. Its limit ends at the stage's deadline at the latest."""
+        with self.lock:
+            folder = job.folder or self.folder / f"{len(self.children):03}"
+            left = self.deadline - time.monotonic()
+            self.children.append(Child(self, job, folder, min(job.limit * self.patience, left)))
+            return self.children[-1]
+
+    def run(self, jobs: dict[str, Job]) -> dict[str, Result]:
+        """Run all of them, no more ranks at once than the machine can take."""
+        found: dict[str, Result] = {}
+        threads = [
+            threading.Thread(target=self.run_one, args=(*each, found), daemon=True) for each in jobs.items()
+        ]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.005)  # so that they take their turns in this order
+        for thread in threads:
+            thread.join()
+        return {name: found[name] for name in jobs}
+
+    def run_one(self, name: str, job: Job, found: dict[str, Result]) -> None:
+        with self.lock:
+            self.lock.wait_for(lambda: self.has_room(job) or self.is_over(), self.deadline - time.monotonic())
+            if self.is_over():
+                found[name] = Result(self.folder / "none", "not begun", was_begun=False)
+                return
+            self.busy += job.ranks
+            child = self.begin(job)
+        result = child.finish()
+        with self.lock:
+            self.busy -= job.ranks
+            self.lock.notify_all()
+        found[name] = self.note(name, result)
+
+    def has_room(self, job: Job) -> bool:
+        return self.busy == 0 or self.busy + job.ranks <= self.at_once
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline - 2
+
+    def take_turns(self, jobs: dict[str, Job]) -> dict[str, Result]:
+        """All prepare at once, which is most of their time, and are measured one after the other.
+
+        A child that is prepared waits in wait_for_turn(). Preparing ends after 60% of what the stage has:
+        who compiles for longer than that is ended, so that nobody else is measured beside it.
+        """
+        begun = time.monotonic()
+        until = begun + 0.6 * (self.deadline - begun)
+        children, found, at_work = {}, {}, {}
+        waiting = dict(jobs)
+        while True:
+            for name, child in list(at_work.items()):
+                if child.has_ended() or (child.folder / ".ready").exists():
+                    del at_work[name]
+            # In small groups where there are few cores: else all would prepare until the last second.
+            while waiting and len(at_work) < 2 * self.at_once and time.monotonic() < until:
+                name = next(iter(waiting))
+                waiting[name].environment["TAKES_TURNS"] = "1"
+                children[name] = at_work[name] = self.begin(waiting.pop(name))
+            if not at_work or time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        for child in at_work.values():
+            child.end()
+        for name in jobs:
+            if name not in children or (name not in at_work and self.is_over()):
+                found[name] = Result(self.folder / "none", "not begun", was_begun=False)
+            elif name in at_work:
+                late = f"not prepared after {time.monotonic() - children[name].began:.0f} s, and ended"
+                found[name] = self.note(name, Result(children[name].folder, late))
+            else:
+                child = children[name]
+                (child.folder / ".go").touch()
+                left = self.deadline - time.monotonic()
+                child.seconds = time.monotonic() - child.began + min(jobs[name].limit * self.patience, left)
+                while not (child.has_ended() or child.is_late() or (child.folder / ".done").exists()):
+                    time.sleep(0.01)
+                if child.is_late():
+                    found[name] = self.note(name, child.finish())  # not beside the next one
+                child.seconds += 10  # to go down, while the next one is measured
+        for name in jobs:
+            if name not in found:
+                found[name] = self.note(name, children[name].finish())
+        self.end_children()
+        return found
+
+    def note(self, name: str, result: Result) -> Result:
+        """Keep what a child that failed has said: its folder goes."""
+        if result.problem:
+            said = result.stdout + result.stderr
+            with self.lock, open(self.out / "gpu.log", "a") as log:
+                log.write(f"==== {self.stage}: {name}: {result.problem}\n{said[-20_000:]}\n")
+        return result
+
+    def end_children(self) -> None:
+        with self.lock:
+            for child in self.children:
+                if not child.has_ended():
+                    child.end()
+
+    # ---- stages
+
+    def go(self, stages: Iterable[Stage]) -> int:
+        """Run the stages that fit. Returns the exit status: 1 if anything failed."""
+        remaining = list(stages)
+        try:
+            while remaining:
+                now, stage = time.monotonic(), remaining[0]
+                wanted = stage.seconds * self.patience
+                # What earlier stages have left over is shared out.
+                share = (self.end - now) * stage.seconds / sum(each.seconds for each in remaining)
+                remaining.pop(0)
+                self.stage = stage.name
+                print(f"{stage.name} ({now - self.began:.0f} s gone, about {wanted:.0f} s)", flush=True)
+                if self.end - now < wanted:
+                    left = max(0, self.end - now)
+                    self.row("the stage", f"needs {wanted:.0f} s, and {left:.0f} s are left", "", "not run")
+                    continue
+                self.deadline = now + max(wanted, share)
+                try:
+                    stage.work(self)
+                except Exception as error:  # a fault of ours must not take the other stages with it
+                    self.row("the stage", f"{type(error).__name__}: {error}", "", "failed")
+                finally:
+                    self.end_children()
+                self.facts.setdefault("seconds of stages", {})[stage.name] = round(time.monotonic() - now, 1)
+                self.save()
+        finally:
+            self.deadline = 0  # nothing more begins
+            self.end_children()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return 1 if self.counts()["failed"] else 0
+
+    # ---- commands
+
+    def lesson(
+        self, stem: str, ranks: int, *arguments, folder: Path | None = None, limit: float = 60, **more
+    ):
+        """A lesson by its documented command, in small unless the arguments say otherwise."""
+        words, environment = launcher.command(stem, ranks, *arguments)
+        return Job(words, environment | self.share(ranks) | more, limit, ranks, folder)
+
+    def probe(self, name: str, *arguments, ranks: int = 0, limit: float = 60, **more) -> Job:
+        """One of the scripts beside this one; under torchrun if it has a number of ranks."""
+        words = [sys.executable, HERE / f"{name}.py", *arguments]
+        if ranks:
+            words, _ = launcher.command("04_ddp_torchrun", ranks)
+            words = [*words[:-1], HERE / f"{name}.py", *arguments]
+        return Job(words, self.share(ranks) | more, limit, max(1, ranks))
+
+    def share(self, ranks: int) -> dict:
+        """Ranks share GPUs only where there are too few: with one each, NCCL has its own ways."""
+        return {"SHARE_GPU": int(ranks > self.gpus)}
+
+
+def small(stem: str) -> tuple[str, ...]:
+    return tuple(lessons.get(stem).small.split())

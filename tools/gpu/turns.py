@@ -1,0 +1,92 @@
+"""What the measured children share: their turn, and what the GPU did meanwhile."""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+# By what is in a kernel's name. The first that fits counts; what fits none is "other kernels".
+KINDS = {
+    "NCCL": ("nccl",),
+    "attention": ("flash", "fmha", "attention"),
+    "products": ("gemm", "nvjet", "xmma", "cutlass", "conv", "wgrad", "dgrad", "fprop"),
+    "copies": ("memcpy", "memset"),
+}
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def wait_for_turn() -> None:
+    """Say that this process is prepared, and wait until no other one is measured."""
+    if not is_first() or "TAKES_TURNS" not in os.environ:
+        return
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the others need memory too
+    Path(".ready").touch()
+    while not Path(".go").exists():
+        time.sleep(0.01)
+
+
+def say(values: dict) -> None:
+    if is_first():
+        print(json.dumps({"probe": True} | values), flush=True)
+        if "TAKES_TURNS" in os.environ:
+            Path(".done").touch()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+class Watch:
+    """What the GPU does in a `with`: the share of the time in which it was busy, and with what."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.found = device, {}
+
+    def __enter__(self):
+        kind = torch.profiler.ProfilerActivity
+        activities = [kind.CPU if self.device.type == "cpu" else kind.CUDA]
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
+        self.profile = torch.profiler.profile(activities=activities)
+        self.profile.__enter__()
+        synchronize(self.device)
+        self.began = time.perf_counter()
+        return self
+
+    def __exit__(self, *error):
+        synchronize(self.device)
+        seconds = time.perf_counter() - self.began
+        self.profile.__exit__(*error)
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+            path = Path(folder) / "trace.json"
+            self.profile.export_chrome_trace(str(path))
+            self.found = busy(json.loads(path.read_text())["traceEvents"], seconds)
+
+
+def busy(events: list[dict], seconds: float) -> dict[str, float]:
+    """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran."""
+    spans, shares = [], {}
+    for event in events:
+        if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        begin, duration = float(event["ts"]), float(event["dur"])  # microseconds
+        spans.append((begin, begin + duration))
+        name = event["name"].lower()
+        kinds = (kind for kind, words in KINDS.items() if any(word in name for word in words))
+        kind = next(kinds, "other kernels")
+        shares[kind] = shares.get(kind, 0) + duration / 1e6 / seconds
+    if not spans:
+        return {}
+    covered, reached = 0.0, spans[0][0]
+    for begin, end in sorted(spans):  # two streams may work at once
+        covered += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return {"busy": covered / 1e6 / seconds} | shares
