@@ -205,8 +205,9 @@ def chaos(kills, folder, seed=0, processes=(2, 4), say=print, kinds=KINDS, forks
             assert seen == starts, (
                 f"started {seen} times, not {starts}, after {kinds_seen}\n{run.log()[-3000:]}"
             )
-            asides = list((run.folder / "out").glob("*.aside")) + list((run.folder / "out").glob("*.refused"))
-            assert not asides, f"left over: {asides}"
+            out = run.folder / "out"
+            left_over = [*out.glob("*.temporary"), *out.glob("*.refused")]
+            assert not left_over, f"left over: {left_over}"
             rows += strikes
     finally:
         if forks is None:

@@ -344,7 +344,7 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
     # A save that was under way as the disk became read-only cannot tidy up after itself.
     if trouble == "full":
         assert len(kept) == 2
-        assert not list(root.glob("*.aside"))
+        assert not list(root.glob("*.temporary"))
         # The curve needs room too. That it has none must not end the run.
         words = rf"05_snapshots.jsonl lacks epoch \d+ \({reason}\); going on"
         wait_for(lambda: re.search(words, run.stderr()))
