@@ -26,6 +26,7 @@ from nbclient.exceptions import CellExecutionError
 
 import diffs
 import lessons
+import words
 from lessons import ROOT
 
 FOLDER = ROOT / "notebooks"
@@ -267,6 +268,7 @@ def make(path):
     except CellExecutionError as error:
         return [f"{path.name}: {error}"], time.monotonic() - start
     row = next(row for row in lessons.NOTEBOOKS if row.path == path)
+    words.link(words.number(row), notebook)
     temporary = path.with_suffix(".temporary")
     nbformat.write(diffs.with_way(row, notebook), temporary)
     found = [line.replace(temporary.name, path.name) for line in complaints(temporary, notebook)]
