@@ -1,4 +1,4 @@
-"""Kill a training run in every way there is, and see that it ends with the weights of one left in peace.
+"""Kill a training run in every way there is, and see that it ends with the weights of an uninterrupted one.
 
     make chaos KILLS=300
 
@@ -228,7 +228,7 @@ def show(rows):
     each = ", ".join(f"{ranks[count]} on {count} processes" for count in sorted(ranks))
     print(
         f"\n{len(rows)} kills ({each}), {len(rows)} resumes, one restart for each.\n"
-        "Every run ended with the weights and the curve of the run left in peace, to the last byte."
+        "Every run ended with the weights and the curve of the uninterrupted run, to the last byte."
     )
 
 

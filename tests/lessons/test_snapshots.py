@@ -252,7 +252,7 @@ FORGETS = {
 @pytest.mark.quick("nothing", "momentum")
 @pytest.mark.parametrize("part", FORGETS)
 def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
-    """A lesson that forgets this part does not end with the bytes of a run that was left in peace."""
+    """A lesson that forgets this part does not end with the bytes of an uninterrupted run."""
     name, text, instead = FORGETS[part]
     copy_lessons(tmp_path)
     lesson = (tmp_path / name).read_text()
