@@ -24,8 +24,8 @@ def train(arguments):
     sampler = RandomSampler(train_set, generator=order)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    share = range(len(test_set))
-    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+    indices = range(len(test_set))
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)

@@ -3,9 +3,9 @@
     python lessons/02_data_parallel.py
 
 You will see lesson 01's lines again. At every step, one process with one thread for each GPU does this:
-    scatter    GPU 0 cuts the batch into a part for each GPU
+    scatter    GPU 0 splits the batch into a chunk for each GPU
     replicate  GPU 0 copies the whole model to all others, again at every step
-    forward    the threads run the copies; Python's global lock lets one of them at a time issue work
+    forward    the threads run the copies; Python's lock (the GIL) lets one at a time issue work
     gather     the outputs travel back to GPU 0, which computes the loss
     backward   the gradients of all copies are added up on GPU 0, and the copies are thrown away
     step       GPU 0 updates its model alone
@@ -31,8 +31,8 @@ def train(arguments):
     sampler = RandomSampler(train_set, generator=order)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    share = range(len(test_set))
-    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+    indices = range(len(test_set))
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     if workload.gpu_count() < 2:

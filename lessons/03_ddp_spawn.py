@@ -2,7 +2,7 @@
 
     python lessons/03_ddp_spawn.py --world-size 2
 
-You will see lesson 01's losses again. Each process has the model and its share of every
+You will see lesson 01's losses again. Each process has the model and its shard of every
 batch, and while backward runs, DDP averages the gradients of all: every copy of the model
 takes the same step.
 """
@@ -43,8 +43,8 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)

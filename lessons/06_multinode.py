@@ -32,8 +32,8 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     train_loader.generator = torch.Generator()  # or else starting it would use up a random number
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
@@ -91,7 +91,7 @@ def save_snapshot(snapshots, epoch, step, loss_sum):
     state |= {"epoch": epoch, "step": step}
     state |= snapshots.gather_rest(loss_sum)
     path = snapshots.path_of(epoch, step)
-    temporary = path.with_suffix(f".{dist.get_rank()}-{os.getpid()}.aside")
+    temporary = path.with_suffix(f".{dist.get_rank()}-{os.getpid()}.temporary")
     if dist.get_node_local_rank() == 0:  # one on each machine: the next rank 0 may run on any of them
         with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
             file.write(seal(state))

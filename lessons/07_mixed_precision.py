@@ -4,7 +4,7 @@
 
 You will see lesson 01's losses to two digits or more, and at the end what a step gave to
 all_reduce. With --precision fp32 --clip-norm inf they are lesson 01's, into however many
-micro-batches --accumulate cuts a batch. With --sync-always each micro-batch sends all
+micro-batches --accumulate splits a batch. With --sync-always each micro-batch sends all
 gradients: two micro-batches, twice the bytes, for the same result.
 """
 
@@ -32,8 +32,8 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)

@@ -35,8 +35,8 @@ def train(rank, world_size, device, arguments):
     options = recipe.loading(arguments, device)
     augmented = recipe.Augmented(train_set, arguments)
     train_loader = DataLoader(augmented, size, sampler=sampler, drop_last=True, **options)
-    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    test_loader = DataLoader(test_set, 500, sampler=share, collate_fn=workload.collate)
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     train_loader.generator = torch.Generator()  # or else starting it would use up a random number
 
     norm = resnet.SyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
@@ -121,7 +121,7 @@ def save_snapshot(snapshots, epoch, step, loss_sum):
     state |= {"epoch": epoch, "step": step}
     state |= snapshots.gather_rest(loss_sum)
     path = snapshots.path_of(epoch, step)
-    temporary = path.with_suffix(f".{os.getpid()}.aside")
+    temporary = path.with_suffix(f".{os.getpid()}.temporary")
     if dist.get_rank() == 0:
         with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
             file.write(seal(state))

@@ -1,12 +1,12 @@
-"""Lesson 09, grown from lesson 04: each process holds a part of the model, not a copy.
+"""Lesson 09, grown from lesson 04: each process holds a shard of the model, not a copy.
 
     torchrun --standalone --nproc-per-node 2 lessons/09_fsdp.py
 
 You will see lesson 01's losses, and how many bytes each process holds. fully_shard gives
-each a part of every weight, with its gradient and its momentum (FSDP). A layer is put
-together just before it computes, and then taken apart again. With DDP, a model that is
-too large for one GPU is too large for a hundred. Each epoch leaves a checkpoint. End the
-run, start it on another number of processes, and it goes on from there.
+each a shard of every weight, with its gradient and its momentum (FSDP). A layer is gathered
+just before it computes, and then sharded again. With DDP, a model that is too large for one
+GPU is too large for a hundred. Each epoch leaves a checkpoint. End the run, start it on a
+different number of processes, and it goes on from there.
 """
 
 import math
@@ -33,10 +33,10 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    share = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     # The same number of batches everywhere, full or not: a forward waits for the others.
     rounds = math.ceil(len(test_set) / world_size / 500)
-    batches = [share[number::rounds] for number in range(rounds)]
+    batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
     # A model too large for one process would begin on the device "meta": see dry_run.py.
@@ -74,8 +74,8 @@ def train(rank, world_size, device, arguments):
     if first <= arguments.epochs:  # a run that was finished has no gradients
         report_memory(rank, world_size, model, optimizer)
     # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=whole)
+    full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=full)
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 

@@ -1,10 +1,10 @@
-"""Lesson 10, grown from lesson 04: the model is cut into stages, and each process has one.
+"""Lesson 10, grown from lesson 04: the model is split into stages, and each process has one.
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
 You will see lesson 01's losses again. A stage is some of the layers; what comes out of it
 goes on to the next process, and the gradient comes back. While one works, the others would
-wait: so a batch is cut into micro-batches, and each stage works on another one. --schedule
+wait: so a batch is split into micro-batches, and each stage works on a different one. --schedule
 says on which, and when:
     naive        one micro-batch: at any time all processes but one wait
     gpipe        all micro-batches forward, then all backward
@@ -39,13 +39,13 @@ from parts.stages import BEGINNINGS, check  # the other half of this lesson
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # One share for all: or else the last stage would hold the labels of other images.
+    # One shard for all: or else the last stage would hold the labels of other images.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # of one seed: the same for all
-    stages = cut(model, rank, device, arguments)
+    stages = build_stages(model, rank, device, arguments)
     schedule = make_schedule(stages, arguments)
     parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=arguments.lr, momentum=0.9)
@@ -90,7 +90,7 @@ def train(rank, world_size, device, arguments):
         timeline.write(events, arguments)
 
 
-def cut(model, rank, device, arguments):
+def build_stages(model, rank, device, arguments):
     """This process's stages: only they go to its device."""
     layers = list(model.named_children())
     borders = [*BEGINNINGS[arguments.stages], len(layers)]

@@ -5,7 +5,7 @@
 You will see which collectives a step needs, and then the same losses on 1, 2 or 4
 processes. The model is a small transformer that reads an image row by row. Each process
 holds some of the heads and neurons of every block, and computes their part of every image.
-Twice in a block, the parts are added up. With --sequence-parallel, each keeps only its share
+Twice in a block, the parts are added up. With --sequence-parallel, each keeps only its shard
 of the rows outside attention and feed-forward.
 """
 
@@ -38,7 +38,7 @@ def train(rank, world_size, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # One share for all: parts of different images would be added up, without any error.
+    # One shard for all: parts of different images would be added up, without any error.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -81,7 +81,7 @@ def train(rank, world_size, device, arguments):
 def make_plan(sequence_parallel):
     """Columns of one matrix, then rows of the next: nothing travels between the two."""
     replicated = Replicate()  # all of it, on every process
-    by_position = Shard(1)  # each process has its own share of the positions
+    by_position = Shard(1)  # each process has its own shard of the positions
     between = by_position if sequence_parallel else replicated  # what a block hands on
     plan = {
         # Once for the three that follow: else each of them would all_reduce its gradient.

@@ -44,7 +44,7 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All test on all images: shares may differ by a batch, and FSDP's forward waits for all.
+    # All test on all images: shards may differ by a batch, and FSDP's forward waits for all.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = ImageTransformer(train_set.images.shape[1:], arguments.width, HEADS).to(device)

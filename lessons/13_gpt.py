@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
 from parts import limericks
-from parts.pieces import Snapshots  # the other half of this lesson
+from parts.sharded_snapshot import Snapshots  # the other half of this lesson
 from parts.transformer import Transformer
 
 HEADS = 4
@@ -46,7 +46,7 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All test on all texts: shares may differ by a batch, and FSDP's forward waits for all.
+    # All test on all texts: shards may differ by a batch, and FSDP's forward waits for all.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)

@@ -1,4 +1,4 @@
-"""Kill a training run in every way there is, and see that it ends with the weights of one left in peace.
+"""Kill a training run in every way there is, and see that it ends with the weights of an uninterrupted one.
 
     make chaos KILLS=300
 
@@ -205,8 +205,9 @@ def chaos(kills, folder, seed=0, processes=(2, 4), say=print, kinds=KINDS, forks
             assert seen == starts, (
                 f"started {seen} times, not {starts}, after {kinds_seen}\n{run.log()[-3000:]}"
             )
-            asides = list((run.folder / "out").glob("*.aside")) + list((run.folder / "out").glob("*.refused"))
-            assert not asides, f"left over: {asides}"
+            out = run.folder / "out"
+            left_over = [*out.glob("*.temporary"), *out.glob("*.refused")]
+            assert not left_over, f"left over: {left_over}"
             rows += strikes
     finally:
         if forks is None:
@@ -227,7 +228,7 @@ def show(rows):
     each = ", ".join(f"{ranks[count]} on {count} processes" for count in sorted(ranks))
     print(
         f"\n{len(rows)} kills ({each}), {len(rows)} resumes, one restart for each.\n"
-        "Every run ended with the weights and the curve of the run left in peace, to the last byte."
+        "Every run ended with the weights and the curve of the uninterrupted run, to the last byte."
     )
 
 

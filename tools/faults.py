@@ -154,7 +154,7 @@ ROWS = {
         AWAY,
     ),
     "unreachable": Row(
-        "`--rdzv-endpoint` is an address where nobody is",
+        "`--rdzv-endpoint` is an address at which no host answers",
         "errno: 113 - No route to host",
         "on each host",
         "`read_timeout` (60 s by default), or up to twice that, and a start",
@@ -184,7 +184,7 @@ ROWS = {
         AWAY,
     ),
     "name": Row(
-        "`--rdzv-endpoint` has a name that nobody knows",
+        "`--rdzv-endpoint` has a name that does not exist",
         "Name or service not known",
         "on each host that has it",
         "the same",

@@ -26,11 +26,13 @@ from nbclient.exceptions import CellExecutionError
 
 import diffs
 import lessons
+import words
 from lessons import ROOT
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SECONDS, BYTES = 90, 1_500_000
+SECONDS, BYTES = 90, 2_500_000
+CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {
     "ring.png": ("03a_how_gradients_travel", "def draw_steps"),
@@ -78,9 +80,9 @@ def tidy(notebook, seconds):
     }
     for cell in notebook.cells:
         cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
         for output in cell.get("outputs", []):
-            if WIDGET in output.get("data", {}):
-                output["data"] = {"text/plain": "(Where this notebook runs, a slider stands here.)"}
             if output["output_type"] == "execute_result":
                 output["metadata"] = {}
     return notebook
@@ -172,6 +174,15 @@ def missing(stem, notebook):
         "a question to readers: 'Predict'": "predict" in prose.lower(),
         "three assertions": len(re.findall(r"^ *assert ", code, re.M)) >= 3,
         "two pictures": sum(map(bool, map(png, outputs))) >= 2,
+        "**You will learn**, a list of three, and **You need**": re.search(
+            r"\*\*You will learn\*\*.*\n\n?(- .+\n){3}\n\*\*You need\*\*", prose
+        ),
+        "'## In five sentences', a numbered list of five": re.search(
+            r"## In five sentences\n\n(\d\. .+\n){5}\n", prose
+        ),
+        "an answer folded in <details> for each '**Predict": all(
+            "<details>" in cell.source for cell in notebook.cells if "**Predict" in cell.source
+        ),
         "the first code cell that all have: make notebooks ARGUMENTS=--first": (
             notebook.cells[first_code(notebook)].source == FIRST
         ),
@@ -187,7 +198,31 @@ def missing(stem, notebook):
             rules[f"one show.diff, of {names}"] = (
                 len(diffs) == 1 and names in diffs[0]["data"]["text/markdown"]
             )
-    return [f"{stem}.ipynb lacks {rule}" for rule, kept in rules.items() if not kept]
+    found = [f"{stem}.ipynb lacks {rule}" for rule, kept in rules.items() if not kept]
+    return found + [f"{stem}.ipynb, {line}" for line in hard_to_read(notebook)]
+
+
+def hard_to_read(notebook):
+    """What cannot be seen, or not at once, one line for each."""
+    found, waiting = [], 0
+    for number, cell in enumerate(notebook.cells, 1):
+        outputs = cell.get("outputs", [])
+        if cell.cell_type == "code" and "hide-input" not in cell.metadata.get("tags", []):
+            waiting += len(cell.source.splitlines())
+        if waiting > CODE:
+            found.append(f"cell {number}: {waiting} lines of code before anything is seen, more than {CODE}")
+        waiting = 0 if outputs or waiting > CODE else waiting
+        for output in outputs:
+            data, metadata = output.get("data", {}), output.get("metadata", {})
+            if "image/png" in data and len(metadata.get("image/png", {}).get("alt", "")) < 20:
+                found.append(f"cell {number}: a picture without an alt text: show.picture(alt)")
+            if "text/html" in data:
+                found.append(f"cell {number}: HTML, of which GitHub strips all style: show.table, show.diff")
+            for fence in re.findall(r"(?s)```diff\n(.*?)\n```", str(data.get("text/markdown", ""))):
+                lines = fence.splitlines()
+                if len(lines) > FENCE:
+                    found.append(f"cell {number}: {len(lines)} lines in a fence, from {lines[0]!r} on")
+    return found
 
 
 def drift(stored, fresh):
@@ -233,6 +268,7 @@ def make(path):
     except CellExecutionError as error:
         return [f"{path.name}: {error}"], time.monotonic() - start
     row = next(row for row in lessons.NOTEBOOKS if row.path == path)
+    words.link(words.number(row), notebook)
     temporary = path.with_suffix(".temporary")
     nbformat.write(diffs.with_way(row, notebook), temporary)
     found = [line.replace(temporary.name, path.name) for line in complaints(temporary, notebook)]

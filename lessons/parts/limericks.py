@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 import workload
 
-LENGTH = 176  # of a piece: nearly all limericks are shorter
+LENGTH = 176  # of a sequence: nearly all limericks are shorter
 
 
 def options(parser):
@@ -32,7 +32,7 @@ def options(parser):
 
 
 def load(arguments):
-    """The characters, pieces of text as their numbers, and pieces of limericks held back."""
+    """The characters; sequences of them, as numbers, to learn from; and others of limericks held back."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     if not 0 < arguments.temperature < math.inf:
@@ -42,22 +42,22 @@ def load(arguments):
     limericks = text.strip().split("\n\n")
     held_back = limericks[6::7]
     kept = [limerick for number, limerick in enumerate(limericks) if number % 7 < 6]
-    # Four times: with each piece once, an epoch would have 11 steps.
-    train_set = cut(kept, characters, arguments.train_size, times=4)
-    test_set = cut(held_back, characters, arguments.test_size)
+    # Four times: with each sequence once, an epoch would have 11 steps.
+    train_set = sequences(kept, characters, arguments.train_size, times=4)
+    test_set = sequences(held_back, characters, arguments.test_size)
     return characters, train_set, test_set
 
 
-def cut(limericks, characters, count, times=1):
-    """A piece from the start of each limerick, and what follows each character."""
+def sequences(limericks, characters, count, times=1):
+    """A sequence from the start of each limerick, and what follows each character."""
     text = "\n\n".join(limericks)
     numbers = torch.tensor([characters.index(character) for character in text])
     starts = [0, *(found.end() for found in re.finditer("\n\n", text))]
     starts = [start for start in starts if start + LENGTH < len(numbers)] * times
     if count > len(starts):
-        workload.refuse(f"the limericks make {len(starts)} such pieces of {LENGTH} characters, not {count}")
-    pieces = numbers.unfold(0, LENGTH + 1, 1)[starts[:count]]
-    return workload.Images(pieces[:, :-1], pieces[:, 1:])
+        workload.refuse(f"the limericks make {len(starts)} sequences of {LENGTH} characters, not {count}")
+    rows = numbers.unfold(0, LENGTH + 1, 1)[starts[:count]]
+    return workload.Images(rows[:, :-1], rows[:, 1:])
 
 
 def load_sets(arguments):

@@ -149,7 +149,7 @@ class Best:
             return
         self.epoch, self.correct = epoch, correct
         path = arguments.out / f"{arguments.lesson}.best.pt"
-        temporary = path.with_suffix(".aside")
+        temporary = path.with_suffix(".temporary")
         if dist.get_rank() == 0:
             weights = {name: value.cpu() for name, value in model.state_dict().items()}
             with survive_a_full_disk(path, temporary):

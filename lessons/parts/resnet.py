@@ -51,7 +51,7 @@ class SumOfAll(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """What nn.SyncBatchNorm does on a GPU, for the CPU, which that one refuses. All shares are equal."""
+    """What nn.SyncBatchNorm does on a GPU, for the CPU, which that one refuses. All shards have one size."""
 
     def forward(self, values):
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -64,7 +64,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
         rows[dist.get_rank()] = mine  # each fills a row of its own: their sum has all
         means, variances = SumOfAll.apply(rows).unbind(dim=1)
         mean = means.mean(dim=0)
-        variance = (variances + (means - mean).square()).mean(dim=0)  # within the shares, and between them
+        variance = (variances + (means - mean).square()).mean(dim=0)  # within the shards, and between them
         count = values.numel() / values.shape[1] * world_size
         with torch.no_grad():
             self.num_batches_tracked += 1

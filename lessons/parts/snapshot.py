@@ -60,7 +60,7 @@ class Snapshots:
             if holder != run:
                 problem = f"{self.folder} is in use by {holder}: end it, or name another --out"
             else:
-                for temporary in self.folder.glob(f"{self.lesson}.epoch*.aside"):
+                for temporary in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
                     temporary.unlink(missing_ok=True)  # of a process that was killed while it saved
         self.refuse_if(problem)
 

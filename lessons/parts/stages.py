@@ -1,4 +1,4 @@
-"""The other half of lesson 10: where the model is cut, and what no schedule can do."""
+"""The other half of lesson 10: where the model is split, and what no schedule can do."""
 
 import math
 

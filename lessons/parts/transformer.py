@@ -1,6 +1,6 @@
 """The model of lessons 11, 12 and 13: a small transformer, whose layers have names to shard by.
 
-Attention works with the heads that it finds: all of them, or one process's share.
+Attention works with the heads that it finds: all of them, or one process's shard.
 """
 
 import torch

@@ -200,7 +200,7 @@ def report(world_size: int, mesh: dict[str, int], **options: Any) -> dict[str, A
     return {"mesh": mesh} | found
 
 
-# FSDP cuts each matrix into the chunks of all ranks, and takes its own: for 16,384 of them, this
+# FSDP splits each matrix into the chunks of all ranks, and takes its own: for 16,384 of them, this
 # lasts for minutes. It looks at two of them, the first (which is the longest) and its own, which
 # are the same for rank 0. So it is in torch 2.13 (FSDPParam._init_sharded_param). With another
 # torch, see whether it still cuts all of them; the tests compare what it sends with real ranks.

@@ -47,7 +47,7 @@ def memory_bytes(job: Job, data: int) -> dict[str, float]:
     come on top.
     """
     layers, hidden, heads = guess(job)
-    tensor, pipeline, pieces = job["tensor_parallel"], job["pipeline"], job["interleave"]
+    tensor, pipeline, chunks = job["tensor_parallel"], job["pipeline"], job["interleave"]
     parts = formulas.memory_parts(job["params"] / tensor / pipeline, data, job["stage"])
     kept = formulas.activation_bytes(
         job["seq"],
@@ -59,8 +59,8 @@ def memory_bytes(job: Job, data: int) -> dict[str, float]:
         sequence_parallel=job["sequence_parallel"],
         recompute=job["recompute"],
     )
-    # More pieces on each stage, more of them in flight (Korthikanti 2022, 4.2.3).
-    in_flight = 1 + (pipeline - 1) / (pipeline * pieces) if pieces > 1 else 1
+    # More chunks on each stage, more of them in flight (Korthikanti 2022, 4.2.3).
+    in_flight = 1 + (pipeline - 1) / (pipeline * chunks) if chunks > 1 else 1
     return parts | {"activations": kept * in_flight}
 
 

@@ -28,7 +28,7 @@ def report(arguments, epoch, loss, accuracy, images_per_second):
     earlier = path.read_text().splitlines() if path.exists() else []
     # A run that repeats an epoch, or starts anew, replaces what an earlier one said of it.
     kept = [text for text in earlier if json.loads(text)["epoch"] < epoch]
-    temporary = path.with_suffix(".jsonl.aside")
+    temporary = path.with_suffix(".jsonl.temporary")
     try:
         temporary.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(values)]))
         temporary.replace(path)

@@ -30,6 +30,7 @@ from show.pictures import (
     box,
     canvas,
     curves,
+    picture,
     slider,
     timeline,
 )

@@ -1,20 +1,27 @@
 """One style for all pictures, and what several of them are made of."""
 
+import io
+
 import matplotlib.pyplot as plt
-from IPython.display import display
+from IPython.display import Image, display
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.text import Text
 
 # Okabe and Ito's colours: people who see no red or no green tell them apart.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#767676"
 RANKS = [BLUE, ORANGE, GREEN, PINK]  # the colour of rank 0, 1, 2, 3 in every picture
-INK, PAPER = "#1f1f1f", "#ffffff"
+# Pages are light or dark, and pictures have no ground of their own: this grey can be read on both.
+INK, PAPER = "#757575", "none"
+DPI, PHONE = 110, 380  # dots an inch; the dots that a phone has for a picture
+SMALLEST = 9  # dots: letters that are less high cannot be read
 
 STYLE = {
-    "figure.facecolor": PAPER,  # not transparent: on a dark page, dark text would be lost
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
     "savefig.facecolor": PAPER,
-    "figure.dpi": 110,
-    "figure.figsize": (8, 3.4),
+    "figure.dpi": DPI,
+    "figure.figsize": (5, 3.4),
     "figure.constrained_layout.use": True,
     "axes.prop_cycle": plt.cycler(color=[BLUE, ORANGE, GREEN, PINK, RED, SKY]),
     "axes.spines.top": False,
@@ -24,6 +31,8 @@ STYLE = {
     "axes.titleweight": "bold",
     "axes.edgecolor": GREY,
     "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "text.color": INK,
     "font.size": 10,
     "legend.frameon": False,
@@ -31,7 +40,26 @@ STYLE = {
 }
 
 
-def canvas(width=8, height=3, across=16, down=6):
+def picture(alt, figure=None):
+    """Show what has been drawn. `alt` is for those who cannot see it: what it shows, and what that says."""
+    figure = figure or plt.gcf()
+    width = figure.get_figwidth()
+    shrunk = min(1, PHONE / (width * DPI))
+    figure.canvas.draw()  # or labels that matplotlib makes itself would not be there yet
+    for text in figure.findobj(Text):
+        height = text.get_size() * DPI / 72 * shrunk
+        if text.get_visible() and text.get_text().strip() and height < SMALLEST:
+            raise ValueError(
+                f"on a phone, {text.get_text()!r} is {height:.1f} dots high, less than {SMALLEST}: "
+                "make the letters larger or the picture narrower (4 inches, and rows in place of columns)"
+            )
+    page = io.BytesIO()
+    figure.savefig(page, format="png", dpi=2 * DPI)
+    plt.close(figure)
+    display(Image(page.getvalue(), width=round(width * DPI), alt=alt))
+
+
+def canvas(width=5, height=3, across=16, down=6):
     """An empty page to draw boxes on, measured from its lower left corner."""
     axes = plt.figure(figsize=(width, height)).add_subplot()
     axes.set(xlim=(0, across), ylim=(0, down))
@@ -124,20 +152,22 @@ def curves(axes, runs, key="loss"):
     axes.legend()
 
 
-def slider(draw, label, values, value):
-    """Draw the picture for one value, and under it, where the notebook runs, a slider for the others."""
-    draw(value)
-    plt.show()
+def slider(draw, label, values, shown):
+    """The pictures for the values in `shown`. Under them, where the notebook runs, a slider for all.
+
+    draw(value) draws one, and returns its alt text.
+    """
+    for value in shown:
+        picture(draw(value))
     import ipywidgets
 
-    handle = ipywidgets.SelectionSlider(options=values, value=value, description=label)
-    picture = ipywidgets.Output()
+    handle = ipywidgets.SelectionSlider(options=values, value=shown[-1], description=label)
+    place = ipywidgets.Output()
 
     def redraw(change):
-        with picture:
-            picture.clear_output(wait=True)
-            draw(change["new"])
-            plt.show()
+        with place:
+            place.clear_output(wait=True)
+            picture(draw(change["new"]))
 
     handle.observe(redraw, names="value")
-    display(ipywidgets.VBox([handle, picture]))
+    display(ipywidgets.VBox([handle, place]))

@@ -139,12 +139,12 @@ def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, f
     words = (STEM, "write_data", "epoch0002-step000006", "__0_0.distcp")
     command = launcher.command(STEM, 4, *sizes)
     assert run_probe(forks, tmp_path / "run", "killed_while_saving", command, *words).code != 0
-    half = tmp_path / f"run/out/{STEM}.epoch0002-step000006.aside/__0_0.distcp"
+    half = tmp_path / f"run/out/{STEM}.epoch0002-step000006.temporary/__0_0.distcp"
     assert half.stat().st_size == 198
     resumed = fork(STEM, 3, *sizes, "--characters", 190, "--temperature", 50)
     assert "resumed in epoch 2 after step 4\n" in resumed.stdout
     assert launcher.difference(launcher.read_curve(resumed.out, STEM), one[0]) == ""
-    assert not list(resumed.out.glob("*.aside"))
+    assert not list(resumed.out.glob("*.temporary"))
     assert len(list(resumed.out.glob("*.snapshot"))) == 2
     # It reads the last 176 of them, and writes on. So hot, it hardly ever ends a limerick.
     assert max(map(len, written(resumed.stdout)[1].split("\n\n"))) == 190
@@ -167,9 +167,9 @@ REFUSED = {
     "much text": (
         ("--train-size", 9999),
         2,
-        "the limericks make 720 such pieces of 176 characters, not 9999",
+        "the limericks make 720 sequences of 176 characters, not 9999",
     ),
-    "much to test on": (("--test-size", 99), 1, "such pieces of 176 characters, not 99"),
+    "much to test on": (("--test-size", 99), 1, "sequences of 176 characters, not 99"),
     "uneven shares": (("--batch-size", 13), 2, "--batch-size 13 does not divide by 2 processes"),
 }
 
@@ -244,10 +244,10 @@ def test_the_text_is_what_it_says():
 
 
 def test_a_piece_needs_one_character_more_than_it_has(capsys):
-    assert len(limericks.cut(["a" * 177], ["a"], 1)) == 1
+    assert len(limericks.sequences(["a" * 177], ["a"], 1)) == 1
     with pytest.raises(SystemExit):
-        limericks.cut(["a" * 176], ["a"], 1)
-    assert "make 0 such pieces of 176 characters, not 1" in capsys.readouterr().err
+        limericks.sequences(["a" * 176], ["a"], 1)
+    assert "make 0 sequences of 176 characters, not 1" in capsys.readouterr().err
 
 
 def test_no_limerick_is_both_learned_and_tested_on():

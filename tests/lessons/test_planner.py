@@ -10,6 +10,7 @@ All functions are held against three figures or more, but for a part of one: `al
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -681,3 +682,16 @@ def test_every_source_is_used():
     text = (ROOT / "tests/lessons/test_planner.py").read_text()
     used = text.partition("def unit(")[2]
     assert all(f'SOURCES["{name}"]' in used for name in SOURCES)
+
+
+def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys):
+    section = (ROOT / "lessons/README.md").read_text().split("## Which kind of parallelism do I need?")[1]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if "`--params" in line]
+    assert len(rows) == 9
+    for _, _, kind, options, said, lesson in rows:
+        (words,) = re.findall(r"`(.+)`", options)
+        command.main(words.split())
+        printed = " ".join(capsys.readouterr().out.split())
+        for text in re.findall(r"`([^`]+)`", said):
+            assert text in printed, f"{words}: {text}, not {printed}"
+        assert bool(lesson.strip()) != kind.strip().startswith("not "), kind

@@ -71,7 +71,7 @@ def check_the_end(job, reference, world_size=2, restarts=0):
     assert {row["world_size"] for row in curve} == {world_size}
     assert job.show("Restarts") == str(restarts), job.everything()
     assert {path.name for path in job.folder.iterdir()} == {"log", "out"}
-    assert not list((job.folder / "out").glob("*.aside"))
+    assert not list((job.folder / "out").glob("*.temporary"))
     return resumed(job)
 
 

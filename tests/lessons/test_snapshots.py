@@ -252,7 +252,7 @@ FORGETS = {
 @pytest.mark.quick("nothing", "momentum")
 @pytest.mark.parametrize("part", FORGETS)
 def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
-    """A lesson that forgets this part does not end with the bytes of a run that was left in peace."""
+    """A lesson that forgets this part does not end with the bytes of an uninterrupted run."""
     name, text, instead = FORGETS[part]
     copy_lessons(tmp_path)
     lesson = (tmp_path / name).read_text()
@@ -344,7 +344,7 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
     # A save that was under way as the disk became read-only cannot tidy up after itself.
     if trouble == "full":
         assert len(kept) == 2
-        assert not list(root.glob("*.aside"))
+        assert not list(root.glob("*.temporary"))
         # The curve needs room too. That it has none must not end the run.
         words = rf"05_snapshots.jsonl lacks epoch \d+ \({reason}\); going on"
         wait_for(lambda: re.search(words, run.stderr()))

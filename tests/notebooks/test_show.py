@@ -245,18 +245,38 @@ def test_curves_lie_on_one_another_and_can_all_be_seen(out):
     assert list(axes.lines[0].get_ydata()) == [2, 1]
 
 
-def test_a_slider_leaves_a_picture_for_pages_that_do_not_run(out, monkeypatch):
+def test_a_picture_is_sharp_and_says_in_words_what_it_shows(out, monkeypatch):
+    shown = []
+    monkeypatch.setattr(show.pictures, "display", shown.append)
+    axes = plt.figure(figsize=(4, 3)).add_subplot()
+    axes.set_xlabel("steps")
+    show.picture("The loss falls.")
+    _, metadata = shown[0]._repr_mimebundle_()
+    assert metadata["image/png"] == {"width": 440, "alt": "The loss falls."}
+    width = int.from_bytes(shown[0].data[16:20])
+    assert width == 880, "two dots for one"
+    assert plt.get_fignums() == [], "else Jupyter would show it again"
+
+
+def test_letters_too_small_for_a_phone_are_refused(out):
+    axes = plt.figure(figsize=(8, 3)).add_subplot()
+    axes.set_xlabel("steps")
+    with pytest.raises(ValueError, match=r"on a phone, '.+' is 6\.\d dots high"):
+        show.picture("The loss falls.")
+
+
+def test_a_slider_leaves_pictures_for_pages_that_do_not_run(out, monkeypatch):
     drawn, shown = [], []
     monkeypatch.setattr(show.pictures, "display", shown.append)
-    monkeypatch.setattr(show.plt, "show", lambda: drawn.append("shown"))
-    show.slider(drawn.append, "N", [2, 3, 4], 3)
-    assert drawn == [3, "shown"]
+    monkeypatch.setattr(show.pictures, "picture", drawn.append)
+    show.slider(lambda value: f"for {value}", "N", [2, 3, 4], [2, 3])
+    assert drawn == ["for 2", "for 3"]
     shown[0].children[0].value = 4
-    assert drawn == [3, "shown", 4, "shown"]
+    assert drawn == ["for 2", "for 3", "for 4"]
 
 
 def test_pictures_can_be_read_on_white_and_on_dark_pages(out):
-    """They bring their own paper; the ink on it, and the ranks' colours, stand out from it and each other."""
+    """They have no ground of their own: ink and ranks' colours stand out from both, and are not the same."""
 
     def light(colour):
         channels = [
@@ -269,7 +289,8 @@ def test_pictures_can_be_read_on_white_and_on_dark_pages(out):
         high, low = sorted((light(one), light(other)), reverse=True)
         return (high + 0.05) / (low + 0.05)
 
-    assert matplotlib.colors.to_rgba(plt.rcParams["figure.facecolor"])[3] == 1
-    assert matplotlib.colors.to_rgba(plt.rcParams["savefig.facecolor"])[3] == 1
-    assert contrast(show.INK, show.pictures.PAPER) > 7
-    assert min(contrast(colour, show.pictures.PAPER) for colour in show.RANKS) > 1.9
+    for name in ("figure.facecolor", "savefig.facecolor", "axes.facecolor"):
+        assert matplotlib.colors.to_rgba(plt.rcParams[name])[3] == 0
+    for page in ("#ffffff", "#0d1117"):  # GitHub's
+        assert contrast(show.INK, page) > 4
+        assert min(contrast(colour, page) for colour in show.RANKS) > 1.9

@@ -1,4 +1,4 @@
-"""The other half of lesson 13: snapshots, of which each process writes and reads its own pieces.
+"""The other half of lesson 13: snapshots, of which each process writes and reads its own shards.
 
 They are those of lesson 09, taken at any step, and never half, as in lesson 05.
 """
@@ -23,12 +23,12 @@ class Snapshots:
         self.weights = Weights(model, optimizer)
         self.scheduler = scheduler
         if dist.get_rank() == 0:
-            for unfinished in self.folder.glob(f"{self.lesson}.epoch*.aside"):
+            for unfinished in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
                 shutil.rmtree(unfinished)  # of a run that was killed while it saved
 
     def save(self, epoch, step, loss_sum):
         path = self.folder / f"{self.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
-        temporary = path.with_suffix(".aside")
+        temporary = path.with_suffix(".temporary")
         state = {"settings": self.settings, "weights": self.weights, "scheduler": self.scheduler}
         state |= {"epoch": epoch, "step": step, "loss_sum": loss_sum}
         dcp.save(state, checkpoint_id=temporary)  # returns when all have written
@@ -50,7 +50,7 @@ class Snapshots:
         self.refuse_other_settings(path)
         state = {"weights": self.weights, "scheduler": self.scheduler}
         state |= {"epoch": 1, "step": 0, "loss_sum": loss_sum}
-        dcp.load(state, checkpoint_id=path)  # its own pieces, however the saved model was sharded
+        dcp.load(state, checkpoint_id=path)  # its own shards, however the saved model was sharded
         if dist.get_rank() == 0:
             print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
         return state["epoch"], state["step"], state["loss_sum"]
@@ -68,7 +68,7 @@ class Snapshots:
 
 
 class Weights:
-    """The model and the optimizer, as pieces that know their position in the whole."""
+    """The model and the optimizer, as shards that know their position in the full tensor."""
 
     def __init__(self, model, optimizer):
         self.model = model

@@ -1,0 +1,187 @@
+"""Each technical word is explained in words.md, and a notebook that uses it leads there."""
+
+import copy
+import importlib
+import re
+
+import nbformat
+import pytest
+
+import lessons
+import words
+
+WORDS = words.read()
+
+
+@pytest.mark.parametrize("row", lessons.NOTEBOOKS, ids=lambda row: row.stem)
+def test_the_first_use_of_each_word_is_linked_or_explained(row):
+    """Linked: to its place in words.md, or to PyTorch's documentation. Explained: the word, and nothing
+    more, is bold or italic there; or words.md names the notebook as one that the word is first in. Plain
+    text counts: code, headings and links to other pages do not. `python tools/words.py` links the others."""
+    notebook = nbformat.read(row.path, as_version=4)
+    number = words.number(row)
+    found = [f"{word.name}, in cell {at + 1}" for word, (at, _, _) in words.missing(number, notebook)]
+    assert not found, f"python tools/words.py {row.stem} links these: {'; '.join(found)}"
+
+
+# ---- the page
+
+
+def test_each_word_is_explained_in_a_sentence_and_says_where_it_is_first():
+    page = words.PAGE.read_text()
+    sections = page.split("\n## ")[1:]
+    assert len(sections) == len(WORDS) > 80
+    for section in sections:
+        word, text, last = (part.strip() for part in section.strip().split("\n\n"))
+        assert len(text.split()) > 4 and text.endswith("."), word
+        assert re.match(r"First in (lesson|notebook) \[\w+\]\(\S+\)", last), word
+    names = [section.partition("\n")[0] for section in sections]
+    assert names == sorted(names, key=str.lower)
+    numbers = {words.number(row) for row in lessons.NOTEBOOKS}
+    for word in WORDS:
+        assert word.first_in and set(word.first_in) <= numbers, word.name
+    forms = [form.lower() for word in WORDS for form in word.forms]
+    assert len(forms) == len(set(forms))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_page_says_is_pytorchs_name_is_one():
+    names = re.findall(r"PyTorch: \[`([\w.]+)`\]", words.PAGE.read_text())
+    assert len(names) > 50
+    for name in names:
+        module, rest = name.split("."), []
+        while True:
+            try:
+                thing = importlib.import_module(".".join(module))
+                break
+            except ModuleNotFoundError:
+                rest.insert(0, module.pop())
+        for part in rest:
+            assert hasattr(thing, part), name
+            thing = getattr(thing, part)
+
+
+def test_the_links_of_the_page_lead_to_the_documentation_of_pytorch():
+    for target in re.findall(r"PyTorch: \[[^\]]+\]\(([^)]+)\)", words.PAGE.read_text()):
+        assert re.fullmatch(
+            r"https://docs\.pytorch\.org/(docs/stable|tutorials)/[\w./]+\.html(#[\w.-]+)?", target
+        )
+
+
+# ---- the tool, on made-up cells
+
+
+def word(name, *also, first_in=(), is_plain=False):
+    return words.Word(name, (name, *also), first_in, is_plain)
+
+
+KNOWN = [word("all-reduce"), word("rank"), word("ZeRO")]
+
+
+def linked(*sources, number="09", known=KNOWN):
+    """The cells after `link`, and after it once more: a second time must change nothing."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(source) for source in sources])
+    lines = words.link(number, notebook, known)
+    once = copy.deepcopy(notebook)
+    assert words.link(number, notebook, known) == []
+    assert notebook == once
+    assert list(words.missing(number, notebook, known)) == []
+    assert len(lines) == sum(cell.source.count(words.LINK) for cell in once.cells) - sum(
+        source.count(words.LINK) for source in sources
+    )
+    return [cell.source for cell in once.cells]
+
+
+RANK = "[rank](../lessons/pages/words.md#rank)"
+
+
+def test_the_first_use_is_linked_and_no_other():
+    assert linked("A rank, a rank.", "A rank.") == [f"A {RANK}, a rank.", "A rank."]
+    (source,) = linked("Ranks do an all-reduce.")
+    assert source == (
+        "[Ranks](../lessons/pages/words.md#rank) do an [all-reduce](../lessons/pages/words.md#all-reduce)."
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "`rank`",
+        "## A rank\n",
+        "```sh\n`echo rank`\n```\n",
+        "[the rank](03_ddp_spawn.ipynb)",
+        "![a rank](rank.png)",
+        "<!-- way: written by `make diffs` -->\nrank\n<!-- end of way -->",
+        "<details><summary>rank</summary>",
+        "$rank$",
+        "https://example.org/rank",
+        "a rank-order",
+        "ranking",
+        "frank",
+        "[this](https://docs.pytorch.org/rank.html)",
+        "[ring](../lessons/pages/words.md#rank-order)",
+    ],
+)
+def test_what_is_no_use_is_left_alone(other):
+    assert linked(other) == [other]
+    assert linked(f"{other} and a rank") == [f"{other} and a {RANK}"]
+
+
+@pytest.mark.parametrize(
+    "explained",
+    [
+        "The **rank** is a number.",
+        "A *rank* is a number.",
+        "**Ranks.** They are numbers.",
+        f"A {RANK}.",
+        "A [rank](https://docs.pytorch.org/docs/stable/distributed.html).",
+    ],
+)
+def test_what_is_explained_or_linked_is_left_alone(explained):
+    assert linked(f"{explained} A rank.") == [f"{explained} A rank."]
+
+
+def test_what_is_only_a_part_of_something_bold_is_linked_in_it():
+    assert linked("**Each rank waits.**") == [f"**Each {RANK} waits.**"]
+
+
+def test_an_explanation_comes_too_late_after_the_first_use():
+    assert linked("A rank.", "The **rank** is a number.")[0] == f"A {RANK}."
+
+
+def test_capitals_count_where_a_word_has_some():
+    assert linked("zero, Zero") == ["zero, Zero"]
+    assert linked("ZeRO") == ["[ZeRO](../lessons/pages/words.md#zero)"]
+
+
+def test_a_long_word_goes_before_a_short_one_in_it():
+    known = sorted((word("all-reduce"), word("ring all-reduce")), key=lambda one: -len(one.name))
+    (source,) = linked("A ring all-reduce, an all-reduce.", known=known)
+    assert source == (
+        "A [ring all-reduce](../lessons/pages/words.md#ring-all-reduce), "
+        "an [all-reduce](../lessons/pages/words.md#all-reduce)."
+    )
+
+
+def test_a_notebook_that_is_about_a_word_and_a_plain_word_are_left_alone():
+    for one in (word("rank", first_in=("03", "09")), word("rank", is_plain=True)):
+        assert linked("A rank.", known=[one]) == ["A rank."]
+    assert linked("A rank.", known=[word("rank", first_in=("03",))]) == [f"A {RANK}."]
+
+
+def test_code_cells_are_left_alone():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("rank = 1")])
+    assert words.link("09", notebook, [word("rank")]) == []
+
+
+def test_the_page_is_read(tmp_path):
+    page = tmp_path / "words.md"
+    page.write_text(
+        "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nFirst in lesson [03](03.md); then "
+        "notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\nFirst in lesson [01](01.md). "
+        "Elsewhere a plain word.\n"
+    )
+    assert words.read(page) == [
+        words.Word("rank", ("rank", "number", "who am I"), ("03", "03a"), False),
+        words.Word("step", ("step",), ("01",), True),
+    ]

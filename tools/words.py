@@ -1,0 +1,144 @@
+"""Link the words of lessons/pages/words.md where a notebook first uses them.
+
+    python tools/words.py
+    python tools/words.py 03_ddp_spawn --check
+
+You will see one line for each link that is written: the notebook, the word, and the words around it. Each
+word is linked once in a notebook, in the first sentence where it is plain text. A second run writes nothing.
+`make notebooks` does the same to each notebook that it executes. With --check nothing is written.
+"""
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+import lessons
+from lessons import ROOT
+
+PAGE = ROOT / "lessons/pages/words.md"
+LINK = "../lessons/pages/words.md#"  # from a notebook
+DOCUMENTATION = "https://docs.pytorch.org/"
+PLAIN = "Elsewhere a plain word."  # in words.md: in other lessons it may mean something else
+# What is no sentence: the way to other pages, code, headings, formulas, HTML. Links are looked into.
+OTHER = re.compile(
+    r"(?ms)<!-- (?P<name>[^>]*?): written by.*?<!-- end of (?P=name) -->|^```.*?^```|^#+ .*?$|`+[^`]+`+"
+    r"|!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]*)\)|<summary>.*?</summary>|<[^>]+>|\$[^$]+\$|https?://\S+"
+)
+EXPLAINED = re.compile(r"(\*\*|\*|_)$"), re.compile(r"^[.:,]?(\*\*|\*|_)")
+
+
+@dataclass(frozen=True)
+class Word:
+    name: str
+    forms: tuple[str, ...]
+    first_in: tuple[str, ...]  # numbers of lessons and notebooks, which explain it
+    is_plain: bool
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^\w\- ]", "", self.name.lower()).replace(" ", "-")
+
+    @property
+    def pattern(self) -> re.Pattern:
+        """The word and its plural. Capitals count where the word has some: ZeRO is not zero."""
+        forms = [
+            re.escape(form) if form != form.lower() else f"(?i:{re.escape(form)})" for form in self.forms
+        ]
+        return re.compile(rf"(?<![\w-])(?:{'|'.join(forms)})(?:e?s)?(?![\w-])")
+
+
+def read(page: Path = PAGE) -> list[Word]:
+    """The words of the page; long ones first, since "ring all-reduce" has "all-reduce" in it."""
+    found = []
+    for section in page.read_text().split("\n## ")[1:]:
+        name, _, text = section.partition("\n")
+        also = re.search(r"Also: (.*)\.$", text, re.M)
+        forms = (name, *(re.findall(r"\*([^*]+)\*", also[1]) if also else ()))
+        last = text.strip().splitlines()[-1]
+        first_in = tuple(re.findall(r"(?:lesson|notebook) \[(\w+)\]", last))
+        found.append(Word(name, forms, first_in, last.endswith(PLAIN)))
+    return sorted(found, key=lambda word: (-len(word.name), word.name))
+
+
+def number(row: lessons.Notebook) -> str:
+    """03a; of the notebook that belongs to no lesson, its name."""
+    return row.stem.split("_")[0]
+
+
+def first_use(word: Word, sources: list[str]) -> tuple[int, int, int] | None:
+    """The cell, the begin and the end of the first use, if it is neither linked nor explained; else None.
+
+    A use is linked where the link leads to the word's place in words.md, or to PyTorch's documentation. It is
+    explained where it is the whole of something **bold** or *italic*. Code, headings and links to other pages
+    are no uses.
+    """
+    for at, source in enumerate(sources):
+        others = list(OTHER.finditer(source))
+        uses = [(match.start(), match) for match in word.pattern.finditer(source)]
+        for start, use in uses:
+            around = next((other for other in others if other.start() <= start < other.end()), None)
+            if around is None:
+                before, after = EXPLAINED
+                if before.search(source[:start]) and after.search(source[use.end() :]):
+                    return None
+                return at, start, use.end()
+            target = around["target"] or ""
+            in_text = around["text"] is not None and start <= around.start("target")
+            if in_text and (target.endswith(f"words.md#{word.anchor}") or target.startswith(DOCUMENTATION)):
+                return None
+    return None
+
+
+def missing(own: str, notebook, words: list[Word] | None = None):
+    """The words that a notebook uses before it links or explains them, with cell, begin and end of that use.
+
+    Not those that are first in this notebook, which is about them, nor those that elsewhere are plain words.
+    """
+    sources = [cell.source if cell.cell_type == "markdown" else "" for cell in notebook.cells]
+    for word in read() if words is None else words:
+        use = None if word.is_plain or own in word.first_in else first_use(word, sources)
+        if use is not None:
+            yield word, use
+
+
+def link(own: str, notebook, words: list[Word] | None = None) -> list[str]:
+    """Link what is missing. Returns a line for each link."""
+    found = []
+    for word in read() if words is None else words:
+        for _, (at, start, end) in list(missing(own, notebook, [word])):
+            cell = notebook.cells[at]
+            head, text, rest = cell.source[:start], cell.source[start:end], cell.source[end:]
+            cell.source = f"{head}[{text}]({LINK}{word.anchor}){rest}"
+            found.append(f"{word.name}: ...{head[-30:]}[{text}]{rest[:30]}...".replace("\n", " "))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stems", nargs="*", help="which notebooks (all)")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if there is one to link")
+    arguments = parser.parse_args()
+    count = 0
+    for row in lessons.NOTEBOOKS:
+        if arguments.stems and row.stem not in arguments.stems:
+            continue
+        notebook = nbformat.read(row.path, as_version=4)
+        found = link(number(row), notebook)
+        for line in found:
+            print(f"{row.stem}  {line}")
+        count += len(found)
+        if found and not arguments.check:
+            row.path.write_text(nbformat.writes(notebook) + "\n")
+    print(f"{count} links {'to write: python tools/words.py' if arguments.check else 'written'}")
+    if count and arguments.check:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
