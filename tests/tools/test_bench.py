@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import matplotlib.image
 import pytest
 import report
 import rows
+import scaling
 
 import bench
 from lessons import ROOT
@@ -28,6 +30,39 @@ def newest():
 def test_the_pages_say_what_the_file_that_they_name_holds():
     assert report.MARKS.search(report.README.read_text()).groups() == (NAME, report.summary(newest()))
     assert report.section(newest(), NAMED) == SAID, f"make bench ARGUMENTS='--readme {NAMED}'"
+
+
+def test_readme_says_what_was_measured_of_scaling():
+    (name,) = re.findall(r"<!-- scaling (\S+) -->", report.README.read_text())
+    result = json.loads((scaling.RESULTS / name).read_text())
+    text = report.README.read_text()
+    assert scaling.replaced(text, scaling.section(result), name) == text, (
+        "make scaling ARGUMENTS='--pages FILE'"
+    )
+    assert (ROOT / "lessons/pictures/scaling.svg").exists()
+    assert result["repeats"] >= 2 and all(len(row["apart"]) == result["repeats"] for row in result["rows"])
+    for row in result["rows"]:
+        other = copy.deepcopy(result)
+        other["rows"][result["rows"].index(row)]["together"] = [3 * speed for speed in row["together"]]
+        assert scaling.section(other) != scaling.section(result), "a row that no line shows"
+
+
+def test_scaling_compares_a_job_with_as_many_that_do_not_talk(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        scaling.rows, "lesson", lambda stem, count, folder, *words, **more: started.append((count, words))
+    )
+    monkeypatch.setattr(scaling.rows, "finish", lambda process: None)
+    monkeypatch.setattr(scaling.rows, "speed", lambda folder, stem: 100.0)
+    assert scaling.together(tmp_path, 4, 120, ("--epochs", 2), 0) == 100
+    assert scaling.apart(tmp_path, 4, 120, ("--epochs", 2), 0) == 400
+    batch = ("--epochs", 2, "--batch-size")
+    assert started == [(4, (*batch, 120)), *[(1, (*batch, 30))] * 4]
+    assert [scaling.visible(first, 2, 4)["CUDA_VISIBLE_DEVICES"] for first in (0, 2)] == ["0,1", "2,3"]
+    assert (
+        scaling.visible(0, 4, 1)["CUDA_VISIBLE_DEVICES"] == "0"
+        and scaling.visible(0, 4, 0)["CUDA_VISIBLE_DEVICES"] == ""
+    )
 
 
 def test_the_picture_shows_the_same_numbers():

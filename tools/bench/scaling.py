@@ -29,7 +29,7 @@ STEM = "04_ddp_torchrun"
 BATCH = 120
 COUNTS = (1, 2, 4)
 NAMES = {"small": "the lessons' model", "wide": "a wide model"}
-PAGES = ("README.md",)
+RESULTS = bench.RESULTS / "scaling"
 
 
 def jobs(gpus: int) -> dict[str, tuple]:
@@ -142,11 +142,10 @@ def draw(result: dict, path: Path) -> None:
 
 
 def write_pages(path: Path) -> None:
-    """Between the markers of each page."""
+    """Into README, between its markers."""
     result = json.loads(path.read_text())
-    for name in PAGES:
-        page = launcher.ROOT / name
-        page.write_text(replaced(page.read_text(), section(result), path.name))
+    page = launcher.ROOT / "README.md"
+    page.write_text(replaced(page.read_text(), section(result), path.name))
     draw(result, launcher.ROOT / "lessons/pictures/scaling.svg")
 
 
@@ -163,9 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
-    parser.add_argument(
-        "--results", type=Path, default=bench.RESULTS / "scaling", help="folder of the dated file"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
     parser.add_argument("--pages", type=Path, help="measure nothing: write the pages from this file")
     arguments = parser.parse_args()
     if arguments.pages:
