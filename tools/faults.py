@@ -47,8 +47,8 @@ ROWS = {
         "at once",
         0.1,
         STARTING,
-        "Nothing, if `--max-restarts` is given: the agents restart all processes. -9 is SIGKILL; if nobody "
-        "sent it, the kernel had no memory left: `dmesg`.",
+        "Nothing, if `--max-restarts` is given: the agents restart all processes. -9 is SIGKILL; if no one "
+        "sent it, the kernel was out of memory: `dmesg`.",
         ON,
     ),
     "restart": Row(
