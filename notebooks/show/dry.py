@@ -98,7 +98,7 @@ def draw_mesh(mesh):
     """For the slider: what rank 0 holds and sends on such a mesh. Returns the alt text."""
     replicate, _, tensor = (int(size.replace(",", "")) for size in mesh.split(" x "))
     found = at(16384, tensor, replicate)
-    figure, (above, below) = plt.subplots(2, figsize=(5, 3.8))
+    figure, (above, below) = plt.subplots(2, figsize=(5, 4), height_ratios=[1, 1.6])
     figure.suptitle(f"replicate x data x tensor = {mesh}", size=11, weight="bold")
     left = 0
     for name, colour in PARTS.items():
@@ -106,7 +106,7 @@ def draw_mesh(mesh):
         above.barh([""], amount, left=left, color=colour, hatch=HATCHES.get(colour), label=name)
         left += amount
     above.set(xlabel="GB held by rank 0", xlim=(0, 12))
-    above.legend(ncols=2, loc="upper right", bbox_to_anchor=(1, 1.1), handlelength=1)
+    figure.legend(loc="outside lower center", ncols=3, handlelength=1)
     amounts = {name: sent(found, name) / 1e9 for name in ("tensor", "data", "replicate")}
     bars = below.barh(list(amounts), list(amounts.values()), color=(ORANGE, BLUE, GREEN))
     below.bar_label(bars, fmt="{:.2f}", padding=3, color=INK)

@@ -33,7 +33,7 @@ def draw_rows(axes, values, title, numbers=True):
             begin, length = 1000 * event["begin"], 1000 * (event["end"] - event["begin"])
             colour = COLOURS[event["kind"], event["stage"] // count]
             axes.barh(-rank, length, left=begin, height=0.8, color=colour, edgecolor=INK, lw=0.4)
-            if numbers and length > 0.025 * whole:  # on the bar, whose colour is the same on every page
+            if numbers and length > 0.017 * whole:  # on the bar, whose colour is the same on every page
                 style = {"color": "#ffffff" if colour == BLUE else "#1f1f1f", "size": 9, "clip_on": True}
                 axes.text(begin + length / 2, -rank, event["microbatch"], ha="center", va="center", **style)
     axes.set_yticks([-rank for rank in range(count)], [f"rank {rank}" for rank in range(count)])
