@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from show.folders import LESSONS, ROOT
+from show.folders import INSIDE, LESSONS, ROOT
 
 
 class Running:
@@ -140,7 +140,8 @@ def ranks(script, world_size, limit=60, environment=None, quiet=False):
     running, deadline = [], time.monotonic() + limit
     for rank in range(world_size):
         names = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "STORE": folder / "store"}
-        names |= {"RESULT": folder / f"{rank}.json", "OMP_NUM_THREADS": 1} | (environment or {})
+        names |= {"RESULT": folder / f"{rank}.json", "OMP_NUM_THREADS": 1}
+        names |= {"PYTHONPATH": f"{LESSONS}{os.pathsep}{INSIDE}"} | (environment or {})
         names = {name: str(value) for name, value in names.items()}
         words = [sys.executable, str(script)]
         running.append(Running(words, names, f"rank {rank} | ", folder / f"{rank}.json"))

@@ -120,6 +120,27 @@ def test_ranks_know_who_they_are_meet_and_report(out, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_ranks_that_import_group_are_in_one_and_leave_it_with_a_result(out, capsys):
+    path = script(
+        out,
+        "import torch, torch.distributed as dist\n"
+        "from group import leave, rank, three_steps, world_size\n"
+        "everyone = torch.tensor(rank + 1)\n"
+        "dist.all_reduce(everyone)\n"
+        "torch.manual_seed(0)\n"
+        "images, labels = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])\n"
+        "losses = three_steps(torch.nn.Linear(3, 2), images, labels)\n"
+        "wrong = three_steps(torch.nn.Linear(5, 2), images, labels)\n"
+        "leave([world_size, everyone.item(), losses, wrong, dist.is_initialized()])\n"
+        "assert not dist.is_initialized()\n",
+    )
+    for one in show.ranks(path, 2, quiet=True):
+        world_size, everyone, losses, wrong, inside = one.result
+        assert one.code == 0 and (world_size, everyone, inside) == (2, 3, True)
+        assert losses == sorted(losses, reverse=True) and len(set(losses)) == 3
+        assert wrong.startswith("mat1 and mat2 shapes cannot be multiplied")
+
+
 def test_ranks_that_hang_are_named_and_ended(out, capsys):
     path = script(out, "import os, time\nif os.environ['RANK'] == '1': time.sleep(60)")
     running = show.ranks(path, 2, limit=2)

@@ -1,0 +1,116 @@
+"""Notebook 13a: dry runs of many blocks from those of two, and the pictures of what they find."""
+
+import functools
+
+import matplotlib.pyplot as plt
+
+from planner import dry_run
+from show.pictures import BLUE, GREEN, GREY, HATCHES, INK, ORANGE, PINK, RANKS, SKY, arrow, box, canvas
+
+SIZES = [8, 128, 4096, 16384]
+PARTS = {
+    "parameters": BLUE,
+    "gradients": SKY,
+    "optimizer": GREEN,
+    "gathered group": ORANGE,
+    "activations": PINK,
+}
+
+
+@functools.cache
+def at(ranks, tensor=1, replicate=1, batch=1):
+    """What a dry run of all blocks would find, from one with one block and one with two."""
+    mesh = {"replicate": replicate} if replicate > 1 else {}
+    mesh |= {"data": ranks // tensor // replicate, "tensor": tensor}
+    options = {"batch": batch, "precision": "bf16"}
+    models = (dry_run.MODEL | {"layers": layers} for layers in (1, 2))
+    one, two = (dry_run.report(ranks, mesh, model=model, **options) for model in models)
+
+    def grow(small, large):
+        return small + (dry_run.MODEL["layers"] - 1) * (large - small)
+
+    rows = [
+        row | {"times": grow(row["times"], more["times"])}
+        for row, more in zip(one["collectives"], two["collectives"], strict=True)
+    ]
+    memory = {name: grow(size, two["memory"][name]) for name, size in one["memory"].items()}
+    parameters = grow(one["parameters"], two["parameters"])
+    return {"mesh": mesh, "parameters": parameters, "collectives": rows, "memory": memory}
+
+
+def sent(found, dimension=None):
+    """Bytes that rank 0 sends in one step, if the ranks of each group form a ring."""
+    rows = [row for row in found["collectives"] if dimension in (None, row["dimension"])]
+    return sum(row["times"] * row["sent"] for row in rows)
+
+
+def draw_pretence():
+    axes = canvas(5, 4.1, 16, 13)
+    box(axes, 0.1, 4.4, 15.7, 8.4, "", colour=GREY)
+    axes.text(8, 12.1, "this process: rank 0 of 16,384", ha="center", weight="bold", size=10)
+    box(axes, 0.6, 8.6, 14.7, 2.8, "real", "build_model, shard, forward,\nbackward, AdamW", BLUE)
+    box(axes, 0.6, 4.9, 7, 2.8, "fake tensors", "a shape and a type,\nno memory", ORANGE)
+    box(axes, 8.3, 4.9, 7, 2.8, "fake backend", "every collective\nis done at once", ORANGE)
+    for number in range(72):
+        corner = 0.5 + number % 24 * 0.64, 0.1 + number // 24 * 0.7
+        axes.add_patch(plt.Rectangle(corner, 0.45, 0.5, fill=False, ec=GREY, ls=":"))
+    axes.text(8.6, 2.5, "16,383 ranks that do not exist", ha="center", size=10)
+    arrow(axes, (1.6, 4.4), (1.6, 2.2))
+    axes.text(2, 3.3, "nothing is sent", size=9)
+
+
+def draw_bars(axes, found, labels):
+    bottom = [0] * len(found)
+    for name, colour in PARTS.items():
+        sizes = [one["memory"][name] / 1e9 for one in found]
+        style = {"hatch": HATCHES.get(colour), "edgecolor": INK, "lw": 0.3, "width": 0.7}
+        axes.bar(labels, sizes, bottom=bottom, color=colour, label=name, **style)
+        bottom = [low + size for low, size in zip(bottom, sizes, strict=True)]
+    axes.set_ylabel("GB held by rank 0")
+
+
+def draw_memory(titles):
+    """A panel for each number of ranks that share a matrix."""
+    grid = plt.subplots(len(titles), sharex=True, figsize=(5, 5.6))[1]
+    for axes, (tensor, title) in zip(grid, titles.items(), strict=True):
+        draw_bars(axes, [at(size, tensor) for size in SIZES], [f"{size:,}" for size in SIZES])
+        axes.set_title(title)
+    grid[0].legend()
+    grid[-1].set_xlabel("ranks")
+
+
+def draw_sent():
+    grid = plt.subplots(2, sharex=True, figsize=(5, 6))[1]
+    for tensor, colour, marker in zip((1, 2, 4, 8), RANKS, "os^D", strict=True):
+        figures = [at(size, tensor) for size in SIZES]
+        for axes, name in zip(grid, ("data", "tensor"), strict=True):
+            amounts = [sent(found, name) / 1e9 for found in figures]
+            axes.plot(SIZES, amounts, color=colour, marker=marker, label=f"{tensor}")
+    for axes, name in zip(grid, ("over data (FSDP)", "over tensor (one text)"), strict=True):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(SIZES, [f"{size:,}" for size in SIZES])
+        axes.set(ylabel="GB sent by rank 0", title=name, ylim=(0, None))
+    grid[0].legend(title="ranks that share\na matrix")
+    grid[1].set_xlabel("ranks")
+
+
+def draw_mesh(mesh):
+    """For the slider: what rank 0 holds and sends on such a mesh. Returns the alt text."""
+    replicate, _, tensor = (int(size.replace(",", "")) for size in mesh.split(" x "))
+    found = at(16384, tensor, replicate)
+    figure, (above, below) = plt.subplots(2, figsize=(5, 4), height_ratios=[1, 1.6])
+    figure.suptitle(f"replicate x data x tensor = {mesh}", size=11, weight="bold")
+    left = 0
+    for name, colour in PARTS.items():
+        amount = found["memory"][name] / 1e9
+        above.barh([""], amount, left=left, color=colour, hatch=HATCHES.get(colour), label=name)
+        left += amount
+    above.set(xlabel="GB held by rank 0", xlim=(0, 12))
+    figure.legend(loc="outside lower center", ncols=3, handlelength=1)
+    amounts = {name: sent(found, name) / 1e9 for name in ("tensor", "data", "replicate")}
+    bars = below.barh(list(amounts), list(amounts.values()), color=(ORANGE, BLUE, GREEN))
+    below.bar_label(bars, fmt="{:.2f}", padding=3, color=INK)
+    below.set(xlabel="GB sent by rank 0 in a step")
+    below.margins(x=0.18)
+    words = ", ".join(f"{amount:.2f} GB over {name}" for name, amount in amounts.items())
+    return f"On a mesh of replicate x data x tensor = {mesh}, rank 0 holds {left:.1f} GB and sends {words}."

@@ -1,0 +1,39 @@
+"""For scripts that show.ranks starts: importing this joins the process group, leave() ends it."""
+
+import json
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+import workload
+
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+meet, limit = f"file://{os.environ['STORE']}", timedelta(seconds=60)
+dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=limit)
+
+
+def leave(result=None):
+    """Tell the notebook what was found, and end."""
+    with open(os.environ["RESULT"], "w") as file:
+        json.dump(result, file)
+    workload.release_group()
+    dist.destroy_process_group()
+
+
+def three_steps(model, images, labels):
+    """The losses of three steps, or the first line of the error that there was."""
+    losses = []
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return losses

@@ -1,0 +1,192 @@
+"""The pictures of the notebook on planning."""
+
+import textwrap
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from planner import formulas, plans, report
+from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, PINK, RANKS, RED, SKY, YELLOW, arrow, box, canvas
+
+PARTS = {"parameters": BLUE, "gradients": SKY, "optimizer": GREEN, "activations": PINK}
+COLOURS = (BLUE, YELLOW, SKY, ORANGE, RED)
+HATCHES = (None, "....", None, "////", "xxxx")
+
+
+def draw_wires():
+    """Four processes in a ring, and four around the cores and the memory of one machine."""
+    axes = canvas(5, 2.9, 16, 9.3)
+    for left, title in ((0.1, "a wire each"), (8.7, "one machine for all")):
+        axes.text(left + 3.5, 8.4, title, ha="center", weight="bold", size=10)
+        corners = [(left, 5.8), (left + 4.7, 5.8), (left + 4.7, 0.4), (left, 0.4)]
+        for rank, (x, y) in enumerate(corners):
+            box(axes, x, y, 2.4, 1.6, f"rank {rank}", colour=RANKS[rank])
+    for start, end in (((2.6, 6.6), (4.7, 6.6)), ((6, 5.7), (6, 2.1)), ((4.7, 1.2), (2.6, 1.2))):
+        arrow(axes, start, end)
+    arrow(axes, (1.3, 2.1), (1.3, 5.7))
+    box(axes, 10.3, 3.2, 3.8, 1.4, "cores, memory", colour=GREY)
+    for x, y in ((9.9, 5.8), (14.6, 5.8), (14.6, 2.0), (9.9, 2.0)):
+        arrow(axes, (x, y), (13.2 if x > 12 else 11.2, 4.6 if y > 3 else 3.2), both=True)
+
+
+def draw_fit(measured, fitted, seconds_of):
+    """Measured times and the lines of both ideas, one below the other."""
+    grid = plt.subplots(2, sharex=True, figsize=(5, 6.4))[1]
+    sizes = np.geomspace(2**12, 2**24, 60)
+    colours = {2: BLUE, 3: GREEN, 4: RED}
+    for axes, (model, constants) in zip(grid, fitted.items(), strict=True):
+        for (ranks, times), marker in zip(measured.items(), "osD", strict=True):
+            kind, style = ("predicted", "--") if ranks == 4 else ("fitted", "-")
+            line = [1e3 * seconds_of(model, size, ranks, **constants) for size in sizes]
+            axes.plot(sizes, line, style, color=colours[ranks], label=f"{ranks} processes, {kind}")
+            points = [1e3 * time for time in times.values()]
+            axes.plot(list(times), points, marker, color=colours[ranks], label="measured")
+        axes.set_xscale("log", base=2)
+        axes.set(yscale="log", ylabel="milliseconds", title=model)
+        axes.set_xticks([2**12, 2**16, 2**20, 2**24], ["4 KB", "64 KB", "1 MB", "16 MB"])
+    grid[-1].set_xlabel("size of the tensor")
+    grid[0].figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+
+
+def draw_memory(axes, found, labels, limit):
+    bottom = np.zeros(len(found))
+    for part, colour in PARTS.items():
+        sizes = np.array([one["memory_bytes"][part] for one in found]) / 1e9
+        hatch = "////" if part == "activations" else None
+        axes.bar(labels, sizes, 0.6, bottom, color=colour, label=part, hatch=hatch, edgecolor=INK, lw=0.3)
+        bottom += sizes
+    axes.axhline(limit / 1e9, color=RED, ls="--", label="memory of a GPU")
+    axes.set(ylabel="GB on each GPU", ylim=(0, max(*bottom, limit / 1e9) * 1.08))
+
+
+def draw_stages(job, billions):
+    """For the slider: the memory under each of ZeRO's stages. Returns the alt text."""
+    layers = {"layers": None, "hidden": None, "heads": None}  # the planner guesses them anew
+    jobs = [job | layers | {"params": billions * 1e9, "stage": stage} for stage in range(4)]
+    found = [plans.plan(one) for one in jobs]
+    axes = plt.figure(figsize=(5, 3.4)).add_subplot()
+    draw_memory(axes, found, [f"stage {stage}" for stage in range(4)], job["memory"])
+    axes.set_title(f"{billions:g} billion parameters, {job['gpus']} GPUs")
+    axes.legend(loc="upper right")
+    needs = ", ".join(f"{sum(one['memory_bytes'].values()) / 1e9:.0f}" for one in found)
+    return (
+        f"The memory that {billions:g} billion parameters need on each of {job['gpus']} GPUs under ZeRO's "
+        f"stages 0 to 3: {needs} GB. A GPU has {job['memory'] / 1e9:.0f}."
+    )
+
+
+def draw_growth(found):
+    """Speed against the number of GPUs, and where the time of a GPU goes."""
+    figure, (above, below) = plt.subplots(2, sharex=True, figsize=(5, 6.6))
+    gpus = [one["job"]["gpus"] for one in found]
+    speeds = [one["tokens_per_second"] for one in found]
+    above.plot(
+        gpus, [speeds[0] * number / gpus[0] for number in gpus], "--", color=GREY, label="nothing lost"
+    )
+    above.plot(gpus, speeds, "o-", color=BLUE, label="planned")
+    above.set(yscale="log", ylabel="tokens a second", title="Speed")
+    above.legend()
+    parts = [report.shares(one) for one in found]
+    stacked = [[one[name] for one in parts] for name in parts[0]]
+    areas = below.stackplot(gpus, stacked, labels=list(parts[0]), colors=COLOURS, lw=0)
+    for area, hatch in zip(areas, HATCHES, strict=True):
+        area.set(hatch=hatch, edgecolor=GREY)
+    below.set(xlabel="GPUs", ylim=(0, 1), xlim=(gpus[0], gpus[-1]), title="Where the time of a GPU goes")
+    below.set_xscale("log", base=2)
+    below.set_xticks(gpus[::3], [f"{number:,}" for number in gpus[::3]])
+    below.yaxis.set_major_formatter("{x:.0%}")
+    figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=1)
+
+
+def draw_price(job, price):
+    """For the slider: dollars against days, a point for each number of GPUs. Returns the alt text."""
+    found, _ = plans.sweep(job)
+    days = [one["days"] for one in found]
+    dollars = [one["days"] * 24 * one["job"]["gpus"] * price / 1e6 for one in found]
+    axes = plt.figure(figsize=(5, 3.2)).add_subplot()
+    axes.plot(days, dollars, "o-", color=BLUE)
+    for one, x, y in zip(found[::3], days[::3], dollars[::3], strict=True):
+        label = f"{one['job']['gpus']:,} GPUs"
+        axes.annotate(label, (x, y), (6, 6), textcoords="offset points", size=9, color=INK)
+    title = f"{job['params'] / 1e9:g} billion parameters at {price:g} dollars an hour"
+    axes.set(xscale="log", xlabel="days", ylabel="million dollars", title=title)
+    axes.set(ylim=(0, max(dollars) * 1.15), xlim=(days[-1] / 1.5, days[0] * 3))
+    ticks = [tick for tick in (1, 3, 10, 30, 100, 300, 1000) if days[-1] / 1.5 <= tick <= days[0] * 3]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
+    first, last = (f"{found[at]['job']['gpus']:,} GPUs" for at in (0, -1))
+    return (
+        f"Dollars against days at {price:g} dollars an hour: {first} take {days[0]:,.0f} days and "
+        f"{dollars[0]:.1f} million dollars, {last} take {days[-1]:.1f} days and {dollars[-1]:.1f} million."
+    )
+
+
+def draw_rates(rates, points):
+    """Hours between interruptions: lines for published rates, diamonds for published jobs."""
+    axes = plt.figure(figsize=(5, 3.6)).add_subplot()
+    gpus = np.geomspace(128, 131072, 50)
+    for (name, rate), style, colour in zip(
+        rates.items(), ("-", "--", ":"), (BLUE, ORANGE, GREEN), strict=True
+    ):
+        hours = [formulas.seconds_between_failures(number, rate) / 3600 for number in gpus]
+        axes.plot(gpus, hours, style, color=colour, label=name)
+    for name, (number, hours) in points.items():
+        axes.plot(number, hours, "D", color=INK)
+        side = {"Llama 3": (-8, -6, "right"), "OPT-175B": (-8, 4, "right")}.get(name, (-8, -4, "right"))
+        style = {"textcoords": "offset points", "va": "center", "size": 9}
+        axes.annotate(name, (number, hours), side[:2], ha=side[2], **style)
+    axes.set(yscale="log", xlabel="GPUs", ylabel="hours between interruptions")
+    axes.set_yticks([0.3, 1, 3, 10, 30, 100, 300], [0.3, 1, 3, 10, 30, 100, 300])
+    axes.minorticks_off()
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([2**power for power in range(7, 18, 2)], ["128", "512", "2k", "8k", "32k", "128k"])
+    axes.legend()
+
+
+def draw_checkpoints(curves, dots, best):
+    """The part of the time that moves training on, against the interval between checkpoints."""
+    axes = plt.figure(figsize=(5, 4)).add_subplot()
+    for (number, curve), colour in zip(curves.items(), (GREEN, ORANGE, BLUE), strict=True):
+        axes.plot([t / 60 for t in curve], list(curve.values()), color=colour, label=f"{number:,} GPUs")
+        tried = dots[number]
+        axes.plot([t / 60 for t in tried], list(tried.values()), "o", ms=4, color=colour)
+        axes.axvline(best[number] / 60, color=colour, ls=":", lw=1)
+    axes.plot([], [], ":", color=INK, label="Young's interval")
+    axes.plot([], [], "o", ms=4, color=INK, label="experiment")
+    axes.set(xscale="log", xlabel="minutes between checkpoints", ylim=(0.5, 1.01))
+    axes.set_title("Time that moves training on")
+    axes.set_xticks([2, 10, 60, 300, 1440], [2, 10, 60, 300, 1440])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.figure.legend(loc="outside lower center", ncols=3, columnspacing=1)
+
+
+def draw_plan(job, gpus):
+    """For the slider: the memory, where the time goes, and the five answers. Returns the alt text."""
+    try:
+        one = plans.plan(job | {"gpus": gpus})
+    except ValueError as error:  # it cannot run; the planner says why, and what would help
+        box(canvas(5, 2.4), 0.2, 0.2, 15.6, 5.6, "no plan", textwrap.fill(str(error), 52), RED)
+        return f"No plan for {gpus} GPUs: {error}"
+    figure = plt.figure(figsize=(5, 4.4))
+    grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.3], height_ratios=[1.5, 1])
+    left, right, below = (figure.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
+    draw_memory(left, [one], [""], one["job"]["memory"])
+    left.tick_params(axis="x", length=0)
+    words = f"{gpus:,} GPUs\nfits: {'yes' if one['fits'] else 'NO'}"
+    words += f"\n{one['tokens_per_second']:,.0f} tokens/s\n{one['days']:,.1f} days"
+    words += f"\n{one['dollars']:,.0f} dollars\n{one['interruptions']:,.1f} interruptions"
+    words += f"\nsave every {report.duration(one['checkpoint_interval_seconds'])}"
+    right.text(0, 1, words, va="top", size=10, linespacing=1.35)
+    right.axis("off")
+    start = 0
+    for (name, part), colour, hatch in zip(report.shares(one).items(), COLOURS, HATCHES, strict=True):
+        below.barh([""], part, 0.6, start, color=colour, hatch=hatch, edgecolor=INK, lw=0.3, label=name)
+        start += part
+    below.set(xlim=(0, 1), ylim=(-0.4, 0.4), title="An hour of a GPU")
+    below.xaxis.set_major_formatter("{x:.0%}")
+    handles, names = left.get_legend_handles_labels()
+    more, others = below.get_legend_handles_labels()
+    short = [name.replace(" communication", "") for name in names + others]
+    figure.legend(handles + more, short, loc="outside lower center", ncols=2, fontsize=9)
+    return "The plan for " + words.replace("\n", ", ") + "."
