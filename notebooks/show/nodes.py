@@ -21,17 +21,18 @@ class Watch:
         print(f"{self.now():5.1f} s  {text}", flush=True)
         return self.now()
 
-    def until(self, enough, limit=60):
-        """Watch until `enough()` is true."""
-        deadline, done = self.now() + limit, False
+    def until(self, enough, limit=100):
+        """Watch until `enough()` is true. It is an error if for so many seconds no line comes."""
+        last, done = self.now(), False
         try:
             while not done:
-                assert self.now() < deadline, "nothing more happens"
+                assert self.now() < last + limit, "nothing more happens"
                 time.sleep(0.02)
                 done = enough()
                 for node, agent in self.agents.items():
                     while not agent.news.empty():
                         self.note(node, agent.news.get() or "")
+                        last = self.now()
         except BaseException:  # the notebook was interrupted, or failed: nothing is to go on unseen
             self.end()
             raise
