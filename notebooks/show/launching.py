@@ -1,0 +1,64 @@
+"""Who starts whom: the processes of a command as the operating system sees them, and two drawings of that."""
+
+from show.pictures import GREY, PINK, RANKS, arrow, box, canvas
+
+TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def family(running):
+    """The living processes of a command, the first one first: a name, and what its environment says."""
+    found = []
+    for process in running.tree():
+        words, environment = process.cmdline(), process.environ()
+        if "RANK" in environment:
+            name = f"rank {environment['RANK']}"
+        elif "torch.distributed.run" in words:  # the module that torchrun starts
+            name = "the agent"
+        elif "resource_tracker" in " ".join(words):
+            name = "tracker"
+        else:
+            name = "a child" if "spawn_main" in " ".join(words) else "the parent"
+        says = [f"{key}={environment[key]}" for key in TOLD if key in environment]
+        found.append((name, says or ["no RANK"]))
+    return found
+
+
+def draw_agent():
+    """One command, an agent, two processes."""
+    axes = canvas(4.7, 4.6, across=10, down=10)
+    box(
+        axes, 1.6, 8.3, 6.8, 1.6, "your terminal", "torchrun --standalone\n--nproc-per-node 2 script.py", GREY
+    )
+    duties = "starts the processes, watches them,\nends them, hosts the store\nwhere they find one another"
+    box(axes, 0.9, 4.9, 8.2, 2.2, "the agent", duties, PINK)
+    arrow(axes, (5, 8.25), (5, 7.15))
+    for rank, left in ((0, 0.1), (1, 5.9)):
+        duties = f"GPU {rank} or the CPU\na model and an optimizer\n60 of 120 images"
+        box(
+            axes,
+            left,
+            0.3,
+            4,
+            2.9,
+            f"process {rank}",
+            duties + ("\nprints and saves" if rank == 0 else ""),
+            RANKS[rank],
+        )
+        start, end = (4 + 2 * rank, 4.85), (2.1 + 5.8 * rank, 3.25)
+        arrow(axes, start, end, f"RANK={rank}", at=(-1.4 + 2.8 * rank, -0.1), size=9)
+    arrow(axes, (4.15, 1.5), (5.85, 1.5), both=True)
+    axes.text(5, 1.8, "averaged\ngradients", size=9, ha="center")
+
+
+def draw_families(families):
+    """For each title a family: the parent above, its children below."""
+    axes = canvas(4.7, 5.6, across=10, down=7 * len(families))
+    for number, (title, (parent, *children)) in enumerate(families.items()):
+        bottom = 7 * (len(families) - 1 - number)
+        axes.text(0.1, bottom + 6.1, title, weight="bold", size=10)
+        box(axes, 3.3, bottom + 4, 3.4, 1.7, parent[0], "\n".join(parent[1]), PINK)
+        width = 10 / len(children)
+        for place, (name, says) in enumerate(children):
+            colour = RANKS[int(name[-1])] if name.startswith("rank") else GREY
+            box(axes, place * width + 0.1, bottom + 0.2, width - 0.2, 2.7, name, "\n".join(says), colour)
+            arrow(axes, (5, bottom + 3.95), ((place + 0.5) * width, bottom + 2.95))

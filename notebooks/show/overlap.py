@@ -1,0 +1,132 @@
+"""When DDP computes and when it sends: an imagined step, and real ones from PyTorch's profiler."""
+
+import json
+import statistics
+
+import matplotlib.pyplot as plt
+
+from show.pictures import BLUE, GREEN, INK, ORANGE, SKY, timeline
+
+COLOURS = {"forward": SKY, "backward": BLUE, "all_reduce": ORANGE, "update": GREEN}
+FORWARD, BACKWARD, MESSAGE, LAYER = 1, 2, 0.8, 1.3  # time for a layer; for any message; for a layer in it
+
+
+def imagine(layers_a_bucket, layers=6):
+    """The bars of a step: what is computed, and what is sent."""
+    computes = [(layer * FORWARD, (layer + 1) * FORWARD, "forward") for layer in range(layers)]
+    sends, now, link_free = [], layers * FORWARD, 0
+    for layer in range(1, layers + 1):
+        computes.append((now, now + BACKWARD, "backward"))
+        now += BACKWARD
+        if layer % layers_a_bucket == 0:
+            begin = max(now, link_free)
+            link_free = begin + MESSAGE + LAYER * layers_a_bucket
+            sends.append((begin, link_free, "all_reduce"))
+    computes.append((link_free, link_free + 1, "update"))
+    return {"computes": computes, "sends": sends}
+
+
+def draw_imagined(layers_a_bucket):
+    """All layers in one bucket, above; that many in each bucket, below. Returns the alt text."""
+    _, halves = plt.subplots(2, sharex=True, figsize=(4.8, 3.8))
+    ends = []
+    for axes, number in zip(halves, (6, layers_a_bucket), strict=True):
+        rows = imagine(number)
+        ends.append(rows["computes"][-1][1])
+        timeline(axes, rows, COLOURS, unit="")
+        for bucket, (begin, end, _) in enumerate(rows["sends"]):
+            axes.text((begin + end) / 2, -1.55, bucket, ha="center", va="center", size=9, weight="bold")
+        axes.set_ylim(-1.85, 0.6)
+        title = f"{number} layer{'s' * (number > 1)} a bucket: {len(rows['sends'])} all_reduce"
+        axes.set_title(title, pad=26 if axes is halves[0] else 6)  # room for the legend
+        axes.get_legend().set_visible(axes is halves[0])
+    halves[0].legend(*halves_legend(halves[0]), loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=4, **TIGHT)
+    halves[1].set_xlabel("time (a drawing, not a measurement)")
+    return (
+        f"Two imagined steps of a model of six layers. In one bucket, the all-reduce begins after backward, "
+        f"and the step ends at {ends[0]:.1f}. With {layers_a_bucket} in a bucket, sending lies under "
+        f"backward, and the step ends at {ends[1]:.1f}."
+    )
+
+
+TIGHT = {"fontsize": 9, "handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.9, "borderaxespad": 0.2}
+
+
+def halves_legend(axes):
+    legend = axes.get_legend()
+    return legend.legend_handles, [text.get_text() for text in legend.get_texts()]
+
+
+def read_trace(running):
+    """All bars of a trace: begin and end in milliseconds of the machine's clock, name, thread."""
+    trace = json.loads(running.where.with_suffix(".trace").read_text())
+    return sorted(
+        (event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000, event["name"], event["tid"])
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X"
+    )
+
+
+def kind_of(name):
+    """Which of COLOURS a bar of the profiler belongs to, or "handed over". None: it lies inside another."""
+    if name.startswith("autograd::engine::evaluate_function"):
+        return None if name.endswith("AccumulateGrad") else "backward"  # that one hands gradients to DDP
+    kinds = {"gloo:all_reduce": "all_reduce", "c10d::allreduce_": "handed over"}
+    return kinds.get(name, name if name in ("forward", "update") else None)
+
+
+def steps_of(trace, setting):
+    """For each step of this setting: its begin, its length, and {thread: bars}, counted from the begin."""
+    steps = []
+    for first, last, name, main in trace:
+        if name == setting:
+            threads = {main: []}
+            for begin, end, inner, thread in trace:
+                if first <= begin < last and kind_of(inner):
+                    threads.setdefault(thread, []).append((begin - first, end - first, kind_of(inner)))
+            steps.append({"begin": first, "ms": last - first, "threads": threads})
+    return steps
+
+
+def bars(step, *kinds):
+    return [bar for row in step["threads"].values() for bar in row if bar[2] in kinds]
+
+
+def covered(bars):
+    """The time under these bars, each moment counted once."""
+    total, until = 0.0, float("-inf")
+    for begin, end, _ in sorted(bars):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def hidden(step):
+    """The time in which a bucket was on its way and the same process computed."""
+    computing, sending = bars(step, "forward", "backward"), bars(step, "all_reduce")
+    return covered(computing) + covered(sending) - covered(computing + sending)
+
+
+def draw_steps(steps):
+    """For each setting the step that has the median length on rank 0, of all ranks."""
+    _, halves = plt.subplots(len(steps), sharex=True, figsize=(4.8, 2.7 * len(steps)))
+    for axes, (setting, ranks) in zip(halves, steps.items(), strict=True):
+        lengths = [step["ms"] for step in ranks[0]]
+        middle = lengths.index(statistics.median(lengths))
+        start = min(of_rank[middle]["begin"] for of_rank in ranks)
+        rows = {}
+        for rank, of_rank in enumerate(ranks):
+            shift = of_rank[middle]["begin"] - start
+            threads = [*of_rank[middle]["threads"].values(), [], []]
+            for name, row in zip(
+                (f"rank {rank}", f"its gloo{rank * ' '}", f"gloo 2{rank * ' '}"), threads, strict=False
+            ):
+                drawn = [bar for bar in row if bar[2] in COLOURS]
+                rows[name] = [(begin + shift, end + shift, kind) for begin, end, kind in drawn]
+            for begin, _, _ in bars(of_rank[middle], "handed over"):
+                axes.plot(begin + shift, -3 * rank, "|", color=INK, markersize=18, markeredgewidth=1.5)
+        timeline(axes, rows, COLOURS)
+        axes.set_title(setting, pad=26 if axes is halves[0] else 6)  # room for the legend
+        axes.get_legend().set_visible(axes is halves[0])
+    halves[0].legend(*halves_legend(halves[0]), loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=4, **TIGHT)
+    halves[0].set(xlabel="", xlim=(0, None))
