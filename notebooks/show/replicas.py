@@ -1,0 +1,152 @@
+"""nn.DataParallel for the threads of a CPU, written by hand; and one of its steps, taken apart."""
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from show.pictures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, timeline
+
+COLOURS = {
+    "scatter": SKY,
+    "replicate": ORANGE,
+    "forward": BLUE,
+    "gather, loss": GREEN,
+    "backward": PINK,
+    "update": GREY,
+}
+
+
+def scatter(images, devices):
+    return images.chunk(len(devices))
+
+
+def replicate(model, devices):
+    return [copy_of(model, first=number == 0) for number in range(len(devices))]
+
+
+def copy_of(module, first):
+    """A replica. Its tensors are no parameters, but computed from them, so that backward() finds the way to
+    the model. The first replica needs no copy, as in PyTorch's: it looks at the model's own memory."""
+    replica = copy.copy(module)
+    replica._parameters, replica._buffers, replica._modules = {}, {}, {}
+    for name, tensor in module.named_parameters(recurse=False):
+        setattr(replica, name, tensor.view_as(tensor) if first else tensor.clone())
+    for name, tensor in module.named_buffers(recurse=False):
+        replica._buffers[name] = tensor if first else tensor.clone()
+    for name, child in module.named_children():
+        replica._modules[name] = copy_of(child, first)
+    return replica
+
+
+def parallel_apply(replicas, parts, devices):
+    gradients_wanted = torch.is_grad_enabled()
+
+    def forward(replica, part):
+        torch.set_grad_enabled(gradients_wanted)  # every thread has a switch of its own
+        return replica(part)
+
+    with ThreadPoolExecutor(len(replicas)) as threads:
+        running = [threads.submit(forward, *pair) for pair in zip(replicas, parts, strict=True)]
+        return [one.result() for one in running]
+
+
+def gather(outputs, device):
+    return torch.cat(outputs).to(device)
+
+
+class DataParallel(nn.Module):
+    def __init__(self, module, devices):
+        super().__init__()
+        self.module, self.devices = module, devices
+
+    def forward(self, images):
+        parts = scatter(images, self.devices)
+        devices = self.devices[: len(parts)]
+        replicas = replicate(self.module, devices)
+        outputs = parallel_apply(replicas, parts, devices)
+        return gather(outputs, self.devices[0])
+
+
+# ---- a step, taken apart ------------------------------------------------------------------------
+
+
+def now(*devices):
+    """The time, once these devices have done all that they were asked to do."""
+    for device in devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+    return perf_counter()
+
+
+def watch(model, replicas, bars, threads):
+    """Note when each replica's forward pass begins and ends, and which thread runs its backward pass."""
+    begun = {}
+
+    def begin(replica, inputs):
+        begun[replica] = now(inputs[0].device)
+
+    def end(replica, inputs, outputs):
+        number = replicas.index(replica)
+        bars[f"replica {number}"].append((begun[replica], now(outputs.device), "forward"))
+        weight = replica[1].weight
+        weight.register_hook(lambda gradient: threads.update({number: threading.current_thread()}))
+
+    return model.register_forward_pre_hook(begin), model.register_forward_hook(end)
+
+
+def take_apart(parallel, devices, model, optimizer, images, labels):
+    """One step by the functions of `parallel`: this module, or torch.nn.parallel. Returns the bars of its
+    timeline, the replicas, and the thread that ran the backward pass of each."""
+    bars = {"main thread": []} | {f"replica {number}": [] for number in range(len(devices))}
+    replicas, threads, clock = [], {}, now(*devices)
+    hooks = watch(model, replicas, bars, threads)
+
+    def done(part):
+        nonlocal clock
+        since, clock = clock, now(*devices)
+        bars["main thread"].append((since, clock, part))
+
+    parts = parallel.scatter(images, devices)
+    done("scatter")
+    replicas += parallel.replicate(model, devices)
+    done("replicate")
+    outputs = parallel.parallel_apply(replicas, parts, devices=devices)
+    done("forward")
+    loss = cross_entropy(parallel.gather(outputs, devices[0]), labels.to(devices[0]))
+    done("gather, loss")
+    optimizer.zero_grad()
+    loss.backward()
+    done("backward")
+    optimizer.step()
+    done("update")
+    for hook in hooks:
+        hook.remove()
+    return bars, replicas, threads
+
+
+def length(bars):
+    return bars["main thread"][-1][1] - bars["main thread"][0][0]
+
+
+def draw_step(bars):
+    """A row for each thread. In that of the main thread, which only waits there, forward is left out."""
+    start = bars["main thread"][0][0]
+    rows = {
+        name: [
+            (1000 * (begin - start), 1000 * (end - start), part)
+            for begin, end, part in found
+            if (name, part) != ("main thread", "forward")
+        ]
+        for name, found in bars.items()
+    }
+    _, axes = plt.subplots(figsize=(4.4, 1.6 + 0.4 * len(rows)))
+    timeline(axes, rows, COLOURS, "milliseconds since the step began")
+    handles, names = axes.get_legend().legend_handles, [text.get_text() for text in axes.get_legend().texts]
+    axes.get_legend().remove()
+    axes.legend(handles, names, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=3)
