@@ -1,0 +1,50 @@
+"""Notebook 06 watches two agents from outside."""
+
+import queue
+import sys
+
+import pytest
+
+from launcher import ROOT
+
+sys.path.insert(0, str(ROOT / "notebooks"))
+from show.nodes import Watch, newest
+
+
+class Agent:
+    """Says these lines, and notes that it was ended."""
+
+    def __init__(self, *lines):
+        self.news, self.ended = queue.Queue(), False
+        for line in lines:
+            self.news.put(line)
+
+    def end(self):
+        self.ended = True
+
+
+def test_it_notes_what_is_worth_a_line(capsys):
+    watch = Watch()
+    watch.agents = {1: Agent("epoch  1 | loss 2\n", "[1] chatter\n", "resumed in epoch 2. And more\n", None)}
+    watch.until(lambda: watch.agents[1].news.empty())
+    assert [(node, line) for _, node, line in watch.events] == [
+        (1, "epoch  1 | loss 2"),
+        (1, "resumed in epoch 2"),
+    ]
+    assert watch.first("resumed") == watch.events[1][0]
+    assert "s  node 1 | resumed in epoch 2\n" in capsys.readouterr().out and not watch.agents[1].ended
+
+
+def test_it_ends_all_when_nothing_more_happens():
+    watch = Watch()
+    watch.agents = {0: Agent(), 1: Agent()}
+    with pytest.raises(AssertionError, match="nothing more happens"):
+        watch.until(lambda: False, limit=0.1)
+    assert all(agent.ended for agent in watch.agents.values())
+
+
+def test_the_newest_snapshot_is_found_by_epoch_and_step(tmp_path):
+    assert newest(tmp_path) == (0, 0)
+    for place in ("epoch0002-step000040", "epoch0010-step000000", "epoch0009-step000020"):
+        (tmp_path / f"06_multinode.{place}.snapshot").touch()
+    assert newest(tmp_path) == (10, 0)
