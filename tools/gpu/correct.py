@@ -290,12 +290,12 @@ def kills(check: Check) -> None:
     """Two agents with a rank each, all at once: a process that was stopped is given 30 s to end."""
     found: dict[str, dict] = {}
     threads = []
-    for kind in ("left in peace", *MESSAGES):
+    for kind in ("uninterrupted", *MESSAGES):
         threads.append(threading.Thread(target=strike, args=(check, kind, found), daemon=True))
         threads[-1].start()
     for thread in threads:
         thread.join(max(0, check.deadline - time.monotonic()) + 5)
-    peace = found.get("left in peace", {})
+    peace = found.get("uninterrupted", {})
     for kind, messages in MESSAGES.items():
         struck = found.get(kind, {"problem": "it did not come to an end"})
 
@@ -327,7 +327,7 @@ def struck(check: Check, kind: str) -> dict:
     arguments = (*STRUCK_SIZES, *epochs, "--snapshot-every", 5, *limit)
     job = check.lesson(STRUCK, 2, *arguments, limit=600, TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1000)
     child = check.begin(job)
-    if kind == "left in peace":
+    if kind == "uninterrupted":
         return {"result": check.note(kind, child.finish())}
     wait_for(child, lambda: "epoch  1 |" in Result(child.folder).stdout, "the first epoch")
     began, said = time.monotonic(), ""
