@@ -108,7 +108,7 @@ def load_snapshot(snapshots, device):
     furthest = positions.index(max(positions))  # the rank whose machine has the newest
     states = [state]
     dist.broadcast_object_list(states, src=furthest, group=snapshots.control)
-    state = states[0]  # from different steps, machines would wait for ever
+    state = states[0]  # from different steps, machines would wait in vain
     if state is None:
         return 1, 0, torch.zeros((), device=device)
     for name, part in snapshots.parts.items():

@@ -1,4 +1,4 @@
-"""The model of lessons 01 to 07."""
+"""The model of lessons 01 to 07, 09 and 10."""
 
 from torch import nn
 
