@@ -27,7 +27,7 @@ class ConvNet(nn.Sequential):
 
 
 class Normalize(nn.Module):
-    """Bytes to numbers around 0. In the model, so that bytes travel to the device: a quarter."""
+    """Bytes to numbers around 0. In the model, so that the device holds bytes: a quarter."""
 
     def forward(self, images):
         return (images.float() - 48) / 64
