@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 2 lessons/07_mixed_precision.py
 
 You will see lesson 01's losses to two digits or more, and at the end what a step gave to
-all_reduce. With --precision fp32 --clip-norm inf they are lesson 01's, into however many
-micro-batches --accumulate splits a batch. With --sync-always each micro-batch sends all
+all_reduce. With --precision fp32 --clip-norm inf they are lesson 01's, however many
+micro-batches --accumulate asks for. With --sync-always each micro-batch sends all
 gradients: two micro-batches, twice the bytes, for the same result.
 """
 

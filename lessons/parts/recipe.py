@@ -42,8 +42,6 @@ def check(arguments):
         arguments.width = 8 if arguments.data == "digits" else 64
     if arguments.train_size is None and arguments.data == "digits":
         arguments.train_size = 2400
-    if arguments.width < 1:
-        workload.refuse(f"--width must be at least 1, not {arguments.width}")
     if arguments.patience < 1:
         workload.refuse(f"--patience must be at least 1, not {arguments.patience}")
     if arguments.workers < 0:
@@ -62,6 +60,7 @@ def settings(arguments):
         "warm_up": arguments.warm_up,
         "patience": arguments.patience,
         "double": arguments.double,
+        "test_size": arguments.test_size,  # the best epoch is a count of test images
     }
 
 
@@ -152,8 +151,10 @@ class Best:
         temporary = path.with_suffix(".temporary")
         if dist.get_rank() == 0:
             weights = {name: value.cpu() for name, value in model.state_dict().items()}
-            with survive_a_full_disk(path, temporary):
-                torch.save(weights, temporary)
+            # A full disk is an OSError only where torch writes into an open file.
+            with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
+                torch.save(weights, file)
+                file.flush()
                 temporary.replace(path)
 
     def state_dict(self):

@@ -16,15 +16,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 told_to_stop = threading.Event()
 
 
-def refuse(message):
-    """End this process, non-zero, with one line from rank 0."""
-    if int(os.environ.get("RANK", 0)) != 0:
-        # torchrun ends all as soon as one has ended: rank 0 is left the time to speak.
+def refuse(message, again=False):
+    """End this process, non-zero, with one line from each machine, whose disk or GPUs may be the reason."""
+    if int(os.environ.get("LOCAL_RANK", 0)) != 0:
+        # torchrun ends all as soon as one has ended: local rank 0 is left the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun restarts a hopeless run too
-    if attempt == "0":
+    if attempt == "0" or again:
         say(f"error: {' '.join(str(message).split())}")
     sys.exit(2)
 
@@ -45,21 +45,23 @@ def end_with_parent():
     threading.Thread(target=watch, daemon=True).start()
 
 
-def listen_for_the_end():
+def listen_for_the_end(limit=15):
     """SIGTERM and Ctrl-C end this process no longer: told_to_stop remembers them.
 
     Python calls `remember` between two of its own instructions. A process that waits in
     torch for one that is gone comes to no other, and would sit there until torchrun kills
-    it, after 30 seconds. So a thread hears of the signal as well.
+    it, after 30 seconds. So a thread hears of the signal as well. It leaves a long step
+    `limit` seconds to end.
     """
 
     def remember(number, frame):
         told_to_stop.set()
 
     def watch():
-        os.read(heard, 1)
-        if not told_to_stop.wait(5):
-            say("told to stop while it waits for another process: ending without a snapshot")
+        while os.read(heard, 1)[0] not in (signal.SIGTERM, signal.SIGINT):
+            pass  # a DataLoader's workers have a signal of their own, SIGCHLD
+        if not told_to_stop.wait(limit):
+            say(f"told to stop, but still in the same step after {limit} seconds: ending without a snapshot")
             os._exit(1)
 
     heard, signals = os.pipe()

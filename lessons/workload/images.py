@@ -129,12 +129,13 @@ def from_torchvision(arguments, load, files):
         socket.setdefaulttimeout(10)  # a network that swallows packets would be waited for without end
         try:
             splits = load(root, train=True), load(root, train=False)
-        except Exception:
-            splits = None
+        except Exception as error:
+            refuse(
+                f"cannot load {arguments.data} ({type(error).__name__}: {error}): "
+                f"use --data digits, or put the files at {root / files}"
+            )
         finally:
             socket.setdefaulttimeout(limit)
-    if splits is None:
-        refuse(f"cannot download {arguments.data}: use --data digits, or put the files at {root / files}")
     (train_images, train_labels), (test_images, test_labels) = splits
     train_size, test_size = arguments.train_size, arguments.test_size
     train_set = Images(train_images[:train_size], train_labels[:train_size])

@@ -29,8 +29,8 @@ def pick_device(number=0):
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
     # The stages of lesson 10 send each other their shapes one by one, as they should.
     os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
-    if may_share():
-        # NCCL wants a GPU for each process of a machine. So it is told that each is on another.
+    if may_share() and number >= count:
+        # NCCL wants a GPU for each process of a machine. So it is told that this one is on another.
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
         number %= count
     if number >= count:

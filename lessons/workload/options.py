@@ -29,10 +29,10 @@ def parser(file, description):
     parser.set_defaults(snapshot_every=None, time_limit=None)  # options from lesson 05 on
     option = parser.add_argument
     option("--epochs", type=int, default=8, help="passes over the images (%(default)s)")
-    option("--batch-size", type=int, default=120, help="images a step, of all processes (120)")
+    option("--batch-size", type=int, default=120, help="images a step, of all processes (%(default)s)")
     option("--lr", type=float, default=0.04, help="learning rate at first (%(default)s)")
-    option("--seed", type=int, default=0, help="of the first weights and of the order (0)")
-    option("--data", choices=DATA, default="digits", help="digits needs no download (digits)")
+    option("--seed", type=int, default=0, help="of the first weights and of the order (%(default)s)")
+    option("--data", choices=DATA, default="digits", help="digits needs no download (%(default)s)")
     option("--width", type=int, default=16, help="of the model (%(default)s)")
     option("--train-size", type=int, help="images to train on (12000 digits; others: all)")
     option("--test-size", type=int, help="images to test on (2000 digits; others: all)")
@@ -59,7 +59,8 @@ def check(arguments):
     if batch_size % world_size:
         fits = math.ceil(batch_size / world_size) * world_size
         refuse(
-            f"--batch-size {batch_size} does not divide by {world_size} processes: take {fits}, for instance"
+            f"--batch-size {batch_size} does not divide by {world_size} processes: take {fits}, for instance",
+            again=True,  # after a restart there may be fewer machines, and another reason than before
         )
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = gpu_count()
@@ -81,14 +82,14 @@ def check(arguments):
         refuse(f"cannot write to --out {arguments.out} ({reason}): name a folder that you own")
     images = arguments.train_size or 12_000
     if arguments.data != "digits":
-        train_set, _ = load_images(arguments)  # downloads, before there are processes to fail in
+        train_set, _ = load_images(arguments)  # downloads, before any other process waits for this one
         images = len(train_set)
     if images < batch_size:
         refuse(f"{images} training images do not fill one --batch-size of {batch_size}")
 
 
 def check_at_least_1(option, value):
-    if value is not None and value < 1:
+    if value is not None and not 1 <= value < math.inf:
         refuse(f"{option} must be at least 1, not {value}")
 
 

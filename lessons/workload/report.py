@@ -14,7 +14,7 @@ def progress(batches, epoch, quiet=False):
 
 
 def report(arguments, epoch, loss, accuracy, images_per_second):
-    """Print the epoch's line and append it, in full precision, to OUT/<lesson>.jsonl."""
+    """Print the epoch's line, and put it, in full precision, into OUT/<lesson>.jsonl."""
     speed = f"{images_per_second:,.0f} {arguments.items}/s"
     print(f"epoch {epoch:2} | loss {loss:.4f} | accuracy {accuracy:5.1%} | {speed}", flush=True)
     values = {

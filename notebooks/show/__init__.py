@@ -34,7 +34,7 @@ from show.pictures import (
     slider,
     timeline,
 )
-from show.processes import Running, launch, plain, ranks, run
+from show.processes import Running, folded, launch, plain, ranks, run
 from show.text import Diff, Table, diff, source, table, variant
 
 sys.path.insert(0, str(LESSONS))  # so that a notebook can import workload

@@ -1,6 +1,5 @@
 """Processes that stay, and run the line of code that a cell sends them; and a picture of what they hold."""
 
-import io
 import json
 import subprocess
 import sys
@@ -10,10 +9,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
-from IPython.display import Image, display
 from matplotlib.colors import to_rgba
 
-from show.pictures import GREY, INK, ORANGE, RANKS
+from show.pictures import GREY, INK, ORANGE, RANKS, picture
 from show.processes import Running
 
 WIDTH = 3.45  # inches: 380 pixels, so that a phone shows the picture as large as it is
@@ -72,7 +70,7 @@ class Ranks:
         self.lines[name] = line
         answers = self.run(line, before, after)
         held = [[one[when] for one in answers] for when in ("before", "after")]
-        publish(draw_held(*held), f"{name}. {describe(*held)}")
+        picture(f"{name}. {describe(*held)}", draw_held(*held))
         return held[1]
 
     def picture_of_time(self, name, line, late):
@@ -80,8 +78,8 @@ class Ranks:
         self.lines[name] = line
         waited = self.wait(line, late)
         words = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in enumerate(waited))
-        publish(
-            draw_time(waited, late), f"{name}. Rank {late} comes half a second late. In the line: {words}"
+        picture(
+            f"{name}. Rank {late} comes half a second late. In the line: {words}", draw_time(waited, late)
         )
         return waited
 
@@ -209,13 +207,4 @@ def picture_of_waits(waits):
         for name, panels in waits.items()
         for late, seconds in panels.items()
     ]
-    publish(draw_waits(waits), "Which ranks wait. " + "; ".join(words))
-
-
-def publish(figure, words):
-    """Show a picture twice as sharp as it is large, with words for those who cannot see it."""
-    page = io.BytesIO()
-    width = round(figure.get_figwidth() * 110)
-    figure.savefig(page, format="png", dpi=220)
-    plt.close(figure)
-    display(Image(page.getvalue(), width=width, alt=words))
+    picture("Which ranks wait. " + "; ".join(words), draw_waits(waits))

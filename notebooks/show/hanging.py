@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from show.pictures import INK, RANKS, RED, arrow, box, canvas
-from show.processes import Running, plain
+from show.processes import Running, folded, plain
 
 
 def begin(script, world_size, **environment):
@@ -35,7 +35,7 @@ def tell(running, script):
         printed, _, trace = one.text.partition("Traceback (most recent call last):\n")
         for line in printed.splitlines():
             if line not in trace and not line.startswith("[rank"):  # gloo's log says it before the error does
-                print(one.prefix + line)
+                print(folded(one.prefix + line))
         if trace:
             own = [line for line in trace.splitlines() if "torch/" not in line]
             number = int(re.findall(line_of_script, "\n".join(own))[-1])

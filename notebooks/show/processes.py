@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -64,6 +65,8 @@ class Running:
 
     def tree(self):
         """The living processes of this command, itself first."""
+        if self.code is not None:
+            return []  # by now its number may be another process's
         try:
             first = psutil.Process(self.process.pid)
             return [first, *first.children(recursive=True)]
@@ -74,7 +77,7 @@ class Running:
         """Print what it writes until a line holds these words."""
         deadline = time.monotonic() + limit
         while (line := self.next(deadline)) is not None:
-            print(self.prefix + line, end="", flush=True)
+            print(folded(self.prefix + line), end="", flush=True)
             if words in line:
                 return line
         raise RuntimeError(f"it ended, or {limit} seconds passed, before it wrote {words!r}")
@@ -90,7 +93,7 @@ class Running:
         deadline = time.monotonic() + limit
         try:
             while (line := self.next(deadline)) is not None:
-                print(self.prefix + line, end="", flush=True)
+                print(folded(self.prefix + line), end="", flush=True)
         except KeyboardInterrupt:
             self.end()
             raise
@@ -111,7 +114,7 @@ class Running:
 def launch(command, environment=None):
     """Start a command as a reader would type it at the repository's root, and do not wait for it."""
     words, environment = shlex.split(command), dict(environment or {})
-    print("$", command, flush=True)
+    print(folded(f"$ {command}", " \\"), flush=True)
     while "=" in words[0]:
         name, value = words.pop(0).split("=", 1)
         environment[name] = value
@@ -152,7 +155,7 @@ def ranks(script, world_size, limit=60, environment=None, quiet=False):
                 while not one.news.empty():
                     line = one.news.get()
                     if line is not None and not quiet:
-                        print(one.prefix + line, end="", flush=True)
+                        print(folded(one.prefix + line), end="", flush=True)
     finally:
         late = [str(rank) for rank, one in enumerate(running) if one.seconds is None]
         for one in running:
@@ -163,8 +166,19 @@ def ranks(script, world_size, limit=60, environment=None, quiet=False):
         while not one.news.empty():
             line = one.news.get()
             if line is not None and not quiet:
-                print(one.prefix + line, end="", flush=True)
+                print(folded(one.prefix + line), end="", flush=True)
     return running
+
+
+def folded(text, sign=""):
+    """No line longer than a page shows. `sign` ends those that go on: in a shell's command a backslash."""
+    return "".join(
+        f"{sign}\n".join(
+            textwrap.wrap(line, 98, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        )
+        + "\n" * line.endswith("\n")
+        for line in text.splitlines(keepends=True)
+    )
 
 
 LOG = re.compile(

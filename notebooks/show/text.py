@@ -9,6 +9,7 @@ from pathlib import Path
 from IPython.display import display
 
 from show.folders import LESSONS
+from show.sentences import SENTENCES
 
 LONGEST = 12  # lines of a fence: more than that nobody reads at once
 
@@ -94,10 +95,10 @@ class Diff:
         return "\n\n".join(text)
 
 
-def diff(before, after, sentences):
-    """The changes from one lesson to the next. `sentences` has one for each place, under some
-    words of the changed lines: when a lesson changes and the sentences do not, this is an error."""
-    display(Diff(before, after, sentences), metadata={"rungs": "diff"})
+def diff(before, after):
+    """The changes from one lesson to the next. SENTENCES has one for each place, under some words
+    of the changed lines: when a lesson changes and the sentences do not, this is an error."""
+    display(Diff(before, after, SENTENCES[after]), metadata={"rungs": "diff"})
 
 
 class Source:

@@ -7,8 +7,11 @@ def refusal(result):
     """The one line of a run that refused to start."""
     assert result.code != 0
     assert result.stdout.strip() == ""
+    nodes = set(re.findall(r"^node \d \| ", result.stderr, re.M)) or {""}
+    for node in nodes:  # each says it, since the reason may be its own disk or its own GPUs
+        assert len(re.findall(rf"^{re.escape(node)}error: ", result.stderr, re.M)) == 1, result.stderr
     lines = [re.sub(r"^node \d \| ", "", line) for line in result.stderr.splitlines()]
-    errors = [line for line in lines if line.startswith("error: ")]
+    errors = sorted({line for line in lines if line.startswith("error: ")})
     assert len(errors) == 1, result.stderr
     # Beside it stands only what torchrun says of processes that ended. A script says nothing else.
     torchrun = any("torch/distributed/" in line for line in lines)

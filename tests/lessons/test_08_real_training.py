@@ -389,6 +389,14 @@ def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     assert "has patience 2, not 3" in refusal(other)
 
 
+def test_a_full_disk_costs_the_best_weights_and_not_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(recipe.dist, "get_rank", lambda: 0)
+    (tmp_path / "lesson.best.temporary").symlink_to("/dev/full")
+    recipe.Best().see(arguments(out=tmp_path, lesson="lesson"), 1, 5, nn.Linear(100, 100))
+    assert "lesson.best.pt is not saved (No space left on device); going on" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_best_epoch_is_the_first_of_those_that_are_as_good(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe.dist, "get_rank", lambda: 0)
     best, model = recipe.Best(), nn.Linear(1, 1)

@@ -506,10 +506,21 @@ def test_a_process_that_waits_in_torch_for_one_that_is_gone_hears_the_end_all_th
 
     wait_for(waits)
     os.kill(waiting, signal.SIGTERM)
-    wait_for(lambda: "told to stop while it waits for another process" in run.stderr(), 60)
+    wait_for(lambda: "told to stop, but still in the same step after 15 seconds" in run.stderr(), 60)
     os.kill(stopped, signal.SIGCONT)
     run.process.terminate()
     run.finish(60)
+
+
+def test_the_end_of_a_child_is_not_heard_as_ones_own():
+    run = subprocess.run(
+        [sys.executable, launcher.ROOT / "tests/probes/hears_the_end_of_a_child.py"],
+        env=os.environ | {"PYTHONPATH": str(launcher.ROOT / "lessons")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (run.returncode, run.stdout) == (0, "still here\n"), run.stderr
 
 
 def ticks(pid):

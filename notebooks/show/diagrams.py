@@ -1,0 +1,164 @@
+"""Who does what, drawn: the pictures at the beginning of notebooks that show no measurement."""
+
+import matplotlib.pyplot as plt
+
+from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, RANKS, RED, arrow, box, canvas, picture
+
+
+def one_step(parameters):
+    axes = canvas(3.8, 4, across=10, down=10.5)
+    box(axes, 0.4, 8.2, 9.2, 2, "images", "12,000 to train on, 2,000 to test on", GREY)
+    arrow(axes, (5, 8.1), (5, 6.9), "120 at a time", at=(1.9, -0.25))
+    axes.add_patch(plt.Rectangle((0.2, 0.2), 9.6, 6.6, fill=False, edgecolor=BLUE, lw=1.5))
+    axes.text(5, 6.2, "process 0", ha="center", va="center", weight="bold")
+    model = f"model: {parameters:,} parameters\ngradients\noptimizer: momentum"
+    box(axes, 0.7, 3.0, 8.6, 2.7, "device: GPU 0, or the CPU", model, ORANGE)
+    box(axes, 0.7, 0.5, 8.6, 2.2, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
+    picture(
+        "Boxes: 14,000 images go, 120 at a time, into one process. It has one device, with the model of "
+        f"{parameters:,} parameters, its gradients and the optimizer, and it writes the curve and the "
+        "weights."
+    )
+
+
+def data_parallel():
+    axes = canvas(4, 4.3, across=10, down=11)
+    words = "one Python, one lock\nstarts a thread for each GPU at every step"
+    box(axes, 0.2, 8.6, 9.6, 2.2, "process 0", words, GREY)
+    held = "the model, momentum\npart 0 of the batch\n\nall outputs, the loss\nall gradients\nthe update"
+    box(axes, 0.2, 0.2, 4.1, 7, "GPU 0", held, RANKS[0])
+    for number, y in enumerate((5, 2.6, 0.2), 1):
+        held = f"a copy of the model\npart {number}"
+        box(axes, 5.9, y, 3.9, 2.2, f"GPU {number}", held, RANKS[number])
+        arrow(axes, (4.4, y + 1), (5.8, y + 1), both=True)
+    arrow(axes, (2.3, 8.5), (2.3, 7.3))
+    arrow(axes, (7.8, 8.5), (7.8, 7.3))
+    picture(
+        "One process with a thread for each of four GPUs. GPU 0 holds the model, all outputs, all gradients "
+        "and the update. At every step, the others get a copy of the model and a part of the batch from it, "
+        "and send outputs and gradients back to it."
+    )
+
+
+def ddp():
+    axes = canvas(3.8, 4.2, across=10, down=11)
+    for rank, y in enumerate((6.4, 0.2)):
+        held = (
+            f"60 of the 120 images of a batch\nmodel: forward, backward\noptimizer\non GPU {rank}, or the CPU"
+        )
+        box(axes, 0.4, y, 9.2, 4.4, f"process of rank {rank}", held, RANKS[rank], 10)
+    arrow(axes, (3, 6.3), (3, 4.7), both=True)
+    axes.text(3.5, 5.5, "the average of the gradients", va="center")
+    picture(
+        "Two processes, rank 0 and rank 1. Each has 60 of the 120 images of a batch, the model and the "
+        "optimizer. Between them travels only the average of the gradients."
+    )
+
+
+def snapshots():
+    axes = canvas(5, 4.9, across=10, down=9.8)
+    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun's agent", "starts and watches both", GREY)
+    for rank, left in ((0, 0.1), (1, 6.7)):
+        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
+    arrow(axes, (3.2, 8.4), (1.9, 7.4))
+    arrow(axes, (6.8, 8.4), (8.1, 7.4))
+    arrow(axes, (3.4, 6.8), (6.6, 6.8), "gradients", both=True, size=9)
+    arrow(axes, (3.4, 5.7), (6.6, 5.7), "control", both=True, colour=GREY, size=9)
+    box(axes, 0.1, 3.1, 3.2, 1.1, "temporary file", colour=ORANGE)
+    box(axes, 0.1, 0.2, 3.2, 1.7, "newest snapshot", "complete,\nor not there", GREEN)
+    box(axes, 6.0, 0.2, 3.9, 1.7, "the one before it", "in case the newest\nis damaged", GREEN)
+    arrow(axes, (1.7, 5.3), (1.7, 4.3), "1 write", at=(-0.8, -0.15), size=9)
+    arrow(axes, (1.7, 3.0), (1.7, 2.0), "2 rename", at=(-0.9, -0.15), size=9)
+    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
+    arrow(axes, (3.2, 2.0), (3.1, 5.3), colour=GREEN, bend=0.15)
+    axes.text(4.4, 3.6, "3 read by all\nat the start", size=9, color=GREEN, ha="center")
+    picture(
+        "The agent starts and watches two processes. They exchange gradients in one group and what is not "
+        "training in the control group. Process 0 writes a temporary file and renames it to be "
+        "the newest snapshot; the one before it is kept. At the start, both processes read the newest."
+    )
+
+
+def mixed_precision():
+    axes = canvas(5, 4.6, down=11)
+    for rank, left in ((0, 0.1), (1, 8.3)):
+        axes.text(left + 3.8, 10.5, f"process {rank}", weight="bold", size=10, ha="center")
+        box(axes, left, 9.0, 7.6, 1.0, "weights", "", BLUE)
+        for number, place in ((1, left), (2, left + 4.0)):
+            words = "forward,\nbackward"
+            box(axes, place, 6.0, 3.6, 2.3, f"micro-batch {number}", words, ORANGE)
+            arrow(axes, (place + 1.8, 8.95), (place + 1.8, 8.4))
+            arrow(axes, (place + 1.8, 5.95), (place + 1.8, 5.4))
+        box(axes, left, 4.3, 7.6, 1.0, "gradients, added up", "", BLUE)
+        arrow(axes, (left + 3.8, 4.25), (left + 3.8, 3.7))
+        arrow(axes, (left + 3.8, 2.55), (left + 3.8, 2.0))
+        box(axes, left, 0.2, 7.6, 1.7, "optimizer", "unscale, clip, step or skip", BLUE)
+    box(axes, 0.1, 2.6, 15.8, 1.0, "all-reduce, once, after the last micro-batch", "", GREEN)
+    picture(
+        "One step of two processes. Each has its weights in 32 bits, takes two micro-batches forward and "
+        "backward in 16 bits, and adds up their gradients in 32 bits. One all-reduce averages them between "
+        "the processes after the last micro-batch. Then each unscales, clips, and steps or skips."
+    )
+
+
+def real_training():
+    axes = canvas(5, 5.6, down=14.6)
+    duties = {
+        "images": "its part of the batch",
+        "augment": "by seed, epoch, index",
+        "forward": "batch norm",
+        "backward": "gradients",
+        "optimizer": "rate by formula",
+        "validate": "its test images",
+        "best? stop?": "by the sum of all",
+    }
+    talks = {"forward": "means,\nvariances", "backward": "DDP:\naverage", "validate": "right\nanswers"}
+    for rank, left in ((0, 0.1), (1, 9.9)):
+        axes.text(left + 3, 14.2, f"process {rank}", weight="bold", size=10, ha="center", color=RANKS[rank])
+        for number, (part, duty) in enumerate(duties.items()):
+            box(axes, left, 12.2 - 2 * number, 6.0, 1.6, part, duty, RANKS[rank])
+    for number, part in enumerate(duties):
+        if part in talks:
+            middle = 13 - 2 * number
+            arrow(axes, (6.2, middle - 0.55), (9.8, middle - 0.55), both=True, colour=RED)
+            axes.text(8, middle + 0.35, talks[part], ha="center", va="center", size=9, color=RED)
+    picture(
+        "Two processes, each with seven parts from top to bottom: images, augment, forward, backward, "
+        "optimizer, validate, and the decision which epoch is best and whether to stop. Arrows join them at "
+        "forward (means and variances of batch norm), at backward (gradients) and at validate (right "
+        "answers)."
+    )
+
+
+def fsdp():
+    axes = canvas(5, 5.4, down=14.2)
+    moments = {
+        "between steps": ("shard", "weights, momentum"),
+        "forward": ("whole layer", "computes"),
+        "after forward": ("shard", "weights, momentum"),
+        "backward": ("whole layer", "whole gradient"),
+        "after backward": ("shard", "weights, momentum, gradient"),
+    }
+    words = ["all-gather", "free", "all-gather", "reduce-scatter"]
+    for number, (moment, (title, text)) in enumerate(moments.items()):
+        bottom = 11.2 - 2.75 * number
+        axes.text(8, bottom + 2.1, moment, weight="bold", size=10, ha="center", va="center")
+        for rank, left in ((0, 0.1), (1, 8.3)):
+            colour = GREY if "whole" in title else RANKS[rank]
+            name = title if "whole" in title else f"its {title}"
+            box(axes, left, bottom, 7.6, 1.55, name, text, colour)
+            if number < 4:
+                x, side = (0.8, "left") if rank == 0 else (15.2, "right")  # outside, beside the moments
+                arrow(axes, (x, bottom - 0.05), (x, bottom - 1.15))
+                collective = RED if number != 1 else INK
+                at = x + (0.4 if rank == 0 else -0.4)
+                axes.text(at, bottom - 0.6, words[number], size=9, va="center", ha=side, color=collective)
+    for rank, left in ((0, 0.1), (1, 8.3)):
+        x = left + 3.8
+        axes.text(x, 13.8, f"process {rank}", size=10, color=RANKS[rank], ha="center", weight="bold")
+    picture(
+        "One layer on two processes during a step. Between steps each has its shard of weights and "
+        "momentum. An all-gather makes the layer whole for the forward pass, then it is freed; a second "
+        "all-gather makes it whole for the backward pass; a reduce-scatter leaves each its shard of the "
+        "gradient."
+    )

@@ -1,0 +1,258 @@
+"""What the notebooks say of each place at which a lesson differs from the one before: see show.diff."""
+
+SENTENCES = {
+    "02_data_parallel": {
+        "Lesson 02": "The name and the command.",
+        "- You will see one line": "Lesson 01 says what you will see.",
+        "+ You will see lesson 01's lines": "Lesson 02 says what happens in each step. "
+        "The timeline below shows all six parts.",
+        "from torch import nn": "`DataParallel` is in `torch.nn`.",
+        "nn.DataParallel(model)": "The one line. Above it, a message to those who have fewer than two GPUs.",
+        "model.module": "The weights are one level deeper now. The file should have their old names.",
+    },
+    "03_ddp_spawn": {
+        "Lesson 03": "The command. It says how many processes there are.",
+        "- You will see lesson 01's lines": "None of this happens any more: no copies, no gathering.",
+        "+ You will see lesson 01's losses": "This takes its place.",
+        "+ import os": "Processes that are spawned, and a group in which they communicate.",
+        "- from torch.utils.data import DataLoader, RandomSampler": "And a sampler that knows of ranks.",
+        "init_process_group": "`worker` is what each process runs. First it joins the group. They meet in a "
+        "file, the store, so that no port can be taken.",
+        "+ train(rank": "Then it trains, and leaves the group.",
+        "+ def train(rank": "`train` is told its rank and its device.",
+        "- order = torch.Generator()": "The sampler deals the images out. Each loader takes its part of the "
+        "batch: 60 of 120.",
+        "nn.parallel.DistributedDataParallel(model)": "The one line. It sends rank 0's weights to all, and "
+        "averages gradients in every backward pass from then on.",
+        "sampler.set_epoch(epoch)": "All processes must shuffle alike, and anew in each epoch. Only rank 0 "
+        "shows a progress bar.",
+        "dist.all_reduce(correct)": "The loss is averaged over all processes.",
+        "- correct = count_correct(model,": "So are the right answers. Only rank 0 reports.",
+        "- # From the CPU": "And only rank 0 saves: all have the same weights.",
+        "mp.spawn(worker": "One process starts the others and waits for them. Each gets one CPU thread.",
+    },
+    "04_ddp_torchrun": {
+        "python lessons/03_ddp_spawn.py": "The command that starts it is no longer `python`.",
+        "+ torchrun --standalone": "`torchrun` says who and where in the environment.",
+        "tempfile": "There is no folder for a file to meet at: `torchrun` hosts a store.",
+        "torch.multiprocessing": "Nothing is spawned.",
+        "def worker": "The function that each new process began with is gone: each process now runs "
+        "the script from its first line.",
+        "- store=": "With it go the file, the rank and the world size, which it passed by hand.",
+        "RANK": "Which process am I, and how many are we? The environment says both, so the option goes.",
+        "- world_size =": "The script starts no processes any more.",
+        "+ device": "What `worker` did comes here. `init_process_group` reads the address of the store, "
+        "the rank and the world size in the environment.",
+    },
+    "05_snapshots": {
+        "--crash-at 3": "The command. torchrun restarts only if `--max-restarts` says so; the variable is "
+        "explained at the end of this notebook.",
+        "- You will see lesson 01's losses again": "What you will see when you run it.",
+        "from itertools import islice": "To skip the batches of an epoch that are already done.",
+        "from parts.snapshot import": "`snapshot.py` is for days on which a second thing goes wrong, such as "
+        "a full disk or a damaged file. When one process dies, the others fail too: "
+        "`let_the_first_speak` lets only the first one report.",
+        "train_loader.generator": "A DataLoader draws a random number when it starts. A resumed epoch starts "
+        "its loader once more, and must not use up one number more.",
+        "for epoch in range(first": "`parts` is everything that has a `state_dict`. `settings` is what must "
+        "be the same in the run that resumes.",
+        "- for epoch in range(1": "The loop begins at epoch `first`, and in that epoch after `done` steps: "
+        "the same order of images, without the first ones.",
+        "stop = snapshots.agree_to_stop()": "After the step, all processes save together, or stop together. "
+        "(A scheduler that wants the machine back tells a process to stop, by SIGTERM.) "
+        "`crash_once` is only for this lesson: it kills the last process.",
+        "done = 0": "The end of an epoch is saved as step 0 of the next one.",
+        "temporary.replace(path)": "At the end, the control group is closed. `False` means: it was not "
+        "told to stop.",
+        "+ def save_snapshot": "What is saved: the parts, the position in the run, and what each process has "
+        "of its own (`gather_rest`).",
+        "+ if dist.get_rank() == 0": "How it is saved: rank 0 writes a temporary file, flushes it "
+        "to the disk, and only then renames it.",
+        "+ def load_snapshot": "Load everything that was saved, or begin at epoch 1 if there is no snapshot.",
+        "workload.end_with_parent()": "A process whose agent is gone ends itself. Three options are new.",
+        "arguments.time_limit": "How long a process waits for one that hangs is an option now. A run that "
+        "was told to stop ends with an exit status that asks for a restart.",
+    },
+    "06_multinode": {
+        "Lesson 06: many machines.": "The command for one machine that plays two.",
+        "- You will see a process killed": "The command for real machines.",
+        "crash_once": "This lesson does not kill a process itself.",
+        "get_node_local_rank": "One process of each node saves, not one of all. "
+        "The temporary file's name has the rank in it: process numbers are unique on one machine only.",
+        "broadcast_object_list": "Each says how far the newest snapshot on its disk is. "
+        "The process that has the newest of all sends it to the others.",
+        "--crash-at": "So the option for the crash goes, too.",
+        "LOCAL_RANK": "The GPU's number is counted on this machine: `LOCAL_RANK`, not `rank`.",
+    },
+    "07_mixed_precision": {
+        "grown from lesson 04": "The command.",
+        "- You will see lesson 01's losses": "What you will see, and the options that bring "
+        "lesson 01's losses back.",
+        "nullcontext": "`nullcontext` does nothing: it is used where `no_sync` must not be.",
+        "allreduce_hook": "PyTorch's own hook for averaging, which does what DDP does without a hook.",
+        "DTYPES": "The three precisions of `--precision`.",
+        "register_comm_hook": "DDP calls a hook whenever gradients are to be averaged, so it can count them. "
+        "The scaler and autocast can both be disabled, so one loop is enough for all three precisions.",
+        "no_sync": "The batch is split into micro-batches.",
+        "+ for number, (images": "Each divides its sum by the images that this process has in the "
+        "step, so that unequal ones are right too. All but the last run under `no_sync`.",
+        "+ scaler.unscale_": "Then unscale, clip, step: in this order.",
+        '+ counts["steps"]': "Steps are counted, and those that were clipped or skipped.",
+        "def count_and_average": "At the end there is one line about the counts.",
+        "+ def pick_precision": "Unless told otherwise, the script takes bf16, and fp16 on GPUs "
+        "that have no bf16.",
+        "+ def count_and_average": "The hook counts, and then averages as DDP would.",
+        "+ def show": "Rank 0 prints the counts.",
+        "--accumulate": "There is an option for each of these.",
+        "refuse": "What cannot work is refused before anything starts.",
+    },
+    "08_real_training": {
+        "grown from lesson 05": "The command.",
+        "- You will see a process killed": "What you will see when you run it.",
+        "from parts import recipe": "The parts, in two modules.",
+        "recipe.Sampler": "Still a `DistributedSampler`, but it sends the epoch along with each index: the "
+        "augmentation takes its random numbers from the two. The loader may have workers and pinned memory.",
+        "SyncBatchNorm": "Batch norm over all processes. `torch.compile` is optional: it takes minutes.",
+        "- optimizer = torch": "The learning rate grows with the batch and follows a formula, step by step.",
+        "+ best = recipe.Best": "`best` is saved and restored like the other parts.",
+        "+ if epoch - best.epoch": "After `--patience` epochs without a better one, all stop.",
+        "non_blocking": "From pinned memory, a GPU fetches the batch while the CPU goes on.",
+        "board.step()": "The learning rate changes at each step.",
+        "scheduler.step()": "It no longer changes at the end of an epoch.",
+        "best.see": "What TensorBoard shows of the epoch. If it was the best, its weights are kept.",
+        "best: epoch": "The last line says which epoch was the best.",
+        "model.eval()": "Batch norm must not look at the batch while the model is tested.",
+        "model.train()": "It must again while the model is trained.",
+        "recipe.options": "The options of all this are in `recipe.py`.",
+        "recipe.check": "So is what refuses those that cannot work.",
+    },
+    "09_fsdp": {
+        "grown from lesson 04": "The command.",
+        "- You will see lesson 01's losses": "What it is about. (`math` counts the rounds "
+        "of the evaluation.)",
+        "from functools import partial": "For `--checkpoint-activations`.",
+        "import CPUOffloadPolicy": "In place of DDP: sharding, a `state_dict` that knows of shards, and "
+        "activation checkpointing (which has nothing to do with files).",
+        "from parts.checkpoints": "Saving and loading are in a file of their own: `checkpoints.py`.",
+        "rounds": "A forward pass gathers from all, so all must make the same number of them. With 501 and "
+        "500 images, in batches of 500, there would be two rounds and one: a hang.",
+        "+ # A model too large": "`shard` takes the place of DDP's wrapper. The newest checkpoint is "
+        "loaded, if there is one, and the loop begins after its epoch.",
+        "correct = count_correct": "There is no wrapper to look into: `fully_shard` has changed the model "
+        "in place.",
+        "checkpoints.save(epoch)": "Each epoch is saved while the next one trains.",
+        "+ # Gathering is a collective": "At the end all gather the whole weights, and rank 0 writes them.",
+        "+ def shard": "What `fully_shard` is told.",
+        "+ if arguments.offload": "It shards the layers, each for itself, and last the root.",
+        "+ def report_memory": "`report_memory` adds up what this process holds (`to_local`).",
+        "+ line = (": "Rank 0 prints the lines of all.",
+        "--precision": "What else `fully_shard` can do, to be tried.",
+        "LOCAL_RANK": "The GPU of its local rank, as in lesson 06: right on several machines too.",
+    },
+    "10_pipeline": {
+        "grown from lesson 04": "The same command starts it.",
+        "+ You will see": "It now says what a stage is, and names the four schedules.",
+        "OrderedDict": "The layers of a stage keep their names.",
+        "torch.distributed.pipelining": "PyTorch has stages and schedules. They take the place of DDP.",
+        "BEGINNINGS": "A table says with which layer each stage begins.",
+        "num_replicas=1": "All processes read the same batches.",
+        "- model = workload": "Each process has an optimizer for its own stage only, and so only its own "
+        "momentum.",
+        "schedule.step(": "One call does the forward and the backward pass of all micro-batches. The loss is "
+        "known to the last stage; the others add zero to it.",
+        "- mean_loss": "No gradient is averaged over processes.",
+        "gather_object": "At the end rank 0 collects the weights of all stages.",
+        "+ if rank == 0": "Rank 0 puts them together and saves one model.",
+        "+ if arguments.timeline": "On request the script writes down who worked when.",
+        "+ def build_stages": "This function splits the model: each process keeps only its own layers.",
+        "+ def make_schedule": "This one chooses the schedule.",
+        "def count_correct(model": "The evaluation goes through the pipeline too. All micro-batches must "
+        "have "
+        "one size, so the last one is filled up with images that do not count.",
+        "+ count = len(test_set)": "Only the last stage knows the answers.",
+        "--schedule": "The script has options for the schedule and for the number of micro-batches.",
+        "- workload.require_torchrun": "It asks for a torch that is new enough.",
+        "+ if arguments.schedule": "Interleaved has two stages for each process. "
+        "What cannot work is refused.",
+    },
+    "11_tensor_parallel": {
+        "grown from lesson 04": "The same command starts it.",
+        "+ You will see": "It also prints which collectives a step needs.",
+        "init_device_mesh": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
+        "over a device mesh: the processes that hold it.",
+        "+     ColwiseParallel": "The two ways to shard a matrix, and the function that does it.",
+        "ImageTransformer": "Each process gets some of the heads, so their number matters.",
+        "num_replicas=1": "All processes read the same images.",
+        "+ test_loader": "`parallelize_module` shards the model, after it has been built in each process.",
+        "of all images already": "All processes compute the same loss. To add them up would count each image "
+        "several times.",
+        "make_plan": "To save the model, its shards are gathered first.",
+        "+ def make_plan": "The plan. First, what a block hands on to the next.",
+        "+ plan = {": "Then the matrices, alternately column-wise and row-wise.",
+        "+ if sequence_parallel": "Sequence parallelism, an option, also shards what is between the "
+        "matrices.",
+        '+ plan["head"]': "At the head they are gathered again.",
+        "+ def count_collectives": "This function takes a step with a learning rate of 0.",
+        "+ for name, mode": "It prints which collectives the step needed.",
+        "+ def gather": "A `DTensor` is gathered by `full_tensor()`, a collective.",
+        "--sequence-parallel": "One more option.",
+        "+ if HEADS": "What does not divide is refused: here the heads, not the batch.",
+    },
+    "12_mesh": {
+        "grown from lesson 11": "It starts four processes now.",
+        "- You will see": "It has to give lesson 11's losses.",
+        "import fully_shard": "Lesson 09's function is added to those of lesson 11.",
+        "    SequenceParallel,": "Sequence parallelism is left out: one idea at a time.",
+        "def train(rank, mesh": "Training needs the mesh, not the number of processes.",
+        'mesh["data"].get_local_rank()': "Which images a process reads depends on its coordinate in `data` "
+        "only. Two that share matrices must read the same ones.",
+        "shard(model, mesh)": "The model is sharded twice, in a function below.",
+        'group=mesh.get_group("data")': "Losses are added up over `data` only: those in a row have the same.",
+        "part.unshard()": "Before the weights are saved, FSDP gathers what its column has.",
+        "def shard(": "The idea of this lesson. First over `tensor`, by the plan. Then over `data`, block by "
+        "block, and last what is in no block.",
+        "+ def make_plan": "The plan begins as before.",
+        "RowwiseParallel()": "The matrices are sharded as before.",
+        "- if sequence_parallel": "What sequence parallelism needs is gone.",
+        "--tensor-parallel": "An option says how many processes share the heads; the rest of the mesh is "
+        "`data`.",
+        "- if HEADS": "By default two processes share the heads.",
+        "+ tensor_size": "What cannot be a mesh is refused.",
+        "mesh_dim_names": "The mesh: neighbouring ranks are in one row, and each dimension has a name.",
+    },
+    "13_gpt": {
+        "grown from lesson 12": "It is started as before.",
+        "- You will see": "It writes before and after training, and can be killed.",
+        "from itertools import islice": "This skips the batches that a killed run had done.",
+        "from torch import nn": "The head of the model is made here.",
+        "CommDebugMode": "The lesson no longer counts collectives; this notebook does.",
+        "from parts import limericks": "The text and the snapshots are in files of their own.",
+        "let_the_first_speak": "If one process fails, the others fail too, since they wait for it. "
+        "You see only the first error.",
+        "limericks.load": "The data are texts, and the list of all characters in them.",
+        "snapshots.load_newest": "All processes test on all texts.",
+        "- model = ImageTransformer": "The model is new, and so is the optimizer: AdamW, with a learning "
+        "rate that changes from step to step.",
+        "+ snapshots = Snapshots": "If there is a snapshot, the run goes on from the newest. Then it writes.",
+        "- loss_sum = torch": "The loop over images goes.",
+        "+ batches = workload": "The new loop begins after the last step that was saved. Each character "
+        "of a text has a loss of its own.",
+        "snapshots.save(epoch, step": "The losses are added up over `data` at each step, so that a snapshot "
+        "has those of all processes.",
+        "+ if arguments.snapshot_every": "After some steps there is a snapshot, and perhaps the crash.",
+        "snapshots.save(epoch + 1": "There is one more snapshot after each epoch. The two newest are kept.",
+        "def build_model": "This is lesson 12's transformer, but it reads characters, and no position may "
+        "look at a later one (`causal`).",
+        "+ def shard": "`shard` passes its options on to `fully_shard`.",
+        "**options": "With them, `dry_run.py` asks for 16 bits.",
+        '"embedding.table"': "The tables of characters and of positions are sharded too.",
+        '"head"': "So is the head. Each process computes the scores of its own characters.",
+        "def write(when": "The function that counted collectives is gone.",
+        "- for name, mode": "What it printed is gone too.",
+        "+ @torch.no_grad()": "All processes write together, with one seed.",
+        "+ while texts": "They write one character at a time.",
+        "following in test_loader": "The accuracy counts the characters that it predicts.",
+        "limericks.options(parser)": "A language model has other options. A process whose `torchrun` is gone "
+        "ends by itself.",
+    },
+}
