@@ -17,13 +17,14 @@ import nbformat
 
 import faults
 import lessons
+import words
 from lessons import LESSONS, ROOT, Lesson, Notebook
 
 FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
 STARTED_BY = {
     "python": "`python`",
     "mp.spawn": "`python`, `mp.spawn`",
-    "torchrun": "`torchrun --standalone`",
+    "torchrun": "`torchrun`",
     "two agents": "a `torchrun` agent on each",
 }
 
@@ -90,11 +91,10 @@ def link_exercises(lesson: Lesson, folder: str) -> list[str]:
 
 def lesson_table() -> str:
     """README's table: each lesson with its notebooks and exercises."""
-    lines = ["| lesson | its one idea | started by | notebooks | exercises |", "| --- " * 5 + "|"]
+    lines = ["| lesson | notebooks | its one idea | exercises | started by |", "| --- " * 5 + "|"]
     for lesson in LESSONS:
-        started = "`torchrun --max-restarts`" if lesson.restarts else STARTED_BY[lesson.launcher]
-        cells = [f"[{lesson.path.name}](lessons/{lesson.path.name})", lesson.idea, started]
-        cells += ["; ".join(link_notebooks(lesson, "")), "; ".join(link_exercises(lesson, ""))]
+        cells = [f"[{lesson.path.name}](lessons/{lesson.path.name})", "; ".join(link_notebooks(lesson, ""))]
+        cells += [lesson.idea, "; ".join(link_exercises(lesson, "")), STARTED_BY[lesson.launcher]]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -187,7 +187,8 @@ def pages():
     for lesson in LESSONS:
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
         found[lesson.page]["way on"] = way(lesson)
-    found[lessons.get("06_multinode").page]["faults"] = faults.table()
+    found[lessons.get("06_multinode").page]["faults"] = faults.listed()
+    found[words.PAGE] = {"words": words.index()}
     lesson_04 = lessons.get("04_ddp_torchrun").path
     found[FRAMEWORKS[0].parent / "README.md"] = {path.stem: block(path, lesson_04) for path in FRAMEWORKS}
     return found

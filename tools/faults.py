@@ -1,4 +1,4 @@
-"""What can go wrong on many machines, what one sees of it, and after how long: the table of lesson 06.
+"""What can go wrong on many machines, what one sees of it, and after how long: the list of lesson 06.
 
 `make diffs` writes it into lessons/pages/06.md. Each row is produced by the test of test_hosts.py that it
 names. That test asks for the row's text in the output, within the row's limit.
@@ -24,7 +24,7 @@ STARTING = 45  # a busy machine needs so long to start a few processes, or to no
 
 
 class Row(NamedTuple):
-    fault: str
+    fault: str  # empty: what is seen of the same fault elsewhere, or later
     text: str  # stands in the output, to the letter
     where: str  # in whose output
     after: str  # in the reader's settings
@@ -34,6 +34,7 @@ class Row(NamedTuple):
     test: str
 
 
+TWICE = "`read_timeout` (60 s by default), or up to twice that, and a start"
 ON = "test_a_run_goes_on_without_a_process_a_cable_and_a_host"
 CUT = "test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost"
 AWAY = "test_one_that_never_comes_is_not_waited_for_without_end"
@@ -52,7 +53,7 @@ ROWS = {
         ON,
     ),
     "restart": Row(
-        "(the same)",
+        "",
         "resumed in epoch",
         "on the host of rank 0",
         "the time that a start takes",
@@ -82,7 +83,7 @@ ROWS = {
         ON,
     ),
     "fewer": Row(
-        "(the same)",
+        "",
         "resumed in epoch",
         "on the host of rank 0",
         f"those {LATER} s, `keep_alive_interval` times `keep_alive_max_attempt` (15 s by default), "
@@ -113,17 +114,17 @@ ROWS = {
         CUT,
     ),
     "cut off": Row(
-        "(the same)",
+        "",
         "likely a timeout",
         "on the host that is cut off",
         "`read_timeout`",
         5,
         READ + STARTING,
-        f"Its processes end after `--time-limit` and {LATER} s. Its agent may hang: see the next row.",
+        f"Its processes end after `--time-limit` and {LATER} s. Its agent may hang, and then:",
         CUT,
     ),
     "hangs on": Row(
-        "(the same)",
+        "",
         "The connection to the C10d store has failed",
         "on the host that is cut off",
         "when TCP gives up: the system's `net.ipv4.tcp_retries2` says when. By default it is 15, a quarter "
@@ -157,7 +158,7 @@ ROWS = {
         "`--rdzv-endpoint` is an address at which no host answers",
         "errno: 113 - No route to host",
         "on each host",
-        "`read_timeout` (60 s by default), or up to twice that, and a start",
+        TWICE,
         13,
         2 * READ + STARTING,
         "`ping` it. The route or the address is wrong, or the host is down.",
@@ -167,7 +168,7 @@ ROWS = {
         "Something swallows the packets to it: a firewall",
         f"timed out after {READ}000ms while trying to connect to (10.0.0.99, 29400)",
         "on each host",
-        "the same",
+        TWICE,
         11,
         2 * READ + STARTING,
         "`nc -vz HOST PORT` from this host is silent too: open the port.",
@@ -177,7 +178,7 @@ ROWS = {
         "`--rdzv-endpoint` has the wrong port",
         f"timed out after {READ}000ms while trying to connect to (host1, 29401)",
         "on each host that has it",
-        "the same",
+        TWICE,
         14,
         2 * READ + STARTING,
         '`nc -vz HOST PORT` says "refused". The port in the message is the one that was tried.',
@@ -187,7 +188,7 @@ ROWS = {
         "`--rdzv-endpoint` has a name that does not exist",
         "Name or service not known",
         "on each host that has it",
-        "the same",
+        TWICE,
         13,
         2 * READ + STARTING,
         "`getent hosts HOST`; write the address instead.",
@@ -220,11 +221,11 @@ ROWS = {
         f"`--time-limit` and {LATER} s",
         9,
         TIME_LIMIT + LATER + STARTING,
-        "On a cut link nothing more is said. A hang has the next row.",
+        "Wait. On a cut link nothing more is said, but after a hang:",
         HANGS,
     ),
     "ended": Row(
-        "(the same)",
+        "",
         "forcefully exiting via 9",
         "on its host",
         f"{STOPPING} s more, which its agent gives it to end; there is no flag for that",
@@ -237,11 +238,15 @@ ROWS = {
 }
 
 
-def table():
-    lines = ["| fault | what one sees | after how long | what to do |", "| --- | --- | --- | --- |"]
+def listed():
+    """No table: of four columns with this much in them, a phone shows two."""
+    lines = []
     for row in ROWS.values():
-        lines.append(
-            f"| {row.fault} | {row.where}: `{row.text.strip('| ')}` "
-            f"| {row.after} (here {row.measured:g} s) | {row.advice} |"
-        )
-    return "\n".join(lines) + "\n"
+        if row.fault:
+            lines += ["", f"**{row.fault}.**", ""]
+        lines += [
+            f"- {row.where[0].upper()}{row.where[1:]}: `{row.text.strip('| ')}`",
+            f"  - When: {row.after} (here {row.measured:g} s).",
+            f"  - What to do: {row.advice}",
+        ]
+    return "\n".join(lines[1:]) + "\n"

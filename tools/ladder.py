@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ink
 import launcher
 import lessons
 from lessons import Curve, Lesson
@@ -24,7 +25,7 @@ import workload
 NUMBERS = ("processes", "final loss", "accuracy", "images/s", "seconds")  # to the right of their column
 COLUMNS = ("lesson", "launched by", *NUMBERS, "same curve")
 # Okabe and Ito's colours, told apart by colour-blind people too.
-COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2", "#767676"]
+COLOURS = [ink.INK, "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2"]
 
 
 @dataclass
@@ -157,29 +158,23 @@ def show(rows: list[Climbed]) -> None:
 
 
 def picture(rows: list[Climbed], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = [row for row in rows if row.curve and not row.lesson.curve.is_its_own()]
     if not rows:
         return
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure, (upper, lower) = ink.pyplot().subplots(2, 1, figsize=(ink.WIDTH, 6.6))
     for number, (row, colour) in enumerate(zip(rows, COLOURS, strict=False)):
         epochs = [point["epoch"] for point in row.curve]
         # The first line is the widest, so that those drawn later leave a rim of it in sight.
         style = {"color": colour, "linewidth": max(1, 13 - 2 * number), "solid_capstyle": "round"}
         style["label"] = f"{row.lesson.stem} ({row.processes})"
-        left.plot(epochs, [point["loss"] for point in row.curve], **style)
-        right.plot(epochs, [100 * point["accuracy"] for point in row.curve], **style)
-    left.set(title="loss on the training images", xlabel="epoch", ylabel="mean cross-entropy", yscale="log")
-    right.set(title="accuracy on the test images", xlabel="epoch", ylabel="%")
-    left.legend(title="lesson (processes)", frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
+        upper.plot(epochs, [point["loss"] for point in row.curve], **style)
+        lower.plot(epochs, [100 * point["accuracy"] for point in row.curve], **style)
+    upper.set(title="loss on the training images", xlabel="epoch", ylabel="mean cross-entropy", yscale="log")
+    lower.set(title="accuracy on the test images", xlabel="epoch", ylabel="%")
+    upper.legend(title="lesson (processes)")
+    for axes in (upper, lower):
         axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path)
 
 
 def main() -> None:

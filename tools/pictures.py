@@ -6,16 +6,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib
-
+import ink
 import launcher
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(launcher.ROOT / "lessons"))
 import workload
 
+plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"
 STEM = "04_ddp_torchrun"
 
@@ -44,7 +41,7 @@ def curve(folder, processes, kinked):
 
 
 def kinks():
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(ink.WIDTH, 4.4))
     for kinked, colour, label in (
         (True, "#D55E00", "ReLU and max pooling"),
         (False, "#0072B2", "GELU and average pooling"),
@@ -59,17 +56,16 @@ def kinks():
             print(label, processes, " ".join(f"{value:.0e}" for value in off), flush=True)
             style = {"color": colour, "marker": marker, "linestyle": "-" if processes == 2 else "--"}
             axes.plot(
-                epochs, [max(value, 1e-9) for value in off], label=f"{label}, {processes} processes", **style
+                epochs, [max(value, 1e-9) for value in off], label=f"{processes} processes, {label}", **style
             )
     axes.set(
-        title="How far the loss of several processes is from that of one",
+        title="How far the loss of several processes\nis from that of one",
         xlabel="epoch",
         ylabel="relative difference (none is drawn at 1e-9)",
         yscale="log",
     )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(FOLDER / "kinks.png", dpi=120)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    figure.savefig(FOLDER / "kinks.png")
 
 
 def ladder():

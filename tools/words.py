@@ -22,7 +22,7 @@ from lessons import ROOT
 PAGE = ROOT / "lessons/pages/words.md"
 LINK = "../lessons/pages/words.md#"  # from a notebook
 DOCUMENTATION = "https://docs.pytorch.org/"
-PLAIN = "Elsewhere a plain word."  # in words.md: in other lessons it may mean something else
+PLAIN = "In other lessons it may be a plain word."  # in words.md: there it is not linked
 # What is no sentence: the way to other pages, code, headings, formulas, HTML. Links are looked into.
 OTHER = re.compile(
     r"(?ms)<!-- (?P<name>[^>]*?): written by.*?<!-- end of (?P=name) -->|^```.*?^```|^#+ .*?$|`+[^`]+`+"
@@ -54,7 +54,7 @@ class Word:
 def read(page: Path = PAGE) -> list[Word]:
     """The words of the page; long ones first, since "ring all-reduce" has "all-reduce" in it."""
     found = []
-    for section in page.read_text().split("\n## ")[1:]:
+    for section in page.read_text().partition("\n---\n")[0].split("\n## ")[1:]:
         name, _, text = section.partition("\n")
         also = re.search(r"Also: (.*)\.$", text, re.M)
         forms = (name, *(re.findall(r"\*([^*]+)\*", also[1]) if also else ()))
@@ -62,6 +62,12 @@ def read(page: Path = PAGE) -> list[Word]:
         first_in = tuple(re.findall(r"(?:lesson|notebook) \[(\w+)\]", last))
         found.append(Word(name, forms, first_in, last.endswith(PLAIN)))
     return sorted(found, key=lambda word: (-len(word.name), word.name))
+
+
+def index() -> str:
+    """All words of the page, each leading to its place."""
+    found = sorted(read(), key=lambda word: word.name.lower())
+    return " | ".join(f"[{word.name}](#{word.anchor})" for word in found) + "\n"
 
 
 def number(row: lessons.Notebook) -> str:

@@ -237,7 +237,7 @@ def test_every_row_is_produced_by_a_test():
 
 
 def test_the_table_is_on_the_page():
-    assert faults.table() in lessons.get(LESSON).page.read_text()
+    assert faults.listed() in lessons.get(LESSON).page.read_text()
 
 
 # ---- what the hosts leave behind ----

@@ -27,14 +27,14 @@ def test_the_first_use_of_each_word_is_linked_or_explained(row):
 # ---- the page
 
 
-def test_each_word_is_explained_in_a_sentence_and_says_where_it_is_first():
+def test_each_word_is_explained_in_a_sentence_and_says_where_there_is_more():
     page = words.PAGE.read_text()
-    sections = page.split("\n## ")[1:]
+    sections = page.partition("\n---\n")[0].split("\n## ")[1:]
     assert len(sections) == len(WORDS) > 80
     for section in sections:
         word, text, last = (part.strip() for part in section.strip().split("\n\n"))
         assert len(text.split()) > 4 and text.endswith("."), word
-        assert re.match(r"First in (lesson|notebook) \[\w+\]\(\S+\)", last), word
+        assert re.match(r"More in (lesson|notebook) \[\w+\]\(\S+\)", last), word
     names = [section.partition("\n")[0] for section in sections]
     assert names == sorted(names, key=str.lower)
     numbers = {words.number(row) for row in lessons.NOTEBOOKS}
@@ -177,9 +177,9 @@ def test_code_cells_are_left_alone():
 def test_the_page_is_read(tmp_path):
     page = tmp_path / "words.md"
     page.write_text(
-        "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nFirst in lesson [03](03.md); then "
-        "notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\nFirst in lesson [01](01.md). "
-        "Elsewhere a plain word.\n"
+        "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nMore in lesson [03](03.md); then "
+        "notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\nMore in lesson [01](01.md). "
+        "In other lessons it may be a plain word.\n"
     )
     assert words.read(page) == [
         words.Word("rank", ("rank", "number", "who am I"), ("03", "03a"), False),

@@ -3,11 +3,15 @@
 import json
 import re
 import statistics
+import sys
 import zlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+import ink
+
 README, PAGE = ROOT / "README.md", HERE / "README.md"
 PICTURE = ROOT / "lessons" / "pictures" / "bench.png"
 MIB = 2**20
@@ -315,31 +319,27 @@ COLOURS = ("#56B4E9", "#0072B2", "#999999", "#009E73", "#E69F00", "#D55E00")
 
 
 def draw(result, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = result["rows"]
-    figure, grid = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
-    draw_steps(grid[0, 0], rows["step"])
-    draw_overlap(grid[0, 1], rows["overlap"])
-    draw_reduce(grid[1, 0], rows["all-reduce"])
-    draw_start(grid[1, 1], rows["start"])
-    for axes in grid.flat:
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110, metadata={"Source": mark(result)})
+    figure, (first, second, third, fourth) = ink.pyplot().subplots(4, 1, figsize=(ink.WIDTH, 13))
+    draw_steps(first, rows["step"])
+    draw_overlap(second, rows["overlap"])
+    draw_reduce(third, rows["all-reduce"])
+    draw_start(fourth, rows["start"])
+    figure.savefig(path, metadata={"Source": mark(result)})
 
 
 def stack(axes, columns, parts, scale=1):
-    """One bar for each column, from the middles of its parts."""
-    base = [0.0] * len(columns)
+    """One bar for each column: the run that took neither the longest nor the shortest."""
+    base, middles = [0.0] * len(columns), []
+    for found in columns.values():
+        totals = [sum(values) for values in zip(*(found[part] for part in parts), strict=True)]
+        middles.append(totals.index(statistics.median_low(totals)))
     for part, colour in zip(parts, COLOURS, strict=False):
-        heights = [scale * statistics.median(found[part]) for found in columns.values()]
+        heights = [scale * found[part][at] for found, at in zip(columns.values(), middles, strict=True)]
         axes.bar(list(columns), heights, bottom=base, color=colour, label=part, width=0.6)
         base = [below + height for below, height in zip(base, heights, strict=True)]
     axes.set_ylim(0, max(base) * 1.1)
-    axes.legend(frameon=False, reverse=True, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(reverse=True, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def draw_steps(axes, found):
@@ -367,10 +367,10 @@ def draw_overlap(axes, found):
         ]
         at = [number + width * (place - 1) for number in range(len(found))]
         colour = ("#999999", "#E69F00", "#0072B2")[place]
-        axes.bar(at, heights, width, yerr=errors, color=colour, ecolor="#444444", label=label)
+        axes.bar(at, heights, width, yerr=errors, color=colour, ecolor=ink.INK, label=label)
     axes.set_xticks(range(len(found)), [link.replace(", ", "\n") for link in found])
     axes.set(title="what backward hides, 8 million parameters", ylabel="milliseconds of a step")
-    axes.legend(frameon=False)
+    axes.legend()
 
 
 def draw_reduce(axes, found):
@@ -396,7 +396,7 @@ def draw_reduce(axes, found):
     ticks = [2**10, 2**14, 2**18, 2**22, 2**26]
     axes.set_xticks(ticks, ["1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB"])
     axes.set(title="an all-reduce on two processes", xlabel="size", ylabel="MB a second")
-    axes.legend(frameon=False)
+    axes.legend()
 
 
 def draw_start(axes, found):

@@ -23,6 +23,7 @@ import report
 import rows
 
 import bench
+import ink
 import launcher
 
 STEM = "04_ddp_torchrun"
@@ -115,13 +116,7 @@ def section(result: dict) -> str:
 
 
 def draw(result: dict, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.fonttype"] = "none"
-    figure, both = plt.subplots(2, 1, figsize=(4.2, 6), layout="constrained")
+    figure, both = ink.pyplot().subplots(2, 1, figsize=(ink.WIDTH, 6.5))
     for axes, (model, name) in zip(both, NAMES.items(), strict=True):
         of_model = [row for row in result["rows"] if row["model"] == model]
         kinds = (
@@ -136,8 +131,7 @@ def draw(result: dict, path: Path) -> None:
                 axes.plot(counts, speeds, style, color=colour, label=words)
         axes.set(title=name, xlabel="processes", ylabel="images a second", xticks=COUNTS)
         axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    both[1].legend(frameon=False, fontsize=9)
+    both[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=9)
     figure.savefig(path)
 
 

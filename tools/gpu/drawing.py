@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
+import ink
+
 
 def draw(facts: dict, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
-    (first, second), (third, fourth) = axes
+    plt = ink.pyplot()
+    figure, (first, second, third, fourth) = plt.subplots(4, 1, figsize=(ink.WIDTH, 13))
     first.set_title("ResNet-18, CIFAR-size images: images a second")
     steps = facts.get("ladder", {})
     bars = first.barh(list(steps), [step["images/s"] for step in steps.values()])
@@ -34,5 +31,5 @@ def draw(facts: dict, path: Path) -> None:
             part.legend()
     names = ", ".join(facts.get("gpus", [])) or "no GPU: a rehearsal on the CPU"
     figure.suptitle(f"{names}, torch {facts.get('versions', {}).get('torch', 'unknown')}")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path)
     plt.close(figure)

@@ -1,0 +1,26 @@
+"""How the pictures of the tools look: readable on a light page, on a dark one, and on a phone."""
+
+INK = "#757575"  # pages are light or dark, and a picture has no ground of its own
+WIDTH = 5  # inches: at DPI, twice as many dots as a page gives it
+DPI = 220
+STYLE = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    "axes.titlesize": 11,
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "savefig.dpi": DPI,
+    "svg.fonttype": "none",
+}
+
+
+def pyplot():
+    """matplotlib.pyplot for files, in this style."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(STYLE)
+    return plt
