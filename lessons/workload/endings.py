@@ -17,14 +17,14 @@ told_to_stop = threading.Event()
 
 
 def refuse(message, again=False):
-    """End this process, non-zero, with one line from each machine, whose disk or GPUs may be the reason."""
+    """End this process, non-zero. Each machine says why: the reason may be its own disk."""
     if int(os.environ.get("LOCAL_RANK", 0)) != 0:
-        # torchrun ends all as soon as one has ended: local rank 0 is left the time to speak.
+        # torchrun ends all as soon as one has ended: leave local rank 0 the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun restarts a hopeless run too
-    if attempt == "0" or again:
+    # torchrun restarts a hopeless run too.
+    if again or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         say(f"error: {' '.join(str(message).split())}")
     sys.exit(2)
 
@@ -61,7 +61,7 @@ def listen_for_the_end(limit=15):
         while os.read(heard, 1)[0] not in (signal.SIGTERM, signal.SIGINT):
             pass  # a DataLoader's workers have a signal of their own, SIGCHLD
         if not told_to_stop.wait(limit):
-            say(f"told to stop, but still in the same step after {limit} seconds: ending without a snapshot")
+            say(f"told to stop, but still in the same step after {limit} seconds: ending unsaved")
             os._exit(1)
 
     heard, signals = os.pipe()

@@ -29,7 +29,7 @@ def parser(file, description):
     parser.set_defaults(snapshot_every=None, time_limit=None)  # options from lesson 05 on
     option = parser.add_argument
     option("--epochs", type=int, default=8, help="passes over the images (%(default)s)")
-    option("--batch-size", type=int, default=120, help="images a step, of all processes (%(default)s)")
+    option("--batch-size", type=int, default=120, help="images a step, of all ranks (%(default)s)")
     option("--lr", type=float, default=0.04, help="learning rate at first (%(default)s)")
     option("--seed", type=int, default=0, help="of the first weights and of the order (%(default)s)")
     option("--data", choices=DATA, default="digits", help="digits needs no download (%(default)s)")
@@ -60,7 +60,7 @@ def check(arguments):
         fits = math.ceil(batch_size / world_size) * world_size
         refuse(
             f"--batch-size {batch_size} does not divide by {world_size} processes: take {fits}, for instance",
-            again=True,  # after a restart there may be fewer machines, and another reason than before
+            again=True,  # after a restart there may be fewer machines, and a new reason
         )
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = gpu_count()
