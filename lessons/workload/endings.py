@@ -1,4 +1,4 @@
-"""How processes end: refused with one line, told to stop, or all together when one fails."""
+"""How processes end: refused in one line, told to stop, or all together when one fails."""
 
 import functools
 import gc
@@ -61,7 +61,7 @@ def listen_for_the_end(limit=15):
         while os.read(heard, 1)[0] not in (signal.SIGTERM, signal.SIGINT):
             pass  # a DataLoader's workers have a signal of their own, SIGCHLD
         if not told_to_stop.wait(limit):
-            say(f"told to stop, but still in the same step after {limit} seconds: ending unsaved")
+            say(f"told to stop, but in the same step after {limit} seconds: ending unsaved")
             os._exit(1)
 
     heard, signals = os.pipe()
