@@ -136,6 +136,6 @@ def let_the_first_speak(function):
             return record(wait_for_the_first)(*arguments)
         except Exception:
             traceback.print_exc()
-            os._exit(1)  # on the way out, the process group could abort with an error of its own
+            os._exit(1)  # or else the process group could abort with an error of its own
 
     return speak
