@@ -389,6 +389,12 @@ def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     assert "has patience 2, not 3" in refusal(other)
 
 
+def test_the_best_epoch_is_counted_on_the_same_test_images():
+    """A run that goes on from a count of 2,000 images could not be better on 1,000."""
+    one, other = (recipe.settings(arguments(warm_up=1, patience=3, test_size=size)) for size in (2000, 1000))
+    assert one != other
+
+
 def test_a_full_disk_costs_the_best_weights_and_not_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipe.dist, "get_rank", lambda: 0)
     (tmp_path / "lesson.best.temporary").symlink_to("/dev/full")

@@ -111,6 +111,20 @@ def test_more_processes_than_gpus_are_refused_where_there_are_none_too(monkeypat
     assert "3 processes on this machine, but 2 GPUs: put SHARE_GPU=1 in front" in capsys.readouterr().err
 
 
+def test_a_batch_that_fits_no_more_after_a_restart_is_refused_aloud(tmp_path, monkeypatch, capsys):
+    """Fewer machines may be left. Other refusals are those of the first attempt, which has said them."""
+    arguments = workload.parser("06_multinode.py", "").parse_args(["--out", str(tmp_path)])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    arguments.world_size = 7
+    with pytest.raises(SystemExit):
+        workload.check(arguments)
+    assert "error: --batch-size 120 does not divide by 7 processes: take 126" in capsys.readouterr().err
+    arguments.epochs = 0
+    with pytest.raises(SystemExit):
+        workload.check(arguments)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.quick("05_snapshots")
 @pytest.mark.parametrize("stem", ["04_ddp_torchrun", "05_snapshots", "06_multinode"])
 def test_plain_python_is_told_how_to_start_the_lesson(start, stem):

@@ -141,6 +141,25 @@ def test_ranks_that_import_group_are_in_one_and_leave_it_with_a_result(out, caps
         assert wrong.startswith("mat1 and mat2 shapes cannot be multiplied")
 
 
+def test_what_has_ended_is_not_ended_again(monkeypatch):
+    """The system gives its number to another process some day."""
+    ended = show.Running([sys.executable, "-c", ""])
+    ended.follow()
+    with psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        monkeypatch.setattr(ended.process, "pid", other.pid)
+        ended.end()
+        assert other.poll() is None and alive(other.pid)
+        other.kill()
+
+
+def test_no_line_is_longer_than_a_page_shows():
+    command = "$ torchrun --standalone " + "--option value " * 10
+    lines = show.folded(f"{command}\nshort\n", " \\").splitlines()
+    assert max(map(len, lines)) <= 100 and lines[-1] == "short"
+    assert [line.endswith(" \\") for line in lines] == [True, False, False]
+    assert " ".join("\n".join(lines[:2]).replace("\\\n", "").split()) == command.strip()
+
+
 def test_ranks_that_hang_are_named_and_ended(out, capsys):
     path = script(out, "import os, time\nif os.environ['RANK'] == '1': time.sleep(60)")
     running = show.ranks(path, 2, limit=2)
