@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 
@@ -31,8 +32,14 @@ def test_the_pages_say_what_the_file_that_they_name_holds():
     assert report.section(newest(), NAMED) == SAID, f"make bench ARGUMENTS='--readme {NAMED}'"
 
 
+def test_the_page_says_of_scaling_what_the_file_that_it_names_holds():
+    page = report.README.read_text()
+    name = re.search(r"<!-- scaling (\S+) -->", page)[1]
+    result = json.loads((scaling.RESULTS / name).read_text())
+    assert page == scaling.replaced(page, scaling.section(result), name)
+
+
 def test_scaling_writes_a_line_for_each_number_of_processes(tmp_path):
-    """README has no such section yet: nobody has measured it on a machine that did nothing else."""
     result = json.loads(NAMED.read_text()) | {"rows": [], "repeats": 2}
     for model in scaling.NAMES:
         for count in scaling.COUNTS:

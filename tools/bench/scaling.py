@@ -85,24 +85,18 @@ def measure(repeats: int, gpus: int) -> list[dict]:
     return found
 
 
-def table(result: dict) -> str:
+def table(result: dict, is_weak: bool) -> str:
     """As Markdown."""
     lines = []
     rows_of = {(row["model"], row["processes"], row["batch"]): row for row in result["rows"]}
     for model, name in NAMES.items():
-        alone = statistics.median(rows_of[model, 1, BATCH]["together"])
         for count in COUNTS:
-            line = [name, str(count)]
-            for size in (BATCH, BATCH * count):
-                row = rows_of[model, count, size]
-                speed = statistics.median(row["together"])
-                allowed = report.ratio(row["together"], row["apart"])
-                line += [f"{speed:,.0f}", f"{speed / alone:.2f}", f"{allowed:.0%}"]
-            lines.append(line)
-    head = ["model", "processes"]
-    for what in (f"one batch of {BATCH}", f"{BATCH} for each"):
-        head += [f"{what}: images/s", "times one process", "of what the machine allows"]
-    return report.table(head, lines)
+            row = rows_of[model, count, BATCH * count if is_weak else BATCH]
+            speed = f"{statistics.median(row['together']):,.0f}"
+            faster = report.ratio(row["together"], rows_of[model, 1, BATCH]["together"])
+            allowed = report.ratio(row["together"], row["apart"])
+            lines.append([name, str(count), speed, f"{faster:.2f}", f"{allowed:.0%}"])
+    return report.table(["model", "processes", "images/s", "times one process", "of that apart"], lines)
 
 
 def section(result: dict) -> str:
@@ -112,7 +106,16 @@ def section(result: dict) -> str:
         if what["gpus"]
         else f"{what['cores']} cores of {what['cpu']}"
     )
-    return f"Measured on {on}, torch {result['versions']['torch']}, {result['date']}:\n\n{table(result)}\n"
+    return f"""Measured on {on}, torch {result["versions"]["torch"].split("+")[0]}, {result["date"]}; each number is the middle of {result["repeats"]}. "Of that apart" is the speed as a part of that of as many processes which never talk to each other: more the machine does not give.
+
+**One batch of {BATCH} for all** (strong scaling: the same job, sooner):
+
+{table(result, is_weak=False)}
+
+**A batch of {BATCH} for each** (weak scaling: a larger job, in the same time):
+
+{table(result, is_weak=True)}
+"""
 
 
 def draw(result: dict, path: Path) -> None:
