@@ -70,10 +70,5 @@ class Checkpoints:
     def refuse_other_settings(self, path):
         theirs = dict(self.settings)
         dcp.load({"settings": theirs}, checkpoint_id=path, process_group=self.group)
-        other = [
-            f"{name} {theirs[name]}, not {value}"
-            for name, value in self.settings.items()
-            if theirs[name] != value
-        ]
-        if other:
-            workload.refuse(f"{path} has {'; '.join(other)}: remove it, or name another --out")
+        if problem := workload.problem_with(path, theirs, self.settings):
+            workload.refuse(problem)

@@ -111,7 +111,7 @@ class Snapshots:
         for path in self.find_all():
             state = unseal(path.read_bytes())
             if state is not None:
-                problem = self.compare_settings(path, state["settings"])
+                problem = workload.problem_with(path, state["settings"], self.settings)
                 break
             damaged.append(path)
         self.refuse_if(problem)
@@ -120,16 +120,6 @@ class Snapshots:
             for path in damaged:
                 rename_damaged(path)
         return state
-
-    def compare_settings(self, path, theirs):
-        """What is wrong with a snapshot of these settings; None if they are those of this run."""
-        differences = []
-        for name, own in self.settings.items():
-            if theirs.get(name) != own:
-                differences.append(f"{name} {theirs.get(name)}, not {own}")
-        if not differences:
-            return None
-        return f"{path} has {'; '.join(differences)}: remove it, or name another --out"
 
     def restore_process(self, state, device):
         """Give this process the random state it had. Returns its sum of the epoch's losses so far."""

@@ -30,7 +30,7 @@ from workload.images import (
 )
 from workload.machine import gpu_count, pick_device, set_seed
 from workload.model import ConvNet, Normalize
-from workload.options import Parser, check, parser, require_torchrun, settings
+from workload.options import Parser, check, parser, problem_with, require_torchrun, settings
 from workload.report import progress, report
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "mnist",
     "parser",
     "pick_device",
+    "problem_with",
     "progress",
     "refuse",
     "release_group",

@@ -108,6 +108,17 @@ def settings(arguments, model):
     }
 
 
+def problem_with(path, theirs, own):
+    """What is wrong with a snapshot of these settings; None if they are those of this run."""
+    differences = []
+    for name, value in own.items():
+        if theirs.get(name) != value:
+            differences.append(f"{name} {theirs.get(name)}, not {value}")
+    if not differences:
+        return None
+    return f"{path} has {'; '.join(differences)}: remove it, or name another --out"
+
+
 def numbers(version):
     """[2, 14] of 2.14.0.dev20261101: the rest may hold letters."""
     return [int(part) for part in version.split(".")[:2]]
