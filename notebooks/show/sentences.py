@@ -262,7 +262,7 @@ SENTENCES = {
         "+ @torch.no_grad()": "All processes write together, with one seed.",
         "+ while texts": "They write one character at a time.",
         "following in test_loader": "The accuracy counts the characters that it predicts.",
-        "limericks.options(parser)": "A language model has other options. If `torchrun` itself is killed, its "
-        "processes end too, and do not train on.",
+        "limericks.options(parser)": "A language model has other options. If `torchrun` itself is killed, "
+        "its processes end too, and do not train on.",
     },
 }
