@@ -186,7 +186,7 @@ def draw_plan(job, gpus):
         start += part
     below.set(xlim=(0, 1), ylim=(-0.4, 0.4), title="An hour of a GPU")
     below.xaxis.set_major_formatter("{x:.0%}")
-    upper.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, columnspacing=1)
+    right.legend(*left.get_legend_handles_labels(), loc="lower left", bbox_to_anchor=(-0.05, 0))
     handles, names = below.get_legend_handles_labels()
     short = [name.replace(" communication", "") for name in names]
     lower.legend(handles, short, loc="outside lower center", ncols=2)
