@@ -139,7 +139,7 @@ def fsdp():
         "backward": ("whole layer", "whole gradient"),
         "after backward": ("shard", "weights, momentum, gradient"),
     }
-    words = ["all-gather", "free", "all-gather", "reduce-scatter"]
+    words = ["all-gather", "reshard", "all-gather", "reduce-scatter"]
     for number, (moment, (title, text)) in enumerate(moments.items()):
         bottom = 11.2 - 2.75 * number
         axes.text(8, bottom + 2.1, moment, weight="bold", size=10, ha="center", va="center")
@@ -158,7 +158,7 @@ def fsdp():
         axes.text(x, 13.8, f"process {rank}", size=10, color=RANKS[rank], ha="center", weight="bold")
     picture(
         "One layer on two processes during a step. Between steps each has its shard of weights and "
-        "momentum. An all-gather makes the layer whole for the forward pass, then it is freed; a second "
+        "momentum. An all-gather makes the layer whole for the forward pass, then it is resharded; a second "
         "all-gather makes it whole for the backward pass; a reduce-scatter leaves each its shard of the "
         "gradient."
     )

@@ -98,19 +98,21 @@ def draw_mesh(mesh):
     """For the slider: what rank 0 holds and sends on such a mesh. Returns the alt text."""
     replicate, _, tensor = (int(size.replace(",", "")) for size in mesh.split(" x "))
     found = at(16384, tensor, replicate)
-    figure, (above, below) = plt.subplots(2, figsize=(5, 4), height_ratios=[1, 1.6])
+    figure = plt.figure(figsize=(5, 4.4))
     figure.suptitle(f"replicate x data x tensor = {mesh}", size=11, weight="bold")
+    upper, lower = figure.subfigures(2, height_ratios=[1.2, 1])
+    above, below = upper.add_subplot(), lower.add_subplot()
     left = 0
     for name, colour in PARTS.items():
         amount = found["memory"][name] / 1e9
-        above.barh([""], amount, left=left, color=colour, hatch=HATCHES.get(colour), label=name)
+        label = f"{name} {amount:.2f}"
+        above.barh([""], amount, left=left, color=colour, hatch=HATCHES.get(colour), label=label)
         left += amount
     above.set(xlabel="GB held by rank 0", xlim=(0, 12))
-    figure.legend(loc="outside lower center", ncols=3, handlelength=1)
+    upper.legend(loc="outside lower center", ncols=2, handlelength=1)
     amounts = {name: sent(found, name) / 1e9 for name in ("tensor", "data", "replicate")}
     bars = below.barh(list(amounts), list(amounts.values()), color=(ORANGE, BLUE, GREEN))
     below.bar_label(bars, fmt="{:.2f}", padding=3, color=INK)
-    below.set(xlabel="GB sent by rank 0 in a step")
-    below.margins(x=0.18)
+    below.set(xlabel="GB sent by rank 0 in a step", xlim=(0, 190))  # on every mesh, to be compared
     words = ", ".join(f"{amount:.2f} GB over {name}" for name, amount in amounts.items())
     return f"On a mesh of replicate x data x tensor = {mesh}, rank 0 holds {left:.1f} GB and sends {words}."

@@ -108,7 +108,7 @@ def draw_price(job, price):
     for one, x, y in zip(found[::3], days[::3], dollars[::3], strict=True):
         label = f"{one['job']['gpus']:,} GPUs"
         axes.annotate(label, (x, y), (6, 6), textcoords="offset points", size=9, color=INK)
-    title = f"{job['params'] / 1e9:g} billion parameters at {price:g} dollars an hour"
+    title = f"{job['params'] / 1e9:g} billion parameters at {price:g} dollar{'s' * (price != 1)} an hour"
     axes.set(xscale="log", xlabel="days", ylabel="million dollars", title=title)
     axes.set(ylim=(0, max(dollars) * 1.15), xlim=(days[-1] / 1.5, days[0] * 3))
     ticks = [tick for tick in (1, 3, 10, 30, 100, 300, 1000) if days[-1] / 1.5 <= tick <= days[0] * 3]
@@ -132,7 +132,8 @@ def draw_rates(rates, points):
         axes.plot(gpus, hours, style, color=colour, label=name)
     for name, (number, hours) in points.items():
         axes.plot(number, hours, "D", color=INK)
-        side = {"Llama 3": (-8, -6, "right"), "OPT-175B": (-8, 4, "right")}.get(name, (-8, -4, "right"))
+        # Llama 3's is on a line: its name goes below all of them.
+        side = {"Llama 3": (-10, -22, "right"), "OPT-175B": (-8, 4, "right")}.get(name, (-8, -4, "right"))
         style = {"textcoords": "offset points", "va": "center", "size": 9}
         axes.annotate(name, (number, hours), side[:2], ha=side[2], **style)
     axes.set(yscale="log", xlabel="GPUs", ylabel="hours between interruptions")
@@ -168,9 +169,9 @@ def draw_plan(job, gpus):
     except ValueError as error:  # it cannot run; the planner says why, and what would help
         box(canvas(5, 2.4), 0.2, 0.2, 15.6, 5.6, "no plan", textwrap.fill(str(error), 52), RED)
         return f"No plan for {gpus} GPUs: {error}"
-    figure = plt.figure(figsize=(5, 4.4))
-    grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.3], height_ratios=[1.5, 1])
-    left, right, below = (figure.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
+    upper, lower = plt.figure(figsize=(5, 5)).subfigures(2, height_ratios=[1.6, 1])
+    left, right = upper.subplots(1, 2, width_ratios=[1, 1.3])
+    below = lower.add_subplot()
     draw_memory(left, [one], [""], one["job"]["memory"])
     left.tick_params(axis="x", length=0)
     words = f"{gpus:,} GPUs\nfits: {'yes' if one['fits'] else 'NO'}"
@@ -185,8 +186,8 @@ def draw_plan(job, gpus):
         start += part
     below.set(xlim=(0, 1), ylim=(-0.4, 0.4), title="An hour of a GPU")
     below.xaxis.set_major_formatter("{x:.0%}")
-    handles, names = left.get_legend_handles_labels()
-    more, others = below.get_legend_handles_labels()
-    short = [name.replace(" communication", "") for name in names + others]
-    figure.legend(handles + more, short, loc="outside lower center", ncols=2, fontsize=9)
+    right.legend(*left.get_legend_handles_labels(), loc="lower left", bbox_to_anchor=(-0.05, 0))
+    handles, names = below.get_legend_handles_labels()
+    short = [name.replace(" communication", "") for name in names]
+    lower.legend(handles, short, loc="outside lower center", ncols=2)
     return "The plan for " + words.replace("\n", ", ") + "."

@@ -94,8 +94,9 @@ SENTENCES = {
         "register_comm_hook": "DDP calls a hook whenever gradients are to be averaged, so it can count them. "
         "The scaler and autocast can both be disabled, so one loop is enough for all three precisions.",
         "no_sync": "The batch is split into micro-batches.",
-        "+ for number, (images": "Each divides its sum by the images that this process has in the "
-        "step, so that unequal ones are right too. All but the last run under `no_sync`.",
+        "+ for number, (images": "Each micro-batch divides its sum by the images that this process has in "
+        "the step, so that micro-batches of unequal size are right too. All but the last run under "
+        "`no_sync`.",
         "+ scaler.unscale_": "Then unscale, clip, step: in this order.",
         '+ counts["steps"]': "Steps are counted, and those that were clipped or skipped.",
         "def count_and_average": "At the end there is one line about the counts.",
@@ -104,14 +105,16 @@ SENTENCES = {
         "+ def count_and_average": "The hook counts, and then averages as DDP would.",
         "+ def show": "Rank 0 prints the counts.",
         "--accumulate": "There is an option for each of these.",
-        "refuse": "What cannot work is refused before anything starts.",
+        "refuse": "What cannot work is refused before anything starts. The GPU is now that of the local "
+        "rank, as in lesson 06: right on several machines too.",
     },
     "08_real_training": {
         "grown from lesson 05": "The command.",
         "- You will see a process killed": "What you will see when you run it.",
         "from parts import recipe": "The parts, in two modules.",
         "recipe.Sampler": "Still a `DistributedSampler`, but it sends the epoch along with each index: the "
-        "augmentation takes its random numbers from the two. The loader may have workers and pinned memory.",
+        "augmentation takes its random numbers from both, and from the seed. The loader may have workers and "
+        "pinned memory.",
         "SyncBatchNorm": "Batch norm over all processes. `torch.compile` is optional: it takes minutes.",
         "- optimizer = torch": "The learning rate grows with the batch and follows a formula, step by step.",
         "+ best = recipe.Best": "`best` is saved and restored like the other parts.",
@@ -119,7 +122,8 @@ SENTENCES = {
         "non_blocking": "From pinned memory, a GPU fetches the batch while the CPU goes on.",
         "board.step()": "The learning rate changes at each step.",
         "scheduler.step()": "It no longer changes at the end of an epoch.",
-        "best.see": "What TensorBoard shows of the epoch. If it was the best, its weights are kept.",
+        "best.see": "What TensorBoard shows of the epoch. If it was the best, its weights are written, and "
+        "the snapshot only then: the other way round, a crash between the two would lose them.",
         "best: epoch": "The last line says which epoch was the best.",
         "model.eval()": "Batch norm must not look at the batch while the model is tested.",
         "model.train()": "It must again while the model is trained.",
@@ -134,15 +138,17 @@ SENTENCES = {
         "import CPUOffloadPolicy": "In place of DDP: sharding, a `state_dict` that knows of shards, and "
         "activation checkpointing (which has nothing to do with files).",
         "from parts.checkpoints": "Saving and loading are in a file of their own: `checkpoints.py`.",
-        "rounds": "A forward pass gathers from all, so all must make the same number of them. With 501 and "
-        "500 images, in batches of 500, there would be two rounds and one: a hang.",
+        "rounds": "Every forward pass gathers weights from all processes, so all must make equally many. "
+        "With 501 and 500 images, in batches of 500, one process would make two, the other one: a hang. So "
+        "each splits its images into as many batches as the longest part needs.",
         "+ # A model too large": "`shard` takes the place of DDP's wrapper. The newest checkpoint is "
         "loaded, if there is one, and the loop begins after its epoch.",
         "correct = count_correct": "There is no wrapper to look into: `fully_shard` has changed the model "
         "in place.",
         "checkpoints.save(epoch)": "Each epoch is saved while the next one trains.",
         "+ # Gathering is a collective": "At the end all gather the whole weights, and rank 0 writes them.",
-        "+ def shard": "What `fully_shard` is told.",
+        "+ def shard": "What `fully_shard` is told. The mesh says over which processes to shard: all of "
+        "them, on the device that was picked.",
         "+ if arguments.offload": "It shards the layers, each for itself, and last the root.",
         "+ def report_memory": "`report_memory` adds up what this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all.",
@@ -188,7 +194,8 @@ SENTENCES = {
         "several times.",
         "make_plan": "To save the model, its shards are gathered first.",
         "+ def make_plan": "The plan. First, what a block hands on to the next.",
-        "+ plan = {": "Then the matrices, alternately column-wise and row-wise.",
+        "+ plan = {": "Then the matrices, alternately column-wise and row-wise. (`PrepareModuleInput` says "
+        "how what a module reads is laid out: whole on every process.)",
         "+ if sequence_parallel": "Sequence parallelism, an option, also shards what is between the "
         "matrices.",
         '+ plan["head"]': "At the head they are gathered again.",
@@ -218,7 +225,8 @@ SENTENCES = {
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",
         "+ tensor_size": "What cannot be a mesh is refused.",
-        "mesh_dim_names": "The mesh: neighbouring ranks are in one row, and each dimension has a name.",
+        "mesh_dim_names": "The mesh: neighbouring ranks are in one row, and each dimension has a name. Its "
+        "groups have PyTorch's default time limit; a private function sets the lesson's.",
     },
     "13_gpt": {
         "grown from lesson 12": "It is started as before.",
@@ -242,17 +250,19 @@ SENTENCES = {
         "+ if arguments.snapshot_every": "After some steps there is a snapshot, and perhaps the crash.",
         "snapshots.save(epoch + 1": "There is one more snapshot after each epoch. The two newest are kept.",
         "def build_model": "This is lesson 12's transformer, but it reads characters, and no position may "
-        "look at a later one (`causal`).",
+        "look at a later one (`causal`). `Recent` turns each character into a vector, with some of the "
+        "characters before it.",
         "+ def shard": "`shard` passes its options on to `fully_shard`.",
-        "**options": "With them, `dry_run.py` asks for 16 bits.",
+        "**options": "With them, notebook 13a asks for 16 bits.",
         '"embedding.table"': "The tables of characters and of positions are sharded too.",
-        '"head"': "So is the head. Each process computes the scores of its own characters.",
+        '"head"': "So is the head. Each process computes the scores of its own characters. They stay a "
+        "DTensor (`use_local_output=False`), which `full_tensor()` gathers.",
         "def write(when": "The function that counted collectives is gone.",
         "- for name, mode": "What it printed is gone too.",
         "+ @torch.no_grad()": "All processes write together, with one seed.",
         "+ while texts": "They write one character at a time.",
         "following in test_loader": "The accuracy counts the characters that it predicts.",
-        "limericks.options(parser)": "A language model has other options. A process whose `torchrun` is gone "
-        "ends by itself.",
+        "limericks.options(parser)": "A language model has other options. If `torchrun` itself is killed, "
+        "its processes end too, and do not train on.",
     },
 }

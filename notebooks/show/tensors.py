@@ -116,6 +116,8 @@ def draw_bytes(results):
     line = numpy.array([24, 1024])
     for batch, colour in ((8, ORANGE), (32, RED)):
         axes.plot(line, 4 * 4 * 2 * batch * 28 * line, color=colour, label=f"tensor parallel, {batch} images")
+        equal = batch * 28 / 3  # the hidden size at which both send as much
+        axes.plot(equal, 4 * 2 * 12 * equal**2, "x", color=INK, ms=10, mew=2, zorder=3)
     axes.plot(line, 4 * 2 * 12 * line**2, color=BLUE, ls="--", label="data parallel, any batch")
     for row in results:
         if row["way"] == "tensor" and row["batch"] in (8, 32):

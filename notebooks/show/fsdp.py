@@ -1,0 +1,97 @@
+"""Notebook 09: what processes hold, what a step keeps, and the curves of those that resumed."""
+
+import matplotlib.pyplot as plt
+
+from show.pictures import BLUE, GREEN, INK, ORANGE, PINK, RED, curves
+
+EXACT = 1e-12  # where zero is drawn on a logarithmic axis
+LIMIT = 1e-5  # of the tests
+
+
+def draw_resumed(one, four, resumed):
+    """The losses of all, and how far those that resumed are from lesson 01's: at most what it returns."""
+    upper, lower = plt.subplots(2, 1, figsize=(5, 5.4), height_ratios=(3, 2))[1]
+    curves(upper, {"lesson 01": one, "4 processes": four} | resumed)
+    upper.axvline(2.5, color=RED, ls="--", lw=1)
+    upper.text(2.47, upper.get_ylim()[0], "resumed ", color=RED, va="bottom", ha="right", size=10)
+    upper.set_title("loss")
+    colours, worst = [line.get_color() for line in upper.get_lines()[2:5]], 0
+    for (label, rows), colour in zip(resumed.items(), colours, strict=True):
+        off = [abs(row["loss"] / truth["loss"] - 1) for row, truth in zip(rows, one, strict=True)]
+        lower.plot(range(1, 5), [max(value, EXACT) for value in off], "o-", color=colour, label=label)
+        worst = max(worst, *off)
+    lower.axhline(LIMIT, color=RED, ls="--", lw=1)
+    lower.set(yscale="log", ylim=(3e-13, 3e-3), xlabel="epoch", title="off from lesson 01, relative")
+    lower.text(1, 2 * LIMIT, "the limit of the tests", color=RED, size=10)
+    lower.set_xticks([1, 2, 3, 4])
+    return worst
+
+
+def draw_held(parameters, measured):
+    """Bars for ZeRO's formulas, four numbers of processes and four stages; dots for what each measured."""
+    kinds = {"weights": BLUE, "gradients": ORANGE, "momentum": GREEN}
+    axes = plt.subplots(figsize=(5, 3.8))[1]
+    for processes in (1, 2, 3, 4):
+        for stage in range(4):
+            place, bottom = processes + 0.2 * (stage - 1.5), 0
+            for whole_until, (kind, colour) in zip((2, 1, 0), kinds.items(), strict=True):
+                height = 4 * parameters / 1000 / (1 if stage <= whole_until else processes)
+                label = kind if (processes, stage) == (1, 0) else None
+                axes.bar(place, height, 0.17, bottom, color=colour, alpha=0.75, label=label)
+                bottom += height
+            axes.text(place, -6, stage, ha="center", va="top", size=9)
+        for rank, sizes in enumerate(measured[processes]):
+            place = processes + 0.3 + 0.05 * (rank - (processes - 1) / 2)
+            label = "measured, by rank" if (processes, rank) == (1, 0) else None
+            axes.plot(place, sum(sizes) / 1000, "o", color=INK, ms=5, label=label)
+    names = [f"\n{count} process{'es' if count > 1 else ''}" for count in (1, 2, 3, 4)]
+    axes.set_xticks((1, 2, 3, 4), names)
+    axes.tick_params(axis="x", length=0)
+    axes.set(xlabel="above: ZeRO's stage", ylabel="kB on each process")
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda number: labels[number].startswith("measured"))
+    axes.legend(
+        [handles[number] for number in order],
+        [labels[number] for number in order],
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=2,
+    )
+
+
+def draw_formulas(formulas, billions, numbers):
+    """GB on each GPU against the number of GPUs, a line for each stage."""
+    axes = plt.subplots(figsize=(5, 3.2))[1]
+    for (stage, formula), style in zip(formulas.items(), ("-", "--", "-.", "-"), strict=True):
+        axes.plot(numbers, [billions * formula(n) for n in numbers], style, lw=2.2, label=stage)
+    axes.axhline(80, color=RED, lw=1)
+    axes.text(64, 75, "a GPU of 80 GB", color=RED, ha="right", va="top", size=10)
+    axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="GB on each")
+    axes.set_title(f"{billions} billion parameters")
+    axes.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
+    axes.set_yticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
+    axes.minorticks_off()
+    axes.legend(loc="lower left")
+
+
+def draw_whole(found):
+    """The weights that are whole at every place of a step, in three settings."""
+    axes = plt.subplots(figsize=(5, 4))[1]
+    looks = {"the lesson": (BLUE, "-"), "--no-reshard": (ORANGE, "--"), "only the root": (RED, ":")}
+    for name, (colour, style) in looks.items():
+        places = [place for place, _ in found[name]["whole"]]
+        sizes = [size / 1000 for _, size in found[name]["whole"]]
+        axes.step(range(len(places)), sizes, where="mid", color=colour, ls=style, lw=2.4, label=name)
+    axes.set_xticks(range(len(places)), places, rotation=90)
+    axes.set_ylabel("kB of weights that are whole")
+    axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+
+
+def draw_kept(kept, weights):
+    """A bar for what each setting keeps for the backward pass, in bytes, and a line for all weights."""
+    axes = plt.subplots(figsize=(5, 2.1))[1]
+    bars = axes.barh(list(kept), [size / 1000 for size in kept.values()], color=[BLUE, PINK, GREEN])
+    axes.bar_label(bars, padding=4, fmt="{:,.0f} kB", color=INK)
+    axes.axvline(weights / 1000, color=RED, lw=1)
+    axes.text(170, -0.66, "all weights of the model", color=RED, va="center", size=10)
+    axes.set(xlabel="kept for backward on each process, kB", xlim=(0, 3600), ylim=(2.6, -0.95))

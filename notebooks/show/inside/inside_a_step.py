@@ -1,0 +1,57 @@
+"""Two ways to look into a step of lesson 09's sharded model, and one to mix up its settings."""
+
+import importlib
+from types import SimpleNamespace
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import workload
+
+NAMES = {1: "conv 1", 3: "conv 2", 7: "linear 1", 9: "linear 2"}
+DEFAULTS = {"precision": "fp32", "checkpoint_activations": False, "offload": False, "no_reshard": False}
+
+
+def build(options):
+    """The lesson's model, sharded as the lesson does with these options; for None, only its root."""
+    model = workload.ConvNet((1, 28, 28))
+    if options is None:
+        return fully_shard(model)
+    options = SimpleNamespace(**DEFAULTS | options)
+    importlib.import_module("09_fsdp").shard(model, options, torch.device("cpu"))
+    return model
+
+
+def count(model, step, images):
+    """The collectives of a step, and the bytes it keeps for backward: what has a row for each image."""
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.nbytes if tensor.dim() and len(tensor) == images else 0)
+        return tensor
+
+    with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        step(model)
+    return {"sent": {str(name): number for name, number in mode.get_comm_counts().items()}, "kept": sum(kept)}
+
+
+def watch(model, step):
+    """The bytes of weights that are whole on this process, at every place of a step."""
+    places = []
+
+    def look(place):
+        whole = [weight for weight in model.parameters() if not isinstance(weight, DTensor)]
+        places.append((place, sum(weight.nbytes for weight in whole)))
+
+    def forward_done(output, name):
+        output.register_hook(lambda gradient: look(f"backward {name}"))
+
+    for number, name in NAMES.items():
+        model[number].register_forward_pre_hook(lambda *_, name=name: look(f"forward {name}"))
+        model[number].register_forward_hook(lambda *words, name=name: forward_done(words[-1], name))
+    look("before")
+    step(model)
+    look("after")
+    return places
