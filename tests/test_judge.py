@@ -403,17 +403,22 @@ def test_nothing_of_one_submission_is_there_for_the_next():
         assert not list(Path(nursery.base).iterdir())
 
 
-def test_a_fault_of_ours_is_nobodys_zero(nursery, monkeypatch, tmp_path):
+def test_a_check_that_is_broken_is_nobodys_zero(nursery, monkeypatch):
     one, entry = first_check()
     monkeypatch.setitem(judge.CHECKS, entry["id"], lambda trial: 1 / 0)
     result = judge.grade_one(one, entry, judge.SOLUTIONS, nursery, 0, set())
     assert (result.status, result.score) == ("infrastructure", 0)
-    broken = judge.Nursery(1)
-    broken.run = lambda **request: {
-        "why": "infrastructure: no process can be started",
-        "ranks": [],
-        "left": 0,
-    }
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_machine_that_fails_is_nobodys_zero(monkeypatch, tmp_path, starts):
+    """The nursery can start no process; or it does not even start itself."""
+    one, broken = judge.exercise("03"), judge.Nursery(1)
+    if starts:
+        answer = {"why": "infrastructure: no process can be started", "ranks": [], "left": 0}
+        broken.ready, broken.run = lambda: None, lambda **request: answer
+    else:
+        monkeypatch.setattr(judge.nursery, "INSIDE", tmp_path)
     record = grade.grade_into("ada", judge.SOLUTIONS, tmp_path, [one], 0, broken)
     assert record["infrastructure"] and not (tmp_path / "ada" / "results.json").exists()
     pages.write_class([record], tmp_path, 0)

@@ -88,6 +88,7 @@ class Trial:
             "folder": folder,
             "keep": bool(folder),
         }
+        self.nursery.ready()  # one that does not start has run nothing: no fault of a student
         self.runs += 1
         self.answer = answer = self.nursery.run(**request)
         self.left += answer["left"]
