@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
@@ -27,6 +28,7 @@ import itertools
 import bundle
 import grade
 import judge
+import nursery as inside_nursery
 import selftest
 import wire
 from judge import walls
@@ -195,6 +197,21 @@ def test_frames_come_back_as_they_were():
     assert came["a"] == value["a"] and came["b"]["c"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert came["b"][3].shape == (0, 4) and came["d"] == 3.5
     assert numpy.isnan(wire.unpack(wire.pack([float("nan")]))[0])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"event": "a", "phase": numpy.zeros(3)}, {"event": numpy.zeros(3)}, {"event": {}}, [1], numpy.zeros(3)],
+    ids=["an array for a phase", "an array for a name", "a dict for a name", "a list", "an array"],
+)
+def test_no_event_makes_the_nursery_fall_over(value):
+    rank, data = inside_nursery.Rank(0), wire.pack(value)
+    rank.reads, writes = os.pipe()
+    os.write(writes, struct.pack("<cI", b"E", len(data)) + data)
+    assert inside_nursery.take(rank, 0.0) is False
+    assert rank.error["kind"] == "BadFrame" and rank.events == []
+    os.close(writes)
+    os.close(rank.reads)
 
 
 def test_no_bytes_make_the_judge_fall_over():
@@ -665,6 +682,26 @@ def test_nothing_of_a_student_runs_in_a_page(graded):
     assert "<i>" not in items and "data:image/png;base64," in items and "10 submissions" in items
 
 
+@pytest.mark.parametrize("name", ["deflated.zip", "lzma.zip", "bzip2.zip", "one.tar.gz", "one.tar.xz"])
+def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
+    """Wherever it is, grading goes on: no points for what cannot be opened, and words that say so."""
+    path, third = tmp_path / name, judge.exercise("03")
+    kind, _, ending = name.partition(".")
+    if ending == "zip":
+        with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{kind.upper()}")) as archive:
+            archive.write(judge.SOLUTIONS / THIRD, THIRD)
+    else:
+        with tarfile.open(path, f"w:{ending[4:]}") as archive:
+            archive.add(judge.SOLUTIONS / THIRD, THIRD)
+    whole, said = path.read_bytes(), set()
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        files, trouble = grade.opened(path, [third])
+        assert not (files and trouble)
+        said.add(trouble[: len(name) + 18])
+    assert f"{name} cannot be opened: " in said
+
+
 def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
     (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
     third = judge.exercise("03")
@@ -811,6 +848,17 @@ def test_each_rank_can_be_started_anew(monkeypatch):
     with judge.Nursery() as nursery:
         result = judge.grade_one(*first_check(), judge.SOLUTIONS, nursery, 0, set())
     assert (result.status, result.came) == ("passed", "")
+
+
+@pytest.mark.parametrize("below", ["/usr", "/dev", str(Path(sys.prefix).resolve())])
+def test_nothing_is_graded_where_every_submission_can_read_the_solutions(monkeypatch, below):
+    """As in a container whose WORKDIR is /usr/src/app. At every level of containment /usr can be read."""
+    assert walls.within_reach() == ""
+    monkeypatch.setattr(walls, "ROOT", Path(below, "src/app"))
+    monkeypatch.setattr(sys, "argv", ["grade.py", "--doctor"])
+    words = f"error: submissions can read all that is below {below}, and so {below}/src/app: "
+    with pytest.raises(SystemExit, match=re.escape(words)):
+        grade.main()
 
 
 def test_the_doctor_says_what_there_is():

@@ -31,7 +31,7 @@ from judge.results import Result, Verdict
 from judge.settings import HERE, INSIDE, LARGEST_FILE, ROOT, SOLUTIONS, STARTERS
 from judge.trial import Trial
 from judge.waits import call
-from judge.walls import MEANING, containment, machine
+from judge.walls import MEANING, containment, machine, within_reach
 from judge.words import detail, helpful, number, report
 
 __all__ = [
@@ -66,4 +66,5 @@ __all__ = [
     "report",
     "said_before",
     "wanted",
+    "within_reach",
 ]
