@@ -99,8 +99,8 @@ class Trial:
         return [unpacked(rank, one["value"]) for rank, one in enumerate(answer["ranks"])]
 
     def events(self, rank: int, name: str | None = None) -> list[dict[str, Any]]:
-        """What happened in a rank, in order, as dicts with "time"; it is the worker's own word."""
-        events = [{"time": when, **event} for when, event in self.answer["ranks"][rank]["events"]]
+        """What happened in a rank, in order, as dicts; it is the worker's own word."""
+        events = self.answer["ranks"][rank]["events"]
         return [event for event in events if name is None or event.get("event") == name]
 
     def mark(self, rank: int, name: str) -> dict[str, Any]:
