@@ -223,6 +223,23 @@ def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
         assert ("$ SHARE_GPU=1 torchrun" in capsys.readouterr().out) == is_shared
 
 
+@pytest.mark.parametrize(
+    ("first", "loss", "verdict"),
+    [
+        ("01_single_gpu", 1.0, "yes"),
+        ("01_single_gpu", 2.0, "no: the loss"),
+        ("04_ddp_torchrun", 1.0, "no lesson 01"),
+    ],
+)
+def test_the_ladder_compares_with_lesson_01_if_that_was_run(tmp_path, first, loss, verdict):
+    """make run LESSONS=04 has nothing to compare with, and that is no failure."""
+    rows = [ladder.Climbed(lessons.get(stem), 1, 1.0) for stem in (first, "04_ddp_torchrun")]
+    rows[0].curve, rows[1].curve = [row(1, 1.0)], [row(1, loss)]
+    rows[1].verdict = ladder.judge(rows[1], rows[0], tmp_path)
+    assert rows[1].verdict.startswith(verdict)
+    assert rows[1].is_different() == (loss == 2.0)
+
+
 @pytest.mark.long
 def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "30")
