@@ -1,6 +1,7 @@
 """The exercises and their judge. The grader is graded here with mutants, other solutions and cheats; then
 every way in which people meet it: pytest, grade.py, Gradescope's bundle, each level of containment."""
 
+import contextlib
 import csv
 import io
 import json
@@ -82,6 +83,16 @@ def test_a_mutant_that_nobody_kills_is_found(whole, nursery):
     case = selftest.Case("mutant", "none at all", {THIRD: solution()}, "03.2b")
     row = selftest.run_case(one, case, nursery, whole=whole)
     assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
+
+
+def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
+    """It earns nothing that way, and says nothing of the grader."""
+    text = "import sys\nsys.modules['drive_03']\n" + solution()
+    with contextlib.closing(selftest.Canary()) as canary:
+        row = selftest.run_cheat(
+            selftest.CheatCase(judge.exercise("03"), "missed", {THIRD: text}, 0), nursery, canary
+        )
+    assert (row["right"], row["came"]) == (False, "what it attacks is not there")
 
 
 @pytest.mark.long
