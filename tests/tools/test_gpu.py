@@ -220,6 +220,12 @@ def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp
     assert not list(tmp_path.iterdir())
 
 
+def test_no_minutes_are_not_eight(tmp_path):
+    run = call("--rehearse", "--minutes", 0, "--stages", 1, "--out", tmp_path / "out", TMPDIR=str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    assert [row["verdict"] for row in kept(tmp_path / "out")["rows"]] == ["not run"]
+
+
 def test_sigterm_leaves_no_child_behind(tmp_path):
     mark = f"told-to-end-{os.getpid()}-{time.time()}"
     words = [sys.executable, TOOL, "--rehearse", "--stages", "2", "--out", tmp_path / "out"]
