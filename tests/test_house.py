@@ -170,6 +170,17 @@ def test_a_skip_is_listed_last_and_must_be_allowed(tmp_path, allowed, code):
     assert any("no test may be skipped because: needs a moon" in line for line in lines) == bool(code)
 
 
+def test_what_could_not_be_made_once_is_made_by_the_next_that_asks(once):
+    def fails(folder):
+        (folder / "half").mkdir()
+        raise OSError("on purpose")
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="on purpose"):
+            once("house", fails)
+    assert once("house", lambda folder: len(list(folder.iterdir()))) == 0
+
+
 def test_there_is_one_list_of_requirements():
     assert "- -r requirements.txt" in (ROOT / "environment.yml").read_text()
     lines = (ROOT / "requirements.txt").read_text().splitlines()
@@ -216,6 +227,7 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
 
 def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
     """Only the count is replaced: the lesson finds no GPU, and runs on the CPU."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # torchrun leaves a folder there
     small = ["--epochs", "1", "--train-size", "240", "--test-size", "60"]
     for gpus, is_shared in ((1, True), (2, False)):
         monkeypatch.setattr(ladder.workload, "gpu_count", lambda gpus=gpus: gpus)
@@ -243,7 +255,8 @@ def test_the_ladder_compares_with_lesson_01_if_that_was_run(tmp_path, first, los
 @pytest.mark.long
 def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "30")
-    result = call(sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,06", *sizes, cwd=tmp_path)
+    words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,06", *sizes)
+    result = call(*words, cwd=tmp_path, environment={"TMPDIR": str(tmp_path)})
     assert result.returncode == 0, result.stdout + result.stderr
     table = result.stdout.split("same curve\n")[1].splitlines()
     assert [line.split()[0] for line in table[:2]] == ["01_single_gpu", "06_multinode"]
@@ -256,7 +269,8 @@ def test_the_ladder_names_the_lesson_that_fails_and_shows_its_log(tmp_path):
     # 121 does not divide by two: lesson 01 climbs on, lesson 03 refuses.
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", "--batch-size", "121")
     words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,03", *sizes)
-    result = call(*words, cwd=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
+    environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)}
+    result = call(*words, cwd=tmp_path, environment=environment)
     assert result.returncode == 1
     assert result.stderr == "error: failed: 03_ddp_spawn\n"
     assert "03_ddp_spawn failed with status 2. Its log, out/03_ddp_spawn.log:" in result.stdout

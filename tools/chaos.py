@@ -52,8 +52,7 @@ class Run:
         self.words = [
             str(launcher.ROOT / "tests/helpers/victim.py") if word == script else word for word in words
         ]
-        (folder / ".tmp").mkdir(parents=True)
-        self.environment |= {"LESSON": script, "TMPDIR": str(folder / ".tmp")}
+        self.environment |= {"LESSON": script}
         self.code, self.left = None, []
         self.begin()
 

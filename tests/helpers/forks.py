@@ -32,7 +32,11 @@ class Forks:
         )
 
     def run(self, words, folder, environment, limit):
-        """Run the words of a command in a folder. Answers with the status and the processes still alive."""
+        """Run the words of a command in a folder, temporary files in its .tmp. Answers with the status and
+        the processes still alive."""
+        temporary = Path(folder, ".tmp")
+        temporary.mkdir(parents=True, exist_ok=True)
+        environment = environment | {"TMPDIR": str(temporary)}
         request = {"words": words, "folder": str(folder), "environment": environment, "limit": limit}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()

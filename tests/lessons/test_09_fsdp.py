@@ -44,8 +44,7 @@ def altered(forks, tmp_path):
 
 def launch(forks, folder, processes, *arguments):
     words, environment = launcher.command("09_fsdp", processes, *arguments)
-    (folder / ".tmp").mkdir(parents=True, exist_ok=True)
-    code, left = forks.run(words, folder, environment | {"TMPDIR": str(folder / ".tmp")}, limit=240)
+    code, left = forks.run(words, folder, environment, limit=240)
     assert not left, f"still alive after the run: {left}"
     stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
     return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")

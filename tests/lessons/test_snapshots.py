@@ -264,7 +264,6 @@ def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
         victim = launcher.ROOT / "tests/helpers/victim.py"
         words = [str(victim) if word.endswith(f"{STEM}.py") else word for word in words]
         environment |= {"LESSON": str(tmp_path / f"{STEM}.py")}
-        (tmp_path / folder).mkdir()
         code, left = forks.run(words, tmp_path / folder, environment, limit=120)
         assert (code, left) == (0, []), (tmp_path / folder / ".err").read_text()
         out = tmp_path / folder / "out"
