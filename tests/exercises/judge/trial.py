@@ -130,3 +130,15 @@ def unpacked(rank: int, value: list[int] | None) -> Any:
         return None if value is None else wire.unpack(bytes(value))
     except wire.BadFrame as error:
         raise Verdict("error", f"rank {rank} sent no valid result: {error}") from None
+
+
+def look(value: Any, *path: Any) -> Any:
+    """A part of what came, or None: it may be anything."""
+    for key in path:
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
