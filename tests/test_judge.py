@@ -708,7 +708,7 @@ def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         files, trouble = grade.opened(path, [third])
         assert not (files and trouble)
-        said.add(trouble[: len(name) + 18])
+        said.add(trouble[: len(name) + 19])
     assert f"{name} cannot be opened: " in said
 
 
