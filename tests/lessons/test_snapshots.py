@@ -140,10 +140,13 @@ def test_a_hostile_file_would_run_code(monkeypatch, tmp_path, kind):
     """As a pickle is read by default, and as torch.load reads it if it is told to."""
     monkeypatch.chdir(tmp_path)
     data = FOREIGN[kind][:-4]
-    with pytest.raises(pickle.UnpicklingError):
-        torch.load(io.BytesIO(data), weights_only=True)
-    assert not Path("was-here").exists()
-    pickle.loads(data) if kind == "a hostile pickle" else torch.load(io.BytesIO(data), weights_only=False)
+    if kind == "a hostile pickle":
+        pickle.loads(data)
+    else:
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(io.BytesIO(data), weights_only=True)
+        assert not Path("was-here").exists()
+        torch.load(io.BytesIO(data), weights_only=False)
     assert Path("was-here").exists()
 
 

@@ -211,11 +211,9 @@ def call(*words, **environment):
     )
 
 
-@pytest.mark.parametrize("stages", ["9", "0", "1,x", "-1"])
-def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp_path, stages):
-    words = ("--rehearse", f"--stages={stages}", "--out", tmp_path / "out")
-    run = call(*words, TMPDIR=str(tmp_path))
-    said = f"error: --stages are numbers from 1 to 8, not {stages.removeprefix('1,')}\n"
+def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp_path):
+    run = call("--rehearse", "--stages", "0,1,9,x", "--out", tmp_path / "out", TMPDIR=str(tmp_path))
+    said = "error: --stages are numbers from 1 to 8, not 0, 9, x\n"
     assert (run.returncode, run.stdout, run.stderr) == (1, "", said)
     assert not list(tmp_path.iterdir())
 
