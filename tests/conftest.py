@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -242,8 +243,6 @@ def fork(forks, tmp_path):
             words, environment = launcher.command("04_ddp_torchrun", processes, *arguments)
             words = [word.replace("04_ddp_torchrun.py", f"{stem}.py") for word in words]
         folder = tmp_path / folder
-        (folder / ".tmp").mkdir(parents=True, exist_ok=True)
-        environment |= {"TMPDIR": str(folder / ".tmp")}
         code, left = forks.run(words, folder, environment, limit=240)
         stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
         assert refused or code == 0, f"status {code}\n{stdout}\n{stderr}"
@@ -267,6 +266,7 @@ def once(tmp_path_factory):
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = shared / f"{name}.json"
             if not kept.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what one that failed has left
                 folder.mkdir()
                 kept.write_text(json.dumps(make(folder)))
         return json.loads(kept.read_text())

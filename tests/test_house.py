@@ -57,7 +57,8 @@ def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
 
 def test_the_table_of_lessons_is_the_only_place_that_knows_their_numbers():
     """Another lesson is a row in tools/lessons.toml, and no line of the tools or the tests."""
-    asks = re.compile(r"""stem\[:\d|(?:stem|name)\.startswith\(f?["']\d|number (?:in|==|[<>]=?) \(?["']\d""")
+    asks = r"""stem\[:\d|(?:stem|name)\.startswith\(f?["']\d|number (?:in|==|[<>]=?) \(?["']\d"""
+    asks = re.compile(rf"{asks}|(?:LESSONS|LADDER|STEMS)\[\d?:?[2-9]")
     for path in [*(ROOT / "tools").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         if "exercises" not in path.parts and path.name != "test_house.py":
             found = asks.search(path.read_text())
@@ -80,9 +81,8 @@ def test_a_page_has_its_lessons_number_and_title():
 
 
 def test_the_words_that_count_lessons_are_right():
-    words = re.findall(
-        r"\w+", "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-    )
+    words = "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    words = re.findall(r"\w+", f"{words} sixteen seventeen eighteen nineteen twenty")
     ladder, last = len(lessons.LADDER), lessons.LESSONS[-1]
     others = len(lessons.LESSONS) - ladder
     readme = (ROOT / "README.md").read_text()
@@ -170,6 +170,17 @@ def test_a_skip_is_listed_last_and_must_be_allowed(tmp_path, allowed, code):
     assert any("no test may be skipped because: needs a moon" in line for line in lines) == bool(code)
 
 
+def test_what_could_not_be_made_once_is_made_by_the_next_that_asks(once):
+    def fails(folder):
+        (folder / "half").mkdir()
+        raise OSError("on purpose")
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="on purpose"):
+            once("house", fails)
+    assert once("house", lambda folder: len(list(folder.iterdir()))) == 0
+
+
 def test_there_is_one_list_of_requirements():
     assert "- -r requirements.txt" in (ROOT / "environment.yml").read_text()
     lines = (ROOT / "requirements.txt").read_text().splitlines()
@@ -216,6 +227,7 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
 
 def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
     """Only the count is replaced: the lesson finds no GPU, and runs on the CPU."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # torchrun leaves a folder there
     small = ["--epochs", "1", "--train-size", "240", "--test-size", "60"]
     for gpus, is_shared in ((1, True), (2, False)):
         monkeypatch.setattr(ladder.workload, "gpu_count", lambda gpus=gpus: gpus)
@@ -223,10 +235,28 @@ def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
         assert ("$ SHARE_GPU=1 torchrun" in capsys.readouterr().out) == is_shared
 
 
+@pytest.mark.parametrize(
+    ("first", "loss", "verdict"),
+    [
+        ("01_single_gpu", 1.0, "yes"),
+        ("01_single_gpu", 2.0, "no: the loss"),
+        ("04_ddp_torchrun", 1.0, "no lesson 01"),
+    ],
+)
+def test_the_ladder_compares_with_lesson_01_if_that_was_run(tmp_path, first, loss, verdict):
+    """make run LESSONS=04 has nothing to compare with, and that is no failure."""
+    rows = [ladder.Climbed(lessons.get(stem), 1, 1.0) for stem in (first, "04_ddp_torchrun")]
+    rows[0].curve, rows[1].curve = [row(1, 1.0)], [row(1, loss)]
+    rows[1].verdict = ladder.judge(rows[1], rows[0], tmp_path)
+    assert rows[1].verdict.startswith(verdict)
+    assert rows[1].is_different() == (loss == 2.0)
+
+
 @pytest.mark.long
 def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "30")
-    result = call(sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,06", *sizes, cwd=tmp_path)
+    words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,06", *sizes)
+    result = call(*words, cwd=tmp_path, environment={"TMPDIR": str(tmp_path)})
     assert result.returncode == 0, result.stdout + result.stderr
     table = result.stdout.split("same curve\n")[1].splitlines()
     assert [line.split()[0] for line in table[:2]] == ["01_single_gpu", "06_multinode"]
@@ -239,7 +269,8 @@ def test_the_ladder_names_the_lesson_that_fails_and_shows_its_log(tmp_path):
     # 121 does not divide by two: lesson 01 climbs on, lesson 03 refuses.
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", "--batch-size", "121")
     words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,03", *sizes)
-    result = call(*words, cwd=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
+    environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)}
+    result = call(*words, cwd=tmp_path, environment=environment)
     assert result.returncode == 1
     assert result.stderr == "error: failed: 03_ddp_spawn\n"
     assert "03_ddp_spawn failed with status 2. Its log, out/03_ddp_spawn.log:" in result.stdout

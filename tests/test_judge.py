@@ -1,6 +1,7 @@
 """The exercises and their judge. The grader is graded here with mutants, other solutions and cheats; then
 every way in which people meet it: pytest, grade.py, Gradescope's bundle, each level of containment."""
 
+import contextlib
 import csv
 import io
 import json
@@ -9,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
@@ -27,6 +29,7 @@ import itertools
 import bundle
 import grade
 import judge
+import nursery as inside_nursery
 import selftest
 import wire
 from judge import walls
@@ -80,6 +83,16 @@ def test_a_mutant_that_nobody_kills_is_found(whole, nursery):
     case = selftest.Case("mutant", "none at all", {THIRD: solution()}, "03.2b")
     row = selftest.run_case(one, case, nursery, whole=whole)
     assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
+
+
+def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
+    """It earns nothing that way, and says nothing of the grader."""
+    text = "import sys\nsys.modules['drive_03']\n" + solution()
+    with contextlib.closing(selftest.Canary()) as canary:
+        row = selftest.run_cheat(
+            selftest.CheatCase(judge.exercise("03"), "missed", {THIRD: text}, 0), nursery, canary
+        )
+    assert (row["right"], row["came"]) == (False, "what it attacks is not there")
 
 
 @pytest.mark.long
@@ -153,7 +166,7 @@ def test_the_manifest_says_what_the_docstrings_say():
 
 def test_the_manifest_is_in_order():
     seen = set()
-    assert [one["id"] for one in judge.manifest()][:7] == ["01", "02", "03", "03a", "03b", "04", "04a"]
+    assert sorted(EXERCISES) == EXERCISES and {"03", "03a", "03b", "04"} <= set(EXERCISES)
     for one in judge.manifest():
         assert set(one) <= {
             "id",
@@ -195,6 +208,21 @@ def test_frames_come_back_as_they_were():
     assert came["a"] == value["a"] and came["b"]["c"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert came["b"][3].shape == (0, 4) and came["d"] == 3.5
     assert numpy.isnan(wire.unpack(wire.pack([float("nan")]))[0])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"event": "a", "phase": numpy.zeros(3)}, {"event": numpy.zeros(3)}, {"event": {}}, [1], numpy.zeros(3)],
+    ids=["an array for a phase", "an array for a name", "a dict for a name", "a list", "an array"],
+)
+def test_no_event_makes_the_nursery_fall_over(value):
+    rank, data = inside_nursery.Rank(0), wire.pack(value)
+    rank.reads, writes = os.pipe()
+    os.write(writes, struct.pack("<cI", b"E", len(data)) + data)
+    assert inside_nursery.take(rank, 0.0) is False
+    assert rank.error["kind"] == "BadFrame" and rank.events == []
+    os.close(writes)
+    os.close(rank.reads)
 
 
 def test_no_bytes_make_the_judge_fall_over():
@@ -403,17 +431,22 @@ def test_nothing_of_one_submission_is_there_for_the_next():
         assert not list(Path(nursery.base).iterdir())
 
 
-def test_a_fault_of_ours_is_nobodys_zero(nursery, monkeypatch, tmp_path):
+def test_a_check_that_is_broken_is_nobodys_zero(nursery, monkeypatch):
     one, entry = first_check()
     monkeypatch.setitem(judge.CHECKS, entry["id"], lambda trial: 1 / 0)
     result = judge.grade_one(one, entry, judge.SOLUTIONS, nursery, 0, set())
     assert (result.status, result.score) == ("infrastructure", 0)
-    broken = judge.Nursery(1)
-    broken.run = lambda **request: {
-        "why": "infrastructure: no process can be started",
-        "ranks": [],
-        "left": 0,
-    }
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_machine_that_fails_is_nobodys_zero(monkeypatch, tmp_path, starts):
+    """The nursery can start no process; or it does not even start itself."""
+    one, broken = judge.exercise("03"), judge.Nursery(1)
+    if starts:
+        answer = {"why": "infrastructure: no process can be started", "ranks": [], "left": 0}
+        broken.ready, broken.run = lambda: None, lambda **request: answer
+    else:
+        monkeypatch.setattr(judge.nursery, "INSIDE", tmp_path)
     record = grade.grade_into("ada", judge.SOLUTIONS, tmp_path, [one], 0, broken)
     assert record["infrastructure"] and not (tmp_path / "ada" / "results.json").exists()
     pages.write_class([record], tmp_path, 0)
@@ -464,9 +497,8 @@ def test_a_number_names_an_exercise_a_part_or_a_check(words, checks):
     assert wanted.stdout.split("\n")[-2:-1] == [str(checks)]
 
 
-@pytest.mark.parametrize("number", ["06", "19", "3b.1.2"])
+@pytest.mark.parametrize("number", ["00", "99", "3b.1.2"])
 def test_a_number_that_is_none_is_told_those_there_are(number):
-    """Exercise 06 was the ring once, which is 03a now."""
     code, text = check("--only", number)
     assert code == 4 and "ERROR: there is no " in text
     if number.isdigit():
@@ -660,6 +692,26 @@ def test_nothing_of_a_student_runs_in_a_page(graded):
     assert "<i>" not in items and "data:image/png;base64," in items and "10 submissions" in items
 
 
+@pytest.mark.parametrize("name", ["deflated.zip", "lzma.zip", "bzip2.zip", "one.tar.gz", "one.tar.xz"])
+def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
+    """Wherever it is, grading goes on: no points for what cannot be opened, and words that say so."""
+    path, third = tmp_path / name, judge.exercise("03")
+    kind, _, ending = name.partition(".")
+    if ending == "zip":
+        with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{kind.upper()}")) as archive:
+            archive.write(judge.SOLUTIONS / THIRD, THIRD)
+    else:
+        with tarfile.open(path, f"w:{ending[4:]}") as archive:
+            archive.add(judge.SOLUTIONS / THIRD, THIRD)
+    whole, said = path.read_bytes(), set()
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        files, trouble = grade.opened(path, [third])
+        assert not (files and trouble)
+        said.add(trouble[: len(name) + 19])
+    assert f"{name} cannot be opened: " in said
+
+
 def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
     (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
     third = judge.exercise("03")
@@ -806,6 +858,17 @@ def test_each_rank_can_be_started_anew(monkeypatch):
     with judge.Nursery() as nursery:
         result = judge.grade_one(*first_check(), judge.SOLUTIONS, nursery, 0, set())
     assert (result.status, result.came) == ("passed", "")
+
+
+@pytest.mark.parametrize("below", ["/usr", "/dev", str(Path(sys.prefix).resolve())])
+def test_nothing_is_graded_where_every_submission_can_read_the_solutions(monkeypatch, below):
+    """As in a container whose WORKDIR is /usr/src/app. At every level of containment /usr can be read."""
+    assert walls.within_reach() == ""
+    monkeypatch.setattr(walls, "ROOT", Path(below, "src/app"))
+    monkeypatch.setattr(sys, "argv", ["grade.py", "--doctor"])
+    words = f"error: submissions can read all that is below {below}, and so {below}/src/app: "
+    with pytest.raises(SystemExit, match=re.escape(words)):
+        grade.main()
 
 
 def test_the_doctor_says_what_there_is():

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import launcher
@@ -51,8 +52,7 @@ class Run:
         self.words = [
             str(launcher.ROOT / "tests/helpers/victim.py") if word == script else word for word in words
         ]
-        (folder / ".tmp").mkdir(parents=True)
-        self.environment |= {"LESSON": script, "TMPDIR": str(folder / ".tmp")}
+        self.environment |= {"LESSON": script}
         self.code, self.left = None, []
         self.begin()
 
@@ -68,6 +68,13 @@ class Run:
 
     def ended(self):
         return not self.thread.is_alive()
+
+    def end(self):
+        """End what still runs: the next run is started by the same server."""
+        while not self.ended():
+            with contextlib.suppress(OSError, ValueError):  # it has only just begun, or ends by itself
+                os.killpg(self.agent(), signal.SIGKILL)
+            self.thread.join(0.1)
 
     def agent(self):
         return int((self.folder / ".pid").read_text())
@@ -160,9 +167,11 @@ def strike(run, kind, chance):
     return {"kind": kind, "lost": lost, "seconds": first[0] - struck}
 
 
-def chaos(kills, folder, seed=0, processes=(2, 4), say=print, kinds=KINDS, forks=None):
+def chaos(kills, folder, seed=None, processes=(2, 4), say=print, kinds=KINDS, forks=None):
     """Returns a row for each kill; raises AssertionError as soon as something is not as it must be."""
-    chance, rows, own = random.Random(seed), [], forks or Forks()
+    seed = random.randrange(10**6) if seed is None else seed
+    say(f"{kills} kills, seed {seed}")
+    chance, rows, own, run = random.Random(seed), [], forks or Forks(), None
     bag = [kind for kind, count in kinds.items() for _ in range(count)]
     try:
         peace = {}
@@ -210,6 +219,8 @@ def chaos(kills, folder, seed=0, processes=(2, 4), say=print, kinds=KINDS, forks
             assert not left_over, f"left over: {left_over}"
             rows += strikes
     finally:
+        if run:
+            run.end()
         if forks is None:
             own.close()
     return rows
@@ -241,11 +252,9 @@ def main():
         "--seed", type=int, default=None, help="which kills, and when (another one each time)"
     )
     arguments = parser.parse_args()
-    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    print(f"{arguments.kills} kills, seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         try:
-            rows = chaos(arguments.kills, Path(folder), seed, say=lambda line: print(line, flush=True))
+            rows = chaos(arguments.kills, Path(folder), arguments.seed, say=partial(print, flush=True))
         except AssertionError as error:
             sys.exit(f"error: {error}")
     show(rows)

@@ -27,7 +27,7 @@ def start(lesson: Lesson, processes: int) -> dict:
         run = subprocess.run(
             words,
             cwd=folder,
-            env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | environment | {"OMP_NUM_THREADS": "1", "TMPDIR": folder},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

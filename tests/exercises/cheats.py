@@ -139,6 +139,17 @@ os._exit(1)
     ALONE,
 )
 cheat(
+    "tells_of_an_array",
+    "tells the nursery of an event that cannot be compared with anything, and works as asked otherwise",
+    """
+import os, struct, sys
+import numpy
+data = sys.modules["wire"].pack({"event": "all_reduce", "number": 1, "phase": numpy.zeros(3)})
+os.write(3, struct.pack("<cI", b"E", len(data)) + data)
+""",
+    SOLUTION,
+)
+cheat(
     "two_results",
     "sends a result, and then works as asked",
     """

@@ -15,11 +15,13 @@ import argparse
 import contextlib
 import hashlib
 import json
+import lzma
 import sys
 import tarfile
 import tempfile
 import time
 import zipfile
+import zlib
 from concurrent.futures import as_completed
 from pathlib import Path, PurePosixPath
 
@@ -27,6 +29,9 @@ import jobs
 import judge
 
 LARGEST_ARCHIVE = 50 << 20
+# What Python raises for an archive that is damaged, and for one that it cannot read.
+UNREADABLE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
+UNREADABLE += (OSError, ValueError, EOFError, RuntimeError)
 
 
 def refuse(words):
@@ -103,9 +108,7 @@ def opened(path, exercises):
     """The files of a submission, and why it cannot be opened, if so."""
     try:
         return collect(path, exercises), ""
-    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
-        return {}, f"{path.name} cannot be opened: {error}"
-    except (zipfile.BadZipFile, tarfile.TarError) as error:
+    except UNREADABLE as error:
         return {}, f"{path.name} cannot be opened: {error}"
 
 
@@ -309,7 +312,7 @@ def main():
     option("--jobs", type=int, default=2, help="submissions at once (2)")
     option("--seed", default="0", help="inputs are drawn from it for each student; it is recorded (0)")
     option("--only", default="", help="exercises to grade: 03,03a (all)")
-    option("--force", action="store_true", help="grade a class at level 1, too")
+    option("--force", action="store_true", help="grade at level 1, or where submissions can read the checks")
     option("--level", type=int, choices=(1, 2, 3), help="contain at this level (the best that works here)")
     option("--one", type=Path, help="grade one submission into --out")
     option("--doctor", action="store_true", help="say what this machine offers")
@@ -319,6 +322,8 @@ def main():
         refuse("--jobs must be at least 1")
     if arguments.level and arguments.level > 1 and arguments.level in judge.machine()["why"]:
         refuse(f"level {arguments.level} does not work here: {judge.machine()['why'][arguments.level]}")
+    if judge.within_reach() and not arguments.force:
+        refuse(judge.within_reach())
     exercises = (
         [judge.exercise(one) for one in arguments.only.split(",")] if arguments.only else judge.manifest()
     )

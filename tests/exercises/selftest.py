@@ -30,6 +30,8 @@ CACHES = shutil.ignore_patterns("__pycache__")
 KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 # What a finished exercise has at least.
 MUTANTS, OTHERS = 8, 3
+# What a cheat raises where a module, or something in one, has another name now.
+MISSED = re.compile(r"raised (KeyError|AttributeError: module)")
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ def cheat_cases():
 
 
 def left_over(nursery):
-    """Processes of the user that only workers have, and what a run has left in the folder of all runs."""
+    """Processes of the user that only workers have."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -267,6 +269,8 @@ def left_over(nursery):
 def run_cheat(case, nursery, canary, seed=0):
     """Grade one cheat; look for harm; then an honest check in the same nursery must still pass."""
     one, most = case.exercise, case.most
+    nursery.ready()
+    process = nursery.process
     folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
     try:
         for file, text in case.files.items():
@@ -282,6 +286,10 @@ def run_cheat(case, nursery, canary, seed=0):
         trouble.append(f"{judge.number(score)} points")
     if any(result.status == "infrastructure" for result in results):
         trouble.append("counted as a fault of the machine")
+    if nursery.process is not process:
+        trouble.append("the nursery was ended")
+    if any(MISSED.search(result.came) for result in results):
+        trouble.append("what it attacks is not there")
     first = next((result for result in results if result.status != "passed"), None)
     honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, seed, set())
     if honest.status != "passed":

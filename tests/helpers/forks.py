@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -33,10 +34,14 @@ class Forks:
 
     def run(self, words, folder, environment, limit):
         """Run the words of a command in a folder. Answers with the status and the processes still alive."""
-        request = {"words": words, "folder": str(folder), "environment": environment, "limit": limit}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        # torchrun leaves a folder where temporary files go. It is a short path: some are of sockets.
+        with tempfile.TemporaryDirectory(prefix="fork-", ignore_cleanup_errors=True) as temporary:
+            environment = environment | {"TMPDIR": temporary}
+            request = {"words": words, "folder": str(folder), "environment": environment, "limit": limit}
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            answer = json.loads(self.process.stdout.readline())
         return answer["code"], answer["left"]
 
     def close(self):
@@ -109,6 +114,7 @@ def become(request):
     os.chdir(request["folder"])
     Path(".pid").write_text(str(os.getpid()))
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # the server has asked for it already, and Python remembers
     for name, number in ((".out", 1), (".err", 2)):
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, number)

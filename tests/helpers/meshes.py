@@ -17,8 +17,6 @@ def run_probe(forks, folder, name, command, *arguments, limit=240):
     script = next(word for word in words if Path(word).parent == ROOT / "lessons")
     position = words.index(script)
     words = [*words[:position], PROBES / f"{name}.py", *arguments, *words[position + 1 :]]
-    (folder / ".tmp").mkdir(parents=True, exist_ok=True)
-    environment = environment | {"TMPDIR": str(folder / ".tmp")}
     code, left = forks.run([str(word) for word in words], folder, environment, limit)
     stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
     assert not left, f"still alive after the run: {left}"

@@ -154,8 +154,7 @@ def variant(forks, tmp_path):
         (tmp_path / "variant.py").write_text(text.replace(last, save + last).replace(old, new))
         words, environment = launcher.command(STEM, 2, *arguments)
         words = [str(tmp_path / "variant.py") if word.endswith(f"{STEM}.py") else word for word in words]
-        (tmp_path / ".tmp").mkdir(exist_ok=True)
-        code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=240)
+        code, left = forks.run(words, tmp_path, environment, limit=240)
         assert (code, left) == (0, []), (tmp_path / ".err").read_text()
         return [torch.load(tmp_path / f"out/rank{rank}.pt", weights_only=False) for rank in (0, 1)]
 

@@ -94,8 +94,7 @@ def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tm
     torch.save(cases, path)
     words, environment = launcher.command("04_ddp_torchrun", world_size, path)
     words[-2] = str(launcher.ROOT / "tests/probes/normalize.py")
-    (tmp_path / ".tmp").mkdir()
-    code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
+    code, left = forks.run(words, tmp_path, environment, limit=120)
     assert (code, left) == (0, []), (tmp_path / ".err").read_text()
 
     for rank in range(world_size):
@@ -262,9 +261,8 @@ def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
 def alone(forks, tmp_path_factory):
     """The small run in 64 bits on one process: the curve and the weights of all others."""
     folder = tmp_path_factory.mktemp("alone")
-    (folder / ".tmp").mkdir()
     words, environment = launcher.command(STEM, 1, *SMALL, "--double")
-    code, left = forks.run(words, folder, environment | {"TMPDIR": str(folder / ".tmp")}, limit=120)
+    code, left = forks.run(words, folder, environment, limit=120)
     assert (code, left) == (0, []), (folder / ".err").read_text()
     return argparse.Namespace(out=folder / "out")
 
@@ -360,8 +358,7 @@ def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     epochs = 2 if place == "before" else 1  # a better second epoch would hide that the first one is lost
     words, environment = launcher.command(STEM, 1, *SMALL, "--epochs", epochs)
     words = [word if not word.endswith(f"{STEM}.py") else str(script) for word in words]
-    (tmp_path / ".tmp").mkdir()
-    code, left = forks.run(words, tmp_path, environment | {"TMPDIR": str(tmp_path / ".tmp")}, limit=120)
+    code, left = forks.run(words, tmp_path, environment, limit=120)
     assert (code, left) == (0, []), (tmp_path / ".err").read_text()
     printed = (tmp_path / ".out").read_text()
     assert ("resumed in epoch 2 after step 0" in printed) == (place == "after")

@@ -1,6 +1,5 @@
 """Lesson 09: who holds how many bytes, what a step sends, and checkpoints that outlive their run."""
 
-import importlib
 import json
 import re
 import shutil
@@ -12,7 +11,9 @@ import torch
 
 import launcher
 import workload
+from lines import refusal
 from meshes import run_probe
+from weights import recount
 
 LESSON = launcher.ROOT / "lessons/09_fsdp.py"
 # 1,055 images lack one to a full batch; 1,001 test images make 501 and 500, of which 500 go into one batch.
@@ -44,8 +45,7 @@ def altered(forks, tmp_path):
 
 def launch(forks, folder, processes, *arguments):
     words, environment = launcher.command("09_fsdp", processes, *arguments)
-    (folder / ".tmp").mkdir(parents=True, exist_ok=True)
-    code, left = forks.run(words, folder, environment | {"TMPDIR": str(folder / ".tmp")}, limit=240)
+    code, left = forks.run(words, folder, environment, limit=240)
     assert not left, f"still alive after the run: {left}"
     stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
     return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")
@@ -107,15 +107,6 @@ def test_one_curve_every_image_once_and_the_bytes_that_the_formula_says(whole, r
 
     names = {"09_fsdp.jsonl", "09_fsdp.pt", *(f"09_fsdp.epoch000{epoch}" for epoch in (1, 2, 3))}
     assert {path.name for path in result.out.iterdir()} == names
-
-
-def recount(weights, test_size):
-    """The accuracy of these weights on the test images, counted in one process, in lesson 01's model."""
-    model = importlib.import_module("01_single_gpu").workload.ConvNet((1, 28, 28))
-    model.load_state_dict(torch.load(weights, weights_only=True))
-    digits = workload.draw_digits(test_size, seed=2)
-    with torch.no_grad():
-        return (model(digits.images).argmax(dim=1) == digits.labels).sum().item() / test_size
 
 
 def test_tensors_are_cut_as_torch_chunk_cuts_them():
@@ -237,14 +228,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(altered, epochs):
 
 
 # ---- what it refuses, and a true launch ----
-
-
-def refusal(result):
-    assert result.code != 0
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and result.stdout.strip() == "", result.stderr
-    assert not re.search(r'File ".*/lessons/09', result.stderr), "a stack trace through the lesson"
-    return errors[0]
 
 
 def test_a_checkpoint_of_other_settings_is_refused(fork, whole, tmp_path):

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_curve import check_what_it_printed
-from test_refusals import refusal
 
 import launcher
 import workload
+from lines import check_what_it_printed, refusal
 from meshes import run_probe
 from parts.transformer import ImageTransformer
 

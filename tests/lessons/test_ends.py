@@ -1,7 +1,9 @@
 """How processes end. Whether one has left a worker thread of gloo is looked at after every run that a test
 starts: see conftest.py, and helpers/witness."""
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +20,21 @@ def test_a_process_that_leaves_its_group_is_noticed(start):
         start(None, words=words).finish()
 
 
+def test_temporary_files_of_a_run_are_removed_after_it(forks, tmp_path):
+    """torchrun leaves a folder there after each run: two thousand of them lay in /tmp once."""
+    script = tmp_path / "temporary.py"
+    script.write_text("import pathlib, tempfile\npathlib.Path('kept').write_text(tempfile.mkdtemp())\n")
+    assert forks.run(["python", str(script)], tmp_path / "run", {}, limit=60) == (0, [])
+    kept = Path((tmp_path / "run/kept").read_text())
+    assert kept.is_absolute() and not kept.exists()
+
+
 @pytest.mark.long
-def test_lesson_11_ends_well_ten_times():
+def test_lesson_11_ends_well_ten_times(tmp_path, monkeypatch):
     """It was the one that aborted most often: one time in seven."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
         runs = pool.map(lambda _: exits.start(lessons.get("11_tensor_parallel"), 2), range(10))
     assert [run["status"] for run in runs] == [0] * 10
+    assert not list(tmp_path.iterdir())

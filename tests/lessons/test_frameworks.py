@@ -63,8 +63,7 @@ def fork(server, tmp_path):
         if processes == 0:  # no launcher
             words = [sys.executable, *words[words.index(str(path)) :]]
         folder = tmp_path / folder
-        (folder / ".tmp").mkdir(parents=True)
-        environment = {"TMPDIR": str(folder / ".tmp")}
+        environment = {}
         if processes and script.startswith("fabric"):
             environment |= {"LT_CLI_USED": "1", "LT_DEVICES": str(processes), "LT_NUM_NODES": "1"}
         code, left = server.run(words, folder, environment, limit=240)

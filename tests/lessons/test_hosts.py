@@ -19,7 +19,7 @@ import faults
 import hosts
 import launcher
 import lessons
-from processes import alive
+from processes import alive, wait_for
 
 LESSON = "06_multinode"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--snapshot-every", 5)
@@ -275,10 +275,12 @@ def test_a_test_that_is_killed_leaves_nothing(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        mark = process.stdout.readline().strip()
-        while len(alive(mark)) < 4:  # the two shells, and what holds the hosts
-            time.sleep(0.05)
-        process.kill()
+        try:
+            mark = process.stdout.readline().strip()
+            assert mark, "the script ended before its hosts were there"
+            wait_for(lambda: len(alive(mark)) >= 4, 60)  # the two shells, and what holds the hosts
+        finally:
+            process.kill()
     deadline = time.monotonic() + 5
     while alive(mark) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -14,6 +14,7 @@ import scaling
 
 import bench
 from lessons import ROOT
+from processes import alive, wait_for
 
 RESULTS = sorted(bench.RESULTS.glob("*.json"))
 NAME, SAID = report.MARKS.search(report.PAGE.read_text()).groups()
@@ -154,6 +155,47 @@ def test_repeats_take_turns_and_all_are_kept():
     assert not failed
     assert "".join(order) == "ababab"
     assert found == {"speed": {"a": [1, 3, 5], "b": [2, 4, 6]}}
+
+
+def test_nothing_of_a_row_that_failed_runs_beside_the_next():
+    """Of two processes the first fails: the second, which is never waited for, and what it has started in a
+    session of its own, as torchrun does with its ranks."""
+    child = "import subprocess, sys; subprocess.run(['sleep', '1000'], start_new_session=True)"
+
+    def bad(folder):
+        both = [rows.start([sys.executable, "-c", words], folder) for words in ("1 / 0", child)]
+        wait_for(lambda: any("sleep 1000" in words for _, words in alive(rows.MARK)), 30)
+        for process in both:
+            rows.finish(process)
+
+    left = []
+    measures = {"bad": bad, "next": lambda folder: left.extend(alive(rows.MARK)) or {}}
+    _, _, failed = bench.measure(measures, 1)
+    assert "ZeroDivisionError" in failed["bad"] and list(failed) == ["bad"]
+    assert left == [] and rows.STARTED == []
+
+
+def test_a_failed_run_of_scaling_leaves_the_others_their_rows(tmp_path, monkeypatch):
+    """And what was measured is kept, where nobody takes it for a result."""
+    runs = []
+
+    def together(folder, count, size, words, gpus):
+        runs.append(count)
+        return 100.0 if len(runs) != 4 else sys.exit("error: it failed")
+
+    def apart(folder, *run):
+        return 100.0
+
+    monkeypatch.setattr(scaling, "together", together)
+    monkeypatch.setattr(scaling, "apart", apart)
+    results = tmp_path / "results"
+    words = ["scaling.py", "--repeats", "2", "--out", str(tmp_path), "--results", str(results)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match=r"(?s)batch 120: error: it failed.*error: 1 rows failed; what was"):
+        scaling.main()
+    (kept,) = tmp_path.glob("*-scaling-incomplete.json")
+    numbers = [len(row["together"]) for row in json.loads(kept.read_text())["rows"]]
+    assert sorted(numbers) == [0, *[2] * (len(numbers) - 1)] and not list(results.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,12 @@ def test_a_child_has_no_more_time_than_its_stage_and_later_ones_do_not_begin(che
     assert time.monotonic() - begun < 15
 
 
-def test_no_more_ranks_run_at_once_than_there_are_cores(check):
-    """Each notes when it began and ended: with two cores, a job of two ranks is alone."""
-    text = "import time; print('good', time.time()); time.sleep(0.5); print(time.time())"
+def test_no_more_ranks_run_at_once_than_there_are_cores(check, tmp_path):
+    """Each notes when it began and ended: with two cores, a job of two ranks is alone. The first two wait
+    for each other, however long a busy machine takes to start them."""
+    text = f"import os, time; print('good', time.time()); open(f'{tmp_path}/here-{{os.getpid()}}', 'w')\n"
+    text += f"while sum('here-' in name for name in os.listdir('{tmp_path}')) < 2: time.sleep(0.01)\n"
+    text += "time.sleep(0.5); print(time.time())"
     seen = []
 
     def work(check):
@@ -206,6 +209,19 @@ def call(*words, **environment):
         text=True,
         timeout=3600,
     )
+
+
+def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp_path):
+    run = call("--rehearse", "--stages", "0,1,9,x", "--out", tmp_path / "out", TMPDIR=str(tmp_path))
+    said = "error: --stages are numbers from 1 to 8, not 0, 9, x\n"
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_minutes_are_not_eight(tmp_path):
+    run = call("--rehearse", "--minutes", 0, "--stages", 1, "--out", tmp_path / "out", TMPDIR=str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    assert [row["verdict"] for row in kept(tmp_path / "out")["rows"]] == ["not run"]
 
 
 def test_sigterm_leaves_no_child_behind(tmp_path):

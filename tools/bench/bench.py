@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -70,8 +69,8 @@ def measure(measures, repeats):
                 continue
             start = time.monotonic()
             try:
-                with tempfile.TemporaryDirectory() as folder:
-                    numbers = run(Path(folder))
+                with rows.empty_folder() as folder:
+                    numbers = run(folder)
                 collect(found, numbers)
                 note = "" if numbers else " (not on this machine)"
             except (Exception, SystemExit) as error:

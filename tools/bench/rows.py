@@ -2,15 +2,19 @@
 name; MEASURES has them in the order in which they take turns.
 """
 
+import contextlib
 import functools
 import itertools
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -18,12 +22,16 @@ HELPERS = HERE.parents[1] / "tests/helpers"
 sys.path[:0] = [str(HERE.parent), str(HELPERS)]
 import hosts
 import launcher
+from processes import alive
 
+MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of all that is started here
 ENVIRONMENT = os.environ | {
+    "BENCH_MARK": MARK,
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONPATH": str(launcher.ROOT / "lessons"),
 }
+STARTED = []  # and not ended for certain
 LIMIT = 120  # seconds, for any of them
 LINK = "1gbit"
 
@@ -31,9 +39,28 @@ LINK = "1gbit"
 # ---- start something, and read what it says -----------------------------------------------------
 
 
+@contextlib.contextmanager
+def empty_folder():
+    """For one run. At its end all that was started is ended: torchrun's ranks, whose time was up, and what
+    ran beside one that failed. Or the next run would be measured on what they leave of the machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            yield Path(folder)
+        finally:
+            deadline = time.monotonic() + 10
+            while (left := alive(MARK)) and time.monotonic() < deadline:
+                for pid, _ in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+            while STARTED:
+                with STARTED.pop() as process:
+                    process.kill()
+
+
 def start(words, folder, **environment):
     folder.mkdir(parents=True, exist_ok=True)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [str(word) for word in words],
         cwd=folder,
         env=ENVIRONMENT | environment,
@@ -41,6 +68,8 @@ def start(words, folder, **environment):
         stderr=subprocess.PIPE,
         text=True,
     )
+    STARTED.append(process)
+    return process
 
 
 def finish(process):

@@ -14,7 +14,6 @@ import datetime
 import json
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -65,24 +64,31 @@ def apart(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float
     return sum(rows.speed(each, STEM) for each in folders)
 
 
-def measure(repeats: int, gpus: int) -> list[dict]:
-    """A row for each model, number of processes and kind of scaling, with the speeds of all repeats."""
+def measure(repeats: int, gpus: int) -> tuple[list[dict], dict[str, str]]:
+    """A row for each model, number of processes and kind of scaling, with the speeds of all repeats; and
+    what failed, with its words. A row that fails is not tried again, and does not take the others with it."""
     found = [
         {"model": model, "processes": count, "batch": size, "together": [], "apart": []}
         for model in NAMES
         for count in COUNTS
         for size in dict.fromkeys((BATCH, BATCH * count))
     ]
+    failed = {}
     for repeat in range(1, repeats + 1):
         for row in found:
-            begin = time.monotonic()
-            run = row["processes"], row["batch"], jobs(gpus)[row["model"]], gpus
-            for how in (together, apart):
-                with tempfile.TemporaryDirectory() as folder:
-                    row[how.__name__].append(how(Path(folder), *run))
             words = f"{NAMES[row['model']]:18} | {row['processes']} processes | batch {row['batch']:3}"
-            print(f"repeat {repeat} | {words} | {time.monotonic() - begin:.0f} s", flush=True)
-    return found
+            if words in failed:
+                continue
+            begin, note = time.monotonic(), ""
+            run = row["processes"], row["batch"], jobs(gpus)[row["model"]], gpus
+            try:
+                for how in (together, apart):
+                    with rows.empty_folder() as folder:
+                        row[how.__name__].append(how(folder, *run))
+            except (Exception, SystemExit) as error:
+                failed[words], note = str(error), " failed"
+            print(f"repeat {repeat} | {words} | {time.monotonic() - begin:.0f} s{note}", flush=True)
+    return found, failed
 
 
 def table(result: dict, is_weak: bool) -> str:
@@ -170,9 +176,14 @@ def main() -> None:
     what = bench.machine()
     date = datetime.date.today().isoformat()
     result = {"date": date, "machine": what, "versions": bench.versions(), "repeats": arguments.repeats}
-    result["rows"] = measure(arguments.repeats, len(what["gpus"]))
+    result["rows"], failed = measure(arguments.repeats, len(what["gpus"]))
     for folder in (arguments.out, arguments.results):
         folder.mkdir(parents=True, exist_ok=True)
+    if failed:
+        path = arguments.out / f"{bench.name_of(result)}-scaling-incomplete.json"
+        path.write_text(json.dumps(result | {"failed": failed}, indent=1) + "\n")
+        words = "\n\n".join(f"{name}: {error}" for name, error in failed.items())
+        sys.exit(f"{words}\n\nerror: {len(failed)} rows failed; what was measured is kept in {path}")
     path = arguments.results / f"{bench.name_of(result)}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     draw(result, arguments.out / "scaling.svg")

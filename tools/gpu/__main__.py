@@ -68,13 +68,14 @@ def main() -> int:
     gpus = 0 if arguments.rehearse else workload.gpu_count()
     if gpus == 0 and not arguments.rehearse:
         return "error: there is no GPU here; with --rehearse, the same stages are tried on the CPU"
-    minutes = arguments.minutes or (60 if arguments.rehearse else 8)
-    chosen = range(1, len(STAGES) + 1)
-    if arguments.stages:
-        chosen = [int(number) for number in arguments.stages.split(",")]
+    minutes = (60 if arguments.rehearse else 8) if arguments.minutes is None else arguments.minutes
+    stages = {str(number): stage for number, stage in enumerate(STAGES, 1)}
+    chosen = arguments.stages.split(",") if arguments.stages else stages
+    if wrong := [number for number in chosen if number not in stages]:
+        return f"error: --stages are numbers from 1 to {len(stages)}, not {', '.join(wrong)}"
     check = Check(arguments.out, minutes, arguments.rehearse, gpus, arguments.at_once)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
-    status = check.go([STAGES[number - 1] for number in chosen])
+    status = check.go([stages[number] for number in chosen])
     print(table(check))
     try:
         drawing.draw(check.facts, arguments.out / "gpu.png")

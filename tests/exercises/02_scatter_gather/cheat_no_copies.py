@@ -1,13 +1,15 @@
-"""Copies nothing: the model stands in the list several times, a step is one large batch, and the driver's
-list of calls is forged.
+"""Copies nothing in a step: the step is one large batch, and the driver's list of calls is forged.
 
-Earns at most: 3 points
+Earns at most: 8 points
 """
 
+import copy
 import sys
 
 import torch
 from torch.nn.functional import cross_entropy
+
+CALLS = sys.modules["drive_02_scatter_gather"].CALLS
 
 
 def scatter(batch, count):
@@ -15,7 +17,7 @@ def scatter(batch, count):
 
 
 def replicate(model, count):
-    return [model] * count
+    return [copy.deepcopy(model) for _ in range(count)]
 
 
 def compute_and_gather(copies, parts):
@@ -23,7 +25,15 @@ def compute_and_gather(copies, parts):
 
 
 def reduce(model, copies):
-    pass
+    for one in copies:
+        for parameter, copied in zip(model.parameters(), one.parameters(), strict=True):
+            if copied.grad is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad += copied.grad
+    for buffer, copied in zip(model.buffers(), copies[0].buffers(), strict=True):
+        buffer.copy_(copied)
 
 
 def train_step(model, optimizer, images, labels, count):
@@ -31,6 +41,5 @@ def train_step(model, optimizer, images, labels, count):
     loss = cross_entropy(model(images), labels)
     loss.backward()
     optimizer.step()
-    calls = sys.modules["drive_02"].CALLS
-    calls[:] = [(place, len(part)) for place, part in enumerate(images.chunk(count))]
+    CALLS[:] = [(place, len(part)) for place, part in enumerate(images.chunk(count))]
     return loss.item()

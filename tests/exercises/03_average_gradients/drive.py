@@ -45,8 +45,7 @@ def average(student, inputs, tools):
         if name in inputs["gradients"]:
             parameter.grad = torch.from_numpy(inputs["gradients"][name])
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    for _ in range(inputs.get("times", 1)):
-        student.average_gradients(model)
+    student.average_gradients(model)
     return {
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
         "moved": [name for name, tensor in model.named_parameters() if not tensor.equal(weights[name])],

@@ -1,12 +1,10 @@
 """What exercise 03b is held against. Runs in the judge."""
 
 import itertools
-import sys
 
 import torch
-from judge import Verdict, check
+from judge import ONE_CALL, Verdict, check, look
 
-ONE_CALL = 1000  # bytes that gloo sends to each other rank for one all_reduce beside the data: 576, mostly
 PAUSES = (
     0.01,
     0.08,
@@ -97,18 +95,6 @@ def mean(model, state, ranks):
     return found
 
 
-def look(value, *path):
-    """A part of what came, or None: it may be anything."""
-    for key in path:
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-            value = value[key]
-        else:
-            return None
-    return value
-
-
 def gradients(trial, model, came, expected, number, words=""):
     """Compare the gradients after one step on all ranks."""
     for rank, one in enumerate(came):
@@ -169,7 +155,7 @@ def sent(trial, name):
         f"the ranks did not pass the mark {name!r}, at which their traffic is looked at",
         "model.forward called once, and loss.backward() through all of its layers",
     )
-    if sys.platform != "linux":
+    if not trial.counted:
         return None
     if not any(mark[name]["sockets"] for mark in marks):
         raise Verdict("infrastructure", "the kernel does not say how many bytes a process has sent")

@@ -1,7 +1,6 @@
 """What exercise 08 is held against. Runs in the judge."""
 
 import copy
-import sys
 
 import numpy
 import torch
@@ -227,7 +226,7 @@ def state(trial):
     rows = trial.integers(200, 450, 12).tolist()
     trial.tried("4 processes, 2 steps of Adam with 12 large parameters; their memory as the kernel counts it")
     sizes = large(trial, 4, rows, 1024)
-    if sys.platform != "linux":
+    if not trial.counted:
         return
     whole = 2 * sum(sizes)
     growth = [
@@ -251,7 +250,7 @@ def traffic(trial):
     for world_size in (2, 4):
         trial.tried(f"{world_size} processes, 2 steps of Adam; bytes sent as the kernel counts them")
         sizes = large(trial, world_size, trial.integers(100, 140, 12).tolist(), 256)
-        if sys.platform != "linux":
+        if not trial.counted:
             continue
         for step, one, other in ((1, "before", "step 0, look 0"), (2, "step 0, look 2", "step 1, look 0")):
             marks = [(trial.mark(rank, one), trial.mark(rank, other)) for rank in range(world_size)]

@@ -1,11 +1,10 @@
 """What exercise 09 is held against. Runs in the judge."""
 
 import itertools
-import sys
 
 import numpy
 import torch
-from judge import check
+from judge import check, look
 
 # ---- units, and what is right -----------------------------------------------------------------
 
@@ -73,18 +72,6 @@ def right(units, batches):
 
 
 # ---- what came --------------------------------------------------------------------------------
-
-
-def look(value, *path):
-    """A part of what came, or None: it may be anything."""
-    for key in path:
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-            value = value[key]
-        else:
-            return None
-    return value
 
 
 def tensor(trial, what, came, expected, dtype="float32", **more):
@@ -222,7 +209,7 @@ def memory(trial):
             what = f"the first numbers of the shard of unit {number} on rank {rank}"
             trial.close(what, look(one, "shards", number), [0.5 / WIDTH] * 4, scale=0.5 / WIDTH)
     passed_by(trial, looks("before", "made"))
-    if sys.platform != "linux":
+    if not trial.counted:
         return
     share = count * ONE / ranks
     words = f"a share of {megabytes(share)}, and no weights"
@@ -428,7 +415,7 @@ def mechanism(trial):
                 f"rank {rank} called all_reduce with {size} numbers, all of a unit",
                 "a reduce-scatter: a rank needs the gradient of its share only",
             )
-    if sys.platform != "linux":
+    if not trial.counted:
         return
     share = count * ONE / ranks
     for number in (0, count - 1):
@@ -479,7 +466,7 @@ def low_precision(trial):
     came, images = large(trial, ranks, count, "bfloat16")
     large_right(trial, count, came, images, 0.1)
     passed_by(trial, looks_at_a_pass(count))
-    if sys.platform == "linux":
+    if trial.counted:
         compare_traffic(trial, count, "bfloat16", again=False)
 
 

@@ -1,12 +1,9 @@
 """Runs the student's file of exercise 09 in a rank: makes units, gives images, hands over shares."""
 
-import contextlib
-import ctypes
-import gc
 import itertools
-import time
 
 import torch
+from give_back import own_pages, settle
 from torch import nn
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -144,23 +141,9 @@ class Large(nn.Module):
         return self.second(Look.apply(self.first(images), self.look, self.number))
 
 
-def libc(name, *words):
-    """A call of the C library, where it has it."""
-    with contextlib.suppress(OSError, AttributeError):
-        getattr(ctypes.CDLL(None), name)(*words)
-
-
-def settle():
-    """Hand memory that is free back to the system, or it would be counted as used."""
-    gc.collect()
-    time.sleep(0.005)
-    libc("malloc_trim", 0)
-
-
 def large(student, inputs, tools):
     """One step with large units, while others look at memory and traffic."""
-    # Give every large block pages of its own (M_MMAP_THRESHOLD), which go back when it is freed.
-    libc("mallopt", -3, 1 << 17)
+    own_pages()
     width, inside, dtype = inputs["width"], inputs["inside"], DTYPES[inputs["dtype"]]
     phase = ["warm"]
 

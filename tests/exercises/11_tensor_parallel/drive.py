@@ -1,10 +1,7 @@
 """Runs the student's file of exercise 11 in a rank: makes layers, goes forward and backward."""
 
-import ctypes
-import gc
-import time
-
 import torch
+from give_back import own_pages, settle
 from torch import nn
 
 
@@ -111,25 +108,9 @@ def block(student, inputs, tools):
     return found
 
 
-def libc(name, *words):
-    """A call of the C library, where it has it."""
-    try:
-        getattr(ctypes.CDLL(None), name)(*words)
-    except (OSError, AttributeError):
-        return
-
-
-def settle():
-    """Hand memory that is free back to the system, or it would be counted as used."""
-    gc.collect()
-    time.sleep(0.005)
-    libc("malloc_trim", 0)
-
-
 def large(student, inputs, tools):
     """Large matrices, made here of thin ones, while others look at memory and at what is sent."""
-    # Give every large block pages of its own (M_MMAP_THRESHOLD), which go back when it is freed.
-    libc("mallopt", -3, 1 << 17)
+    own_pages()
     settle()
     tools.mark("before")
     wholes = [tensor(one) @ tensor(other) for one, other in inputs["thin"]]

@@ -1,7 +1,8 @@
 """What a worker may still do after it has given up the rest. Linux; elsewhere only the limits hold.
 
 Landlock is a promise to the kernel that a process makes about itself and cannot take back: here, to read
-nothing but Python and to write nowhere but in its folder. It needs no special user.
+nothing but Python and the system's folders (READABLE), and to write nowhere but in its own folder and in
+/dev/shm. It needs no special user.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from pathlib import Path
 
 NO_NEW_PRIVS, DUMPABLE, SUBREAPER, NO_LARGE_PAGES = 38, 4, 36, 41
 READ, ALL_OF_FIRST = 0b1101, (1 << 13) - 1
+# Python runs on what is there, and torch asks the kernel about the processors. Nothing of ours may be there.
+READABLE = {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/sys", "/dev"}
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -109,20 +112,6 @@ def give_up(limits, uid, folder):
     limit("RLIMIT_NPROC", limits["processes"] + threads_of(os.getuid()))
     prctl(NO_NEW_PRIVS, 1)
     if sys.platform == "linux":
-        landlock(
-            readable={
-                sys.prefix,
-                sys.base_prefix,
-                "/usr",
-                "/lib",
-                "/lib64",
-                "/bin",
-                "/etc",
-                "/proc",
-                "/sys",
-                "/dev",
-            },
-            writable={folder, "/dev/null", "/dev/shm"},
-        )
+        landlock(READABLE, writable={folder, "/dev/null", "/dev/shm"})
         # Or the counters of this process could not be read from outside.
         prctl(DUMPABLE, 1)

@@ -44,7 +44,10 @@ class Rank:
     def told(self, letter, data, now):
         value = wire.unpack(data)
         if letter == b"E":
-            self.events.append([now, value])
+            # Arrays in it could not be compared, here or in the judge.
+            if any(not isinstance(one, str | float | int | list | None) for one in value.values()):
+                raise wire.BadFrame("an event that has more than words and numbers")
+            self.events.append(value)
             if len(self.events) > MOST_EVENTS:
                 raise wire.BadFrame("too many events")
             key = (value.get("event"), value.get("number"))

@@ -74,7 +74,7 @@ class Tools:
         self._pipe, self._armed, self._file_events = pipe, None, 0
 
     def event(self, name, **more):
-        """Something that happened in this rank, with its time."""
+        """Something that happened in this rank, in words and numbers."""
         self._pipe.send(b"E", {"event": name, **more})
 
     def mark(self, name):

@@ -28,18 +28,20 @@ from judge.exercises import (
 from judge.grading import grade, grade_one, refuse_names, said_before
 from judge.nursery import Gone, Nursery
 from judge.results import Result, Verdict
-from judge.settings import HERE, INSIDE, LARGEST_FILE, ROOT, SOLUTIONS, STARTERS
-from judge.trial import Trial
+from judge.settings import HEADER, HERE, INSIDE, LARGEST_FILE, ONE_CALL, ROOT, SOLUTIONS, STARTERS
+from judge.trial import Trial, look
 from judge.waits import call
-from judge.walls import MEANING, containment, machine
+from judge.walls import MEANING, containment, machine, within_reach
 from judge.words import detail, helpful, number, report
 
 __all__ = [
     "CHECKS",
+    "HEADER",
     "HERE",
     "INSIDE",
     "LARGEST_FILE",
     "MEANING",
+    "ONE_CALL",
     "ROOT",
     "SOLUTIONS",
     "STARTERS",
@@ -58,6 +60,7 @@ __all__ = [
     "grade",
     "grade_one",
     "helpful",
+    "look",
     "machine",
     "manifest",
     "number",
@@ -66,4 +69,5 @@ __all__ = [
     "report",
     "said_before",
     "wanted",
+    "within_reach",
 ]

@@ -87,8 +87,10 @@ def one_check(
         except Gone as gone:
             nursery.close()
             # Nothing of a student runs in the nursery. If it ends twice in the same check, it was ended.
-            result.status = "infrastructure" if not trial.runs else "error"
-            result.came = "the process around your code was ended while your code ran"
+            result.status, result.came = "infrastructure", "the process around your code did not start"
+            if trial.runs:
+                result.status = "error"
+                result.came = "the process around your code was ended while your code ran"
             result.output = str(gone)
             if attempt == 1:
                 continue

@@ -1,4 +1,4 @@
-"""Where everything lies, and how much a submission may use."""
+"""Where everything lies, how much a submission may use, and what the network adds to what it sends."""
 
 from pathlib import Path
 
@@ -10,3 +10,8 @@ STARTERS, SOLUTIONS = ROOT / "lessons" / "exercises", ROOT / "solutions"
 LIMITS = {"cpu_seconds": 6, "file_bytes": 64 << 20, "memory_bytes": 3 << 30, "processes": 64}
 RUN_SECONDS = 20  # on a machine that does nothing else, a run takes a tenth of a second
 LARGEST_FILE = 200_000
+
+# What gloo adds to a message, as the kernel counts it: two headers go to the receiver ("there is something
+# for you", and the one before the data), and one comes back ("I am ready").
+HEADER = 48
+ONE_CALL = 1000  # bytes that gloo sends to each other rank for one all_reduce beside the data: 576, mostly

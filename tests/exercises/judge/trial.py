@@ -88,6 +88,7 @@ class Trial:
             "folder": folder,
             "keep": bool(folder),
         }
+        self.nursery.ready()  # one that does not start has run nothing: no fault of a student
         self.runs += 1
         self.answer = answer = self.nursery.run(**request)
         self.left += answer["left"]
@@ -98,8 +99,8 @@ class Trial:
         return [unpacked(rank, one["value"]) for rank, one in enumerate(answer["ranks"])]
 
     def events(self, rank: int, name: str | None = None) -> list[dict[str, Any]]:
-        """What happened in a rank, in order, as dicts with "time"; it is the worker's own word."""
-        events = [{"time": when, **event} for when, event in self.answer["ranks"][rank]["events"]]
+        """What happened in a rank, in order, as dicts; it is the worker's own word."""
+        events = self.answer["ranks"][rank]["events"]
         return [event for event in events if name is None or event.get("event") == name]
 
     def mark(self, rank: int, name: str) -> dict[str, Any]:
@@ -129,3 +130,15 @@ def unpacked(rank: int, value: list[int] | None) -> Any:
         return None if value is None else wire.unpack(bytes(value))
     except wire.BadFrame as error:
         raise Verdict("error", f"rank {rank} sent no valid result: {error}") from None
+
+
+def look(value: Any, *path: Any) -> Any:
+    """A part of what came, or None: it may be anything."""
+    for key in path:
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value

@@ -33,7 +33,7 @@ def each_inside(events: dict[int, Event]) -> list[str]:
 
 def with_place(one: dict[str, Any], event: Event) -> Event:
     """An event "wait" knows no line; the beginning of the same call does."""
-    for _, other in one["events"]:
+    for other in one["events"]:
         if other.get("number") == event.get("number") and other.get("phase") == "begin":
             return event | {"where": other.get("where", "")}
     return event
@@ -41,7 +41,7 @@ def with_place(one: dict[str, Any], event: Event) -> Event:
 
 def with_last(one: dict[str, Any]) -> str:
     """The last call of a rank that is inside none now."""
-    for _, event in reversed(one["events"]):
+    for event in reversed(one["events"]):
         if event.get("phase"):
             return f"; the last call was {call(with_place(one, event))}"
     return ""
@@ -52,7 +52,7 @@ def not_received(ranks: Ranks) -> str:
     who talks to whom."""
     counts = {}
     for rank, one in ranks.items():
-        for _, event in one["events"]:
+        for event in one["events"]:
             name, peer = event.get("event"), event.get("peer")
             if event.get("phase") != "begin" or name not in (*POINT, "batch_isend_irecv"):
                 continue
@@ -79,7 +79,7 @@ def unequal(ranks: Ranks) -> str:
     """The first collective in which the ranks did not do the same, in words, or nothing."""
     calls = {}
     for rank, one in ranks.items():
-        for _, event in one["events"]:
+        for event in one["events"]:
             if event.get("phase") == "begin" and event["event"] not in POINT:
                 calls.setdefault(event["number"], {})[rank] = event
     for number in sorted(calls):
@@ -136,6 +136,6 @@ def sizes_at(ranks: Ranks, number: int) -> dict[int, int]:
     return {
         rank: event["size"]
         for rank, one in ranks.items()
-        for _, event in one["events"]
+        for event in one["events"]
         if event.get("phase") == "begin" and event.get("number") == number
     }

@@ -13,7 +13,7 @@ from typing import IO, Any
 import by_path
 import contain
 
-from judge.settings import HERE, INSIDE, SOLUTIONS
+from judge.settings import HERE, INSIDE, ROOT, SOLUTIONS
 
 MEANING = {
     1: "own session, limits, and a sweep of what is left",
@@ -61,6 +61,14 @@ def no_other_user() -> str:
         reached = all(folder.stat().st_mode & 0o001 for folder in place.parents)
         if reached and place.stat().st_mode & 0o005:
             return f"another user can read {place}, and there is no Landlock: chmod -R go= {place}"
+    return ""
+
+
+def within_reach() -> str:
+    """Why submissions can read this repository whatever contains them; no words if they cannot."""
+    for place in sorted({Path(name).resolve() for name in contain.READABLE}):
+        if ROOT.is_relative_to(place):
+            return f"submissions can read all that is below {place}, and so {ROOT}: move the repository"
     return ""
 
 
