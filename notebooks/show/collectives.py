@@ -191,6 +191,7 @@ def draw_waits(waits):
         axes.set_yticks(range(len(waits)), list(waits), size=9)
         axes.tick_params(length=0, pad=1)
         axes.spines[:].set_visible(False)
+        axes.tick_params(axis="y", pad=4)
         axes.set_title(f"rank {late} is late", size=9, loc="center", pad=3)
         axes.set_xlabel("rank", size=9, labelpad=1)
     return figure

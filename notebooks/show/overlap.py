@@ -121,9 +121,10 @@ def draw_steps(steps):
         for rank, of_rank in enumerate(ranks):
             shift = of_rank[middle]["begin"] - start
             threads = [*of_rank[middle]["threads"].values(), [], []]
-            for name, row in zip(("", ", gloo 1", ", gloo 2"), threads, strict=False):
+            names = (f"rank {rank}", f"rank {rank}, gloo 1", f"rank {rank}, gloo 2")
+            for name, row in zip(names, threads, strict=False):
                 drawn = [bar for bar in row if bar[2] in COLOURS]
-                rows[f"rank {rank}{name}"] = [(begin + shift, end + shift, kind) for begin, end, kind in drawn]
+                rows[name] = [(begin + shift, end + shift, kind) for begin, end, kind in drawn]
             for begin, _, _ in bars(of_rank[middle], "handed over"):
                 axes.plot(begin + shift, -3 * rank, "|", color=INK, markersize=18, markeredgewidth=1.5)
         timeline(axes, rows, COLOURS)

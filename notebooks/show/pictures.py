@@ -78,7 +78,7 @@ def box(axes, x, y, width, height, title, text="", colour=BLUE, size=9):
     """A box with a title and some lines. Light inside: dark text must be readable on it."""
     style = "round,pad=0.02,rounding_size=0.15"
     patch = FancyBboxPatch(
-        (x, y), width, height, boxstyle=style, facecolor=colour + "26", edgecolor=colour, lw=1.5
+        (x, y), width, height, boxstyle=style, facecolor=colour + "14", edgecolor=colour, lw=1.5
     )
     axes.add_patch(patch)
     middle, top = x + width / 2, y + height

@@ -24,8 +24,8 @@ def play(world_size, steps):
 def draw(world_size, steps, names):
     """A panel for each step: the first half of the steps on the left, the second on the right."""
     states, half = play(world_size, steps), world_size - 1
-    size = (4.2, 0.6 + (0.5 + 0.24 * world_size) * world_size)
-    figure, grid = plt.subplots(world_size, 2, figsize=size, squeeze=False)
+    size = (4.2, 0.6 + (0.45 + 0.24 * world_size) * world_size)
+    figure, grid = plt.subplots(world_size, 2, figsize=size, squeeze=False, layout="constrained")
     figure.suptitle(f"{world_size} processes", size=11, weight="bold")
     figure.get_layout_engine().set(h_pad=0.08)  # the ranks' numbers belong to the panel above them
     panel(grid[0, 0], states[0], [], "start")

@@ -65,5 +65,6 @@ def draw_schedule(logs):
                     start + 0.5, -stage, text, ha="center", va="center", size=9, weight=weight, color=DARK
                 )
     axes.set_yticks([0, -1], ["stage 0", "stage 1"])
+    axes.margins(x=0)
     axes.set(xticks=[], xlabel="order of work", title="F: forward, B: backward, v: version")
     axes.tick_params(axis="y", length=0)
