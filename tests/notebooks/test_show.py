@@ -366,3 +366,17 @@ def test_letters_in_tiles_can_be_read_on_any_page(out, draw):
                     found += 1
                     assert face[3] == 1 and contrast(text.get_color(), face[:3]) > 4.5, text.get_text()
     assert found >= 3
+
+
+def test_no_line_is_longer_than_a_page_shows(out, capsys):
+    words = " ".join(["about twenty letters"] * 10)
+    assert show.folded("short\n    indented\n") == "short\n    indented\n"
+    lines = show.folded(f"{words}\nshort\n", " \\").splitlines()
+    assert max(map(len, lines)) <= 100 and [line.endswith(" \\") for line in lines] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    show.launch("python -c pass", quiet=True).end()
+    assert capsys.readouterr().out == ""
