@@ -9,7 +9,6 @@ from pathlib import Path
 from IPython.display import display
 
 from show.folders import LESSONS
-from show.processes import folded
 from show.sentences import SENTENCES
 
 LONGEST = 12  # lines of a fence: more than that nobody reads at once
@@ -165,5 +164,5 @@ def variant(stem, out, name, changes):
     before = (LESSONS / f"{stem}.py").read_text().splitlines()
     for line in difflib.unified_diff(before, text.splitlines(), n=0, lineterm=""):
         if line[0] in "+-" and line[:3] not in ("+++", "---"):
-            print(folded(line))
+            print(line)
     return path
