@@ -1,6 +1,6 @@
-"""Lesson 05: snapshots, so that a crash costs a few steps and not the run.
+r"""Lesson 05: snapshots, so that a crash costs a few steps and not the run.
 
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/05_snapshots.py --snapshot-every 30 --crash-at 3
 
 You will see a process killed in the middle of epoch 3, both go on after step 30, and lesson 01's

@@ -1,12 +1,12 @@
-"""Lesson 06: many machines.
+r"""Lesson 06: many machines.
 
     bash lessons/launch/two_terminals.sh
 
 You will see lesson 01's losses again, from two torchrun agents that stand for two machines.
 All resume from the newest snapshot that a machine has. On real machines, on each, with the
 name of one as HOST:
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 2 \\
-        --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 2 \
+        --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         --rdzv-id rungs lessons/06_multinode.py
 """
 

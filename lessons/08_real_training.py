@@ -1,6 +1,6 @@
-"""Lesson 08, grown from lesson 05: a whole pipeline, as one would run it.
+r"""Lesson 08, grown from lesson 05: a whole pipeline, as one would run it.
 
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/08_real_training.py
 
 You will see a narrow ResNet-18 learn 2,400 digits in four epochs, with batch norm over all

@@ -31,7 +31,7 @@ STARTED_BY = {
 
 def command(path):
     """The first indented block of the lesson's docstring."""
-    docstring = path.read_text().split('"""')[1].replace("\\\\\n", "\\\n")
+    docstring = path.read_text().split('"""')[1]
     block = re.search(r"\n\n((?: {4}.*\n)+)", docstring)
     if not block:
         raise SystemExit(f"error: the docstring of {path} has no indented command")

@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 from show.folders import LESSONS, ROOT
 from show.pictures import (
     BLUE,
+    DARK,
     GREEN,
     GREY,
     HATCHES,
@@ -32,6 +33,7 @@ from show.pictures import (
     curves,
     picture,
     slider,
+    tile,
     timeline,
 )
 from show.processes import Running, folded, launch, plain, ranks, run

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
-from matplotlib.colors import to_rgba
 
-from show.pictures import GREY, INK, ORANGE, RANKS, picture
+from show.pictures import DARK, GREY, INK, ORANGE, RANKS, picture, tile
 from show.processes import Running
 
 WIDTH = 3.45  # inches: 380 pixels, so that a phone shows the picture as large as it is
 LONG = 0.25  # seconds: half of how late a rank comes
+WAIT = tile(ORANGE, 0.55)
 
 
 class Ranks:
@@ -136,10 +136,10 @@ def draw_chunk(axes, rank, row, number, world_size):
     face = "none"
     if digits:  # whose chunks were added up: as many digits. Which chunk it is: the digit
         strength = 0.3 + 0.45 * (len(digits) - 1) / (world_size - 1)
-        face, edge = to_rgba(RANKS[digits[0] - 1], strength), {"lw": 0}
+        face, edge = tile(RANKS[digits[0] - 1], strength), {"lw": 0}
     axes.add_patch(plt.Rectangle((rank - 0.46, row - 0.42), 0.92, 0.84, facecolor=face, **edge))
     weight = "bold" if len(digits) == world_size else "normal"
-    axes.text(rank, row, number or "", ha="center", va="center", size=8.5, weight=weight, color=INK)
+    axes.text(rank, row, number or "", ha="center", va="center", size=8.5, weight=weight, color=DARK)
 
 
 def describe(before, after):
@@ -162,9 +162,9 @@ def draw_time(waited, late, seconds=0.5):
         if rank == late:
             axes.barh(rank, start, height=0.6, facecolor="none", edgecolor=GREY, ls=":")
             axes.text(start / 2, rank, "not there yet", ha="center", va="center", size=9)
-        axes.barh(rank, length, left=start, height=0.6, color=to_rgba(ORANGE, 0.55))
+        axes.barh(rank, length, left=start, height=0.6, color=WAIT)
         if rank != late:
-            axes.text(length / 2, rank, "waits", ha="center", va="center", size=9)
+            axes.text(length / 2, rank, "waits", ha="center", va="center", size=9, color=DARK)
     axes.set_yticks(range(len(waited)), [f"rank {rank}" for rank in range(len(waited))], size=9)
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=9)
@@ -181,9 +181,9 @@ def draw_waits(waits):
     for axes, late in zip(panels[0], lates, strict=True):
         for row, seconds in enumerate(waits.values()):
             for rank, waited in enumerate(seconds[late]):
-                face = to_rgba(ORANGE, 0.55) if waited > LONG else "none"
+                face, ink = (WAIT, DARK) if waited > LONG else ("none", INK)
                 axes.add_patch(plt.Rectangle((rank - 0.46, row - 0.42), 0.92, 0.84, facecolor=face, lw=0))
-                colour, text = (GREY, "late") if rank == late else (INK, f"{waited:.1f}")
+                colour, text = (GREY, "late") if rank == late else (ink, f"{waited:.1f}")
                 axes.text(rank, row, text, ha="center", va="center", size=8.5, color=colour)
         world_size = len(seconds[late])
         axes.set(xlim=(-0.5, world_size - 0.5), ylim=(len(waits) - 0.5, -0.5))
@@ -191,6 +191,7 @@ def draw_waits(waits):
         axes.set_yticks(range(len(waits)), list(waits), size=9)
         axes.tick_params(length=0, pad=1)
         axes.spines[:].set_visible(False)
+        axes.tick_params(axis="y", pad=4)
         axes.set_title(f"rank {late} is late", size=9, loc="center", pad=3)
         axes.set_xlabel("rank", size=9, labelpad=1)
     return figure

@@ -2,7 +2,21 @@
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, RANKS, RED, arrow, box, canvas, picture
+from show.pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RANKS,
+    RED,
+    SKY,
+    arrow,
+    box,
+    canvas,
+    picture,
+)
 
 
 def one_step(parameters):
@@ -64,18 +78,46 @@ def snapshots():
     arrow(axes, (6.8, 8.4), (8.1, 7.4))
     arrow(axes, (3.4, 6.8), (6.6, 6.8), "gradients", both=True, size=9)
     arrow(axes, (3.4, 5.7), (6.6, 5.7), "control", both=True, colour=GREY, size=9)
-    box(axes, 0.1, 3.1, 3.2, 1.1, "temporary file", colour=ORANGE)
+    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=ORANGE)
     box(axes, 0.1, 0.2, 3.2, 1.7, "newest snapshot", "complete,\nor not there", GREEN)
     box(axes, 6.0, 0.2, 3.9, 1.7, "the one before it", "in case the newest\nis damaged", GREEN)
     arrow(axes, (1.7, 5.3), (1.7, 4.3), "1 write", at=(-0.8, -0.15), size=9)
     arrow(axes, (1.7, 3.0), (1.7, 2.0), "2 rename", at=(-0.9, -0.15), size=9)
     arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
-    arrow(axes, (3.2, 2.0), (3.1, 5.3), colour=GREEN, bend=0.15)
+    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
     axes.text(4.4, 3.6, "3 read by all\nat the start", size=9, color=GREEN, ha="center")
     picture(
         "The agent starts and watches two processes. They exchange gradients in one group and what is not "
         "training in the control group. Process 0 writes a temporary file and renames it to be "
         "the newest snapshot; the one before it is kept. At the start, both processes read the newest."
+    )
+
+
+def nodes(places):
+    """Two nodes with two processes each. `places` has of each process what its environment told it."""
+    axes = canvas(5, 4.6, down=9.2)
+    for node in (0, 1):
+        left = 0.05 + 8.1 * node
+        box(axes, left, 0.1, 7.8, 8.2, f"node (GROUP_RANK {node})", " ", GREY, 10)
+        box(axes, left + 0.3, 0.4, 7.2, 0.9, "a disk of its own", colour=GREY)
+        box(axes, left + 0.3, 5.8, 7.2, 1.4, "agent" if node else "", colour=GREY)
+    axes.text(8, 8.6, f"WORLD_SIZE {places[0]['WORLD_SIZE']}", ha="center", weight="bold", size=10)
+    axes.text(1.9, 6.5, "agent", ha="center", va="center", weight="bold", size=9)
+    box(axes, 3.7, 6.0, 3.5, 1.0, "the store", colour=PINK)
+    arrow(axes, (8.5, 6.5), (7.25, 6.5), both=True)
+    box(axes, 0.35, 1.7, 15.2, 0.9, "", colour=SKY)
+    for x, words in ((4.2, "gradients: all-reduce"), (11.8, "among all processes")):
+        axes.text(x, 2.15, words, ha="center", va="center", weight="bold", size=9)
+    for place in places:
+        rank, local_rank = place["RANK"], place["LOCAL_RANK"]
+        left = 0.35 + 8.1 * place["GROUP_RANK"] + 3.65 * local_rank
+        box(axes, left, 3.1, 3.45, 2.2, f"RANK {rank}", f"LOCAL_RANK\n{local_rank}", RANKS[rank])
+        arrow(axes, (left + 1.7, 5.8), (left + 1.7, 5.3))
+        arrow(axes, (left + 1.7, 3.1), (left + 1.7, 2.6), both=True)
+    picture(
+        "Two nodes, each with an agent, a disk and two processes. Ranks 0 and 1 are on the first node, 2 "
+        "and 3 on the second; local ranks are 0 and 1 on both. The first agent keeps the store. All four "
+        "processes take part in one all-reduce."
     )
 
 

@@ -41,7 +41,7 @@ def tell(running, script):
             number = int(re.findall(line_of_script, "\n".join(own))[-1])
             error = re.search(r"^\w+(?:\.\w+)*Error: (.*)", trace, re.M)[1]
             print(f"{one.prefix}stopped in line {number}: {source[number - 1].strip()}")
-            print("    " + shorten(error))
+            print(folded("    " + shorten(error)))
         elif one.code and one.code < 0:
             print(f"{one.prefix}ended by signal {-one.code}, without an error message")
 

@@ -1,8 +1,12 @@
-"""Notebook 06 watches two agents from outside: what they say, when, and what lies in their folders."""
+"""Notebook 06 watches two agents from outside: what they say, when, and what is in their folders."""
 
 import re
 import socket
 import time
+
+import matplotlib.pyplot as plt
+
+from show.pictures import BLUE, INK, ORANGE, RED, SKY, curves, picture, timeline
 
 WORTH_A_LINE = re.compile(r"(epoch|resumed|told to stop|\w*Error: )")
 
@@ -52,6 +56,57 @@ class Watch:
         for agent in self.agents.values():
             agent.end()
         return self.now()
+
+
+def draw_moments(watch, rows, killed, returned, ended):
+    """What each node did, and below how many processes trained together: one was killed, and returned.
+    Returns the seconds without training, after the kill and after the return."""
+    ends = {int(line.split()[1]): seconds for seconds, _, line in watch.events if line.startswith("epoch")}
+    began = ends[1] - 6000 / rows[0]["images_per_second"]  # an epoch has 6,000 images
+    alone, told = watch.first("resumed", killed), watch.first("told to stop", returned)
+    both = watch.first("resumed", told)
+    starts, trains, waits = "starts", "trains", "waits, starts again"
+    training = [(began, killed, trains), (alone, told, trains), (both, ended, trains)]
+    pauses = [(0, began, starts), (killed, alone, waits), (told, both, waits)]
+    returning = [(returned, told, starts), (told, both, waits), (both, ended, trains)]
+    bars = {"node 0": [*training, *pauses], "node 1": [*training[:1], *pauses[:1], *returning]}
+
+    _, (above, below) = plt.subplots(2, 1, figsize=(5, 4.2), sharex=True, height_ratios=[1, 1.5])
+    timeline(above, bars, {starts: SKY, trains: BLUE, waits: ORANGE}, unit="")
+    times = [0, began, killed, alone, told, both, ended]
+    below.step(times, [0, 2, 0, 1, 0, 2, 2], where="post", color=BLUE, lw=2)
+    points = [(ends[row["epoch"]], row["world_size"]) for row in rows if row["epoch"] in ends]
+    below.plot(*zip(*points, strict=True), "o", color=INK, ms=5)
+    for moment, text in ((killed, "node 1\nis killed"), (returned, "node 1 is\nstarted again")):
+        for axes in (above, below):
+            axes.axvline(moment, color=RED, ls="--", lw=1.2)
+        below.text(moment + 0.3, 2.2, text, color=RED, size=10)
+    below.set(yticks=[0, 1, 2], ylim=(-0.15, 3.1), xlabel="seconds since the agents were started")
+    below.set_ylabel("processes that\ntrain together")
+    picture(
+        f"Both nodes train until node 1 is killed after {killed:.0f} s. Node 0 waits until {alone:.0f} s "
+        f"and then trains alone. Node 1 is started again after {returned:.0f} s; node 0 trains on until it "
+        f"is told to stop after {told:.0f} s, and from {both:.0f} s on both train together."
+    )
+    return alone - killed, both - told
+
+
+def draw_one_curve(rows, reference, lost, back):
+    """The losses of two nodes on those of lesson 01. `lost` and `back` are (epoch, step), of 50 steps."""
+    _, axes = plt.subplots(figsize=(5, 3.4))
+    curves(axes, {"lesson 01, one process": reference, "two nodes, one of them for a while": rows})
+    left, right = (epoch - 1 + step / 50 for epoch, step in (lost, back))  # (3, 20) is 2.4 epochs
+    axes.axvspan(left, right, color=ORANGE, alpha=0.18, lw=0)
+    for moment, text in ((left, "node 1\nis killed"), (right, "node 1\nis back")):
+        axes.axvline(moment, color=RED, ls="--", lw=1.2)
+        axes.text(moment + 0.06, 0.95, text, color=RED, size=10)
+    axes.text((left + right) / 2, 1.6, "node 0\nalone", ha="center", size=10)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.18))
+    axes.set_title("Loss: a node is lost and comes back")
+    picture(
+        f"The loss of lesson 01 and that of the two nodes over {len(rows)} epochs: one curve lies on the "
+        f"other, also where node 1 is killed in epoch {lost[0]} and comes back in epoch {back[0]}."
+    )
 
 
 def newest(disk):

@@ -26,35 +26,38 @@ def imagine(layers_a_bucket, layers=6):
     return {"computes": computes, "sends": sends}
 
 
-def draw_imagined(layers_a_bucket):
-    """All layers in one bucket, above; that many in each bucket, below. Returns the alt text."""
-    _, halves = plt.subplots(2, sharex=True, figsize=(4.8, 3.8))
-    ends = []
-    for axes, number in zip(halves, (6, layers_a_bucket), strict=True):
+def draw_imagined(sizes):
+    """A step for each size of the buckets, counted in layers. Returns the alt text."""
+    _, panels = plt.subplots(len(sizes), sharex=True, figsize=(4.8, 0.7 + 1.55 * len(sizes)))
+    words = []
+    for axes, number in zip(panels, sizes, strict=True):
         rows = imagine(number)
-        ends.append(rows["computes"][-1][1])
+        words.append(f"with {number} in a bucket at {rows['computes'][-1][1]:.1f}")
         timeline(axes, rows, COLOURS, unit="")
         for bucket, (begin, end, _) in enumerate(rows["sends"]):
             axes.text((begin + end) / 2, -1.55, bucket, ha="center", va="center", size=9, weight="bold")
         axes.set_ylim(-1.85, 0.6)
         title = f"{number} layer{'s' * (number > 1)} a bucket: {len(rows['sends'])} all_reduce"
-        axes.set_title(title, pad=26 if axes is halves[0] else 6)  # room for the legend
-        axes.get_legend().set_visible(axes is halves[0])
-    halves[0].legend(*halves_legend(halves[0]), loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=4, **TIGHT)
-    halves[1].set_xlabel("time (a drawing, not a measurement)")
+        axes.set_title(title, pad=26 if axes is panels[0] else 6)  # room for the legend
+        axes.get_legend().set_visible(axes is panels[0])
+    legend_above(panels[0], -0.2)
+    panels[-1].set_xlabel("time (a drawing, not a measurement)")
     return (
-        f"Two imagined steps of a model of six layers. In one bucket, the all-reduce begins after backward, "
-        f"and the step ends at {ends[0]:.1f}. With {layers_a_bucket} in a bucket, sending lies under "
-        f"backward, and the step ends at {ends[1]:.1f}."
+        "Imagined steps of a model of six layers. The smaller the buckets, the earlier the first all-reduce "
+        f"begins, and the more of the sending lies under backward. The step ends {', '.join(words)}."
     )
 
 
 TIGHT = {"fontsize": 9, "handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.9, "borderaxespad": 0.2}
 
 
-def halves_legend(axes):
+def legend_above(axes, left):
+    """A timeline's legend in one row, which begins left of the axes: it is as wide as the picture."""
     legend = axes.get_legend()
-    return legend.legend_handles, [text.get_text() for text in legend.get_texts()]
+    names = [text.get_text() for text in legend.get_texts()]
+    axes.legend(
+        legend.legend_handles, names, loc="lower left", bbox_to_anchor=(left, 1), ncols=len(names), **TIGHT
+    )
 
 
 def read_trace(running):
@@ -108,19 +111,18 @@ def hidden(step):
 
 
 def draw_steps(steps):
-    """For each setting the step that has the median length on rank 0, of all ranks."""
+    """For each setting the step that has the median length on rank 0, of all ranks. Rank 0 begins it at 0."""
     _, halves = plt.subplots(len(steps), sharex=True, figsize=(4.8, 2.7 * len(steps)))
     for axes, (setting, ranks) in zip(halves, steps.items(), strict=True):
         lengths = [step["ms"] for step in ranks[0]]
         middle = lengths.index(statistics.median(lengths))
-        start = min(of_rank[middle]["begin"] for of_rank in ranks)
+        start = ranks[0][middle]["begin"]
         rows = {}
         for rank, of_rank in enumerate(ranks):
             shift = of_rank[middle]["begin"] - start
             threads = [*of_rank[middle]["threads"].values(), [], []]
-            for name, row in zip(
-                (f"rank {rank}", f"its gloo{rank * ' '}", f"gloo 2{rank * ' '}"), threads, strict=False
-            ):
+            names = (f"rank {rank}", f"rank {rank}, gloo 1", f"rank {rank}, gloo 2")
+            for name, row in zip(names, threads, strict=False):
                 drawn = [bar for bar in row if bar[2] in COLOURS]
                 rows[name] = [(begin + shift, end + shift, kind) for begin, end, kind in drawn]
             for begin, _, _ in bars(of_rank[middle], "handed over"):
@@ -128,5 +130,5 @@ def draw_steps(steps):
         timeline(axes, rows, COLOURS)
         axes.set_title(setting, pad=26 if axes is halves[0] else 6)  # room for the legend
         axes.get_legend().set_visible(axes is halves[0])
-    halves[0].legend(*halves_legend(halves[0]), loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=4, **TIGHT)
-    halves[0].set(xlabel="", xlim=(0, None))
+    legend_above(halves[0], -0.3)
+    halves[0].set(xlabel="")

@@ -4,6 +4,7 @@ import io
 
 import matplotlib.pyplot as plt
 from IPython.display import Image, display
+from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
 
@@ -13,6 +14,7 @@ RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#767676"
 RANKS = [BLUE, ORANGE, GREEN, PINK]  # the colour of rank 0, 1, 2, 3 in every picture
 # Pages are light or dark, and pictures have no ground of their own: this grey can be read on both.
 INK, PAPER = "#757575", "none"
+DARK = "#111111"  # letters in a tile, which is as pale on a dark page as on a light one
 DPI, PHONE = 110, 380  # dots an inch; the dots that a phone has for a picture
 SMALLEST = 9  # dots: letters that are less high cannot be read
 
@@ -59,6 +61,11 @@ def picture(alt, figure=None):
     display(Image(page.getvalue(), width=round(width * DPI), alt=alt))
 
 
+def tile(colour, strength):
+    """A colour to fill with where letters must be read: opaque and pale, so DARK stands out on any page."""
+    return tuple(1 - strength * (1 - part) for part in to_rgb(colour))
+
+
 def canvas(width=5, height=3, across=16, down=6):
     """An empty page to draw boxes on, measured from its lower left corner."""
     axes = plt.figure(figsize=(width, height)).add_subplot()
@@ -71,7 +78,7 @@ def box(axes, x, y, width, height, title, text="", colour=BLUE, size=9):
     """A box with a title and some lines. Light inside: dark text must be readable on it."""
     style = "round,pad=0.02,rounding_size=0.15"
     patch = FancyBboxPatch(
-        (x, y), width, height, boxstyle=style, facecolor=colour + "26", edgecolor=colour, lw=1.5
+        (x, y), width, height, boxstyle=style, facecolor=colour + "14", edgecolor=colour, lw=1.5
     )
     axes.add_patch(patch)
     middle, top = x + width / 2, y + height

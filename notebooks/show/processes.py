@@ -111,10 +111,11 @@ class Running:
         self.reader.join(5)
 
 
-def launch(command, environment=None):
+def launch(command, environment=None, quiet=False):
     """Start a command as a reader would type it at the repository's root, and do not wait for it."""
     words, environment = shlex.split(command), dict(environment or {})
-    print(folded(f"$ {command}", " \\"), flush=True)
+    if not quiet:
+        print(folded(f"$ {command}", " \\"), flush=True)
     while "=" in words[0]:
         name, value = words.pop(0).split("=", 1)
         environment[name] = value

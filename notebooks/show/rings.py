@@ -1,9 +1,8 @@
 """Pictures of the notebook on how gradients travel: who holds the sum of what, step by step."""
 
 import matplotlib.pyplot as plt
-from matplotlib.colors import to_rgba
 
-from show.pictures import INK, RANKS, arrow
+from show.pictures import DARK, INK, RANKS, arrow, tile
 
 
 def play(world_size, steps):
@@ -25,8 +24,10 @@ def play(world_size, steps):
 def draw(world_size, steps, names):
     """A panel for each step: the first half of the steps on the left, the second on the right."""
     states, half = play(world_size, steps), world_size - 1
-    size = (4.2, 0.35 + (0.45 + 0.24 * world_size) * world_size)
-    _, grid = plt.subplots(world_size, 2, figsize=size, squeeze=False)
+    size = (4.2, 0.6 + (0.45 + 0.24 * world_size) * world_size)
+    figure, grid = plt.subplots(world_size, 2, figsize=size, squeeze=False, layout="constrained")
+    figure.suptitle(f"{world_size} processes", size=11, weight="bold")
+    figure.get_layout_engine().set(h_pad=0.08)  # the ranks' numbers belong to the panel above them
     panel(grid[0, 0], states[0], [], "start")
     for number, (holds, moves) in enumerate(zip(states[1:], steps, strict=True)):
         column, row = divmod(number, half)
@@ -43,11 +44,11 @@ def panel(axes, holds, moves, title):
     for rank, column in enumerate(holds):
         for chunk, added in enumerate(column):
             done = len(added) == world_size
-            face = to_rgba(RANKS[chunk], 0.1 + 0.3 * (len(added) - 1) / (world_size - 1))
+            face = tile(RANKS[chunk], 0.15 + 0.45 * (len(added) - 1) / (world_size - 1))
             frame = {"edgecolor": INK, "lw": 1.6} if (rank, chunk) in arrived else {"lw": 0}
             axes.add_patch(plt.Rectangle((rank - 0.36, chunk - 0.4), 0.72, 0.8, facecolor=face, **frame))
             text, weight = ("Σ", "bold") if done else ("".join(map(str, sorted(added))), "normal")
-            axes.text(rank, chunk, text, ha="center", va="center", size=9, weight=weight)
+            axes.text(rank, chunk, text, ha="center", va="center", size=9, weight=weight, color=DARK)
     if len({move[:2] for move in moves}) == 1:  # one sends to one other: an arrow above the columns
         source, target = moves[0][:2]
         arrow(axes, (source, -0.5), (target, -0.5), bend=-0.2 if target > source else 0.2)
@@ -70,10 +71,11 @@ def draw_wires(shares):
         for source in ranks:
             for target in ranks:
                 if share[source][target] > 0.005:
-                    face = to_rgba(RANKS[0], 0.1 + 0.15 * min(share[source][target], 2))
+                    face = tile(RANKS[0], 0.1 + 0.15 * min(share[source][target], 2))
                     place = (target - 0.48, source - 0.46)
                     axes.add_patch(plt.Rectangle(place, 0.96, 0.92, facecolor=face, lw=0))
-                    axes.text(target, source, f"{share[source][target]:.2f} K", ha="center", va="center")
+                    words = f"{share[source][target]:.2f} K"
+                    axes.text(target, source, words, ha="center", va="center", color=DARK)
         axes.set(xlim=(-0.5, len(share) - 0.5), ylim=(len(share) - 0.5, -0.5), title=way)
         axes.set(xlabel="to rank", ylabel="from rank", xticks=ranks, yticks=ranks)
         axes.set_xticks([rank + 0.5 for rank in ranks[:-1]], minor=True)

@@ -2,7 +2,7 @@
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, GREY, RANKS, RED, SKY, YELLOW, arrow, box, canvas, timeline
+from show.pictures import BLUE, DARK, GREY, RANKS, RED, SKY, YELLOW, arrow, box, canvas, tile, timeline
 
 WAITING = {"computes": BLUE, "held up": RED, "in all_reduce": GREY}
 
@@ -42,9 +42,9 @@ def draw_straggler(phases):
 
 
 def draw_schedule(logs):
-    """The recorded order of two stages. A forward is drawn one unit long, a backward two; each begins when it
-    can. Red are backwards that met other weights than their forward did."""
-    _, axes = plt.subplots(figsize=(4.8, 2.4))
+    """The recorded order of two stages. All are drawn equally long, and each begins when it can. Red are
+    backwards that met other weights than their forward did."""
+    _, axes = plt.subplots(figsize=(4.8, 2.2))
     ended, free, todo = {}, [0, 0], [list(log) for log in logs]
     while any(todo):
         for stage in (0, 1):
@@ -55,13 +55,16 @@ def draw_schedule(logs):
                 if other is not None and (what, batch, other) not in ended:
                     break
                 todo[stage].pop(0)
-                start, width = max(free[stage], ended.get((what, batch, other), 0)), 1 + (what == "backward")
-                free[stage] = ended[what, batch, stage] = start + width
+                start = max(free[stage], ended.get((what, batch, other), 0))
+                free[stage] = ended[what, batch, stage] = start + 1
                 mixed = event.get("of_forward", version) != version
-                colour = RED if mixed else SKY if width == 1 else YELLOW
-                axes.barh(-stage, width, 0.8, start, color=colour + "26", edgecolor=colour)
+                colour = RED if mixed else SKY if what == "forward" else YELLOW
+                axes.barh(-stage, 0.9, 0.8, start + 0.05, color=tile(colour, 0.45))
                 text, weight = f"{what[0].upper()}{batch}\nv{version}", "bold" if mixed else "normal"
-                axes.text(start + width / 2, -stage, text, ha="center", va="center", size=8.5, weight=weight)
+                axes.text(
+                    start + 0.5, -stage, text, ha="center", va="center", size=9, weight=weight, color=DARK
+                )
     axes.set_yticks([0, -1], ["stage 0", "stage 1"])
+    axes.margins(x=0)
     axes.set(xticks=[], xlabel="order of work", title="F: forward, B: backward, v: version")
     axes.tick_params(axis="y", length=0)

@@ -17,7 +17,7 @@ import notebooks
 from meshes import run_probe
 
 sys.path.insert(0, str(launcher.ROOT / "notebooks"))
-from show import collectives
+from show import collectives, pictures
 
 STEM = "02a_the_collectives"
 
@@ -32,7 +32,7 @@ def ranks():
 @pytest.fixture
 def shown(monkeypatch):
     shown = []
-    monkeypatch.setattr(collectives, "display", shown.append)
+    monkeypatch.setattr(pictures, "display", shown.append)
     yield shown
     plt.close("all")
 
@@ -79,12 +79,12 @@ def test_a_chunk_is_drawn_where_its_rank_is_in_the_colour_of_its_digits():
     before, after = collectives.draw_held([[1, 2], [10, 20]], [[1], [22]]).axes
     places = {text.get_text(): text.get_position() for text in before.texts}
     assert places == {"1": (0, 0), "2": (0, 1), "10": (1, 0), "20": (1, 1)}
-    colours = [matplotlib.colors.to_rgb(collectives.RANKS[chunk]) for chunk in (0, 1, 0, 1)]
-    assert [patch.get_facecolor()[:3] for patch in before.patches] == colours
+    colours = [(*collectives.tile(collectives.RANKS[chunk], 0.3), 1) for chunk in (0, 1, 0, 1)]
+    assert [patch.get_facecolor() for patch in before.patches] == colours
     places = {text.get_text(): text.get_position() for text in after.texts}
     assert places == {"1": (0, 0), "22": (1, 1)}, "a single chunk stands in the row of its rank"
     one, two = (patch.get_facecolor() for patch in after.patches)
-    assert two[3] > one[3], "the more were added, the stronger"
+    assert min(two) < min(one), "the more were added, the stronger"
     weights = [text.get_fontweight() for text in after.texts]
     assert weights == ["normal", "bold"]
     plt.close("all")

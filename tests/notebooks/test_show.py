@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import matplotlib
 
@@ -18,6 +17,7 @@ import launcher
 
 sys.path.insert(0, str(launcher.ROOT / "notebooks"))
 import show
+from show import collectives, rings, stale
 
 
 @pytest.fixture
@@ -50,7 +50,8 @@ def test_start_goes_to_the_root_and_empties_only_its_own_folder(tmp_path, monkey
 def test_run_streams_what_a_command_writes_and_checks_its_status(out, capsys):
     path = script(out, "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)")
     running = show.run(f"GREETING=hello python {path}", code=3)
-    assert capsys.readouterr().out.splitlines() == [f"$ GREETING=hello python {path}", "one", "two"]
+    first, *rest = capsys.readouterr().out.replace(" \\\n   ", "").splitlines()  # a long command is folded
+    assert first == f"$ GREETING=hello python {path}" and rest == ["one", "two"]
     assert running.code == 3 and running.text == "one\ntwo\n"
     with pytest.raises(RuntimeError, match="status 3, not 0"):
         show.run(f"python {path}")
@@ -314,22 +315,86 @@ def test_a_slider_leaves_pictures_for_pages_that_do_not_run(out, monkeypatch):
     assert drawn == ["for 2", "for 3", "for 4"]
 
 
+def light(colour):
+    channels = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in matplotlib.colors.to_rgb(colour)
+    ]
+    return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+
+
+def contrast(one, other):
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
 def test_pictures_can_be_read_on_white_and_on_dark_pages(out):
     """They have no ground of their own: ink and ranks' colours stand out from both, and are not the same."""
-
-    def light(colour):
-        channels = [
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-            for c in SimpleNamespace(rgb=matplotlib.colors.to_rgb(colour)).rgb
-        ]
-        return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
-
-    def contrast(one, other):
-        high, low = sorted((light(one), light(other)), reverse=True)
-        return (high + 0.05) / (low + 0.05)
-
     for name in ("figure.facecolor", "savefig.facecolor", "axes.facecolor"):
         assert matplotlib.colors.to_rgba(plt.rcParams[name])[3] == 0
     for page in ("#ffffff", "#0d1117"):  # GitHub's
         assert contrast(show.INK, page) > 4
         assert min(contrast(colour, page) for colour in show.RANKS) > 1.9
+
+
+WAITS = {"barrier": {0: [0.0, 0.5, 0.5, 0.5], 2: [0.5, 0.5, 0.0, 0.5]}}
+SUMS = [[1111, 2222, 3333, 4444], [10, 22, 333, 40], [100, 200, 300, 400], [1110, 2200, 3033, 4004]]
+EVENTS = [("forward", 0, 0), ("forward", 1, 0), ("backward", 0, 0), ("backward", 1, 1)]
+
+
+def swap_of_four():
+    """A ring's first and last steps, made shorter: every process gets all sums from the others at once."""
+    others = [(rank, (rank + far) % 4) for far in (1, 2, 3) for rank in range(4)]
+    return [
+        [(source, target, target, "add") for source, target in others[4 * far : 4 * far + 4]]
+        for far in range(3)
+    ] + [[(source, target, source, "replace") for source, target in others]] * 3
+
+
+def pipeline_log():
+    names, second = ("what", "batch", "version"), [EVENTS[0], EVENTS[2], ("forward", 1, 1), EVENTS[3]]
+    logs = [[dict(zip(names, event, strict=True)) for event in log] for log in (EVENTS, second)]
+    logs[0][3]["of_forward"] = 0
+    return logs
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: collectives.draw_held(SUMS, SUMS),
+        lambda: collectives.draw_time([0.5, 0.5, 0.0, 0.5], 2),
+        lambda: collectives.draw_waits(WAITS),
+        lambda: rings.draw(4, swap_of_four(), ["reduce-scatter", "all-gather"]),
+        lambda: rings.draw_wires({"one": [[0.0, 3.0], [1.5, 0.0]], "two": [[0.0, 0.5], [0.1, 0.0]]}),
+        lambda: stale.draw_schedule(pipeline_log()),
+    ],
+    ids=["held", "time", "waits", "ring", "wires", "schedule"],
+)
+def test_letters_in_tiles_can_be_read_on_any_page(out, draw):
+    """What is filled is opaque, so that no page shines through, and what is written on it stands out."""
+    draw()
+    found = 0
+    for axes in plt.gcf().axes:
+        for text in axes.texts:
+            x, y = text.get_position()
+            for patch in axes.patches:
+                box, face = patch.get_bbox(), patch.get_facecolor()
+                if not (box.xmin < x < box.xmax and box.ymin < y < box.ymax and text.get_text()):
+                    continue
+                if face[3] > 0:
+                    found += 1
+                    assert face[3] == 1 and contrast(text.get_color(), face[:3]) > 4.5, text.get_text()
+    assert found >= 3
+
+
+def test_no_line_is_longer_than_a_page_shows(out, capsys):
+    words = " ".join(["about twenty letters"] * 10)
+    assert show.folded("short\n    indented\n") == "short\n    indented\n"
+    lines = show.folded(f"{words}\nshort\n", " \\").splitlines()
+    assert max(map(len, lines)) <= 100 and [line.endswith(" \\") for line in lines] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    show.launch("python -c pass", quiet=True).end()
+    assert capsys.readouterr().out == ""
