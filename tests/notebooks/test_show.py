@@ -152,14 +152,6 @@ def test_what_has_ended_is_not_ended_again(monkeypatch):
         other.kill()
 
 
-def test_no_line_is_longer_than_a_page_shows():
-    command = "$ torchrun --standalone " + "--option value " * 10
-    lines = show.folded(f"{command}\nshort\n", " \\").splitlines()
-    assert max(map(len, lines)) <= 100 and lines[-1] == "short"
-    assert [line.endswith(" \\") for line in lines] == [True, False, False]
-    assert " ".join("\n".join(lines[:2]).replace("\\\n", "").split()) == command.strip()
-
-
 def test_ranks_that_hang_are_named_and_ended(out, capsys):
     path = script(out, "import os, time\nif os.environ['RANK'] == '1': time.sleep(60)")
     running = show.ranks(path, 2, limit=2)
