@@ -220,6 +220,9 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
             assert not anchor or anchor in anchors(path.parent / target if target else path), anchor
+    for source, words in re.findall(r'<img src="([^"]*)" width="\d+" alt="([^"]*)">', prose):
+        assert (path.parent / source).exists() and len(words) > 20, source
+    assert prose.count("<img") == len(re.findall(r'<img src="[^"]*" width="\d+" alt="', prose))
 
 
 # ---- the ladder ----

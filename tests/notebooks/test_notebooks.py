@@ -131,7 +131,7 @@ def test_the_readme_links_each_from_its_lessons_row():
 @pytest.mark.parametrize("name", notebooks.PICTURES)
 def test_the_readme_shows_pictures_as_their_notebooks_do(name):
     assert (ROOT / "lessons/pictures" / name).read_bytes() == notebooks.picture(name), "run make notebooks"
-    assert f"(lessons/pictures/{name})" in (ROOT / "README.md").read_text()
+    assert f'<img src="lessons/pictures/{name}"' in (ROOT / "README.md").read_text()
 
 
 def test_the_list_of_notebooks_has_the_question_of_each():
