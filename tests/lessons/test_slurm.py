@@ -91,7 +91,9 @@ def check_that_nothing_was_lost(job):
 
 def check_that_it_failed(job, error):
     assert job.finish() == "FAILED", job.everything()
-    assert re.findall("^error: (.*)$", job.log(), re.M) == [error], job.everything()
+    said = re.findall("^error: (.*)$", job.log(), re.M)
+    assert set(said) == {error}, job.everything()
+    assert len(said) <= 2, job.everything()  # each machine says it, unless srun has ended it before
     assert job.show("Restarts") == "0", job.everything()
 
 
