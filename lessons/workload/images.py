@@ -130,12 +130,12 @@ def from_torchvision(arguments, load, files):
         try:
             splits = load(root, train=True), load(root, train=False)
         except Exception as error:
-            refuse(
-                f"cannot load {arguments.data} ({type(error).__name__}: {error}): "
-                f"use --data digits, or put the files at {root / files}"
-            )
+            splits, reason = None, f"{type(error).__name__}: {error}"
         finally:
             socket.setdefaulttimeout(limit)
+    if splits is None:  # with the lock given back: the process that speaks may wait for it
+        cure = f"use --data digits, or put the files at {root / files}"
+        refuse(f"cannot load {arguments.data} ({reason}): {cure}")
     (train_images, train_labels), (test_images, test_labels) = splits
     train_size, test_size = arguments.train_size, arguments.test_size
     train_set = Images(train_images[:train_size], train_labels[:train_size])

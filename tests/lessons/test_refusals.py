@@ -1,5 +1,6 @@
 """Bad input gets one line that says what to do, and a non-zero exit; a failed run leaves nothing behind."""
 
+import fcntl
 import os
 import pickle
 import re
@@ -151,6 +152,21 @@ def test_without_a_network_real_data_is_refused_with_one_line(start, stem, data)
     assert re.match(rf"error: cannot load {data} \(\w*Error: .*(urlopen|download)", reason), reason
     assert cure == f"use --data digits, or put the files at out/data/{files}"
     assert time.monotonic() - began < 30
+
+
+def test_a_refusal_does_not_hold_the_lock_for_which_the_speaker_waits(tmp_path, monkeypatch):
+    def refuse(message):
+        with open(tmp_path / "data/.lock") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        raise SystemExit(message)
+
+    def load(root, train):
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(workload.images, "refuse", refuse)
+    arguments = workload.parser("01_single_gpu.py", "").parse_args(["--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="RuntimeError: no network"):
+        workload.images.from_torchvision(arguments, load, "files")
 
 
 def idx(path, array):
