@@ -37,7 +37,8 @@ def scatter(batch, count):
 def replicate(model, count):
     """A list of `count` copies of the model, modules too, with parameters and buffers of their own.
 
-    What is frozen in the model is frozen in a copy; what two layers share in the model, they share in a copy.
+    What is frozen in the model is frozen in a copy; what two layers share in the model, they share in a copy;
+    what is in evaluation mode is in it in a copy.
     """
     # cut 02.2: replicate: copies of the model
     return [copy.deepcopy(model) for _ in range(count)]

@@ -16,7 +16,10 @@ ended. So parameters are put into buckets. Backward goes from the last layer to 
 made in the reverse order of `module.parameters()`: the first bucket is full first. A parameter belongs to
 the bucket before it unless that would then hold more than `bucket_bytes`; in that case it begins a new one.
 (One that is larger than `bucket_bytes` has a bucket of its own, then.) Parameters that are frozen when the
-wrapper is made belong to no bucket. All parameters have the same dtype.
+wrapper is made belong to no bucket, and no bucket is empty. All parameters have the same dtype.
+
+This is not quite what DDP does. It closes a bucket once that has reached its limit, so that it may hold more;
+and after the first step it makes the buckets again, in the order in which the gradients have come.
 
 Hooks. `parameter.register_post_accumulate_grad_hook(function)` has `function(parameter)` called in every
 backward pass as soon as `parameter.grad` is complete; once, even if several layers share the parameter. When
@@ -26,24 +29,25 @@ Nothing may wait in backward, not even if another rank has not begun its own. Do
 tensor until then. All ranks must make the same calls in the same order: bucket 1 goes before bucket 2 on
 every rank, even where bucket 2 is full first.
 
-Gradients that do not come. A model may use other parameters on each rank, and a rank may have no backward
-pass at all in some step. `finish()` is called on all ranks in any case and sends what is left. A missing
-gradient counts as zero in the mean (the sum of all ranks' gradients, divided by their number). One that is
-None on all ranks is None afterwards, too. A rank cannot know that alone: a number more for each parameter
-may travel in the flat tensor, or in one more `all_reduce` in `finish()`. One all_reduce for each bucket and
-that one are all the calls in a step: the system counts what your process sends.
+Gradients that do not come. A model may use other parameters on each rank, and a rank may have neither a
+forward nor a backward pass in some step (if the model has buffers, it has a forward pass). `finish()` is
+called on all ranks in any case and sends what is left. A missing gradient counts as zero in the mean (the sum
+of all ranks' gradients, divided by their number). One that is None on all ranks is None afterwards, too, but
+one that is zero is not. A rank cannot know that alone: a number more for each parameter may travel in the
+flat tensor, or in one more `all_reduce` in `finish()`. One all_reduce for each bucket and that one are all
+the calls in a step, beside those for the buffers in forward: the system counts what your process sends.
 
 Steps. `zero_grad` may set gradients to None, or write zeros into them. So what you give to `parameter.grad`
 must not share memory with anything that you use again.
 
-Accumulation. Forward and backward passes in `with model.no_sync():` send nothing at all. Their gradients add
-up in `parameter.grad`, and the next backward outside sends the sums, those of parameters included which only
-the passes inside have used. Between two calls of `finish()` there is at most one backward outside of
-`no_sync`.
+Accumulation. Forward and backward passes in `with model.no_sync():` send nothing at all. (There may be such a
+block within another one.) Their gradients add up in `parameter.grad`, and the next backward outside sends the
+sums, those of parameters included which only the passes inside have used. Between two calls of `finish()`
+there is at most one backward outside of `no_sync`.
 
 Buffers. Running means drift apart, since every rank has other images. Before each forward in training mode
-(outside of `no_sync`) all ranks get those of rank 0. In evaluation mode nothing is sent: ranks may then call
-`forward` alone.
+(outside of `no_sync`) all ranks get those of rank 0, also buffers that are not in `state_dict()`. In
+evaluation mode nothing is sent: ranks may then call `forward` alone.
 
 The process group is there already: use `torch.distributed`.
 

@@ -1,5 +1,7 @@
 """Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points.
 
+Read first: notebook 03, on which process gets which image and on the mean of four accuracies.
+
 In training, each rank takes a share of the images. No rank asks another: all shuffle the numbers of the
 images alike, from a seed that they share, and deal them out like cards. Everything else that is random must
 stay out of it: the global random state (`torch.manual_seed`, `random`, numpy) is another one on each rank.
@@ -29,8 +31,9 @@ class ShareSampler(Sampler):
     than once more often than another. Which images are left out or come again is chance.
 
     The order that is dealt out depends on `size`, `seed` and the epoch, and on nothing else: it is the same
-    in every process and on every pass. The global random state has no influence on it, and is afterwards what
-    it was before.
+    in every process, for any number of ranks, with `drop_last` and without, and on every pass, also after one
+    that was broken off. The global random state has no influence on it, and is what it was before, also
+    between two numbers of a pass.
     """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):

@@ -9,6 +9,20 @@ Your class is given any class of torch.optim and builds one of it for the parame
 The process group is there already, all ranks begin with the same weights, and the gradients are averaged
 before `step()` is called. Only the owner's gradient of a parameter counts; send no gradients.
 
+What you build on. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
+"params" and some options. It makes `param_groups` of them, a list of dicts: tensors alone become one group,
+"params" becomes a list, and an option that a group does not have comes from `defaults`. It knows no other
+options; those that `optimizer_class` has beside are in the `param_groups` of an object of that class.
+`parameters` may be a generator, like `model.parameters()`: then it can be gone through once.
+
+A class of torch.optim takes a group whose "params" is an empty list. If there is no group at all, it raises
+"optimizer got an empty parameter list".
+
+`optimizer.state` has each parameter (the tensor itself is the key) that has had a gradient in some step.
+`state_dict()` has numbers in place of the parameters: from 0 on, through all groups in their order. With
+groups of [a, b] and [c], c has number 2 in the whole, and number 0 in the optimizer of a rank that owns
+nothing else.
+
     08.1 (1 point)   deal the parameters to the ranks
     08.2 (1 point)   the optimizer of one's own share
     08.3 (10 points) a step: one's own share, then what the others own

@@ -204,6 +204,7 @@ PAGES = [
     ),
     *sorted((ROOT / "lessons/pages").glob("*.md")),
     *sorted((ROOT / "lessons/launch").glob("*.md")),
+    ROOT / "lessons/older/README.md",
 ]
 
 

@@ -1,15 +1,20 @@
 """The exercises and their judge. The grader is graded here with mutants, other solutions and cheats; then
 every way in which people meet it: pytest, grade.py, Gradescope's bundle, each level of containment."""
 
+import ast
 import contextlib
 import csv
 import io
 import json
+import lzma
 import os
+import platform
+import pty
 import random
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -27,12 +32,13 @@ sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 import itertools
 
 import bundle
+import contain
 import grade
 import judge
 import nursery as inside_nursery
 import selftest
 import wire
-from judge import walls
+from judge import seccomp, walls
 
 import pages
 import starters
@@ -180,7 +186,7 @@ def test_the_manifest_is_in_order():
             "check",
         }
         for entry in one["check"]:
-            assert set(entry) <= {"id", "title", "points", "needs", "hints", "visibility", "files"}
+            assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "visibility", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
             assert set(entry.get("needs", [])) <= seen, entry["id"]
             assert len(entry["hints"]) == 3 and entry["points"] > 0
@@ -193,6 +199,105 @@ def test_the_manifest_is_in_order():
             assert callable(judge.check_function(entry["id"]))
             seen.add(entry["id"])
     assert set(judge.CHECKS) == seen
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (["(", "a hint"], "has no regular expression: missing ), unterminated subpattern at position 0"),
+        (["came"], "is not a pair of texts: a regular expression on what came, and a hint"),
+        ("came", "is not a pair of texts: a regular expression on what came, and a hint"),
+        (["came", 3], "is not a pair of texts: a regular expression on what came, and a hint"),
+    ],
+)
+def test_a_line_of_when_that_is_none_is_refused(line, why, tmp_path):
+    text = (judge.HERE / "03_average_gradients" / "exercise.toml").read_text()
+    text = re.sub(r"(?ms)^when = .*?^\]\n", "", text)
+    file = tmp_path / "03_average_gradients" / "exercise.toml"
+    file.parent.mkdir()
+    file.write_text(text.replace("hints = [", f"when = [{json.dumps(line)}]\nhints = [", 1))
+    with pytest.raises(SystemExit) as error:
+        judge.exercises.read(file)
+    where = "error: 03_average_gradients/exercise.toml, 03.1a"
+    assert str(error.value) == f"{where}: {line} in `when` {why}"
+
+
+def test_the_hint_follows_what_came():
+    """The check's own `when` goes before a general kind, and that before the check's first hint."""
+    entry = {"id": "03.1a", "hints": ["one", "two", "three"], "when": [["is 3", "own"], ["is 4", ""]]}
+
+    def shown(came, hints=1):
+        result = judge.Result("03.1a", "", 1, status="failed", came=came)
+        result.hints = judge.hints.fitting(entry, came)
+        return judge.helpful(result, hints)
+
+    assert shown("it is 3") == ["own"] and shown("it is 4") == [] and shown("it is 5") == ["one"]
+    assert shown("it is 3", 4) == ["own", "one", "two", "three"]
+    assert shown("it is 4", 4) == shown("not written yet: 03.1: it is 5", 4) == ["one", "two", "three"]
+    assert shown("not written yet: 03.1: it is 5") == []
+
+
+# A mutant for each kind: an exercise, the mutant's name or what is changed in the solution, a check.
+KINDS = {
+    "not begun": (
+        "03",
+        ("    with torch.no_grad", '    raise NotImplementedError("03.1: a")\n    with torch.no_grad'),
+        "03.1a",
+    ),
+    "no keyboard": ("03", ("        for tensor in", "        input()\n        for tensor in"), "03.1a"),
+    "a tensor for a number": ("01", "a tensor returned", "01.1b"),
+    "another dtype": ("09", "what comes out is bfloat16", "09.4a"),
+    "an error in Python": ("03", ("model.buffers()]", "model.bufers()]"), "03.1a"),
+    "never ends": (
+        "03",
+        ("        for tensor in", "        while True: pass\n        for tensor in"),
+        "03.1a",
+    ),
+    "a sum": ("03", "sum instead of mean", "03.2a"),
+    "a mean": ("03a", "the mean instead of the sum", "03a.4a"),
+    "rounding": ("03", ("/= dist.get_world_size()", "/= dist.get_world_size() * 1.001"), "03.2a"),
+    "no gradient": ("11", "rank 0 alone adds the bias", "11.3b"),
+    "nothing": ("04a", "symptom hidden: nobody measures", "04a.3a"),
+    "one goes home": ("03a", "one rank goes home early in the first half", "03a.3a"),
+    "all wait": ("03a", "all send before they receive", "03a.2a"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
+    """With which the judge comes to that kind, and shows its hint."""
+    identity, mutant, name = KINDS[kind]
+    one = judge.exercise(identity) | ({"seconds": 3} if kind == "never ends" else {})
+    if isinstance(mutant, str):
+        files = next(case.files for case in selftest.cases(one) if case.name == mutant)
+    else:
+        text = solution(one["files"][0])
+        assert text.count(mutant[0]) == 1
+        files = {one["files"][0]: text.replace(*mutant)}
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    entry = next(entry for entry in one["check"] if entry["id"] == name)
+    passed = {need for other in one["check"] for need in other.get("needs", [])}
+    result = judge.grade_one(one, entry, tmp_path, nursery, 0, passed)
+    assert judge.hints.kind(entry, result.came, result.expected) == kind, result.came
+    hint = (judge.hints.ALWAYS | judge.hints.PLAIN)[kind][1]
+    assert judge.helpful(result, 1) == [hint] * bool(hint) and result.hints[1:] == entry["hints"]
+
+
+def test_each_kind_is_tried():
+    assert set(KINDS) == set(judge.hints.ALWAYS | judge.hints.PLAIN)
+
+
+def test_a_check_that_needs_another_of_its_part_has_hints_of_its_own():
+    """Whoever has passed 03.2a divides by the number of ranks: in 03.2c something else is wrong."""
+    plain, further = (
+        next(entry for entry in judge.exercise("03")["check"] if entry["id"] == name)
+        for name in ("03.2a", "03.2c")
+    )
+    came = "it: 2 at [0]; every number is 3 times what it should be, and there are 3 processes"
+    assert judge.hints.kind(plain, came) == "a sum" and judge.hints.kind(further, came) == ""
+    assert judge.hints.kind(further, "it is a tensor") == "a tensor for a number"
 
 
 # ---- frames -----------------------------------------------------------------------------------
@@ -212,8 +317,30 @@ def test_frames_come_back_as_they_were():
 
 @pytest.mark.parametrize(
     "value",
-    [{"event": "a", "phase": numpy.zeros(3)}, {"event": numpy.zeros(3)}, {"event": {}}, [1], numpy.zeros(3)],
-    ids=["an array for a phase", "an array for a name", "a dict for a name", "a list", "an array"],
+    [
+        {"event": "a", "phase": numpy.zeros(3)},
+        {"event": numpy.zeros(3)},
+        {"event": {}},
+        [1],
+        numpy.zeros(3),
+        {"event": 5, "phase": "begin", "number": 1, "size": 1},
+        {"event": "a", "phase": "begin", "number": "x", "size": 1},
+        {"event": "a", "sends": [[]]},
+        {"event": "a", "phase": "begin", "number": 1, "size": [1]},
+        {"event": "a", "phase": "begin", "number": 1, "size": 1, "where": None},
+    ],
+    ids=[
+        "an array for a phase",
+        "an array for a name",
+        "a dict for a name",
+        "a list",
+        "an array",
+        "a list in a list",
+        "a number for a call",
+        "a word for a number",
+        "a list for a size",
+        "nothing for a place",
+    ],
 )
 def test_no_event_makes_the_nursery_fall_over(value):
     rank, data = inside_nursery.Rank(0), wire.pack(value)
@@ -223,6 +350,29 @@ def test_no_event_makes_the_nursery_fall_over(value):
     assert rank.error["kind"] == "BadFrame" and rank.events == []
     os.close(writes)
     os.close(rank.reads)
+
+
+def test_a_rank_tells_so_much_and_no_more(monkeypatch):
+    rank, event = inside_nursery.Rank(0), wire.pack({"event": "a", "sends": [1] * 20})
+    monkeypatch.setattr(inside_nursery, "MOST_EVENT_BYTES", 2 * len(event))
+    for _ in range(2):
+        rank.told(b"E", event, 0.0)
+    with pytest.raises(wire.BadFrame, match="too many events"):
+        rank.told(b"E", event, 0.0)
+
+
+@pytest.mark.parametrize("event", [{"phase": "begin"}, {"event": "all_reduce", "phase": "begin"}])
+@pytest.mark.parametrize("why", ["done", "stuck", "timeout"])
+def test_no_event_makes_the_judge_fall_over(event, why):
+    """What a call has not said of itself is filled in: name, number, size."""
+    ranks = [inside_nursery.Rank(number) for number in range(2)]
+    for rank in ranks:
+        rank.told(b"E", wire.pack(event), 0.0)
+    seen = [rank_of(events=rank.events, inside=list(rank.inside.values())) for rank in ranks]
+    if why == "done":
+        seen[0]["error"] = {"kind": "RuntimeError", "words": "gloo/transport", "time": 1.0}
+    with pytest.raises(judge.Verdict):
+        judge.explain({"why": why, "seconds": 1.2, "ranks": seen}, {THIRD: ""})
 
 
 def test_no_bytes_make_the_judge_fall_over():
@@ -251,6 +401,11 @@ def test_no_bytes_make_the_judge_fall_over():
         '{"value": NaN, "arrays": []}',
         '{"value": {"@run": "os.system"}, "arrays": []}',
         '{"value": ' + "[" * 100_000 + "]" * 100_000 + ', "arrays": []}',
+        '{"value": ' + "[" * 100 + "]" * 100 + ', "arrays": []}',
+        '{"value": 1' + "0" * 400 + ', "arrays": []}',
+        '{"value": [' + "[]," * (1 << 21) + '[]], "arrays": []}',
+        '{"value": "' + "x" * (1 << 20) + '", "arrays": []}',
+        '{"value": [' + "[]," * 50_001 + '[]], "arrays": []}',
     ],
     ids=[
         "objects",
@@ -262,12 +417,232 @@ def test_no_bytes_make_the_judge_fall_over():
         "not a number",
         "a tag",
         "too deep",
+        "too deep for a comparison",
+        "401 digits",
+        "too many lists",
+        "too many bytes",
+        "too many values",
     ],
 )
 def test_a_frame_that_is_none_is_refused(head):
-    data = len(head).to_bytes(4, "little") + head.encode() + bytes(4)
+    data = len(head).to_bytes(4, "little") + head.encode()
+    data += bytes(4 * ('[["' in head))
     with pytest.raises(wire.BadFrame):
-        wire.unpack(data)
+        wire.unpack(data, wire.LONGEST, wire.MOST_VALUES)
+
+
+# ---- seen from outside ------------------------------------------------------------------------
+
+TOOLS = """
+import os, socket, sys, time
+import numpy
+frame = sys._getframe()
+while "tools" not in frame.f_locals:
+    frame = frame.f_back
+tools = frame.f_locals["tools"]
+"""
+
+
+def looked_at(nursery, text, gates=None):
+    """A run of two ranks with this before the solution: the trial, to ask what was seen of it."""
+    trial = judge.Trial(nursery, judge.exercise("03"), "03.1c", {THIRD: TOOLS + text + solution()}, 0)
+    states = judge.check_function("03.1c").__globals__["states"]
+    trial.run("begin", [{"state": state} for state in states(trial, 2)], gates=gates)
+    return trial
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["a child", "an orphan"])
+def test_what_a_child_has_counts(depth, nursery):
+    """Its memory, and its connections: also where the one between has ended."""
+    text = f"""
+if tools.rank == 0 and os.fork() == 0:
+    if {depth} == 2 and os.fork():
+        os._exit(0)
+    kept = bytearray(os.urandom(1 << 20) * 50)
+    here = socket.create_server(("127.0.0.1", 0))
+    there = socket.create_connection(here.getsockname())
+    there.send(bytes(5000))
+    open("ready", "w").close()
+    time.sleep(1000)
+while not os.path.exists("ready"):
+    time.sleep(0.01)
+"""
+    trial = looked_at(nursery, text)
+    before, after = trial.mark(0, "@start"), trial.mark(0, "@end")
+    assert after["memory"] - before["memory"] > 50 << 20
+    assert trial.sent(0) > 5000 and after["sockets"] >= before["sockets"] + 2
+    assert (trial.sent(1) > 5000) == (depth == 2)  # nobody knows whose an orphan was
+    nursery.wipe()
+
+
+def test_a_rank_begins_once(nursery):
+    """A second first look would hide what was sent before it."""
+    with pytest.raises(
+        judge.Verdict, match=r"sent something that is no result \(ready to begin a second time"
+    ):
+        looked_at(nursery, "tools._pipe.send(b'M', None)\n")
+
+
+CLOSE_ALL = """
+import stat, sys
+
+class Closing:
+    def flush(self):
+        time.sleep(0.2)
+        for descriptor in range(6, 256):
+            try:
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    os.dup2(2, descriptor)  # gloo would end a process whose descriptor is closed
+            except OSError:
+                pass
+
+if tools.rank == 0:
+    sys.stdout = Closing()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from outside")
+def test_a_rank_that_has_no_connections_any_more_fails(nursery):
+    """It closes them when its work is done. Nobody knows then what went over them."""
+    trial = looked_at(nursery, CLOSE_ALL)
+    marks = [one["marks"] for one in trial.answer["ranks"]]
+    assert marks[0]["@start"]["sockets"] > 0 and marks[0]["@end"]["sockets"] == 0
+    with pytest.raises(judge.Verdict, match=r"rank 0 has closed \d of its connections"):
+        trial.sent(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from outside")
+def test_a_connection_that_was_there_at_a_gate_stays(nursery):
+    text = """
+if tools.rank == 0:
+    here = socket.create_server(("127.0.0.1", 0))
+    there = socket.create_connection(here.getsockname())
+    there.send(bytes(5000))
+    tools.ask("here")
+    there.close()
+    tools.ask("later")
+"""
+    those = gates(sent=4500)
+    those[0]["later"] = {"value": 1.0}
+    trial = looked_at(nursery, text, those)
+    assert trial.asked(0, "here")["sent"] >= 5000
+    with pytest.raises(judge.Verdict, match=r"rank 0 has closed 1 of its connections"):
+        trial.sent(0)
+
+
+def gates(**demands):
+    """A number for rank 0, with this demand, and one for rank 1."""
+    return [{"here": {"value": 1.5, **demands}}, {"there": {"value": 1.0}}]
+
+
+def look_for_it(gates):
+    """What asks for it, and looks through all of its memory before: another number each time, for the nursery
+    has had the last one."""
+    gates[0]["here"]["value"] = random.uniform(0.5, 0.6)
+    *first, last = str(gates[0]["here"]["value"]).removeprefix("0.")[:14]
+    return LOOK_FOR_IT.replace("DIGITS", f"{''.join(first)}[{last}]"), gates
+
+
+ASK = "if tools.rank == 0:\n    tools.ask('here')\n"
+LOOK_FOR_IT = r"""
+if tools.rank == 0:
+    import re
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
+        for line in maps:
+            if " rw-p " in line and "/" not in line:
+                begin, end = (int(one, 16) for one in line.split()[0].split("-"))
+                memory.seek(begin)
+                assert not re.search(rb"0[.]DIGITS", memory.read(end - begin)), "it is here"
+    assert 0.5 <= tools.ask("here", [1, 2]) <= 0.6
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from outside")
+def test_a_gate_opens_when_the_bytes_have_left_and_its_number_is_nowhere_before(nursery):
+    send = """
+if tools.rank == 0:
+    here = socket.create_server(("127.0.0.1", 0))
+    there = socket.create_connection(here.getsockname())
+    there.send(bytes(5000))
+"""
+    text, those = look_for_it(gates(sent=4500))
+    trial = looked_at(nursery, send + text, those)
+    assert trial.asked(0, "here")["with"] == [1, 2] and 5000 <= trial.asked(0, "here")["sent"] < 9000
+    with pytest.raises(
+        judge.Verdict, match=r"at 'here', rank 0 had sent nothing, and nothing came"
+    ) as verdict:
+        looked_at(nursery, ASK, gates(sent=4500))
+    assert (verdict.value.status, verdict.value.expected) == ("failed", "at least 4500 bytes")
+    with pytest.raises(judge.Verdict, match=r"rank 1 did not come to 'there', where it has to ask"):
+        trial.asked(1, "there")
+
+
+def test_a_gate_waits_for_another_rank(nursery):
+    text = """
+if tools.rank == 1:
+    time.sleep(0.1)
+    tools.ask("there")
+"""
+    trial = looked_at(nursery, text + ASK, gates(asked=[[1, "there"]]))
+    assert trial.asked(0, "here")["time"] > 0
+    with pytest.raises(judge.Verdict, match=r"^rank 1 slept") as verdict:
+        looked_at(nursery, ASK, gates(asked=[[1, "there"]], words="rank 1 slept"))
+    assert verdict.value.status == "timeout"
+
+
+@pytest.mark.parametrize("text", ["tools.ask('nowhere')", "[tools.ask('here') for _ in range(2)]"])
+def test_no_question_is_answered_twice(text, nursery):
+    with pytest.raises(judge.Verdict, match=r"is no result \(a question that has no answer"):
+        looked_at(nursery, f"if tools.rank == 0:\n    {text}\n", gates())
+
+
+def test_nobody_asks_and_goes_on_without_the_number(nursery):
+    """What is demanded at the last gate counts too, though nothing that comes depends on its number."""
+    text = "if tools.rank == 0:\n    tools._pipe.send(b'Q', {'gate': 'here', 'with': None})\n"
+    with pytest.raises(judge.Verdict, match=r"is no result \(a result while it waits for a number: here"):
+        looked_at(nursery, text, gates(sent=1 << 30))
+
+
+SEARCH = r"""
+import re
+words, found = b"for " + b"rank ", set()
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps:
+        first, last = (int(word, 16) for word in line.split()[0].split("-"))
+        if "rw" in line:
+            try:
+                memory.seek(first)
+                found |= set(re.findall(words + rb"\d+!", memory.read(last - first)))
+            except (OSError, ValueError):
+                pass
+print(sorted(word.decode() for word in found))
+"""
+
+
+def test_in_the_memory_of_a_rank_is_nothing_that_others_were_given(nursery):
+    """Not in this run, and not of the run before. What it was given itself is found."""
+    trial = judge.Trial(nursery, judge.exercise("03"), "03.1c", {THIRD: SEARCH + solution()}, 0)
+    states = judge.check_function("03.1c").__globals__["states"](trial, 2)
+    for notes in (["for rank 10!", "for rank 11!"], ["for rank 20!", "for rank 21!"]):
+        trial.run(
+            "begin", [{"state": state, "note": note} for state, note in zip(states, notes, strict=True)]
+        )
+        outputs = [one["output"].strip() for one in trial.answer["ranks"]]
+        assert outputs == [f"['{note}']" for note in notes]
+
+
+def test_a_rank_knows_nothing_from_which_the_judge_draws(nursery):
+    """Its seed, its folder, what torch, random and numpy begin with: all are another number."""
+    text = (
+        "import os, random, torch\nprint(torch.initial_seed(), random.random(), os.getcwd(), hash('word'))\n"
+    )
+    trial = judge.Trial(nursery, judge.exercise("03"), "03.1c", {THIRD: text + solution()}, 0)
+    states = judge.check_function("03.1c").__globals__["states"](trial, 2)
+    trial.run("begin", [{"state": state} for state in states], folder="kept")
+    outputs = [one["output"].split() for one in trial.answer["ranks"]]
+    assert all(str(trial.seed) not in word for words in outputs for word in words)
+    assert [one != other for one, other in zip(*outputs, strict=True)] == [True, True, False, True]
+    nursery.forget(trial.folders)
 
 
 # ---- comparing --------------------------------------------------------------------------------
@@ -315,6 +690,62 @@ def test_no_text_makes_the_judge_fall_over(kind):
     assert verdict.value.status == "error" and THIRD in verdict.value.came
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("dist.all_reduce(x)", "all_reduce"),
+        ("from torch.distributed import all_reduce as add", "all_reduce"),
+        ("from torch.distributed import *\nall_reduce(x)", "all_reduce"),
+        ("import torch\ntorch.distributed.distributed_c10d.reduce(x, 0)", "reduce"),
+        ("from torch.distributed.nn import functional\nfunctional.all_reduce(x)", "all_reduce"),
+        ("group.allreduce([x])", "allreduce"),
+        ("getattr(dist, 'all_reduce')(x)", "all_reduce"),
+        ("def all_reduce(x):\n    return dist.all_reduce(x)", "all_reduce"),
+        ("other = dist\nother.all_reduce(x)", "all_reduce"),
+        ("import importlib\nimportlib.import_module('torch.distributed').barrier()", "barrier"),
+        ("def all_reduce(x):\n    pass\nall_reduce(x)", ""),
+        ("class Ring:\n    def reduce(self):\n        pass\n\nRing().reduce()", ""),
+        ("class Ring:\n    def __init__(self):\n        self.gather = []\n        self.gather.append(1)", ""),
+        ("def half(chunks, broadcast):\n    return broadcast", ""),
+        ("from functools import reduce\nreduce(max, [1])", ""),
+        ("import functools\nfunctools.reduce(max, [1])", ""),
+        ("import torch\ntorch.gather(x, 0, x)", ""),
+        ("print('all_reduce', x)", ""),
+    ],
+)
+def test_what_is_forbidden_is_torchs(text, word):
+    """And not what is only called like it."""
+    text = f"import torch.distributed as dist\n{text}\n"
+    if word:
+        with pytest.raises(judge.Verdict, match=rf"^line \d of ring.py uses {word}$"):
+            judge.refuse_names(judge.exercise("03a"), "ring.py", text)
+    else:
+        judge.refuse_names(judge.exercise("03a"), "ring.py", text)
+
+
+def test_a_helper_called_all_gather_earns_all_points(nursery, tmp_path):
+    text = solution("03a_ring_all_reduce.py").replace("sum_chunks", "all_gather")
+    text += "\n\nsum_chunks = all_gather\n"
+    (tmp_path / "03a_ring_all_reduce.py").write_text(text)
+    results = judge.grade(judge.exercise("03a"), tmp_path, nursery)
+    assert [result.came for result in results if result.status != "passed"] == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "came"),
+    [
+        ("utf-8-sig", None),
+        ("utf-16", "03_average_gradients.py is not in UTF-8: save it again with that encoding, which your"),
+        ("latin-1", "03_average_gradients.py is not in UTF-8: save it again with that encoding, which your"),
+    ],
+)
+def test_a_mark_in_front_costs_nothing(encoding, came, nursery, tmp_path):
+    """Some editors write one. Any other encoding is told in a line."""
+    (tmp_path / THIRD).write_bytes(f"# \u00e9\n{solution()}".encode(encoding))
+    result = judge.grade_one(*first_check(), tmp_path, nursery, 0, set())
+    assert result.status == ("error" if came else "passed") and result.came.startswith(came or "")
+
+
 def test_a_warning_is_no_error():
     judge.refuse_names(judge.exercise("03"), THIRD, 'pattern = "\\d+"\n')
 
@@ -347,7 +778,36 @@ BLAME = {
     "never ends": (
         "    has_one = torch",
         "    while dist.get_rank() == 1:\n        pass\n    has_one = torch",
-        r"rank 1 had not returned after 3 s; rank 0 was waiting for it in all_reduce number 1",
+        r"rank 1 had not returned after 3 s; rank 1 was at line \d+ of 03_av\w+.py: `.*`; "
+        r"rank 0 was waiting for it in all_reduce number 1",
+    ),
+    "sleeps": (
+        "    has_one = torch",
+        "    import time\n    if dist.get_rank() == 1:\n        time.sleep(1000)\n    has_one = torch",
+        r"rank 1 was at line 39 of 03_av\w+.py: `time.sleep\(1000\)`; rank 0 waited in all_reduce",
+    ),
+    "all sleep": (
+        "    has_one = torch",
+        "    import time\n    time.sleep(1000)\n    has_one = torch",
+        r"nothing moved any more: ranks 0 and 1 were at line \d+ of 03_av\w+.py: `time.sleep\(1000\)`$",
+    ),
+    "waits for nobody": (
+        "    has_one = torch",
+        "    import threading\n    if dist.get_rank() == 1:\n        return\n    threading.Event().wait()\n"
+        "    has_one = torch",
+        r"nothing moved any more: rank 1 returned, and rank 0 was at line 40 of 03_av\w+.py: `threading.Ev",
+    ),
+    "asks the keyboard": (
+        "    has_one = torch",
+        "    breakpoint()\n    has_one = torch",
+        r"rank [01] raised RuntimeError: breakpoint\(\) cannot work here: no process of the judge has a "
+        r"keyboard; use print at line \d+ of 03_average_gradients.py: `breakpoint\(\)`",
+    ),
+    "a helper raises": (
+        "    has_one = torch",
+        "    helper(None)\n    has_one = torch",
+        r"rank [01] raised AttributeError: .* at line \d+ of 03_average_gradients.py: `return tensor.shape`, "
+        r"called in line \d+: `helper\(None\)`$",
     ),
     "send without receive": (
         "    has_one = torch",
@@ -363,11 +823,27 @@ BLAME = {
 def test_the_earliest_cause_is_named(fault, nursery, tmp_path):
     old, new, words = BLAME[fault]
     assert solution().count(old) == 1
-    (tmp_path / THIRD).write_text(solution().replace(old, new))
+    helper = "\n\ndef helper(tensor):\n    return tensor.shape\n"
+    (tmp_path / THIRD).write_text(solution().replace(old, new) + helper)
     one = judge.exercise("03") | {"seconds": 3 if fault == "never ends" else 20}
     result = judge.grade(one, tmp_path, nursery)[3]
     assert result.id == "03.2a" and result.score == 0
     assert re.search(words, result.came), result.came
+
+
+@pytest.mark.parametrize(
+    ("src", "words"),
+    [
+        ("src=dist.get_rank()", "; the ranks call broadcast number 1 (line 25 of 03_average_gradients.py)"),
+        ("dist.get_rank()", " with different src: rank 0 with 0, rank 1 with 1"),
+        ("src=1", " on rank 0 is that of rank 1"),
+    ],
+)
+def test_broadcasts_from_different_ranks_say_so(src, words, nursery, tmp_path):
+    (tmp_path / THIRD).write_text(solution().replace("src=0", src))
+    result = judge.grade(judge.exercise("03"), tmp_path, nursery)[0]
+    assert result.score == 0 and words in result.came
+    assert ("with different src: rank 0 with 0, rank 1 with 1" in result.came) == ("get_rank" in src)
 
 
 def test_three_ranks_wait_for_one(nursery, tmp_path):
@@ -390,7 +866,8 @@ def rank_of(**facts):
         "ended": None,
         "events": [],
         "marks": {},
-        "at": None,
+        "asked": {},
+        "gate": None,
     }
     return empty | {"inside": [], "output": ""} | facts
 
@@ -399,7 +876,7 @@ def test_a_bystander_is_not_the_cause_even_if_it_is_heard_first():
     closed = {"kind": "RuntimeError", "words": "Connection closed by peer [127.0.0.1]:1234", "time": 1.0}
     ranks = [rank_of(error=closed), rank_of(ended=-9, marks={"@ended": {"time": 1.1}}), rank_of(error=closed)]
     with pytest.raises(judge.Verdict) as verdict:
-        judge.explain({"why": "done", "seconds": 1.2, "ranks": ranks}, [THIRD])
+        judge.explain({"why": "done", "seconds": 1.2, "ranks": ranks}, {THIRD: ""})
     assert verdict.value.came == "rank 1 was ended by SIGKILL"
 
 
@@ -438,12 +915,74 @@ def test_a_check_that_is_broken_is_nobodys_zero(nursery, monkeypatch):
     assert (result.status, result.score) == ("infrastructure", 0)
 
 
+WORD = """
+import os, struct, sys
+data = sys.modules["wire"].pack("a word for a result")
+os.write(3, struct.pack("<cI", b"R", len(data)) + data)
+os._exit(0)
+"""
+
+
+def test_no_submission_can_make_a_check_nobodys_zero(nursery, tmp_path, monkeypatch):
+    """A check that fails does so with the recorded solution, too, or it is the submission's fault."""
+    one, entry = first_check()
+    (tmp_path / THIRD).write_text(WORD)
+    result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
+    assert (result.status, result.score) == ("error", 0), result.came
+    words = r"with your code, the check itself failed: \w+Error: .*; with the recorded solution it passes"
+    assert re.fullmatch(words, result.came) and result.left  # the next submission gets a new nursery
+    assert judge.grade_one(one, entry, judge.SOLUTIONS, nursery, 0, set()).status == "passed"
+    # Where there are no solutions, as in Gradescope's bundle, the kind of the failure has to say it.
+    monkeypatch.setattr(judge.grading, "SOLUTIONS", tmp_path / "none")
+    result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
+    words = r"your code sent something that the check cannot read \(\w+Error: .*\)"
+    assert result.status == "error" and re.fullmatch(words, result.came), result.came
+
+
+@pytest.mark.long
+def test_no_submission_can_take_the_place_where_ranks_meet(nursery, tmp_path):
+    """A folder is kept from one run to the next, and gloo's ranks meet in it."""
+    one = judge.exercise("04a")
+    entry = next(entry for entry in one["check"] if entry["id"] == "04a.8a")
+    name = entry["files"][0]
+    text = "import glob, os\nlast = max(int(name.split('-')[1]) for name in glob.glob('.meeting-*'))\n"
+    text += "for n in range(last + 1, last + 9):\n    try:\n        os.mkdir(f'.meeting-{n}')\n"
+    text += "    except OSError:\n        pass\n"
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text(text + solution(name))
+    result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
+    assert result.status == "error" and "recorded solution" in result.came
+
+
+def test_a_machine_that_fails_for_a_moment_costs_nothing(nursery, monkeypatch):
+    (one, entry), calls = first_check(), []
+    real = judge.check_function(entry["id"])
+
+    def fails_once(trial):
+        calls.append(trial)
+        return real(trial) if len(calls) > 1 else open("/proc/none")
+
+    monkeypatch.setitem(judge.CHECKS, entry["id"], fails_once)
+    result = judge.grade_one(one, entry, judge.SOLUTIONS, nursery, 0, set())
+    assert (result.status, result.score, result.came, len(calls)) == ("passed", entry["points"], "", 3)
+
+
+def test_a_number_of_400_digits_is_no_result(nursery, tmp_path):
+    fourth, name = judge.exercise("04"), judge.exercise("04")["files"][0]
+    text = solution(name) + "\n\ndef exact_accuracy(right):\n    return 10**400\n"
+    (tmp_path / name).write_text(text)
+    entry = next(entry for entry in fourth["check"] if entry["id"] == "04.3b")
+    result = judge.grade_one(fourth, entry | {"needs": []}, tmp_path, nursery, 0, set())
+    assert (result.status, result.score) == ("error", 0)
+    assert "sent something that is no result (a whole number of more than 64 bits)" in result.came
+
+
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_machine_that_fails_is_nobodys_zero(monkeypatch, tmp_path, starts):
     """The nursery can start no process; or it does not even start itself."""
     one, broken = judge.exercise("03"), judge.Nursery(1)
     if starts:
-        answer = {"why": "infrastructure: no process can be started", "ranks": [], "left": 0}
+        answer = {"why": "infrastructure: no process can be started", "ranks": [], "left": 0, "seconds": 0}
         broken.ready, broken.run = lambda: None, lambda **request: answer
     else:
         monkeypatch.setattr(judge.nursery, "INSIDE", tmp_path)
@@ -478,23 +1017,39 @@ def test_a_student_checks_a_starter():
     assert code == 1
     assert "03 DDP in its simplest form: 0 of 12 points" in text
     assert "not written yet: 03.1: all ranks begin with what rank 0 has" in text
-    assert text.count("(not reached)") == 7 and "hint" not in text
+    assert text.count("(not reached)") == 6 and "hint" not in text
     assert "Traceback" not in text and "contained at level" in text
 
 
 def test_a_student_asks_for_hints_and_for_one_check():
-    code, text = check("--only", "03.2a", "--hints", "--submission", str(judge.STARTERS))
+    code, text = check("--only", "03.1b", "--hints", "--submission", str(judge.STARTERS))
     assert code in (0, 1) and "hint 3:" in text and "1 skipped" in text
 
 
 @pytest.mark.parametrize(
-    ("words", "checks"), [("3", 8), ("03", 8), ("03.2", 5), ("3a", 9), ("4a.1", 2), ("03a.4c", 1)]
+    ("words", "checks"),
+    [
+        ("3", 8),
+        ("03", 8),
+        ("03.2", 5),
+        ("3a", 9),
+        ("3A", 9),
+        ("4a.1", 2),
+        ("03a.4c", 1),
+        ("03_average_gradients", 8),
+        ("lessons/exercises/03_average_gradients.py, 03.1a,3a.4c", 9),
+        ("04a_bug_hunt/", 20),
+        ("bug_03", 2),
+        ("lessons/exercises/04a_bug_hunt/bug_10.py", 2),
+    ],
 )
 def test_a_number_names_an_exercise_a_part_or_a_check(words, checks):
-    wanted = subprocess.run(
-        [sys.executable, "-c", KEPT, words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert wanted.stdout.split("\n")[-2:-1] == [str(checks)]
+    assert len(judge.wanted(words)) == checks
+    if words in ("3", "03.2"):  # what pytest is asked for comes to the same
+        wanted = subprocess.run(
+            [sys.executable, "-c", KEPT, words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert wanted.stdout.split("\n")[-2:-1] == [str(checks)]
 
 
 @pytest.mark.parametrize("number", ["00", "99", "3b.1.2"])
@@ -502,8 +1057,7 @@ def test_a_number_that_is_none_is_told_those_there_are(number):
     code, text = check("--only", number)
     assert code == 4 and "ERROR: there is no " in text
     if number.isdigit():
-        for one in judge.manifest():
-            assert re.search(rf"^  {one['id']} +{re.escape(one['title'])}$", text, re.M), text
+        assert f"ERROR: there is no exercise {number}: there are {', '.join(EXERCISES)}\n" in text
     graded = subprocess.run(
         [sys.executable, "tests/exercises/grade.py", "--only", number, "."],
         cwd=ROOT,
@@ -529,6 +1083,78 @@ print(getattr(count, "found", 0))
 def test_the_solutions_pass_as_a_submission():
     code, text = check("--only", "03", "--submission", "solutions", "--seed", "another")
     assert code == 0 and "12 of 12 points" in text and "8 passed" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_make_adds_nothing_to_the_report(terminal):
+    """Where a person looks at it. A script gets the status, and with it what make says."""
+    command = ["make", "check", f"PYTHON={sys.executable}", "EX=99"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    ours, theirs = pty.openpty()
+    run = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,  # not that of `make test`: a make within it says where it is
+        stdout=subprocess.PIPE,
+        stderr=theirs if terminal else subprocess.PIPE,
+        text=True,
+    )
+    os.close(theirs)
+    said = run.stderr or ""
+    with contextlib.suppress(OSError):
+        said += os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert "there is no exercise 99" in run.stdout + said
+    assert (run.returncode == 0, "make" not in run.stdout + said) == (terminal, terminal)
+
+
+def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
+    """Of a check that fails, and of one that is passed; all of it lies in the file that is named."""
+    prints = """    lines = 0 if hasattr(average_gradients, "called") else 30
+    average_gradients.called = True
+    for number in range(lines):
+        print(f"line {number} of {dist.get_rank()}" + " x" * 100 * (number == 29))
+"""
+    text = solution().replace("    has_one = torch", prints + "    has_one = torch")
+    (tmp_path / THIRD).write_text(text.replace("if count == 0:", "if False:"))
+    code, text = check("--only", "03.2", "--submission", str(tmp_path), "--out", str(tmp_path / "out"))
+    failed, _, passed = text.partition("03.2a every gradient is the mean over all ranks: passed")
+    shown = re.findall(r"^    (rank . \| .*)$", failed, re.M)
+    left = [*(f"line {number} of 1" for number in range(4)), "... 20 lines left out", "line 24 of 1"]
+    assert code == 1 and shown[11:17] == [f"rank 1 | {words}" for words in left]
+    assert all(line.startswith("rank ") and len(line) < 170 for line in shown) and len(shown) == 22
+    assert passed.count("rank 3 | ... 25 lines left out") == 1  # of four runs, the one with the most ranks
+    assert f"\nall that your code has printed: {tmp_path}/out/printed/03.txt\n" in text
+    whole = (tmp_path / "out/printed/03.txt").read_text()
+    assert whole.count("rank 1 | line 29 of 1" + " x" * 100) == 7 and "left out" not in whole
+    assert "-- 4 processes, other gradients on each rank\n" in whole
+
+
+def tried(name, *words):
+    command = [sys.executable, "lessons/exercises/try.py", name, *words]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.mark.quick("03")
+@pytest.mark.parametrize("name", [name for name in EXERCISES if name != "04a"])
+def test_each_exercise_can_be_tried_by_hand(name):
+    """With the solution in place, every line has the rank in front, and no part is left out."""
+    code, out, err = tried(name, "--submission", "solutions")
+    assert (code, "refused" in err, err.count("\n")) == (0, name == "05", int(name == "05"))
+    lines = out.splitlines()
+    ranks = {line.split(" | ")[0] for line in lines}
+    assert ranks == {f"rank {rank}" for rank in range(len(ranks))} and len(ranks) >= 1
+    assert "not written yet" not in out and len(lines) >= 3 * len(ranks)
+
+
+def test_a_starter_can_be_tried():
+    code, out, err = tried("3", "--ranks", "3")
+    assert (code, err, out.count("not written yet: 03.1: all ranks begin with what rank 0 has")) == (0, "", 3)
+    code, out, err = tried("99")
+    assert code == 1 and err.startswith("error: there is no exercise 99 in ") and err.count("\n") == 1
+    code, out, err = tried("bug_03")
+    assert code == 1 and "04a_bug_hunt/start.py" in err and err.count("\n") == 1
 
 
 def test_a_folder_that_is_not_there():
@@ -561,6 +1187,8 @@ def test_it_checks_again_at_every_save(tmp_path):
             finally:
                 watch.kill()
     assert "0 of 12 points" in first and "12 of 12 points" in second
+    for said in (first, second):
+        assert said.index("checking 03 DDP in its simplest form ...") < said.index("of 12 points")
     assert seconds < 30  # 2 on a machine that does nothing else
 
 
@@ -706,10 +1334,111 @@ def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
     whole, said = path.read_bytes(), set()
     for place in range(0, len(whole), 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        files, trouble = grade.opened(path, [third])
+        files, trouble = grade.collected(path, [third])
         assert not (files and trouble)
-        said.add(trouble[: len(name) + 19])
-    assert f"{name} cannot be opened: " in said
+        said.add(bool(trouble))
+    assert True in said
+    path.write_bytes(whole[: len(whole) // 2])
+    files, trouble = grade.opened(path, [third])
+    assert not files and trouble.startswith(f"{name} cannot be opened: ")
+
+
+def a_tar(path, mode="w", **facts):
+    """A tar with the third exercise in it, whose header says these things."""
+    with tarfile.open(path, mode) as archive:
+        entry = tarfile.TarInfo(THIRD)
+        entry.size = len(solution())
+        for name, value in facts.items():
+            setattr(entry, name, value)
+        archive.addfile(entry, io.BytesIO(solution().encode()))
+
+
+def negative(path):
+    """tarfile goes back to the same header for ever."""
+    a_tar(path)
+    data = bytearray(path.read_bytes())
+    data[124:136] = (-512).to_bytes(12, "big", signed=True)
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    path.write_bytes(tarfile.TarInfo("empty").tobuf() + data)
+
+
+def bomb(path):
+    """Six gigabytes of nothing."""
+    with path.open("wb") as file:
+        header = tarfile.TarInfo("zeros")
+        header.size = 6 << 30
+        file.write(lzma.compress(header.tobuf()))
+        block = lzma.compress(bytes(64 << 20), preset=0)
+        file.write(block * (6 << 30 >> 26))
+
+
+def hidden_link(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        entry = zipfile.ZipInfo(THIRD)
+        entry.external_attr = 0o120777 << 16
+        archive.writestr(entry, "/etc/passwd")
+
+
+TRICKS = {
+    "link.tar": (
+        lambda path: a_tar(path, type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        "a link or a device",
+    ),
+    "device.tar": (lambda path: a_tar(path, type=tarfile.CHRTYPE), "a link or a device"),
+    "link.zip": (hidden_link, "a link or a device"),
+    "negative.tar": (negative, "negative size"),
+    "other.tar.gz": (lambda path: a_tar(path, "w:bz2"), "it is bz2, and its name says something else"),
+    "pipe.tar": (os.mkfifo, "it is no file"),
+    "bomb.tar": (bomb, "it takes more than 1 s to read"),
+    "\x1b[2J.zip": (lambda path: path.write_bytes(b"no zip"), "%1b[2J.zip cannot be opened: File is not"),
+}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_an_archive_that_is_a_trick_is_unreadable(name, tmp_path, monkeypatch):
+    """At once, or in the seconds that there are; and what is said of it can stand on a terminal."""
+    monkeypatch.setattr(grade, "ARCHIVE_SECONDS", 1)
+    make, words = TRICKS[name]
+    make(tmp_path / name)
+    began = time.monotonic()
+    files, trouble = grade.opened(tmp_path / name, [judge.exercise("03")])
+    assert files == {} and words in trouble and trouble.isprintable()
+    assert time.monotonic() - began < 15  # 1 on a machine that does nothing else
+
+
+def test_an_archive_gets_no_more_memory_than_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(grade, "collect", lambda path, exercises: {"a": bytes(2 << 30)})
+    files, trouble = grade.opened(tmp_path / "a.zip", [])
+    assert (files, trouble) == ({}, "a.zip cannot be opened: it takes more than 512 MB of memory to read")
+
+
+NAMES = ["grades.csv", "Seed.TXT", "a\nb", "\x1b[31m", "\u202eevil", "x\udcff", "a;=1+1", "50%", "n\t" * 90]
+
+
+def test_no_name_of_a_student_harms_the_class(tmp_path):
+    """Neither the files of the class nor those of others, neither a terminal nor a spreadsheet."""
+    folder, out = tmp_path / "submissions", tmp_path / "grades"
+    for name in [*NAMES, "ada", "=1+1", " @1", "\uff1d1"]:
+        (folder / name).mkdir(parents=True)
+    found, _ = grade.students(folder)
+    assert len(found) == len(NAMES) + 4 and "ada" in found
+    assert all(name.isprintable() and ";" not in name for name in found)
+    with judge.Nursery(1) as nursery:
+        records = [
+            grade.grade_into(name, path, out, [judge.exercise("03")], 0, nursery)
+            for name, path in found.items()
+        ]
+    (out / "seed.txt").write_text("0")
+    pages.write_class(records, out, 0)
+    rows = table(out / "grades.csv")
+    assert {row["status"] for row in rows} == {"graded"} and len(rows) == len(found)
+    for name in ("grades.csv", "nbgrader.csv"):
+        cells = [cell for row in csv.reader((out / name).read_text().splitlines()) for cell in row]
+        assert not [cell for cell in cells if cell.lstrip()[:1] in tuple("=+-@\uff1d")]
+    (folder / "ada.zip").write_bytes(b"")
+    with pytest.raises(SystemExit, match=r"error: ada.zip and ada in .* are both of ada: leave one"):
+        grade.students(folder)
 
 
 def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
@@ -719,13 +1448,128 @@ def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
     assert came[0] == came[1] != came[2]
 
 
-def test_a_class_at_level_1_needs_a_word(tmp_path):
-    run = grade_here(tmp_path, "--level", "1")
-    assert (
-        run.returncode == 1
-        and "level 1 is not enough for a class" in run.stderr
-        and run.stderr.startswith("error: ")
+@pytest.mark.long
+def test_a_judge_that_is_ended_costs_nobody_a_grade(tmp_path):
+    """As when the machine has no memory left: of two, one waits when the process that grades is ended."""
+    for name in ("ada", "ben"):
+        (tmp_path / "class" / name).mkdir(parents=True)
+        shutil.copy(judge.SOLUTIONS / THIRD, tmp_path / "class" / name)
+    words = [
+        sys.executable,
+        "tests/exercises/grade.py",
+        str(tmp_path / "class"),
+        "--only",
+        "03",
+        "--jobs",
+        "1",
+    ]
+    words += ["--force", "--out", str(tmp_path / "grades")]
+
+    def judges():
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in inside_nursery.below(grader.pid)}
+        return [pid for pid, line in lines.items() if b"spawn_main" in line]
+
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as grader:
+        assert within(60, judges)
+        os.kill(judges()[0], signal.SIGKILL)
+    assert grader.returncode == 0
+    rows = {row["student"]: row["total"] for row in table(tmp_path / "grades" / "grades.csv")}
+    assert rows == {"ada": "12", "ben": "12"}
+
+
+HOSTILE = [
+    "fork_bomb",
+    "stops_the_parent",
+    "endless_files",
+    "folders_without_end",
+    "daemon_left_behind",
+]
+
+
+@pytest.mark.long
+def test_five_hostile_submissions_change_nobodys_grade(tmp_path):
+    """A class of twenty, of which fifteen are honest and of all kinds: graded with and without the five."""
+    one = judge.exercise("03")
+    honest = {case.name: case.files[THIRD] for case in selftest.cases(one)[:15]}
+    hostile = {case.name: case.files[THIRD] for case in selftest.cheat_cases() if case.name in HOSTILE}
+    assert (len(honest), len(hostile)) == (15, 5)
+    grades = []
+    for number, some in enumerate((honest, honest | hostile)):
+        folder, out = tmp_path / f"class-{number}", tmp_path / f"grades-{number}"
+        for name, text in some.items():
+            (folder / name).mkdir(parents=True)
+            (folder / name / THIRD).write_text(text)
+        words = [sys.executable, "tests/exercises/grade.py", str(folder), "--only", "03", "--jobs", "2"]
+        run = subprocess.run([*words, "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        rows = {row["student"]: row for row in table(out / "grades.csv")}
+        checks = [json.loads((out / grade.shown(name) / "grade.json").read_text()) for name in honest]
+        found = [[(r["id"], r["status"], r["score"]) for r in one["exercises"]["03"]] for one in checks]
+        grades.append(([rows[grade.shown(name)] for name in honest], found))
+    assert grades[0] == grades[1]
+    assert len({row["total"] for row in grades[0][0]}) > 3  # or the same would be easily said
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_class_below_level_3_needs_a_word(level, tmp_path, monkeypatch):
+    """Two submissions at level 2 reach each other's ports."""
+    monkeypatch.setitem(judge.machine()["why"], 3, "bubblewrap is not installed")
+    monkeypatch.setitem(judge.machine(), "level", level)
+    (tmp_path / "ada").mkdir()
+    monkeypatch.setattr(sys, "argv", ["grade.py", str(tmp_path), "--out", str(tmp_path / "grades")])
+    words = rf"error: level {level} is not enough for a class \(bubblewrap is not installed\)"
+    with pytest.raises(SystemExit, match=words):
+        grade.main()
+
+
+def test_root_needs_a_word_for_one_at_level_1(tmp_path, monkeypatch):
+    """Without it, what a submission does would be done by root."""
+    (tmp_path / "ada").mkdir()
+    words = ["grade.py", "--one", str(tmp_path / "ada"), "--level", "1", "--out", str(tmp_path / "grades")]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setitem(judge.machine(), "root", True)
+    with pytest.raises(SystemExit, match="error: level 1 is not enough as root"):
+        grade.main()
+    monkeypatch.setitem(judge.machine(), "root", False)  # somebody's own laptop
+    monkeypatch.setattr(grade, "opened", lambda path, exercises: sys.exit("it was opened"))
+    with pytest.raises(SystemExit, match="it was opened"):
+        grade.main()
+
+
+def test_all_processes_of_a_run_have_so_much_memory(nursery, tmp_path, monkeypatch):
+    """None of them has more than the kernel would give to one."""
+    monkeypatch.setitem(judge.trial.LIMITS, "memory_of_all", 1 << 30)
+    code = "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        break\n"
+    (tmp_path / THIRD).write_text(code + "kept = bytearray(b'x' * (100 << 20))\ntime.sleep(100)\n")
+    result = judge.grade_one(*first_check(), tmp_path, nursery, 0, set())
+    assert (result.status, result.came) == (
+        "error",
+        "your code used more than 1 GB of memory in all its processes",
     )
+    assert result.left
+
+
+def test_a_check_and_a_submission_have_so_many_seconds(nursery, tmp_path, monkeypatch):
+    (tmp_path / THIRD).write_text("import time\ntime.sleep(100)\n")
+    monkeypatch.setattr(judge.trial, "CHECK_SECONDS", 0.5)
+    one, entry = first_check()
+    result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
+    assert (result.status, result.came) == (
+        "timeout",
+        "ranks 0 and 1 had not returned after 1 s; ranks 0 and 1 were at line 2 of "
+        "03_average_gradients.py: `time.sleep(100)`",
+    )
+    trial = judge.Trial(nursery, one, entry["id"], {}, 0)
+    trial.seconds = 0.5
+    with pytest.raises(judge.Verdict, match="s that a check has were over"):
+        trial.run("begin", [{}])
+    # The first check takes all the time that there is; the rest is not begun, and the next exercise neither.
+    monkeypatch.setattr(grade.judge, "SUBMISSION_SECONDS", 0.3)
+    files = {THIRD: (tmp_path / THIRD).read_bytes()}
+    graded = grade.grade_files(files, [one, judge.exercise("03a")], 0, nursery)
+    came = [result.came for results in graded.values() for result in results]
+    assert came[0].startswith("ranks 0 and 1 had not") and "that a submission has were over" in came[1]
+    assert len({*came[1:]}) == 1 and {r.status for r in graded["03a"]} == {"timeout"}
 
 
 @pytest.mark.parametrize(
@@ -756,28 +1600,74 @@ def grade_here(tmp_path, *words):
     return subprocess.run([*command, "--only", "03", *words], cwd=ROOT, capture_output=True, text=True)
 
 
+HANGS = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    open(f"here-{os.getpid()}", "w").close()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
+    """Ctrl-C at level 1, where no namespace ends with the grader; or the grader cannot even say good-bye."""
+    (tmp_path / THIRD).write_text(HANGS)
+    words = [sys.executable, "tests/exercises/grade.py", "--one", str(tmp_path), "--only", "03", "--force"]
+    words += ["--level", "1", "--out", str(tmp_path / "grades")]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    contain.prctl(contain.SUBREAPER, 1)  # whatever is left by those that end is a child of this process
+    ours = inside_nursery.descendants()
+
+    def left():
+        return inside_nursery.descendants() - ours
+
+    try:
+        with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as grader:
+            assert within(60, lambda: len([*tmp_path.glob("rungs-*/run-*/here-*")]) == 2)
+            assert len(left()) >= 6  # the grader, its nursery, two ranks and a child of each
+            grader.send_signal(number)
+            said = grader.stderr.read().decode()
+        assert said == ("error: interrupted\n" if number == signal.SIGINT else "")
+        assert within(20, lambda: not left()), left()
+    finally:
+        for pid in left():
+            os.kill(pid, signal.SIGKILL)
+        contain.prctl(contain.SUBREAPER, 0)
+
+
+def within(seconds, true):
+    """Wait until this is true. Says whether it was."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return true()
+
+
 # ---- levels of containment, and where a process may not be forked -----------------------------
 
-# A view of this machine in which everybody may read Python, and there is no bubblewrap.
+# A view of this machine in which everybody may read Python, and some programs cannot be started.
 OPEN = """
 set -e
 base=$(mktemp -d); mount --bind "$1" "$base"; mount -t tmpfs -o mode=755 none /root
 mkdir -p "$1"; mount --bind "$base" "$1"
-for place in /usr/bin/bwrap /usr/local/bin/bwrap; do [ ! -e $place ] || mount --bind /dev/null $place; done
-shift; exec "$@"
+for place in $2; do [ ! -e $place ] || mount --bind /dev/null $place; done
+shift 2; exec "$@"
 """
+BUBBLEWRAP = "/usr/bin/bwrap /usr/local/bin/bwrap"
 AS_USER = ["setpriv", "--reuid", "61990", "--regid", "61990", "--clear-groups"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", [1, 2])
-def test_the_lower_levels(level, tmp_path):
-    """Root without bubblewrap is level 2, and an ordinary user without it level 1."""
+@pytest.mark.parametrize(("level", "hidden"), [(1, BUBBLEWRAP), (2, BUBBLEWRAP), (3, "")])
+def test_the_other_levels(level, hidden, tmp_path):
+    """Root without bubblewrap is level 2, an ordinary user without it level 1, and with it level 3."""
     code = """
 import sys
 sys.path.insert(0, "tests/exercises")
 import judge, selftest
 names = ("os_exit_at_import", "daemon", "reads_the_checks", "kills_the_parent", "deletes", "thread_bomb")
+names = (*names, "looks_into_the_nursery", "folders", "fork_bomb")
 with judge.Nursery() as nursery:
     results = judge.grade(judge.exercise("03"), "solutions", nursery)
     rows = [row for name in names for row in selftest.cheat_matrix(nursery, only=name)]
@@ -785,44 +1675,208 @@ right = all(row["right"] for row in rows)
 print(nursery.level, sum(result.score for result in results), len(rows), right)
 print([selftest.line(row) for row in rows if not row["right"]])
 """
-    view = ["unshare", "--mount", "--propagation", "private", "bash", "-c", OPEN, "bash", sys.base_prefix]
-    words = [*view, *(AS_USER if level == 1 else []), sys.executable, "-c", code]
+    view = ["unshare", "--mount", "--propagation", "private", "bash", "-c", OPEN, "bash"]
+    words = [*view, sys.base_prefix, hidden, *([] if level == 2 else AS_USER), sys.executable, "-c", code]
     environment = os.environ | {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert run.stdout.splitlines()[:1] == [f"{level} 12 6 True"], run.stdout + run.stderr
+    assert run.stdout.splitlines()[:1] == [f"{level} 12 10 True"], run.stdout + run.stderr
+
+
+def behind_the_wall(*words):
+    """What a command prints that is started as the nursery is at level 3, before any worker gives up more."""
+    if judge.machine()["level"] < 3:
+        pytest.skip("needs bubblewrap that works here: make tools installs it")
+    with walls.call_filter() as file:
+        words = [*walls.bubblewrap({"PATH": "/usr/bin:/bin"}, file.fileno()), *words]
+        run = subprocess.run(words, capture_output=True, text=True, pass_fds=[file.fileno()])
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
 def test_behind_the_wall_of_level_3_there_are_drivers_and_nothing_beside_them():
-    """The file system as the nursery has it, before any worker gives up more."""
-    if judge.machine()["level"] < 3:
-        pytest.skip("needs bubblewrap that works here: make tools installs it")
-    words = [*walls.bubblewrap({"PATH": "/usr/bin:/bin"}), "find", str(ROOT), "-type", "f"]
-    found = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    found = behind_the_wall("find", str(ROOT), "-type", "f").splitlines()
     ours = {Path(name) for name in found if not Path(name).is_relative_to(sys.prefix)}
     inside = {path for path in judge.INSIDE.rglob("*") if path.is_file()}
     assert ours - inside == {judge.HERE / stem / "drive.py" for stem in STEMS}
 
 
+def test_behind_the_wall_of_level_3_no_file_grows_for_ever():
+    """What is written there is memory of this machine."""
+    code = """
+import os
+for folder in ("/", "/dev", "/dev/shm"):
+    try:
+        open(f"{folder}/x", "w")
+    except OSError as error:
+        print(folder, error.strerror)
+open("/tmp/x", "w").close()
+facts = os.statvfs("/tmp")
+print(facts.f_frsize * facts.f_blocks)
+"""
+    said = behind_the_wall(sys.executable, "-c", code).splitlines()
+    assert said[:-1] == [f"{folder} Read-only file system" for folder in ("/", "/dev", "/dev/shm")]
+    assert int(said[-1]) == walls.TEMPORARY
+
+
+# Each call that is to be refused, with words that the kernel would take otherwise, or would find fault with
+# for another reason. Numbers of x86_64.
+CALLS = """
+import ctypes, errno, os, socket
+libc, me, room = ctypes.CDLL(None, use_errno=True), os.getpid(), ctypes.create_string_buffer(4096)
+mine = os.pidfd_open(me)
+
+
+def call(*words):
+    if libc.syscall(*[ctypes.c_long(word) if isinstance(word, int) else word for word in words]) >= 0:
+        return "done"
+    return errno.errorcode[ctypes.get_errno()]
+
+
+def cloned():
+    end = call(56, 0x10000011, 0, 0, 0, 0)
+    if os.getpid() != me:
+        os._exit(0)
+    if end == "done":
+        os.waitpid(-1, 0)
+    return end
+
+
+def opened(family, kind):
+    try:
+        return socket.socket(family, kind).close() or "done"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+
+came = {
+    "add_key": call(248, b"user", b"a", b"b", 1, -2),
+    "request_key": call(249, b"user", b"a", None, -2),
+    "keyctl": call(250, 0, -2, 1),
+    "shmget": call(29, 0, 4096, 0o1600),
+    "semget": call(64, 0, 1, 0o1600),
+    "msgget": call(68, 0, 0o1600),
+    "mq_open": call(240, b"a", 0o102, 0o600, None),
+    "memfd_create": call(319, b"a", 0),
+    "memfd_secret": call(447, 0),
+    "unshare": call(272, 0x10000000),
+    "setns": call(308, mine, 0x10000000),
+    "process_vm_readv": call(310, me, 0, 0, 0, 0, 0),
+    "process_vm_writev": call(311, me, 0, 0, 0, 0, 0),
+    "pidfd_getfd": call(438, mine, 0, 0),
+    "kcmp": call(312, me, me, 1, 0, 0),
+    "io_uring_setup": call(425, 2, room),
+    "io_uring_enter": call(426, -1, 0, 0, 0, 0, 0),
+    "io_uring_register": call(427, -1, 0, 0, 0),
+    "userfaultfd": call(323, 1),
+    "bpf": call(321, 0, room, 8),
+    "perf_event_open": call(298, room, 0, -1, -1, 0),
+    "clone3": call(435, room, 88),
+    "clone": cloned(),
+    "x32": call(0x40000000 + 39),
+    "vsock": opened(40, 1),
+    "alg": opened(38, 5),
+    "packet": opened(17, 3),
+    "unix": opened(1, 1),
+    "inet": opened(2, 1),
+    "inet6": opened(10, 1),
+    "netlink": opened(16, 3),
+    "ptrace": call(101, 0, 0, 0, 0),
+}
+raise RuntimeError(" ".join(f"{name}={end}" for name, end in came.items()))
+"""
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_what_the_kernel_refuses_at_level_3(filtered, tmp_path, monkeypatch):
+    """And without the filter it refuses hardly any of it, or not with these words."""
+    if judge.machine()["level"] < 3 or platform.machine() != "x86_64":
+        pytest.skip("needs bubblewrap that works here, and the numbers of x86_64")
+    if not filtered:
+        monkeypatch.setattr(seccomp, "program", lambda: struct.pack("<HBBI", *allowed))
+    allowed = (seccomp.RETURN, 0, 0, seccomp.ALLOW)
+    (tmp_path / THIRD).write_text(CALLS)
+    with judge.Nursery() as nursery:
+        came = judge.grade_one(*first_check(), tmp_path, nursery, 0, set()).came
+    ends = dict(re.findall(r"(\w+)=(\w+)", came))
+    assert "ptrace" in ends, came
+    expected = dict.fromkeys([*seccomp.REFUSED, "clone"], "EPERM") | {"clone3": "ENOSYS", "x32": "ENOSYS"}
+    expected |= dict.fromkeys(["vsock", "alg", "packet"], "EAFNOSUPPORT")
+    expected |= dict.fromkeys(["unix", "inet", "inet6", "netlink"], "done")
+    if filtered:
+        assert ends == expected, came
+    else:
+        # This kernel has no socket for encryption, and no x32.
+        same = {"unix", "inet", "inet6", "netlink", "alg", "x32"}
+        assert {name for name in expected if ends[name] == expected[name]} <= same, came
+
+
+def filtered(program, architecture, number, argument=0):
+    """What the kernel does with a call: the program is run as it would run it."""
+    lines, at, value = [*struct.iter_unpack("<HBBI", program)], 0, None
+    seen = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture, seccomp.FIRST_ARGUMENT: argument}
+    while True:
+        code, true, false, k = lines[at]
+        if code == seccomp.RETURN:
+            return k
+        if code == seccomp.LOAD:
+            value, at = seen[k], at + 1
+        else:
+            holds = {seccomp.EQUAL: value == k, seccomp.AT_LEAST: value >= k, seccomp.ANY_BIT: value & k}[
+                code
+            ]
+            at += 1 + (true if holds else false)
+
+
+@pytest.mark.parametrize("machine", seccomp.MACHINES)
+def test_the_filter_of_both_architectures(machine):
+    (which, architecture), program = seccomp.MACHINES[machine], seccomp.program(machine)
+    refused = {numbers[which]: seccomp.EPERM for numbers in seccomp.REFUSED.values()}
+    refused |= {seccomp.CLONE3[which]: seccomp.ENOSYS}
+    for number in range(600):
+        if number not in (seccomp.CLONE[which], seccomp.SOCKET[which]):
+            assert filtered(program, architecture, number) == refused.get(number, seccomp.ALLOW), number
+        assert filtered(program, architecture ^ 1, number) == seccomp.ENOSYS
+        assert filtered(program, architecture, 0x40000000 + number) == seccomp.ENOSYS
+    threads = 0x3D0F00  # what the C library gives to clone for a thread
+    for flags in (threads, 17):
+        assert filtered(program, architecture, seccomp.CLONE[which], flags) == seccomp.ALLOW
+    for bit in (17, 25, 26, 27, 28, 29, 30):  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+        assert filtered(program, architecture, seccomp.CLONE[which], 1 << bit | 17) == seccomp.EPERM
+    families = [
+        f for f in range(64) if filtered(program, architecture, seccomp.SOCKET[which], f) == seccomp.ALLOW
+    ]
+    assert families == [1, 2, 10, 16]
+
+
 @pytest.mark.parametrize("level", [1, 3])
 def test_a_submission_can_read_nothing_that_helps(level, tmp_path):
-    """By their true paths, which it knows: all that lies beside a driver, and the solution."""
+    """By their true paths, which it knows: all that lies beside a driver, and the solution. And it can leave
+    nothing for the next one anywhere."""
     if level not in {1, judge.machine()["level"]} or not judge.machine()["landlock"]:
         pytest.skip("this level of containment is not to be had here, or there is no Landlock")
     folder = judge.HERE / "03_average_gradients"
     places = [judge.SOLUTIONS / THIRD, *(path for path in folder.rglob("*") if path.is_file())]
     code = """
-read = []
+import os
+read, written = [], []
 for place in PLACES:
     try:
         read.append(open(place).read() and place)
     except OSError:
         pass
-raise RuntimeError(f"can read {read}")
+for folder in ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/run", "..", os.path.expanduser("~")):
+    try:
+        open(f"{folder}/left", "w").close()
+        written.append(folder)
+        os.unlink(f"{folder}/left")
+    except OSError:
+        pass
+raise RuntimeError(f"can read {read}, write {written}")
 """
     (tmp_path / THIRD).write_text(code.replace("PLACES", repr([str(place) for place in places])))
     with judge.Nursery(level) as nursery:
         came = judge.grade_one(*first_check(), tmp_path, nursery, 0, set()).came
-    assert "RuntimeError: can read [] at line" in came and len(places) > 5
+    assert "RuntimeError: can read [], write [] at line" in came and len(places) > 5, came
 
 
 def test_a_submission_runs_as_another_user(nursery, tmp_path):
@@ -904,6 +1958,28 @@ def test_a_students_copy_has_no_answers(tmp_path):
     }
 
 
+def defined(path):
+    """The functions of a file by name, but for checks, which are no answers."""
+    body = ast.parse(path.read_text()).body
+    return {node.name for node in body if isinstance(node, ast.FunctionDef) and not node.decorator_list}
+
+
+def test_what_students_can_copy_from_a_check_is_said():
+    """A function of a solution that a check holds under the same name."""
+    found, text = {}, (ROOT / "tests/README.md").read_text()
+    for one in judge.manifest():
+        if one["id"] != "04a":  # the check and the scripts both have a train, which are not alike
+            answers = set().union(*(defined(judge.SOLUTIONS / name) for name in one["files"]))
+            found[one["id"]] = answers & defined(judge.HERE / one["stem"] / "check.py")
+    assert found.pop("10") == {"gpipe", "one_forward_one_backward", "timeline"} and not any(found.values())
+    assert "exercise 10's holds `gpipe`, `one_forward_one_backward` and `timeline` as functions" in text
+    tenth, hunt = judge.exercise("10"), judge.exercise("04a")
+    copied = sum(e["points"] for e in tenth["check"] if e["id"][:4] in ("10.1", "10.2", "10.3"))
+    assert f"({copied} of its {judge.points_of(tenth)} points)" in text
+    kinds = sum(e["points"] for e in hunt["check"] if "has its name" in e["title"])
+    assert f"the kind of each bug ({kinds} of its {judge.points_of(hunt)})" in text
+
+
 def test_gradescopes_bundle_grades(tmp_path):
     """The bundle, unpacked as Gradescope does, run by its own script; only the folder is another one."""
     bundle.build(tmp_path / "gradescope.zip")
@@ -930,20 +2006,51 @@ def test_gradescopes_requirements_are_those_of_the_lessons():
         line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("torch==")
     ]
     assert pinned[0] in bundle.requirements()
-    assert pinned[0] in (bundle.RECIPES / "github.yml").read_text()
+    for recipe in bundle.RECIPES.glob("*.yml"):
+        assert pinned[0] in recipe.read_text()
 
 
-def test_the_workflow_grades(tmp_path):
+def step(recipe, name):
+    """The command of this step of a workflow."""
     import yaml  # jupyter brings it
 
-    steps = yaml.safe_load((bundle.RECIPES / "github.yml").read_text())["jobs"]["grade"]["steps"]
-    command = next(step["run"] for step in steps if step.get("name") == "Grade")
-    command = command.replace(".venv/bin/python", sys.executable).replace(
-        "--out grades", f"--out {tmp_path} --only 03"
+    steps = yaml.safe_load((bundle.RECIPES / recipe).read_text())["jobs"]["grade"]["steps"]
+    return next(step["run"] for step in steps if step.get("name") == name)
+
+
+def by_this_python(command, out):
+    return command.replace(".venv/bin/python", sys.executable).replace(
+        "--out grades", f"--out {out} --only 03"
     )
+
+
+def test_the_workflow_checks(tmp_path):
+    command = by_this_python(step("github.yml", "Grade"), tmp_path)
     run = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert json.loads((tmp_path / "results.json").read_text())["score"] == 0
+
+
+def test_the_workflow_grades(tmp_path):
+    """Two students' repositories, and a `gh` that fetches them from this machine."""
+    gh = tmp_path / "gh"
+    gh.write_text('#!/bin/sh\nmkdir -p "$4" && cp "$HERE/$3.py" "$4/$NAME"\n')
+    gh.chmod(0o755)
+    for name, text in (("ada", solution()), ("ben", "x = 1\n")):
+        (tmp_path / "of").mkdir(exist_ok=True)
+        (tmp_path / "of" / f"{name}.py").write_text(text)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HERE": str(tmp_path)}
+    environment |= {"NAME": THIRD, "STUDENTS": "of/ada of/ben", "SEED": "autumn", "PYTHONPATH": str(ROOT)}
+    collect = step("github_grades.yml", "Collect")
+    subprocess.run(["bash", "-ec", collect], cwd=tmp_path, env=environment, check=True)
+    command = by_this_python(step("github_grades.yml", "Grade").removeprefix("sudo "), tmp_path / "grades")
+    command = command.replace("submissions", f"{tmp_path}/submissions")
+    words = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+    run = subprocess.run(f"{command} --force", shell=True, **words)
+    assert run.returncode == 0, run.stderr
+    totals = {row["student"]: row["total"] for row in table(tmp_path / "grades" / "grades.csv")}
+    assert totals == {"of-ada": "12", "of-ben": "0"}
+    assert (tmp_path / "grades" / "seed.txt").read_text() == "autumn"
 
 
 # ---- pages ------------------------------------------------------------------------------------
@@ -963,5 +2070,54 @@ def test_links_of_the_pages_lead_somewhere():
 
 def test_paths_of_students_page_are_those_of_the_repository():
     names = {Path(name).parts[0] for one in judge.manifest() for name in one["files"]}
-    there = {path.name for path in judge.STARTERS.iterdir()} - {"README.md", "__pycache__"}
+    there = {path.name for path in judge.STARTERS.iterdir()} - {"README.md", "try.py", "__pycache__"}
     assert there == names
+
+
+# ---- what a second siege found ----------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can become an ordinary user")
+def test_a_folder_in_which_nobody_may_write_is_removed():
+    """Root may write everywhere. For an ordinary user it stayed there, and the next submission saw it."""
+    code = (
+        "import os, sys, tempfile; sys.path.insert(0, sys.argv[1]); import nursery; "
+        "os.setgid(65534); os.setuid(65534); folder = tempfile.mkdtemp(); os.makedirs(folder + '/a/b'); "
+        "os.chmod(folder + '/a', 0o500); "
+        "print(nursery.remove(folder), os.path.exists(folder))"
+    )
+    words = [sys.executable, "-c", code, str(judge.HERE / "inside")]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, cwd="/")
+    assert run.stdout == "False False\n"
+
+
+def test_an_array_comes_once():
+    """Under a thousand names it would be sent on as a thousand."""
+    frame = wire.pack([numpy.zeros(3), numpy.ones(3)])
+    assert frame.count(b'{"@array": 1}') == 1 and len(wire.unpack(frame)) == 2
+    with pytest.raises(wire.BadFrame, match="an array that is there twice"):
+        wire.unpack(frame.replace(b'{"@array": 1}', b'{"@array": 0}'))
+
+
+def test_what_is_much_too_long_costs_the_judge_no_time():
+    began = time.process_time()
+    with pytest.raises(judge.Verdict, match="the list has 60000000 numbers"):
+        judge.comparing.same("the list", [numpy.zeros(30_000_000, dtype="uint8")] * 2, [1, 2])
+    verdict = judge.Verdict("failed", "gradient " * 100_000, "gradient " * 100_000)
+    assert judge.hints.kind(judge.exercise("05")["check"][0], verdict.came, verdict.expected) == ""
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from outside")
+def test_connections_that_belong_to_no_process_are_not_looked_at():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(20):
+            with socket.create_connection(server.getsockname()):
+                server.accept()[0].close()
+    assert 0 not in inside_nursery.sockets()
+
+
+def test_further_lines_of_an_error_do_not_look_like_the_judges():
+    result = judge.Result("03.1a", "title", 2, status="error", came="no\n  ok   03.1a  2 of 2")
+    lines = judge.words.detail(result, 0)
+    assert "ok   03.1a" in "\n".join(lines) and "\n" + " " * 14 + "ok" in "\n".join(lines)

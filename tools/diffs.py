@@ -3,8 +3,10 @@
 Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
 the command from the lesson's docstring, its diff from the lesson that it grew from, and the table of what can
 go wrong in lesson 06. At both ends of each notebook: the way to those beside it, and how long it takes. In
-lessons/frameworks: the diffs of its scripts from lesson 04. In README.md and those
-of lessons and notebooks: the lists of lessons, notebooks and exercises. A test runs this with --check.
+lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from each old script to
+what is written now. In README.md and those of lessons and notebooks: the lists of lessons, notebooks and
+exercises.
+A test runs this with --check.
 """
 
 import argparse
@@ -17,10 +19,22 @@ import nbformat
 
 import faults
 import lessons
+import links
 import words
 from lessons import LESSONS, ROOT, Lesson, Notebook
 
+OLDER = ROOT / "lessons" / "older"
+LESSON_04 = lessons.get("04_ddp_torchrun").path
 FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
+SHARDED = {"accelerate_fsdp2": "accelerate_ddp", "deepspeed_zero": "deepspeed_ddp"}
+HOPS = {  # the page's diffs, each from one script to another
+    "local_rank": (OLDER / "local_rank.py", LESSON_04),
+    "one hop": (lessons.get("01_single_gpu").path, lessons.get("03_ddp_spawn").path),
+    "batch norm": (OLDER / "batch_norm.py", OLDER / "sync_batch_norm.py"),
+    "apex": (OLDER / "apex_amp.py", OLDER / "autocast.py"),
+    "fsdp": (OLDER / "fsdp1.py", OLDER / "fsdp2.py"),
+    "horovod": (OLDER / "horovod_ddp.py", LESSON_04),
+}
 STARTED_BY = {
     "python": "`python`",
     "mp.spawn": "`python`, `mp.spawn`",
@@ -66,6 +80,13 @@ def block(path, before, folder=""):
         words = f"adds {added(before, path)} lines to {before.name} and takes {count('-', before, path)} away"
         text += f"\n[{path.name}]({folder}{path.name}) {words}:\n\n```diff\n{diff(before, path)}\n```\n"
     return text
+
+
+def hop(before, after) -> str:
+    """How an old script was started, how its successor is, and what becomes of its lines."""
+    commands = f"```sh\n{command(before)}    # before\n{command(after)}    # after\n```\n"
+    links = [f"[{path.name}]({'' if path.parent == OLDER else '../'}{path.name})" for path in (before, after)]
+    return f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after)}\n```\n"
 
 
 def before(lesson: Lesson):
@@ -128,6 +149,11 @@ def way(lesson: Lesson) -> str:
     return " | ".join(found) + "\n"
 
 
+def before_framework(path):
+    """The script that the diff of one in lessons/frameworks is taken against."""
+    return path.with_stem(SHARDED[path.stem]) if path.stem in SHARDED else LESSON_04
+
+
 WORDS_A_MINUTE, SECONDS_A_PICTURE = 200, 12  # of somebody who reads to understand
 
 
@@ -188,9 +214,12 @@ def pages():
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
         found[lesson.page]["way on"] = way(lesson)
     found[lessons.get("06_multinode").page]["faults"] = faults.listed()
+    found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
     found[words.PAGE] = {"words": words.index()}
-    lesson_04 = lessons.get("04_ddp_torchrun").path
-    found[FRAMEWORKS[0].parent / "README.md"] = {path.stem: block(path, lesson_04) for path in FRAMEWORKS}
+    found[FRAMEWORKS[0].parent / "README.md"] = {
+        path.stem: block(path, before_framework(path)) for path in FRAMEWORKS
+    }
+    found[OLDER / "README.md"] = {name: hop(*scripts) for name, scripts in HOPS.items()}
     return found
 
 

@@ -38,6 +38,7 @@ TWICE = "`read_timeout` (60 s by default), or up to twice that, and a start"
 ON = "test_a_run_goes_on_without_a_process_a_cable_and_a_host"
 CUT = "test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost"
 AWAY = "test_one_that_never_comes_is_not_waited_for_without_end"
+BETWEEN = "test_the_wrong_interface_and_closed_ports"
 HANGS = "test_a_process_that_hangs_is_noticed_and_ended"
 
 ROWS = {
@@ -213,6 +214,32 @@ ROWS = {
         2 * TIME_LIMIT + STARTING,
         "MASTER_ADDR and MASTER_PORT must be those of rank 0.",
         AWAY,
+    ),
+    "interface": Row(
+        "A host has two interfaces, and its name means the one that does not lead to the others",
+        "No route to host, remote=[192.168.7.1]",
+        "on a host that is not the first",
+        "`--time-limit`, and a start; the first host waits five times as long, as below",
+        7,
+        2 * TIME_LIMIT + STARTING,
+        "The store was reached, but gloo offers the others what the host's own name means, and NCCL takes an "
+        "interface by its name. Set `GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0` on each host, and give "
+        "torchrun `--local-addr` with the host's right address. `python tools/preflight.py` names the "
+        "interface.",
+        BETWEEN,
+    ),
+    "ports": Row(
+        "The port of the rendezvous is open between the hosts, and no other: a firewall, a security group",
+        "Connect timeout",
+        "on each host",
+        "five times `--time-limit` (gloo does that: of its 30 minutes it makes two and a half hours), and a "
+        "start",
+        24,
+        5 * TIME_LIMIT + STARTING,
+        "Processes call each other at ports that the system chooses. Open all TCP ports among the hosts of "
+        'the run; or a range, and `sysctl -w net.ipv4.ip_local_port_range="50000 50100"` on each. In a '
+        "cloud: a rule of the security group that admits all traffic from the group itself.",
+        BETWEEN,
     ),
     "hang": Row(
         "A process hangs (here: SIGSTOP)",

@@ -14,9 +14,16 @@ if [ "$missing" ]; then
     { $sudo apt-get -qq update && $sudo apt-get -qq install --no-install-recommends $missing; } >/dev/null \
         || echo "cannot install$missing: their tests will be skipped" >&2
 fi
-# The frameworks, and the tools that check the recipes: the same. Neither changes what requirements.txt has.
+# The frameworks, Optuna for lesson 14, safetensors for notebook 09a, and the tools that check the recipes: the
+# same. None of them changes what requirements.txt has.
 pip="$PYTHON -m pip install --quiet --disable-pip-version-check"
 $pip -c requirements.txt -r lessons/frameworks/requirements.txt \
     || echo "cannot install lessons/frameworks/requirements.txt: its tests will be skipped" >&2
+$pip -c requirements.txt -r lessons/frameworks/ray.txt \
+    || echo "cannot install lessons/frameworks/ray.txt: its tests will be skipped" >&2
+$pip -c requirements.txt -r lessons/parts/tuning.txt \
+    || echo "cannot install lessons/parts/tuning.txt: its tests will be skipped" >&2
+$pip -c requirements.txt -r lessons/parts/fine_tuning.txt \
+    || echo "cannot install lessons/parts/fine_tuning.txt: its tests will be skipped" >&2
 $pip --no-deps -r lessons/launch/requirements.txt \
     || echo "cannot install lessons/launch/requirements.txt: its tests will be skipped" >&2

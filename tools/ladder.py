@@ -47,10 +47,17 @@ def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     machine = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else f"no GPU, {os.cpu_count()} cores"
     print(f"This machine has {machine}.", flush=True)
     rows = []
+    left_out = [lesson for lesson in lessons.chosen(arguments.lessons) if lesson.is_missing()]
     for lesson in lessons.chosen(arguments.lessons):
+        if lesson in left_out:
+            continue
         rows.append(run(lesson, lesson.processes_for(gpus), arguments.out, rest))
         rows[-1].verdict = judge(rows[-1], rows[0], arguments.out)
+    if not rows:
+        sys.exit(f"error: nothing is left to run: {left_out[0].stem} needs {left_out[0].needs}")
     show(rows)
+    for lesson in left_out:
+        print(f"left out: {lesson.stem} needs {lesson.needs}")
     picture(rows, arguments.out / "ladder.png")
     print(f"\nThe curves, drawn on one another: {arguments.out / 'ladder.png'}")
     if failed := [row.lesson.stem for row in rows if not row.curve]:
@@ -112,6 +119,8 @@ def judge(row: Climbed, first: Climbed, out: Path) -> str:
         return "failed"
     if row.lesson.stem == Curve.of:
         return "yes"
+    if curve.of == "nothing":
+        return "none to compare with"
     if curve.is_its_own():
         reference = launcher.read_curve(out / "one_process", row.lesson.stem)
     elif first.lesson.stem == curve.of and first.curve:
@@ -157,7 +166,7 @@ def show(rows: list[Climbed]) -> None:
 
 
 def picture(rows: list[Climbed], path: Path) -> None:
-    rows = [row for row in rows if row.curve and not row.lesson.curve.is_its_own()]
+    rows = [row for row in rows if row.curve and row.lesson.curve.of == Curve.of]
     if not rows:
         return
     figure, (upper, lower) = ink.pyplot().subplots(2, 1, figsize=(ink.WIDTH, 6.6))

@@ -6,6 +6,7 @@ Nothing else looks at a lesson's number. `python tools/lessons.py` prints the ta
 import re
 import tomllib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,7 @@ class Notebook:
     stem: str
     title: str
     question: str
+    needs: str = ""
 
     @property
     def number(self) -> str:
@@ -39,6 +41,9 @@ class Notebook:
     @property
     def path(self) -> Path:
         return ROOT / "notebooks" / f"{self.stem}.ipynb"
+
+    def is_missing(self) -> bool:
+        return is_missing(self.needs)
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Lesson:
     curve: Curve = Curve()
     processes: int = 2
     items: str = "images"
+    needs: str = ""
     small: str = "--train-size 240 --batch-size 24 --test-size 60"
 
     @property
@@ -71,12 +77,20 @@ class Lesson:
     def is_one_process(self) -> bool:
         return self.launcher == "python"
 
+    def is_missing(self) -> bool:
+        return is_missing(self.needs)
+
     def processes_for(self, gpus: int) -> int:
         """How many processes a machine with this many GPUs starts."""
         if self.is_one_process():
             return 1
         # A power of two, which divides the batch and all that is sharded. Too few GPUs are shared.
         return max(self.processes, 1 << min(gpus, 8).bit_length() - 1 if gpus else 0)
+
+
+def is_missing(needs: str) -> bool:
+    """Whether it needs a module that is not installed."""
+    return bool(needs) and find_spec(needs.partition(":")[0]) is None
 
 
 def number_of(stem: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ink
 import launcher
+import links
 
 sys.path.insert(0, str(launcher.ROOT / "lessons"))
 import workload
@@ -78,5 +79,6 @@ def ladder():
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     digits()
+    links.draw(FOLDER / "links.png")
     kinks()
     ladder()

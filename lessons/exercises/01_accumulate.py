@@ -12,7 +12,7 @@ goes backward, nothing is saved. The checks look at the memory of your process.
 
 Two things here are as in any real training. The model may have batch norm: then a part is normalised by its
 own mean, and the parts are no longer the whole batch, but they are still to be those parts. And the optimizer
-may be any one of `torch.optim`.
+may be any one of `torch.optim` but LBFGS, whose `step()` wants a function that computes the loss again.
 
     01.1 (4 points)  add up the gradients of all parts
     01.2 (3 points)  one step of the optimizer for a large batch
@@ -46,8 +46,9 @@ def large_step(model, optimizer, images, labels, part_size):
 def train_epoch(model, optimizer, batches, parts_per_step):
     """Take one step for every `parts_per_step` of the batches, and one for what is left over at the end.
 
-    `batches` gives pairs (images, labels), and can be gone through once. It may be too large for the memory:
-    take the batches of a step from it only when the step before is done. Gradients that were there before do
-    not count. Returns a list of floats, the mean loss over the images of each step.
+    `batches` is an iterable of pairs (images, labels), as a DataLoader is, and can be gone through once. It
+    may be too large for the memory: take the batches of a step from it only when the step before is done, and
+    do not keep them. Gradients that were there before do not count. Returns a list of floats, the mean loss
+    over the images of each step.
     """
     raise NotImplementedError("01.3: an epoch over small batches, with a last group that is not full")

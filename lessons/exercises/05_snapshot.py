@@ -4,8 +4,8 @@ A run of days ends before its time: a machine is wanted back, a power supply die
 So every few minutes a run writes down all that it needs to go on, and the next process goes on from there, as
 if nothing had happened: the same images in the same order, the same losses, one curve.
 
-The process may be killed while it saves. So a snapshot is written aside, under another name in the same
-folder. It is flushed out of Python (`file.flush`) and then out of the system's memory onto the disk
+The process may be killed while it saves. So a snapshot is first a temporary file: one with another name, in
+the same folder. It is flushed out of Python (`file.flush`) and then out of the system's memory onto the disk
 (`os.fsync` of `file.fileno()`). Only then it gets its name: a rename within a folder happens at once or not
 at all (`os.replace`, `Path.replace`). The file of before is needed until that has happened.
 
@@ -17,7 +17,7 @@ is often still good, and this is why two are kept.
 A `job` is a dict of words and numbers: the settings of a run. A `state` is what `state_of` returns, or any
 other nested dicts and lists of tensors, numbers, words and None.
 
-    05.1 (4 points)  save: aside, onto the disk, then the name
+    05.1 (4 points)  save: a temporary file, onto the disk, then the name
     05.2 (5 points)  load: the newest that is whole, and of this job
     05.3 (3 points)  go on in the middle of an epoch
     05.4 (2 points)  several processes, one snapshot
@@ -40,11 +40,12 @@ def save(folder, step, job, state):
     The snapshot is one file, `step-00000012.snapshot` for step 12, and what is in it is up to you. A file of
     such a name is always whole and on the disk. If there is one of this step already, it is replaced.
 
-    The two snapshots with the highest steps stay, older ones are removed, and nothing else lies beside them
-    afterwards: what a save that was killed has left behind is gone after the next save. (What `load` has put
-    aside stays.) Once there are two, there are two at every moment. No other process saves here meanwhile.
+    The two snapshots with the highest steps stay, and older ones are removed. No temporary file is left, not
+    even that of an earlier save that was killed. All other files in the folder stay: those that `load` has
+    refused, and whatever else has a name that does not begin with `step-`. Once there are two snapshots,
+    there are two at every moment. No other process saves here meanwhile.
     """
-    raise NotImplementedError("05.1: write aside, flush onto the disk, then rename")
+    raise NotImplementedError("05.1: write a temporary file, flush it onto the disk, then rename it")
 
 
 def load(folder, job):
@@ -52,9 +53,11 @@ def load(folder, job):
 
     The newest is the one with the highest step in its name, whatever the clock says. It is good if it is
     whole, undamaged, and saved for a job that is equal to `job`. Otherwise it is refused: say so in one line
-    on stderr that has the file's name and the reason, rename it to its name with `.refused` at the end (or it
-    would count among the two that `save` keeps; never remove it, it may be precious to somebody), and try the
-    one before. No code in a file is run. Other files in the folder are left alone.
+    on stderr that has the file's name and the reason, add `.refused` to its name (or it would count among the
+    two that `save` keeps), and try the one before. A refused file may be precious to somebody: it is neither
+    removed nor overwritten. If there is a file of the new name already, take one that ends in `.2.refused`,
+    `.3.refused` and so on. No code in a file is run. Files whose names do not begin with `step-` are left
+    alone.
     """
     raise NotImplementedError("05.2: find the newest snapshot that is good")
 

@@ -31,7 +31,7 @@ def train(accelerator, arguments):
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    # Not prepared: Accelerate would step it with the optimizer, once for every process.
+    # Not prepared: Accelerate would step it once for every process.
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader

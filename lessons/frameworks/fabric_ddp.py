@@ -2,8 +2,9 @@
 
     fabric run --devices 2 lessons/frameworks/fabric_ddp.py
 
-You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's options (--accelerator,
---strategy, --precision), which need no line in the script. It meets at port 29400: --main-port for another.
+You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's options: --accelerator and
+--precision need no line in the script; --strategy is refused, for the script names one, with a time limit.
+Its rendezvous uses port 29400: --main-port for another.
 """
 
 import os

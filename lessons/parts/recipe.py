@@ -1,15 +1,17 @@
 """The other half of lesson 08: options, images, learning rate, best epoch, board."""
 
 import atexit
+import json
 import math
 import multiprocessing
 import os
+import platform
 import signal
+import sys
 import threading
 import zlib
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import Dataset, DistributedSampler
 
 import workload
@@ -26,7 +28,8 @@ def options(parser):
     option("--epochs", type=int, default=4, help="passes over the training images (4)")
     option("--batch-size", type=int, default=60, help="images a step, of all processes (60)")
     option("--lr", type=float, default=0.1, help="highest learning rate, for a batch of 60 (0.1)")
-    option("--train-size", type=int, help="images to train on (2400 digits; all of the others)")
+    option("--train-size", type=int, help="images to train and validate on (3000 digits; others: all)")
+    option("--validation-size", type=int, help="those of them that choose the best epoch (a tenth)")
     option("--width", type=int, help="channels of the first layer (8 for digits, else 64)")
     option("--warm-up", type=float, default=0.5, help="epochs of a rising learning rate (0.5)")
     option("--patience", type=int, default=3, help="epochs to wait for a better one (3)")
@@ -41,7 +44,7 @@ def check(arguments):
     if arguments.width is None:
         arguments.width = 8 if arguments.data == "digits" else 64
     if arguments.train_size is None and arguments.data == "digits":
-        arguments.train_size = 2400
+        arguments.train_size = 3000
     if arguments.patience < 1:
         workload.refuse(f"--patience must be at least 1, not {arguments.patience}")
     if arguments.workers < 0:
@@ -52,6 +55,17 @@ def check(arguments):
     if peak is not None and not 0 < peak < math.inf:
         workload.refuse(f"--peak-tflops must be a number above 0, not {peak}")
     workload.check(arguments)
+    images = arguments.train_size
+    if arguments.data != "digits":
+        images = len(workload.load_images(arguments)[0])
+    if arguments.validation_size is None:
+        arguments.validation_size = max(1, images // 10)
+    size, batch_size = arguments.validation_size, arguments.batch_size
+    if size < 1:
+        workload.refuse(f"--validation-size must be at least 1, not {size}")
+    if images - size < batch_size:
+        left = f"{images} images without the {size} of --validation-size"
+        workload.refuse(f"{left} do not fill one --batch-size of {batch_size}")
 
 
 def settings(arguments):
@@ -60,7 +74,7 @@ def settings(arguments):
         "warm_up": arguments.warm_up,
         "patience": arguments.patience,
         "double": arguments.double,
-        "test_size": arguments.test_size,  # the best epoch is a count of test images
+        "validation_size": arguments.validation_size,  # the best epoch is a count of these images
     }
 
 
@@ -138,30 +152,46 @@ def rate(arguments, steps):
 
 
 class Best:
-    """The best epoch so far. All processes see the same count, that of all test images, and agree."""
+    """The best epoch so far, and its weights. All processes see the same count, that of all validation
+    images, and agree. The snapshots hold it, so that no crash can lose it."""
 
     def __init__(self):
-        self.epoch, self.correct = 0, -1
+        self.epoch, self.correct, self.weights = 0, -1, {}
 
-    def see(self, arguments, epoch, correct, model):
+    def see(self, epoch, correct, model):
         if correct <= self.correct:
             return
         self.epoch, self.correct = epoch, correct
-        path = arguments.out / f"{arguments.lesson}.best.pt"
-        temporary = path.with_suffix(".temporary")
-        if dist.get_rank() == 0:
-            weights = {name: value.cpu() for name, value in model.state_dict().items()}
-            # A full disk is an OSError only where torch writes into an open file.
-            with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
-                torch.save(weights, file)
-                file.flush()
-                temporary.replace(path)
+        # Copies: the next step would change the model's own.
+        weights = model.state_dict().items()
+        self.weights = {name: value.to("cpu", copy=True) for name, value in weights}
 
     def state_dict(self):
-        return {"epoch": self.epoch, "correct": self.correct}
+        return {"epoch": self.epoch, "correct": self.correct, "weights": self.weights}
 
     def load_state_dict(self, state):
-        self.epoch, self.correct = state["epoch"], state["correct"]
+        self.epoch, self.correct, self.weights = state["epoch"], state["correct"], state["weights"]
+
+
+def record(arguments, device, **results):
+    """What one must know to repeat this run, beside its curve: OUT/<lesson>.run.json."""
+    gpu = None if device.type == "cpu" else torch.cuda.get_device_name(device)
+    values = {
+        "command": sys.argv,
+        "settings": vars(arguments),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "machine": {"host": platform.node(), "system": platform.platform(), "gpu": gpu},
+        "results": results,
+    }
+    path = arguments.out / f"{arguments.lesson}.run.json"
+    temporary = path.with_suffix(".temporary")
+    with survive_a_full_disk(path, temporary):
+        temporary.write_text(json.dumps(values, indent=1, default=str) + "\n")
+        temporary.replace(path)
 
 
 class Board:

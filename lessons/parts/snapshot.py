@@ -17,6 +17,7 @@ import time
 import warnings
 import zlib
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -216,8 +217,12 @@ def unseal(data):
 def rename_damaged(path):
     """Else it would count among the two that are kept."""
     workload.say(f"refused {path}: damaged, or not from this lesson; taking the one before")
+    number, new = 1, Path(f"{path}.refused")
+    while new.exists():  # the same step was refused before, and rename would overwrite that file
+        number += 1
+        new = path.with_name(f"{path.name}.{number}.refused")
     with contextlib.suppress(OSError):
-        path.rename(f"{path}.refused")
+        path.rename(new)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from workload.images import (
     import_torchvision,
     load_images,
     mnist,
+    split,
 )
 from workload.machine import gpu_count, pick_device, set_seed
 from workload.model import ConvNet, Normalize
@@ -67,5 +68,6 @@ __all__ = [
     "say",
     "set_seed",
     "settings",
+    "split",
     "told_to_stop",
 ]

@@ -50,6 +50,14 @@ def load_images(arguments, device="cpu"):
     return train_set.to(device), test_set.to(device)
 
 
+def split(train_set, size):
+    """The images to train on, and `size` others to decide on: the same for every seed and process."""
+    # Not the last ones: many a data set has one class after the other.
+    order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(0))
+    order = order.to(train_set.labels.device)
+    return Images(*train_set[order[size:]]), Images(*train_set[order[:size]])
+
+
 def digits(arguments):
     """The default: needs no download and no network, and is made in a second."""
     train_size, test_size = arguments.train_size or 12_000, arguments.test_size or 2_000

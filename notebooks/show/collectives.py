@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
+from show.folders import INSIDE
 from show.pictures import DARK, GREY, INK, ORANGE, RANKS, picture, tile
 from show.processes import Running
 
@@ -30,7 +31,8 @@ class Ranks:
         store = Path(self.folder.name) / "store"
         for rank in range(self.world_size):
             names = {"RANK": rank, "WORLD_SIZE": self.world_size, "STORE": store, "LIMIT": self.limit}
-            names = {name: str(value) for name, value in (names | {"OMP_NUM_THREADS": 1}).items()}
+            names |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": INSIDE}
+            names = {name: str(value) for name, value in names.items()}
             words = [sys.executable, str(Path(__file__).with_name("rank.py"))]
             self.running.append(Running(words, names, stdin=subprocess.PIPE))
         for rank in range(self.world_size):

@@ -151,7 +151,7 @@ def real_training():
         "forward": "batch norm",
         "backward": "gradients",
         "optimizer": "rate by formula",
-        "validate": "its test images",
+        "validate": "its part of the images",
         "best? stop?": "by the sum of all",
     }
     talks = {"forward": "means,\nvariances", "backward": "DDP:\naverage", "validate": "right\nanswers"}

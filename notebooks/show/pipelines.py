@@ -1,6 +1,10 @@
 """The pictures of notebook 10: who worked when, how long the others waited, what they held."""
 
+import os
+import time
+
 import matplotlib.pyplot as plt
+import torch
 
 from parts import timeline
 from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, RANKS, RED, SKY, YELLOW, arrow, box, canvas
@@ -22,6 +26,35 @@ def draw_stages(model, borders):
     axes.text(8, 0.5, "←  backward: gradients of the activations", ha="center", color=RED)
     arrow(axes, (0.9, 6.1), (0.9, 5.0), "images", at=(0.2, 0.6), size=9)
     arrow(axes, (15.1, 6.1), (15.1, 5.0), "labels", at=(-0.2, 0.6), size=9)
+
+
+def profile_layers(model, values, repeats=5):
+    """Milliseconds in the operators of each layer, forward and backward, the shortest of so many."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
+    found, gradient = [], False  # nobody asks for the gradient of images
+    for layer in model:
+        times = []
+        for _ in range(repeats):
+            held = values.clone().requires_grad_(gradient)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+                result = layer(held)
+                if result.requires_grad:
+                    result.sum().backward()
+            times.append(sum(operator.self_cpu_time_total for operator in profiler.key_averages()))
+        found.append(min(times) / 1000)
+        values, gradient = result.detach(), result.requires_grad
+    return found
+
+
+def noting(moments, devices):
+    """A function that adds the moment to a list, once the devices have done all that they were given."""
+
+    def note(*_):
+        for device in devices:
+            timeline.finish_queued_work(torch.device(device))
+        moments.append(time.perf_counter())
+
+    return note
 
 
 def draw_rows(axes, values, title, numbers=True):

@@ -6,14 +6,13 @@ It imports nothing of show, so that it starts in the time that torch takes.
 import json
 import os
 import re
-import socket
-import struct
 import sys
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from sockets import count_bytes
 
 if not hasattr(dist, "all_gather_single"):  # older releases have other names for them
     dist.all_gather_single = dist.all_gather_into_tensor
@@ -40,24 +39,6 @@ def read_numbers(expression, names, size):
     """The first number of each chunk, or None where this rank has nothing to show."""
     value = eval(expression, names)
     return None if value is None else [int(number) for number in value[::size]]
-
-
-def count_bytes():
-    """(sent, received) over this process's TCP connections, counted by Linux; None elsewhere."""
-    if not hasattr(socket, "TCP_INFO") or not os.path.isdir("/proc/self/fd"):
-        return None
-    total = [0, 0]
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(number))) as wire:
-                facts = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                for side, count in enumerate(struct.unpack_from("QQ", facts, 120)):
-                    total[side] += count  # tcpi_bytes_acked, tcpi_bytes_received
-        except (OSError, struct.error):  # closed meanwhile, or no connection
-            continue
-    return total
 
 
 def answer(request, rank, world_size):

@@ -112,19 +112,23 @@ SENTENCES = {
         "grown from lesson 05": "The command.",
         "- You will see a process killed": "What you will see when you run it.",
         "from parts import recipe": "The parts, in two modules.",
-        "recipe.Sampler": "Still a `DistributedSampler`, but it sends the epoch along with each index: the "
-        "augmentation takes its random numbers from both, and from the seed. The loader may have workers and "
-        "pinned memory.",
-        "SyncBatchNorm": "Batch norm over all processes. `torch.compile` is optional: it takes minutes.",
+        "recipe.Sampler": "Validation images are split off the training images. Still a "
+        "`DistributedSampler`, but it sends the epoch along with each index: the augmentation takes its "
+        "random numbers from both, and from the seed.",
+        "+ options = recipe": "The loader may have workers and pinned memory. The validation images have a "
+        "loader like that of the test images.",
+        "+ norm = resnet": "Batch norm over all processes. `torch.compile` is optional: it takes minutes.",
         "- optimizer = torch": "The learning rate grows with the batch and follows a formula, step by step.",
-        "+ best = recipe.Best": "`best` is saved and restored like the other parts.",
+        "+ best = recipe.Best": "`best`, the best epoch and its weights, is saved and restored like the "
+        "other parts. Beside the curve, rank 0 writes down what one must know to repeat the run.",
         "+ if epoch - best.epoch": "After `--patience` epochs without a better one, all stop.",
         "non_blocking": "From pinned memory, a GPU fetches the batch while the CPU goes on.",
         "board.step()": "The learning rate changes at each step.",
         "scheduler.step()": "It no longer changes at the end of an epoch.",
-        "best.see": "What TensorBoard shows of the epoch. If it was the best, its weights are written, and "
-        "the snapshot only then: the other way round, a crash between the two would lose them.",
-        "best: epoch": "The last line says which epoch was the best.",
+        "best.see": "After each epoch, the validation images are counted.",
+        "+ values = {": "What TensorBoard shows of the epoch. If it was the best, its weights are kept.",
+        "best.weights": "The test images are used here for the first time, and once: with the weights of the "
+        "best epoch. These are also the weights that the run leaves behind.",
         "model.eval()": "Batch norm must not look at the batch while the model is tested.",
         "model.train()": "It must again while the model is trained.",
         "recipe.options": "The options of all this are in `recipe.py`.",
@@ -264,5 +268,28 @@ SENTENCES = {
         "following in test_loader": "The accuracy counts the characters that it predicts.",
         "limericks.options(parser)": "A language model has other options. If `torchrun` itself is killed, "
         "its processes end too, and do not train on.",
+    },
+    "14_tuning": {
+        "Lesson 14": "The command. There is no launcher: each worker is started by itself.",
+        "- You will see one line an epoch": "Lesson 01 says what you will see.",
+        "+ You will see one line a trial": "Lesson 14 says how others join, and what a dead one costs.",
+        "from parts import tuning": "The journal, the budget and the plot are in a file of their own.",
+        "+ def search": "`search` is what a worker does. It keeps some training images back to decide on, "
+        "and opens the search, or joins the one that is there.",
+        "+ while trial": "While there is a trial to be had, it trains it, and tells the journal how it "
+        "ended: complete, pruned, out of budget.",
+        "+ except optuna.exceptions": "A worker that was silent for too long finds its trial given up.",
+        "+ best = tuning": "Then the first one to come here tests the best model. Here alone the test images "
+        "are read.",
+        "+ def train(study": "`train` is lesson 01's. Learning rate and batch size are asked for, not given.",
+        "- size = arguments": "The test images are not here any more.",
+        "- optimizer = torch": "The learning rate is the trial's.",
+        "a trial would depend": "Each trial has the same order of images, whatever was trained before it.",
+        "tuning.beat": "At each step the worker may say that it lives, and look whether the budget is spent.",
+        "should_prune": "The accuracy is that of the validation images. It goes into the journal, and "
+        "Optuna compares it with the earlier trials.",
+        "+ torch.save(model": "Each trial has a file of its own.",
+        "def count_correct(model, test_set": "The same function counts validation and test images.",
+        "tuning.options(parser)": "This lesson has options of its own, and their checks.",
     },
 }

@@ -8,17 +8,18 @@ WAITING = {"computes": BLUE, "held up": RED, "in all_reduce": GREY}
 
 
 def draw_who_waits():
-    """Above: weights in each process, which meet. Below: one set of weights, which all read and write."""
+    """Above: weights in each process, which meet. Below: workers, and two servers that have the weights."""
     axes = canvas(4.7, 5, across=10, down=11)
     for rank in range(3):
         left = 0.1 + 3.4 * rank
         box(axes, left, 8.4, 3, 1.4, f"process {rank}", "its own weights", RANKS[rank])
         arrow(axes, (left + 1.5, 8.35), (left + 1.5, 7.65), both=True)
-        box(axes, left, 2.7, 3, 1.1, f"process {rank}", "", RANKS[rank])
-        arrow(axes, (left + 1.0, 1.45), (left + 1.0, 2.65), "read", at=(-0.55, -0.25), size=9)
-        arrow(axes, (left + 2.0, 2.65), (left + 2.0, 1.45), "write", at=(0.6, -0.25), size=9)
+        box(axes, left, 2.7, 3, 1.1, f"worker {rank}", "", RANKS[rank])
+        arrow(axes, (left + 1.0, 1.65), (left + 1.0, 2.65), "pull", at=(-0.55, -0.25), size=9)
+        arrow(axes, (left + 2.0, 2.65), (left + 2.0, 1.65), "push", at=(0.6, -0.25), size=9)
     box(axes, 0.1, 6.6, 9.8, 1, "all_reduce", "", GREY)
-    box(axes, 0.1, 0.4, 9.8, 1, "one set of weights", "", GREY)
+    for server, half in enumerate(("half of the weights", "the other half")):
+        box(axes, 0.1 + 5 * server, 0.2, 4.8, 1.4, f"server {server}", half, GREY)
     axes.text(0.1, 10.3, "synchronous: all wait for the slowest", weight="bold", size=10)
     axes.text(0.1, 4.4, "asynchronous: no process waits", weight="bold", size=10)
 

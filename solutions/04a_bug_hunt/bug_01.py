@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 1 of 10. 3 points.
+"""Exercise 04a, bug 1 of 10. 3 points. Read first: notebook 03.
 
 A user reports: "Two GPUs, 30 epochs. The curve of the loss looks like a comb: the same teeth at the same
 steps in every epoch. The model ends up worse than the one from a single GPU, where the curve was only

@@ -1,10 +1,11 @@
-"""Exercise 04a, bug 2 of 10. 3 points.
+"""Exercise 04a, bug 2 of 10. 3 points. Read first: notebook 03.
 
 A user reports: "With 4 GPUs the accuracy is a little worse than with one. I counted: in one epoch over my
 60000 images, all processes together see only 41000 different ones. In the next epoch they are others."
 
-What is wanted: in each epoch, all images in a new random order that is dealt to the processes. Each process
-has equally many, and no image is seen twice. (Fewer images than there are processes may be left over.)
+What is wanted: in each epoch, all images in a new random order that is dealt to the processes; with another
+`seed`, another order. Each process has equally many, and no image is seen twice. (Fewer images than there
+are processes may be left over.)
 
     04a.2 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
 """

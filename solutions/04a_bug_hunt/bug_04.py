@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 4 of 10. 3 points.
+"""Exercise 04a, bug 4 of 10. 3 points. Read first: notebook 03.
 
 A user reports: "With one process it trains well. With two the loss jumps up and down, and with eight it is
 NaN after a few steps, although I have not touched the learning rate. A smaller one helps, but then the

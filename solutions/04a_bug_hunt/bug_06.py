@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 6 of 10. 3 points.
+"""Exercise 04a, bug 6 of 10. 3 points. Read first: notebook 07.
 
 A user reports: "I accumulate gradients over 4 small batches. After an hour the two processes give different
 answers for the same image, and the snapshot of process 0 is worse than the one from a single GPU. Without

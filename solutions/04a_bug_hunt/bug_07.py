@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 7 of 10. 3 points.
+"""Exercise 04a, bug 7 of 10. 3 points. Read first: notebooks 03 and 07.
 
 A user reports: "The result depends on the number of processes, but only a little. If I throw away images
 until each process has equally many, it does not. I need all of them: one hospital sends me 900 images, the

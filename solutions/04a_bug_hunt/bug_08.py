@@ -1,11 +1,11 @@
-"""Exercise 04a, bug 8 of 10. 3 points.
+"""Exercise 04a, bug 8 of 10. 3 points. Read first: notebook 05.
 
 A user reports: "Our cluster stops jobs and starts them again. A job that was stopped five times has a
 better training loss and a worse test accuracy than one that ran through. Both were to train 90 epochs."
 
 What is wanted: a job that is stopped at any moment and started again ends as one that ran through. It loses
-no more than the epoch in which it was stopped. Epoch N has its own order of the images, whenever it is
-trained.
+no more than the epoch in which it was stopped. Any moment is also one in which the snapshot is being
+written. Epoch N has its own order of the images, whenever it is trained.
 
     04a.8 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
 """

@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 10 of 10. 3 points.
+"""Exercise 04a, bug 10 of 10. 3 points. Read first: notebook 08.
 
 A user reports: "My model has batch norm. After training I compared all parameters between the processes:
 they are equal. But for the same test image the processes give different answers, and none is as good as the

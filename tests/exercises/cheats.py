@@ -161,6 +161,79 @@ os.write(3, struct.pack("<cI", b"R", len(data)) + data)
     SOLUTION,
 )
 cheat(
+    "tells_of_calls_without_numbers",
+    "tells the nursery that a call has begun which has neither number nor size, and waits for ever",
+    """
+import os, struct, sys, time
+data = sys.modules["wire"].pack({"event": "all_reduce", "phase": "begin"})
+os.write(3, struct.pack("<cI", b"E", len(data)) + data)
+time.sleep(1000)
+""",
+    ALONE,
+)
+cheat(
+    "forged_frame_of_a_word",
+    "sends a word where the check expects a dict, so that the check itself fails",
+    """
+import os, struct, sys
+data = sys.modules["wire"].pack("passed")
+os.write(3, struct.pack("<cI", b"R", len(data)) + data)
+os._exit(0)
+""",
+    ALONE,
+)
+cheat(
+    "forged_frame_of_a_huge_number",
+    "sends a whole number of 401 digits, which no array can hold",
+    """
+import os, struct
+head = b'{"value": {"@dict": [["state", {"@dict": [["first.weight", 1' + b"0" * 400
+head += b']]}], ["requires", []]]}, "arrays": []}'
+head = struct.pack("<I", len(head)) + head
+os.write(3, struct.pack("<cI", b"R", len(head)) + head)
+os._exit(0)
+""",
+    ALONE,
+)
+cheat(
+    "forged_frame_of_many_lists",
+    "sends 60 MB of empty lists, which are gigabytes as Python's objects",
+    """
+import os, struct
+head = b'{"value": [' + b"[]," * 20_000_000 + b'[]], "arrays": []}'
+data = memoryview(struct.pack("<cII", b"R", len(head) + 4, len(head)) + head)
+while data:
+    data = data[os.write(3, data) :]
+os._exit(0)
+""",
+    ALONE,
+)
+cheat(
+    "half_a_frame",
+    "begins a result and ends",
+    "import os, struct\nos.write(3, struct.pack('<cI', b'R', 1000) + bytes(10))\nos._exit(0)\n",
+    ALONE,
+)
+cheat(
+    "raises_what_is_no_exception",
+    "sends an exception whose words are arrays and lists",
+    """
+import os, struct, sys
+import numpy
+data = sys.modules["wire"].pack({"kind": [1], "words": {"a": 1}, "place": numpy.zeros(3), "time": "now"})
+os.write(3, struct.pack("<cI", b"X", len(data)) + data)
+os._exit(0)
+""",
+    ALONE,
+)
+cheat(
+    "a_child_holds_the_pipe",
+    "leaves a child that keeps the pipe to the judge open, and ends",
+    "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nos._exit(0)\n",
+    ALONE,
+    harms=True,
+)
+cheat(
     "says_passed",
     "prints what a grader might look for",
     "for _ in range(100):\n    print('PASSED ok 12/12 {\"score\": 12} ===== 8 passed =====')\n",
@@ -201,6 +274,12 @@ cheat(
     "endless_files",
     "fills the disk",
     "n = 0\nwhile True:\n    n += 1\n    open(f'f{n % 9}', 'ab').write(bytes(1 << 22))\n",
+    ALONE,
+)
+cheat(
+    "folders_without_end",
+    "makes folders in folders, until whoever removes them runs out of breath",
+    "import os\nfor _ in range(20_000):\n    os.mkdir('d')\n    os.chdir('d')\nraise OSError\n",
     ALONE,
 )
 cheat(

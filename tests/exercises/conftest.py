@@ -20,6 +20,7 @@ def pytest_addoption(parser):
     group.addoption("--only", metavar="03", help="an exercise, a part or a check: 03, 03.2, 03.2a (all)")
     group.addoption("--submission", default=str(judge.STARTERS), help="folder to check (lessons/exercises)")
     group.addoption("--hints", action="store_true", help="show all hints to what fails, not only the first")
+    group.addoption("--out", default="out", help="folder for what your code prints (out)")
     group.addoption("--seed", default="0", help="other inputs for the checks (0)")
 
 
@@ -34,6 +35,12 @@ def pytest_configure(config):
         raise pytest.UsageError(str(error).removeprefix("error: ")) from None
     config.option.tbstyle = "no"
     config.option.reportchars = "N"
+
+
+def pytest_sessionstart(session):
+    """The nursery takes seconds to start: it begins while pytest looks for what it has to do."""
+    if not session.config.option.collectonly:
+        session.config.stash[SESSION] = Session(session.config)
 
 
 def pytest_collect_file(file_path, parent):
@@ -57,8 +64,6 @@ class Check(pytest.Item):
         self.one, self.entry = one, entry
 
     def runtest(self):
-        if SESSION not in self.config.stash:
-            self.config.stash[SESSION] = Session(self.config)
         session = self.config.stash[SESSION]
         result = session.check(self.one, self.entry)
         if result.status == "not reached":
@@ -121,9 +126,12 @@ def pytest_terminal_summary(terminalreporter, config):
         for identity, results in session.results.items():
             one = judge.exercise(identity)
             terminalreporter.section(f"exercise {identity}")
-            terminalreporter.write_line(
-                judge.report(one, list(results.values()), 4 if config.getoption("--hints") else 1)
-            )
+            hints, prints = 4 if config.getoption("--hints") else 1, bool(config.getoption("--only"))
+            found = list(results.values())
+            terminalreporter.write_line(judge.report(one, found, hints, prints, config.stash[WANTED]))
+            file = judge.printed.keep(identity, found, Path(config.getoption("--out")))
+            if file:
+                terminalreporter.write_line(file)
         level = f"contained at level {session.nursery.level} of 3 (tests/README.md)"
         terminalreporter.write_line(f"\n{session.folder}, seed {session.seed}, {level}")
     return (yield)

@@ -15,23 +15,26 @@ import argparse
 import contextlib
 import hashlib
 import json
-import lzma
+import os
+import stat
 import sys
 import tarfile
 import tempfile
 import time
 import zipfile
-import zlib
-from concurrent.futures import as_completed
+from concurrent.futures import BrokenExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
 import jobs
 import judge
+from judge.nursery import wire
+from judge.walls import contain
+from judge.words import visible
 
 LARGEST_ARCHIVE = 50 << 20
-# What Python raises for an archive that is damaged, and for one that it cannot read.
-UNREADABLE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
-UNREADABLE += (OSError, ValueError, EOFError, RuntimeError)
+# What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
+ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
+OURS = ("grades.csv", "nbgrader.csv", "items.html", "seed.txt")
 
 
 def refuse(words):
@@ -39,6 +42,15 @@ def refuse(words):
 
 
 # ---- submissions ------------------------------------------------------------------------------
+
+
+def shown(name):
+    """A name that may stand on a terminal, in a table and in a path beside ours. No two names become one."""
+    name = "".join(c if c.isprintable() and c not in "%;" else f"%{ord(c):02x}" for c in name)
+    if name.casefold() in OURS:
+        name = f"%{ord(name[0]):02x}{name[1:]}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return name if len(name.encode()) < 200 else f"{name[:40]}%{digest}"
 
 
 def students(folder):
@@ -51,11 +63,12 @@ def students(folder):
         if path.name.startswith("."):
             continue
         if not path.is_dir() and name == path.name:
-            ignored.append(path.name)
-        elif name in found:
-            refuse(f"{path} and {found[name]} are both of {name}: leave one")
+            ignored.append(shown(path.name))
+        elif shown(name) in found:
+            first = shown(found[shown(name)].name)
+            refuse(f"{shown(path.name)} and {first} in {folder} are both of {shown(name)}: leave one")
         else:
-            found[name] = path
+            found[shown(name)] = path
     return found, ignored
 
 
@@ -66,13 +79,15 @@ def declared(exercises):
 def collect(path, exercises):
     """The declared files of a submission as bytes by name, and nothing else of it. What lies deeper in a
     folder or an archive is found too; links are not followed."""
-    wanted, found, depths = declared(exercises), {}, {}
+    wanted, found, depths, strange = declared(exercises), {}, {}, {}
 
     def offer(name, read):
         parts = PurePosixPath(name.replace("\\", "/")).parts
         for want in wanted:
             ours = PurePosixPath(want).parts
-            if parts[-len(ours) :] == ours and len(parts) < depths.get(want, len(parts) + 1):
+            if parts[-len(ours) :] == ours and read is None:
+                strange[want] = f"{want} in it is a link or a device"
+            elif parts[-len(ours) :] == ours and len(parts) < depths.get(want, len(parts) + 1):
                 found[want], depths[want] = read, len(parts)
 
     with contextlib.ExitStack() as stack:
@@ -80,18 +95,30 @@ def collect(path, exercises):
             for file in sorted(path.rglob("*.py")):
                 if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
                     offer(file.relative_to(path).as_posix(), lambda file=file: limited(file.open("rb")))
+        elif not path.is_file():
+            raise ValueError("it is no file")
         elif path.stat().st_size > LARGEST_ARCHIVE:
             raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
         elif path.suffix == ".zip":
             archive = stack.enter_context(zipfile.ZipFile(path))
             for entry in archive.infolist():
+                link = stat.S_ISLNK(entry.external_attr >> 16)
                 if not entry.is_dir():
-                    offer(entry.filename, lambda entry=entry: limited(archive.open(entry)))
+                    read = None if link else lambda entry=entry: limited(archive.open(entry))
+                    offer(entry.filename, read)
         else:
+            with path.open("rb") as file:
+                if file.read(3) == b"BZh":
+                    raise ValueError("it is bz2, and its name says something else")
             archive = stack.enter_context(tarfile.open(path))
             for entry in archive:
-                if entry.isfile():
-                    offer(entry.name, lambda entry=entry: limited(archive.extractfile(entry)))
+                if entry.size < 0:
+                    raise ValueError("a file in it has a negative size")
+                if not entry.isdir():
+                    read = lambda entry=entry: limited(archive.extractfile(entry))  # noqa: E731
+                    offer(entry.name, read if entry.isfile() else None)
+        for want in strange.keys() - found.keys():
+            raise ValueError(strange[want])
         return {name: read() for name, read in found.items()}
 
 
@@ -105,11 +132,37 @@ def limited(file):
 
 
 def opened(path, exercises):
-    """The files of a submission, and why it cannot be opened, if so."""
+    """The files of a submission, and why it cannot be opened, if so. In a process with limits: it may be made
+    to be read for ever, or to fill the memory."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            contain.limit("RLIMIT_AS", contain.address_space() + ARCHIVE_MEMORY)
+            contain.limit("RLIMIT_CPU", ARCHIVE_SECONDS + 2)
+            with open(writes, "wb") as pipe:
+                pipe.write(wire.pack(collected(path, exercises)))
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(pid, 0)
+    files, trouble = {}, f"it takes more than {ARCHIVE_SECONDS} s to read"
+    with contextlib.suppress(wire.BadFrame):
+        files, trouble = wire.unpack(data)
+    why = f"{shown(path.name)} cannot be opened: {visible(trouble)}" if trouble else ""
+    return {name: bytes(value) for name, value in files.items()}, why
+
+
+def collected(path, exercises):
+    """What `collect` finds, and what it raises instead, in words."""
     try:
         return collect(path, exercises), ""
-    except UNREADABLE as error:
-        return {}, f"{path.name} cannot be opened: {error}"
+    except MemoryError:
+        return {}, f"it takes more than {ARCHIVE_MEMORY >> 20} MB of memory to read"
+    except Exception as error:  # zlib, lzma, zipfile and tarfile have many kinds, and none is the machine's
+        return {}, str(error) or type(error).__name__
 
 
 def grade_files(files, exercises, seed, nursery):
@@ -119,7 +172,10 @@ def grade_files(files, exercises, seed, nursery):
             file = Path(folder) / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-        graded = {one["id"]: judge.grade(one, folder, nursery, seed) for one in exercises}
+        graded, left = {}, judge.SUBMISSION_SECONDS
+        for one in exercises:
+            graded[one["id"]] = judge.grade(one, folder, nursery, seed, left=left)
+            left -= sum(result.seconds for result in graded[one["id"]])
     if any(r.left or r.status == "timeout" for results in graded.values() for r in results):
         nursery.close()  # the next submission gets a new one
     else:
@@ -186,8 +242,8 @@ def grade_into(student, path, out, exercises, seed, nursery):
 # ---- the class --------------------------------------------------------------------------------
 
 
-def failed_record(student, error):
-    trouble = f"{type(error).__name__}: {error}"
+def failed_record(student, trouble):
+    trouble = visible(trouble)
     return {"student": student, "infrastructure": True, "exercises": {}, "seconds": 0, "trouble": trouble}
 
 
@@ -197,7 +253,24 @@ def grade_safely(student, path, out, exercises, seed):
         return grade_into(student, path, out, exercises, seed, jobs.NURSERY)
     except Exception as error:
         jobs.NURSERY.close()
-        return failed_record(student, error)
+        return failed_record(student, f"{type(error).__name__}: {error}")
+
+
+def grade_in_pool(found, records, level, arguments, exercises, bar):
+    """Put the record of each of these students into `records`; of none whose process was ended."""
+    with jobs.pool(arguments.jobs, level) as pool:
+        given = {
+            pool.submit(grade_safely, student, path, arguments.out, exercises, arguments.seed): student
+            for student, path in found.items()
+        }
+        try:
+            for done in as_completed(given):
+                with contextlib.suppress(BrokenExecutor):
+                    records[given[done]] = done.result()
+                    bar.update()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            refuse("interrupted: the same command goes on from here")
 
 
 def grade_class(arguments, exercises):
@@ -212,9 +285,9 @@ def grade_class(arguments, exercises):
     if not found:
         refuse(f"there is no submission in {folder}: a folder, zip or tar for each student")
     level = arguments.level or judge.machine()["level"]
-    if level < 2 and not arguments.force:
-        why = "; ".join(f"level {n}: {words}" for n, words in sorted(judge.machine()["why"].items()))
-        refuse(f"level 1 is not enough for a class ({why or 'more is to be had here'}). --force lifts that")
+    if level < 3 and not arguments.force:
+        why = judge.machine()["why"].get(3, "level 3 is to be had here")
+        refuse(f"level {level} is not enough for a class ({why}). --force lifts that")
     out.mkdir(parents=True, exist_ok=True)
     seed_file = out / "seed.txt"
     if seed_file.exists() and seed_file.read_text() != str(arguments.seed):
@@ -224,21 +297,13 @@ def grade_class(arguments, exercises):
         f"{len(found)} submission{'s' * (len(found) != 1)}, {judge.containment(level)}, seed {arguments.seed}"
     )
     records, began = {}, time.monotonic()
-    bar = tqdm(total=len(found), unit="submission", disable=None)
-    with bar, jobs.pool(arguments.jobs, level) as pool:
-        given = {
-            pool.submit(grade_safely, student, path, out, exercises, arguments.seed): student
-            for student, path in found.items()
-        }
-        try:
-            for done in as_completed(given):
-                error = done.exception()
-                records[given[done]] = failed_record(given[done], error) if error else done.result()
-                bar.update()
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            refuse("interrupted: the same command goes on from here")
-    records = [records[student] for student in found]
+    with tqdm(total=len(found), unit="submission", disable=None) as bar:
+        grade_in_pool(found, records, level, arguments, exercises, bar)
+        # When one of its processes is ended, a pool fails for all that wait. Alone, each costs only itself.
+        for student in found.keys() - records.keys():
+            grade_in_pool({student: found[student]}, records, level, arguments, exercises, bar)
+    failures = {student: failed_record(student, "its judge was ended twice") for student in found}
+    records = [(failures | records)[student] for student in found]
     pages.write_class(records, out, arguments.seed)
     failed = [record for record in records if record["infrastructure"]]
     seconds = time.monotonic() - began
@@ -259,8 +324,11 @@ def grade_class(arguments, exercises):
 def grade_one(arguments, exercises):
     if not arguments.one.exists():
         refuse(f"there is no submission {arguments.one}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
     level = arguments.level or judge.machine()["level"]
+    if level < 2 and judge.machine()["root"] and not arguments.force:
+        why = judge.machine()["why"].get(2, "level 2 is to be had here")
+        refuse(f"level 1 is not enough as root, who may do everything ({why}). --force lifts that")
+    arguments.out.mkdir(parents=True, exist_ok=True)
     import pages
 
     files, trouble = opened(arguments.one, exercises)
@@ -270,7 +338,7 @@ def grade_one(arguments, exercises):
     for one in exercises:
         print(judge.report(one, graded[one["id"]]), end="\n\n")
     record = {
-        "student": arguments.one.name,
+        "student": shown(arguments.one.name),
         "seed": arguments.seed,
         "containment": judge.containment(level),
         "seconds": 0,
@@ -298,8 +366,10 @@ def doctor():
         except judge.Gone as gone:
             refuse(f"the nursery does not start: {gone}")
         print(f"  a nursery starts in {time.monotonic() - began:.1f} s")
-    if found["level"] < 2:
-        refuse("a class is graded at level 2 or 3: install bubblewrap, or run this as root in a container")
+    if found["level"] == 2:
+        print("  level 2 is for one submission in a container of its own; a class needs level 3")
+    if found["level"] == 1:
+        refuse("level 1 is for one's own code: install bubblewrap, or run this as root in a container")
 
 
 def main():
@@ -312,7 +382,7 @@ def main():
     option("--jobs", type=int, default=2, help="submissions at once (2)")
     option("--seed", default="0", help="inputs are drawn from it for each student; it is recorded (0)")
     option("--only", default="", help="exercises to grade: 03,03a (all)")
-    option("--force", action="store_true", help="grade at level 1, or where submissions can read the checks")
+    option("--force", action="store_true", help="grade where submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="contain at this level (the best that works here)")
     option("--one", type=Path, help="grade one submission into --out")
     option("--doctor", action="store_true", help="say what this machine offers")
@@ -344,4 +414,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        refuse("interrupted")

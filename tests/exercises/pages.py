@@ -54,9 +54,7 @@ def report(record):
     parts = [
         f"<h1>{escape(record['student'])}: {number(total(record))} of {number(most(record))} points</h1>"
     ]
-    parts.append(
-        f"<p class=dim>Contained at {escape(record['containment'])}. Seed {escape(str(record['seed']))}.</p>"
-    )
+    parts.append(f"<p class=dim>{escape(terms(record))}</p>")
     if record["trouble"]:
         parts.append(f"<p class=failed>{escape(record['trouble'])}</p>")
     if len(record["exercises"]) > 1:
@@ -87,6 +85,12 @@ def report(record):
     return page(f"{record['student']}: exercises", "\n".join(parts))
 
 
+def terms(record):
+    """Under which a submission was graded."""
+    words = f"Contained at {record['containment']}. Seed {record['seed']}. "
+    return words + f"A check has {judge.CHECK_SECONDS} s, a submission {judge.SUBMISSION_SECONDS} s."
+
+
 def overview(record):
     """A line for each exercise."""
     lines = [row("exercise", "", "points", tag="th", numbers=(2,))]
@@ -108,7 +112,7 @@ def details(result):
             words.append(f"<dt>{name}</dt><dd>{html.escape(result[name])}</dd>")
     for hint in judge.helpful(judge.Result(**result), 1):
         words.append(f"<dt>hint</dt><dd>{html.escape(hint)}</dd>")
-    printed = f"<pre>{html.escape(result['output'][-3000:])}</pre>" if result["output"].strip() else ""
+    printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
     return (f"<dl>{''.join(words)}</dl>" if words else "") + printed
 
 
@@ -132,7 +136,7 @@ def gradescope(record):
             )
     return {
         "score": total(record),
-        "output": f"Contained at {record['containment']}. Seed {record['seed']}.",
+        "output": terms(record),
         "output_format": "text",
         "stdout_visibility": "hidden",
         "tests": tests,
@@ -203,8 +207,8 @@ def write_class(records, out, seed):
 
 
 def safe(word):
-    """A spreadsheet runs what begins like a formula."""
-    return f"'{word}" if word[:1] in "=+-@\t\r" else word
+    """A spreadsheet runs what begins like a formula, in wide letters too."""
+    return f"'{word}" if word.lstrip()[:1] in tuple("=+-@\uff1d\uff0b\uff0d\uff20") else word
 
 
 def common(words):

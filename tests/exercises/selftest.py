@@ -249,8 +249,12 @@ def cheat_cases():
         for path in sorted((judge.HERE / one["stem"]).glob("cheat_*.py")):
             text = path.read_text()
             most = float(re.search(r"Earns at most: ([\d.]+)", text)[1])
-            files = texts | {one["files"][0]: text}
-            found.append(CheatCase(one, path.stem.removeprefix("cheat_"), files, most))
+            # Where there are several files, it may name the one that it stands for.
+            name = re.search(r"In place of: (\S+)|$", text)[1] or one["files"][0]
+            name = next(file for file in texts if file.endswith(name))
+            level = int(re.search(r"From level: (\d)|$", text)[1] or 1)
+            title = path.stem.removeprefix("cheat_")
+            found.append(CheatCase(one, title, texts | {name: text}, most, level=level))
     return found
 
 
@@ -286,7 +290,8 @@ def run_cheat(case, nursery, canary, seed=0):
         trouble.append(f"{judge.number(score)} points")
     if any(result.status == "infrastructure" for result in results):
         trouble.append("counted as a fault of the machine")
-    if nursery.process is not process:
+    # The judge ends one in good order when it asks whether the machine has failed.
+    if process.poll() not in (None, 0):
         trouble.append("the nursery was ended")
     if any(MISSED.search(result.came) for result in results):
         trouble.append("what it attacks is not there")

@@ -14,8 +14,13 @@ def main():
     parser.add_argument("--submission", type=Path, default=judge.STARTERS, help="folder (lessons/exercises)")
     parser.add_argument("--hints", action="store_true", help="show all hints to what fails")
     parser.add_argument("--seed", default="0", help="other inputs for the checks (0)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is printed (out)")
     arguments = parser.parse_args()
-    one = judge.exercise(arguments.exercise.partition(".")[0])
+    try:
+        (one,) = {check.partition(".")[0] for check in judge.wanted(arguments.exercise)}
+    except ValueError:
+        sys.exit(f"error: WATCH is for one exercise at a time: {arguments.exercise}")
+    one = judge.exercise(one)
     with judge.Nursery() as nursery:
         nursery.start()
         before = None
@@ -25,10 +30,15 @@ def main():
                 time.sleep(0.2)
                 continue
             before = now
+            clear = "\033[2J\033[3J\033[H" if sys.stdout.isatty() else ""
+            print(f"{clear}checking {one['id']} {one['title']} ...", flush=True)
             results = judge.grade(one, arguments.submission, nursery, arguments.seed)
-            clear = "\033[2J\033[H" if sys.stdout.isatty() else ""
-            print(clear + judge.report(one, results, 4 if arguments.hints else 1))
-            print(f"\nwaiting for {' or '.join(one['files'][:3])} to change (Ctrl-C ends this)", flush=True)
+            print(clear + judge.report(one, results, 4 if arguments.hints else 1, prints=True))
+            file = judge.printed.keep(one["id"], results, arguments.out)
+            print(
+                f"{file}\nwaiting for {' or '.join(one['files'][:3])} to change (Ctrl-C ends this)",
+                flush=True,
+            )
 
 
 def saved(one, folder):

@@ -120,8 +120,9 @@ def become(request):
         os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     words, code = request["words"], 1
-    warnings.simplefilter("error")  # what torch has deprecated; see conftest.py
-    warnings.simplefilter("ignore", ResourceWarning)
+    if os.environ.get("PYTHONWARNINGS") != "default":  # some frameworks call what torch has deprecated
+        warnings.simplefilter("error")  # see conftest.py
+        warnings.simplefilter("ignore", ResourceWarning)
     start = torch.multiprocessing.start_processes
     torch.multiprocessing.spawn = functools.partial(start, start_method="fork")
     torch.multiprocessing.start_processes = functools.partial(start_all_at_once, start)

@@ -129,6 +129,33 @@ class Hosts:
     def call(self, *words):
         subprocess.run(self.inside(*words), check=True, capture_output=True, text=True, timeout=20)
 
+    def configure(self, number, *words):
+        """Run a command about a host's own network, which ends at once: ip, tc, sysctl."""
+        self.call("nsenter", f"--net=/run/netns/host{number}", *words)
+
+    def add_interface(self, number):
+        """A second interface, eth1, which leads nowhere; and the host's name now means its address."""
+        self.configure(number, "ip", "link", "add", "eth1", "type", "veth", "peer", "name", "nowhere")
+        for name in ("eth1", "nowhere"):
+            self.configure(number, "ip", "link", "set", name, "up")
+        self.configure(number, "ip", "address", "add", f"192.168.7.{number}/24", "dev", "eth1")
+        names = self.folder / "hosts"  # bound into the namespaces: it must stay the same file
+        names.write_text(names.read_text().replace(f"10.0.0.{number} host", f"192.168.7.{number} host"))
+
+    def close_ports(self, number):
+        """A firewall: TCP packets to other hosts leave for an address that is nobody's."""
+        nobody = ("10.0.0.99", "lladdr", "02:00:00:00:00:63", "dev", "eth0")
+        self.configure(number, "ip", "neighbour", "add", *nobody)
+        self.configure(number, "ip", "route", "add", "default", "via", "10.0.0.99", "table", 99)
+        rule = ("ip", "rule", "add", "iif", "lo", "ipproto", "tcp", "to", "10.0.0.0/24")
+        self.configure(number, *rule, "priority", 30, "lookup", 99)
+
+    def open_ports(self, number, ports):
+        """The firewall lets them pass: "29500", or "50000-50100"."""
+        for end in ("sport", "dport"):
+            rule = ("ip", "rule", "add", "iif", "lo", "ipproto", "tcp", end, ports)
+            self.configure(number, *rule, "priority", 10, "lookup", "main")
+
     def cut(self, number):
         """Pull the cable of a host, at the switch's end: on the host, addresses and routes stay."""
         self.call("ip", "link", "set", f"link{number}", "down")

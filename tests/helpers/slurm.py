@@ -39,7 +39,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 PlugStackConfig={folder}/plugstack.conf
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={tasks}
 JobAcctGatherType=jobacct_gather/none
 SwitchType=switch/none
 MpiDefault=none
@@ -54,7 +54,7 @@ SlurmdParameters=config_overrides
 # What pretends to be a GPU is an empty file. gres.conf says that it shall not hide the true ones.
 GresTypes=gpu
 NodeName=node[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port={nodes[0]}-{nodes[1]} \
-CPUs=4 RealMemory=8000 Gres=gpu:2
+CPUs={cpus} RealMemory=8000 Gres=gpu:2
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -114,8 +114,9 @@ def wait_until(answer, limit, what, every=0.05):
 class Cluster:
     """Two nodes of four CPUs each. `with Cluster(folder, alive) as cluster: cluster.submit(...)`"""
 
-    def __init__(self, folder, alive):
+    def __init__(self, folder, alive, tasks="task/none", cpus=4):
         self.folder, self.alive, self.daemons = folder, alive, []
+        self.settings = {"tasks": tasks, "cpus": cpus}
         self.mark = f"rungs-{uuid.uuid4().hex}"
         self.environment = os.environ | {
             "HOME": str(folder / "home"),
@@ -140,6 +141,7 @@ class Cluster:
                 nodes=(first + 97, first + 98),
                 first_job=first + 1,
                 folder=self.folder,
+                **self.settings,
             ),
             "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
             "plugstack.conf": "",
@@ -282,9 +284,11 @@ class Job:
 
     def workers(self):
         """The pids of those that train."""
+        others = ("torchrun", "bash", "spawn_on_node.py")
         found = []
         for pid, words in self.processes():
-            if "06_multinode.py" in words and "torchrun" not in words and "bash" not in words:
+            is_lesson = "06_multinode.py" in words and not any(other in words for other in others)
+            if is_lesson or "multiprocessing.spawn" in words:  # mp.spawn's do not name the script
                 found.append(pid)
         return sorted(found)
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import platform
 import re
 import signal
 
@@ -20,10 +21,12 @@ import launcher
 import workload
 from lines import refusal
 from parts import recipe, resnet
+from parts.snapshot import unseal
 
 STEM = "08_real_training"
-# 5 steps of 24, and 2 images that fill none; shares of 49 and 48.
-SMALL = ("--train-size", 122, "--batch-size", 24, "--test-size", 97, "--epochs", 2, "--width", 2)
+# 5 steps of 24, and 2 images that fill none; 97 to validate on, in shares of 49 and 48.
+SMALL = ("--train-size", 219, "--validation-size", 97, "--batch-size", 24, "--test-size", 61)
+SMALL += ("--epochs", 2, "--width", 2)
 
 
 def arguments(**values):
@@ -31,17 +34,24 @@ def arguments(**values):
     return argparse.Namespace(**values)
 
 
+def small_sets():
+    """The images of the small runs: to train on, to validate on, to test on."""
+    split = workload.split(workload.draw_digits(219, seed=1), 97)
+    return *split, workload.draw_digits(61, seed=2)
+
+
 def curve(result):
     return [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(result.out, STEM)]
 
 
-def recount(path, size, width=2):
-    """The accuracy of these weights, in one process, with plain batch norm."""
-    weights, test_set = torch.load(path), workload.draw_digits(size, seed=2)
+def recount(path, images, width=2):
+    """The accuracy of these weights on these images, in one process, with plain batch norm."""
+    weights = torch.load(path)
     model = resnet.ResNet18((1, 28, 28), width, nn.BatchNorm2d).to(next(iter(weights.values())).dtype)
     model.load_state_dict(weights)
     with torch.no_grad():
-        return (model.eval()(test_set.images).argmax(dim=1) == test_set.labels).sum().item() / size
+        right = model.eval()(images.images).argmax(dim=1) == images.labels
+        return right.sum().item() / len(images)
 
 
 def board(out):
@@ -282,26 +292,48 @@ def test_one_curve_in_64_bits(fork, alone, processes):
 
 @pytest.mark.quick("2")
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_in_32_bits_the_first_steps_agree_and_every_image_counts_once(fork, alone, processes):
-    result = fork(STEM, processes, *SMALL)
+def test_in_32_bits_the_first_steps_agree_and_every_image_counts_once(fork, processes):
+    """With a low learning rate: at 0.1, ReLU's kinks made 2e-4 of five steps' rounding (six seeds)."""
+    slow = (*SMALL, "--lr", 0.01)
+    result = fork(STEM, processes, *slow)
     (_, loss, _), *_, (_, _, accuracy) = curve(result)
-    assert loss == pytest.approx(curve(alone)[0][1], rel=1e-4)
-    assert accuracy == recount(result.out / f"{STEM}.pt", 97)
+    double = fork(STEM, 1, *slow, "--double", folder="double")
+    assert loss == pytest.approx(curve(double)[0][1], rel=1e-4)
+    _, validation_set, test_set = small_sets()
     best = max(curve(result), key=lambda row: row[2])
-    assert recount(result.out / f"{STEM}.best.pt", 97) == best[2]
-    assert f"best: epoch {best[0]}, accuracy {best[2]:.1%}" in result.stdout
+    assert best[2] != accuracy or best[0] == 2, "the weights of the last epoch would pass as the best"
+    assert recount(result.out / f"{STEM}.pt", validation_set) == best[2]
+    tested = recount(result.out / f"{STEM}.pt", test_set)
+    said = f"best: epoch {best[0]}, accuracy {best[2]:.1%}; on the test images {tested:.1%}\n"
+    assert said in result.stdout
+    run = json.loads((result.out / f"{STEM}.run.json").read_text())
+    assert run["results"] == {"best_epoch": best[0], "test_accuracy": tested}
+    assert run["settings"]["world_size"] == processes and run["settings"]["validation_size"] == 97
+    assert run["versions"]["torch"] == torch.__version__ and run["machine"]["host"] == platform.node()
     weights = torch.load(result.out / f"{STEM}.pt")
     assert all(value.dtype in (torch.float32, torch.int64) for value in weights.values())
     if processes == 2:
-        again = fork(STEM, processes, *SMALL, folder="again")
-        for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
-            assert (again.out / name).read_bytes() == (result.out / name).read_bytes()
+        again = fork(STEM, processes, *slow, folder="again")
+        assert (again.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
+
+
+def test_an_image_is_trained_on_or_validated_on_and_the_seed_changes_nothing():
+    numbered = workload.Images(torch.arange(300).view(300, 1, 1, 1), torch.arange(300))
+    train_set, validation_set = workload.split(numbered, 30)
+    both = torch.cat([train_set.labels, validation_set.labels])
+    assert len(validation_set) == 30 and sorted(both.tolist()) == list(range(300))
+    for images in (train_set, validation_set):
+        assert torch.equal(images.images.flatten(), images.labels)
+    assert validation_set.labels.float().mean() < 250, "of a sorted data set it would be the last class"
+    torch.manual_seed(5)
+    again = workload.split(numbered, 30)[1]
+    assert torch.equal(validation_set.labels, again.labels)
 
 
 def test_the_first_epoch_is_trained_as_it_says(alone):
     """The same epoch by hand: plain batch norm, the whole batch, the formulas of the schedule."""
     workload.set_seed(0)
-    images = workload.draw_digits(122, seed=1)
+    images, _, _ = small_sets()
     model = resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d).double().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     sampler = recipe.Sampler(images, num_replicas=1, rank=0, seed=0, drop_last=True)
@@ -332,8 +364,7 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
     whole = fork(STEM, 2, *sizes, folder="whole")
     crashed = fork(STEM, 2, *sizes, "--crash-at", 2, folder="crashed")
     assert crashed.stdout.count("resumed in epoch 2 after step 2\n") == 1
-    for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
-        assert (whole.out / name).read_bytes() == (crashed.out / name).read_bytes(), name
+    assert (whole.out / f"{STEM}.pt").read_bytes() == (crashed.out / f"{STEM}.pt").read_bytes()
     assert curve(whole) == curve(crashed)
     boards = [board(run.out) for run in (whole, crashed)]
     for found in boards:
@@ -364,12 +395,13 @@ def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     assert ("resumed in epoch 2 after step 0" in printed) == (place == "after")
     assert printed.count("epoch  1 |") == (2 if place == "before" else 1)
     assert [step for step, _ in board(tmp_path / "out")["loss"]] == [1, 2][:epochs]
-    assert (tmp_path / f"out/{STEM}.best.pt").exists()
+    assert place == "before" or "best: epoch 1, accuracy " in printed
+    assert (tmp_path / f"out/{STEM}.pt").exists()
 
 
 def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
-    """One test image: the count can rise from 0 to 1, once, and then never."""
-    sizes = (*SMALL, "--test-size", 1, "--patience", 2, "--epochs", 9)
+    """One validation image: the count can rise from 0 to 1, once, and then never."""
+    sizes = (*SMALL, "--validation-size", 1, "--patience", 2, "--epochs", 9)
     result = fork(STEM, 2, *sizes, folder="whole")
     rows = curve(result)
     best = next((row[0] for row in rows if row[2] == 1), 1)
@@ -377,45 +409,42 @@ def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     assert rows[-1][0] == best + 2 < 9
     crashed = fork(STEM, 2, *sizes, "--crash-at", rows[-1][0], folder="crashed")
     assert curve(crashed) == rows
-    for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
-        assert (crashed.out / name).read_bytes() == (result.out / name).read_bytes()
-    assert (result.out / f"{STEM}.pt").read_bytes() != (result.out / f"{STEM}.best.pt").read_bytes()
+    assert (crashed.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
+    last = unseal(max(result.out.glob("*.snapshot")).read_bytes())["model"]
+    weights = torch.load(result.out / f"{STEM}.pt")
+    assert not torch.equal(weights["13.weight"], last["13.weight"]), (
+        "those of the last epoch, not of the best"
+    )
     again = fork(STEM, 2, *sizes, folder="whole")
     assert "loss" not in again.stdout and f"best: epoch {best}, " in again.stdout
     other = fork(STEM, 2, *sizes, "--patience", 3, folder="whole", refused=True)
     assert "has patience 2, not 3" in refusal(other)
 
 
-def test_the_best_epoch_is_counted_on_the_same_test_images():
+def test_the_best_epoch_is_counted_on_the_same_validation_images():
     """A run that goes on from a count of 2,000 images could not be better on 1,000."""
-    one, other = (recipe.settings(arguments(warm_up=1, patience=3, test_size=size)) for size in (2000, 1000))
+    one, other = (
+        recipe.settings(arguments(warm_up=1, patience=3, validation_size=size)) for size in (2000, 1000)
+    )
     assert one != other
 
 
-def test_a_full_disk_costs_the_best_weights_and_not_the_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(recipe.dist, "get_rank", lambda: 0)
-    (tmp_path / "lesson.best.temporary").symlink_to("/dev/full")
-    recipe.Best().see(arguments(out=tmp_path, lesson="lesson"), 1, 5, nn.Linear(100, 100))
-    assert "lesson.best.pt is not saved (No space left on device); going on" in capsys.readouterr().err
+def test_a_full_disk_costs_the_record_and_not_the_run(tmp_path, capsys):
+    (tmp_path / "lesson.run.temporary").symlink_to("/dev/full")
+    recipe.record(arguments(out=tmp_path, lesson="lesson"), torch.device("cpu"))
+    assert "lesson.run.json is not saved (No space left on device); going on" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_the_best_epoch_is_the_first_of_those_that_are_as_good(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe.dist, "get_rank", lambda: 0)
+def test_the_best_epoch_is_the_first_of_those_that_are_as_good():
     best, model = recipe.Best(), nn.Linear(1, 1)
-    run = arguments(out=tmp_path, lesson="x")
     for epoch, correct in enumerate((0, 5, 5, 4), 1):
         model.weight.data.fill_(epoch)
-        best.see(run, epoch, correct, model)
-    assert (best.epoch, best.correct) == (2, 5)
-    assert torch.load(tmp_path / "x.best.pt")["weight"].item() == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["x.best.pt"]
-    monkeypatch.setattr(recipe.dist, "get_rank", lambda: 1)
-    best.see(run, 5, 6, model)
-    assert best.epoch == 5 and torch.load(tmp_path / "x.best.pt")["weight"].item() == 2
+        best.see(epoch, correct, model)
+    assert (best.epoch, best.correct, best.weights["weight"].item()) == (2, 5, 2)
     other = recipe.Best()
     other.load_state_dict(best.state_dict())
-    assert (other.epoch, other.correct) == (5, 6)
+    assert (other.epoch, other.correct, other.weights["weight"].item()) == (2, 5, 2)
 
 
 @pytest.mark.long
@@ -428,12 +457,11 @@ def test_with_workers(run, fork):
     result = run(STEM, 2, *SMALL, "--epochs", 3, *options, folder="true")
     assert "resumed in epoch 3 after step 0\n" in result.stdout
     assert {path.name for path in result.out.iterdir()} == {
-        f"{STEM}{end}" for end in (".jsonl", ".pt", ".best.pt", ".lock", ".tensorboard", ".trace.json.gz")
+        f"{STEM}{end}" for end in (".jsonl", ".pt", ".run.json", ".lock", ".tensorboard", ".trace.json.gz")
     } | {f"{STEM}.epoch000{epoch}-step000000.snapshot" for epoch in (3, 4)}
     plain = fork(STEM, 2, *SMALL, "--epochs", 3, folder="plain")
     assert curve(plain) == curve(result)
-    for name in (f"{STEM}.pt", f"{STEM}.best.pt"):
-        assert (plain.out / name).read_bytes() == (result.out / name).read_bytes()
+    assert (plain.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
     shown, rows = board(result.out), launcher.read_curve(result.out, STEM)
     assert shown.keys() == {"loss", "accuracy", "lr", "images_per_second", "mfu"}
     assert [value for _, value in shown["loss"]] == pytest.approx([row["loss"] for row in rows])
@@ -476,6 +504,11 @@ BAD = {
     "no warm-up": (("--warm-up", "nan"), "--warm-up must be from 0 to the 2 epochs, not nan"),
     "no peak": (("--peak-tflops", 0), "--peak-tflops must be a number above 0, not 0.0"),
     "few images": (("--train-size", 20), "20 training images do not fill one --batch-size of 24"),
+    "no validation": (("--validation-size", 0), "--validation-size must be at least 1, not 0"),
+    "validation only": (
+        ("--train-size", 120),
+        "120 images without the 97 of --validation-size do not fill one --batch-size of 24",
+    ),
     "no images": (("--train-size", 0), "--train-size must be at least 1, not 0"),
 }
 
@@ -489,11 +522,12 @@ def test_bad_options_are_refused(fork, bad):
 def test_the_defaults():
     parser = workload.parser("08.py", "")
     recipe.options(parser)
-    for data, sizes in (("digits", (8, 2400)), ("cifar10", (64, None))):
+    for data, sizes in (("digits", (8, 3000, 300)), ("cifar10", (64, None, 5000))):
         found = parser.parse_args(["--data", data])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(workload, "check", lambda arguments: None)
+            patch.setattr(workload, "load_images", lambda arguments: (range(50_000), range(10_000)))
             recipe.check(found)
-        assert (found.width, found.train_size) == sizes
+        assert (found.width, found.train_size, found.validation_size) == sizes
         assert (found.epochs, found.batch_size, found.lr, found.workers) == (4, 60, 0.1, 0)
     assert parser.format_help().count("--epochs") == 2

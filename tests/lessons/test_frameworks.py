@@ -1,9 +1,10 @@
-"""Lesson 04 in Accelerate, Fabric and DeepSpeed: lesson 01's curve, on one process and on many."""
+"""Lesson 04 in frameworks: lesson 01's curve, on one process and on many, and what each process holds."""
 
 import itertools
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,25 +17,39 @@ import diffs
 import launcher
 from forks import Forks
 from lines import check_what_it_printed
+from processes import alive, trained, wait_for
 from weights import recount
 
 FOLDER = launcher.ROOT / "lessons/frameworks"
 SCRIPTS = [path.stem for path in diffs.FRAMEWORKS]
+FORKED = [script for script in SCRIPTS if script != "ray_ddp"]  # Ray's processes are no forks of ours
 PORTS = itertools.count()
 # 1,223 images lack one to a full batch, 997 make uneven shares; a hundred steps, for what begins late.
 SIZES = ("--train-size", 1223, "--batch-size", 24, "--test-size", 997, "--epochs", 2, "--seed", 3)
 
+LONGER = ("--test-size", 100, "--epochs", 3)
+
+# These call what torch has deprecated, which is no matter of ours.
+WARN = ("deepspeed_zero", "lightning_ddp", "ray_ddp")
+
 needs_them = pytest.mark.skipif(
-    not all(map(find_spec, ("accelerate", "lightning_fabric", "deepspeed"))),
+    not all(map(find_spec, ("accelerate", "lightning_fabric", "deepspeed", "pytorch_lightning"))),
     reason="needs lessons/frameworks/requirements.txt: make tools installs it",
 )
+needs_ray = pytest.mark.skipif(
+    not find_spec("ray"), reason="needs lessons/frameworks/ray.txt: make tools installs it"
+)
+WITH_RAY = [pytest.param(script, marks=[needs_ray] * (script == "ray_ddp")) for script in SCRIPTS]
 
 
 class Frameworks(Forks):
-    """A fork server that has imported the three packages too. It takes 5 seconds, and each run 0.5."""
+    """A fork server that has imported the packages too, but for Ray. It takes 6 seconds, and each run 0.5."""
 
     def __init__(self):
-        imports = "import torch, accelerate, lightning_fabric.strategies, deepspeed, forks; forks.serve()"
+        imports = (
+            "import torch, accelerate, lightning_fabric.strategies, deepspeed, forks, workload; "
+            "workload.import_torchvision(); import pytorch_lightning; forks.serve()"
+        )
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", imports],
@@ -57,13 +72,15 @@ def fork(server, tmp_path):
     """Run a script to its end: what `fabric run` and `deepspeed` do beside torchrun is in true launches."""
 
     def fork(script, processes, *arguments, path=None, folder="run", refused=False):
+        if script == "lightning_ddp":
+            arguments = ["--devices", processes, *arguments]
         words, _ = launcher.command("04_ddp_torchrun", processes, *arguments)
         path = path or FOLDER / f"{script}.py"
         words = [str(path) if word.endswith("04_ddp_torchrun.py") else word for word in words]
         if processes == 0:  # no launcher
             words = [sys.executable, *words[words.index(str(path)) :]]
         folder = tmp_path / folder
-        environment = {}
+        environment = {"PYTHONWARNINGS": "default"} if script in WARN else {}
         if processes and script.startswith("fabric"):
             environment |= {"LT_CLI_USED": "1", "LT_DEVICES": str(processes), "LT_NUM_NODES": "1"}
         code, left = server.run(words, folder, environment, limit=240)
@@ -75,16 +92,17 @@ def fork(server, tmp_path):
     return fork
 
 
-def test_all_three_are_here():
-    assert SCRIPTS == ["accelerate_ddp", "deepspeed_ddp", "fabric_ddp"]
+def test_all_are_here_and_none_is_long():
+    short = ["accelerate_ddp", "deepspeed_ddp", "fabric_ddp", "lightning_ddp", "ray_ddp"]
+    assert sorted([*short, "accelerate_fsdp2", "deepspeed_zero"]) == SCRIPTS
     for path in diffs.FRAMEWORKS:
-        assert len(path.read_text().splitlines()) <= 95
+        assert len(path.read_text().splitlines()) <= (115 if path.stem in short else 130)
 
 
-@pytest.mark.quick("accelerate_ddp-2")
+@pytest.mark.long
 @needs_them
 @pytest.mark.parametrize("processes", [1, 2, 4])
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", FORKED)
 def test_it_has_lesson_01s_curve_and_counts_every_image_once(fork, reference, script, processes):
     result = fork(script, processes, *SIZES)
     curve = launcher.read_curve(result.out, script)
@@ -99,12 +117,66 @@ def test_it_has_lesson_01s_curve_and_counts_every_image_once(fork, reference, sc
         assert (again.out / f"{script}.pt").read_bytes() == (result.out / f"{script}.pt").read_bytes()
 
 
+# ---- what each process holds ----
+
+
+def held(stdout):
+    """For each rank: bytes of weights, gradients, momentum, and what else its line says."""
+    lines = re.findall(r"^rank \d holds (.*)", stdout, re.M)
+    return [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", line)] for line in lines]
+
+
+PARAMETERS = 32_282
+
+
 @pytest.mark.long
 @needs_them
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_command_in_its_docstring_starts_it(start, reference, script):
+def test_fsdp2_of_accelerate_holds_what_lesson_09_holds(fork, forks, tmp_path):
+    sizes = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
+    words, environment = launcher.command("09_fsdp", 2, *sizes)
+    code, _ = forks.run(words, tmp_path / "09", environment, limit=240)
+    lesson_09 = held((tmp_path / "09/.out").read_text())
+    assert code == 0 and lesson_09 == [[4 * PARAMETERS // 2] * 3] * 2
+    assert held(fork("accelerate_fsdp2", 2, *sizes).stdout) == lesson_09
+
+
+# The whole of a tensor that lies on the border between two shares is kept by both.
+ON_BOTH = 784 * 32
+# Of 32,282 numbers, weights before that tensor and after it: two convolutions, and the last layer.
+BEFORE, AFTER = 25 * 16 + 16 + 25 * 256 + 16, 32 + 10 * 32 + 10
+PADDED = PARAMETERS + 2  # to a multiple of four, for two processes
+
+
+@pytest.mark.long
+@needs_them
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_each_stage_of_zero_has_the_curve_and_the_bytes_of_the_page(fork, reference, stage):
+    result = fork("deepspeed_zero", 2, *SIZES, "--stage", stage)
+    curve = launcher.read_curve(result.out, "deepspeed_zero")
+    assert launcher.difference(curve, reference(*SIZES)) == ""
+    assert curve[-1]["accuracy"] == recount(result.out / "deepspeed_zero.pt", 997)
+    if stage == 3:
+        share = 4 * PARAMETERS // 2
+        assert held(result.stdout) == [[share, share, share, share, 4_000_000]] * 2
+    else:
+        share = 4 * PADDED // 2
+        gradients = [4 * (BEFORE + ON_BOTH), 4 * (ON_BOTH + AFTER + 2)]
+        assert held(result.stdout) == [[4 * PADDED, number, share, share, 0] for number in gradients]
+    page = (FOLDER / "README.md").read_text()
+    row = re.search(rf"^\| ZeRO, stage {stage} \|(.*)\|$", page, re.M)[1]
+    assert [int(cell.replace(",", "")) for cell in row.split("|")] == held(result.stdout)[0][:4]
+
+
+# ---- true launches ----
+
+
+def true_launch(script, tmp_path):
+    """The command in a script's docstring, and the environment that it is run in."""
     words = shlex.split(diffs.command(FOLDER / f"{script}.py").replace("\\\n", " "))
-    environment = {}
+    # What two of them would leave in the reader's home: a list of fonts, and a token.
+    environment = {"MPLCONFIGDIR": str(tmp_path / "fonts"), "RAY_AUTH_TOKEN": "0" * 32}
+    if script in WARN:
+        environment["PYTHONWARNINGS"] = "default"
     while "=" in words[0]:
         environment |= [words.pop(0).split("=")]
     # A free port in place of the one that all use, below those that the system hands out by itself.
@@ -115,6 +187,14 @@ def test_the_command_in_its_docstring_starts_it(start, reference, script):
         words[1:1] = ["--master_port", port]
     words[0] = str(Path(sys.executable).parent / words[0])
     words = [str(launcher.ROOT / word) if word.endswith(".py") else word for word in words]
+    return words, environment
+
+
+@pytest.mark.long
+@needs_them
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "ray_ddp"])  # see below
+def test_the_command_in_its_docstring_starts_it(start, reference, tmp_path, script):
+    words, environment = true_launch(script, tmp_path)
     result = start(script, words=[*words, *SIZES], environment=environment).finish()
     assert result.code == 0, result.stdout + result.stderr
     curve = launcher.read_curve(result.out, script)
@@ -122,9 +202,49 @@ def test_the_command_in_its_docstring_starts_it(start, reference, script):
     assert {row["world_size"] for row in curve} == {2}
 
 
-@pytest.mark.quick("accelerate_ddp")
+# What each says when rank 1 is killed. Of the Trainer's processes, rank 0 is the one that we start.
+KILLED = [
+    ("accelerate_ddp", 1, r"exitcode  : -9 \(pid: \d+\)"),
+    ("deepspeed_ddp", 247, r"exits with return code = -9"),
+    ("lightning_ddp", 1, r"RuntimeError: .*gloo.*[Cc]onnection"),
+]
+
+
+@pytest.mark.long
 @needs_them
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(("script", "code", "says"), KILLED)
+def test_what_is_said_of_a_process_that_is_killed(start, tmp_path, script, code, says):
+    words, environment = true_launch(script, tmp_path)
+    run = start(script, words=[*words, *LONGER], environment=environment)
+    os.kill(max(trained(run, script)), signal.SIGKILL)
+    result = run.finish()
+    said = result.stdout + result.stderr
+    assert result.code == code and re.search(says, said), said
+    named = re.search(r"SIGKILL|exitcode|return code = -9|Child process", said)
+    assert bool(named) == (script != "lightning_ddp")
+
+
+@pytest.mark.long
+@needs_ray
+def test_ray_starts_by_its_command_and_begins_again_when_a_worker_is_killed(start, reference, tmp_path):
+    """From the beginning, since the script saves nothing: the curve is whole. Ray's own dozen processes
+    start for most of a minute on two quiet cores, and for three beside other tests."""
+    words, environment = true_launch("ray_ddp", tmp_path)
+    run = start("ray_ddp", words=[*words, "--max-failures", 1, *LONGER], environment=environment)
+    wait_for(lambda: (run.out / "ray_ddp.jsonl").exists(), 400)
+    workers = [pid for pid, command in alive(run.mark) if command.startswith("ray::RayTrainWorker")]
+    os.kill(max(workers), signal.SIGKILL)
+    result = run.finish(400)
+    assert result.code == 0, result.stdout + result.stderr
+    curve = launcher.read_curve(result.out, "ray_ddp")
+    assert launcher.difference(curve, reference(*LONGER)) == ""
+    assert {row["world_size"] for row in curve} == {2}
+    assert len(re.findall(r"epoch  1 \|", result.stderr + result.stdout)) == 2
+
+
+@pytest.mark.long
+@needs_them
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in ("lightning_ddp", "ray_ddp")])
 def test_a_start_without_launcher_is_refused(fork, script):
     result = fork(script, 0, refused=True)
     command = "fabric run --devices 2" if script.startswith("fabric") else "torchrun --standalone"
@@ -132,11 +252,14 @@ def test_a_start_without_launcher_is_refused(fork, script):
     assert re.fullmatch(rf"error: this lesson is started by.* {command} .*{script}\.py\n", result.stderr)
 
 
-@pytest.mark.quick("fabric_ddp")
+@pytest.mark.long
 @needs_them
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", WITH_RAY)
 def test_bad_input_is_refused_in_one_line(fork, script):
-    result = fork(script, 2, "--batch-size", 25, refused=True)
+    if script == "ray_ddp":
+        result = fork(script, 0, "--workers", 2, "--batch-size", 25, refused=True)
+    else:
+        result = fork(script, 2, "--batch-size", 25, refused=True)
     assert result.code != 0
     said = [line for line in result.stderr.splitlines() if "error:" in line or "Traceback" in line]
     assert said[0] == "error: --batch-size 25 does not divide by 2 processes: take 26, for instance"
@@ -156,6 +279,9 @@ TRAPS = [
     ("fabric_ddp", "arguments.seed + 1", "arguments.seed"),
     ("fabric_ddp", "use_distributed_sampler=False", "use_distributed_sampler=True"),
     ("deepspeed_ddp", ', "gradient_clipping": 0.0', ""),
+    ("lightning_ddp", "self.arguments.seed + 1", "self.arguments.seed"),
+    ("lightning_ddp", "use_distributed_sampler=False", "use_distributed_sampler=True"),
+    ("lightning_ddp", "sync_dist=True, ", ""),
 ]
 
 
@@ -172,14 +298,54 @@ def test_what_the_page_warns_of_is_so(fork, reference, tmp_path, script, right, 
     assert launcher.difference(curve, reference(*SIZES)) != "" or not same
 
 
+HELD = [  # a line of ours, what a reader would write, and what rank 0 then holds
+    (
+        "deepspeed_zero",
+        '"stage3_param_persistence_threshold": 0',
+        '"offload_param": None',
+        [4 * PARAMETERS // 2 * 3, *[4 * PARAMETERS // 2] * 3, 4_000_000],
+    ),
+    (
+        "deepspeed_zero",
+        '"reduce_bucket_size": 1_000_000',
+        '"offload_param": None',
+        [4 * PARAMETERS // 2] * 4 + [2_000_000_000],
+    ),
+]
+
+
+@pytest.mark.long
+@needs_them
+@pytest.mark.parametrize(("script", "right", "wrong", "bytes_of_rank_0"), HELD)
+def test_what_the_page_says_of_memory_is_so(fork, tmp_path, script, right, wrong, bytes_of_rank_0):
+    text = (FOLDER / f"{script}.py").read_text()
+    assert right in text
+    path = tmp_path / f"{script}.py"
+    path.write_text(text.replace(right, wrong))
+    sizes = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
+    assert held(fork(script, 2, *sizes, path=path).stdout)[0] == bytes_of_rank_0
+
+
+@pytest.mark.long
+@needs_them
+def test_without_a_gpu_accelerate_takes_ddp_in_place_of_fsdp(fork, tmp_path):
+    text = (FOLDER / "accelerate_fsdp2.py").read_text()
+    right = 'if accelerator.device.type == "cpu":'
+    assert right in text
+    path = tmp_path / "accelerate_fsdp2.py"
+    path.write_text(text.replace(right, "print(accelerator.distributed_type)\n    if False:"))
+    result = fork("accelerate_fsdp2", 2, *SIZES, path=path, refused=True)
+    assert "MULTI_CPU" in result.stdout and "'Parameter' object has no attribute 'to_local'" in result.stderr
+
+
 def test_the_page_has_the_diffs(tmp_path):
     page = (FOLDER / "README.md").read_text()
     found = re.findall(r"```diff\n(.*?)```", page, re.S)
     assert len(found) == len(SCRIPTS)
     for text in found:
         after = FOLDER / re.search(r"^\+\+\+ (\S+)", text, re.M)[1]
-        copy = tmp_path / "04.py"
-        copy.write_text((launcher.ROOT / "lessons/04_ddp_torchrun.py").read_text())
+        copy = tmp_path / "before.py"
+        copy.write_text(diffs.before_framework(after).read_text())
         subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
         assert copy.read_text() == after.read_text()
 
@@ -190,5 +356,5 @@ def test_every_link_leads_to_a_file():
 
 
 def test_the_requirements_are_pinned():
-    lines = (FOLDER / "requirements.txt").read_text().splitlines()
+    lines = [line for path in FOLDER.glob("*.txt") for line in path.read_text().splitlines()]
     assert all(re.fullmatch(r"#.*|[\w-]+==[\d.]+", line) for line in lines)

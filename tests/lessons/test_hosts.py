@@ -226,6 +226,52 @@ def test_a_process_that_hangs_is_noticed_and_ended(network, see):
     first.wait_for("resumed in epoch", faults.STARTING, before[0])
 
 
+@pytest.mark.long
+def test_the_wrong_interface_and_closed_ports(network, reference, see):
+    """Both hosts reach the store, but not each other. Then each fault is mended, as its row says."""
+    sizes = (*SIZES[:4], "--epochs", 3)
+
+    def start(net):
+        commands = []
+        for rank in (0, 1):
+            place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "10.0.0.1"}
+            environment = {key: str(value) for key, value in (place | {"MASTER_PORT": 29500}).items()}
+            script = launcher.ROOT / f"lessons/{LESSON}.py"
+            words = (sys.executable, script, *sizes, "--time-limit", faults.TIME_LIMIT)
+            commands.append(net.run(rank + 1, *words, environment=environment))
+        return commands
+
+    two_interfaces, closed = network(2), network(2)
+    for number in (1, 2):
+        two_interfaces.add_interface(number)
+        closed.close_ports(number)
+        closed.open_ports(number, "29500")
+    first, second = start(two_interfaces)
+    third, fourth = start(closed)
+    see("interface", [second], second.started)
+    for command in (third, fourth):
+        see("ports", [command], command.started)
+        assert time.monotonic() - command.started > 5 * faults.TIME_LIMIT
+    for command in (first, second, third, fourth):
+        assert command.finish(faults.STARTING) == 1
+        assert "loss" not in command.output()
+    # gloo prints the port with its two bytes swapped.
+    port = int(re.search(r"No route to host, remote=\[192.168.7.1\]:(\d+)", second.output())[1])
+    assert 32768 <= port % 256 * 256 + port // 256 <= 60999
+
+    agents = []
+    for number in (1, 2):
+        conf = faults.CONF | {"is_host": int(number == 1)}
+        words, environment = hosts.torchrun(*sizes, nodes=2, conf=conf, endpoint="10.0.0.1:29400")
+        words[1:1] = ["--local-addr", f"10.0.0.{number}"]
+        environment["GLOO_SOCKET_IFNAME"] = "eth0"
+        agents.append(two_interfaces.run(number, *words, environment=environment))
+        closed.open_ports(number, "50000-50100")
+        closed.configure(number, "sysctl", "-w", "net.ipv4.ip_local_port_range=50000 50100")
+    check_the_end(agents, reference, *sizes)
+    check_the_end(start(closed), reference, *sizes)
+
+
 # ---- the table ----
 
 

@@ -686,12 +686,29 @@ def test_every_source_is_used():
 
 def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys):
     section = (ROOT / "lessons/README.md").read_text().split("## Which kind of parallelism do I need?")[1]
-    rows = [line.split("|")[1:-1] for line in section.splitlines() if "`--params" in line]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if re.match(r"\|.*`--params", line)]
     assert len(rows) == 9
     for _, _, kind, options, said, lesson in rows:
         (words,) = re.findall(r"`(.+)`", options)
-        command.main(words.split())
-        printed = " ".join(capsys.readouterr().out.split())
+        printed = what_it_prints(words, capsys)
         for text in re.findall(r"`([^`]+)`", said):
             assert text in printed, f"{words}: {text}, not {printed}"
         assert bool(lesson.strip()) != kind.strip().startswith("not "), kind
+
+
+def test_when_not_to_distribute_is_what_the_planner_says(capsys):
+    """After each command in the lists below the table comes what it prints."""
+    section = (ROOT / "lessons/README.md").read_text().split("**When not to distribute at all.**")[1]
+    lines = [line for line in section.splitlines() if line.startswith("- ")]
+    said = [text for line in lines for text in re.findall(r"`([^`]+)`", line)]
+    assert len(lines) == 6 and sum(text.startswith("--params") for text in said) == 8
+    for text in said:
+        if text.startswith("--params"):
+            words, printed = text, what_it_prints(text, capsys)
+        else:
+            assert text in printed, f"{words}: {text}, not {printed}"
+
+
+def what_it_prints(words, capsys):
+    command.main(words.split())
+    return " ".join(capsys.readouterr().out.split())

@@ -151,7 +151,7 @@ def test_without_a_network_real_data_is_refused_with_one_line(start, stem, data)
     reason, _, cure = line.partition("): ")
     assert re.match(rf"error: cannot load {data} \(\w*Error: .*(urlopen|download)", reason), reason
     assert cure == f"use --data digits, or put the files at out/data/{files}"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120, "it waits for a network; starting took 34 s on a busy machine once"
 
 
 def test_a_refusal_does_not_hold_the_lock_for_which_the_speaker_waits(tmp_path, monkeypatch):

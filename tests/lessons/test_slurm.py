@@ -1,16 +1,19 @@
-"""Lesson 06 under a real SLURM: both ways to start it, back into the queue and on from the snapshot."""
+"""Lesson 06 under a real SLURM: the three ways to start it, back into the queue and on from the snapshot."""
 
 import contextlib
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import launcher
 import slurm
-from processes import alive
+from processes import alive, wait_for
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM: make tools installs it")
 
@@ -26,16 +29,22 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def binding(tmp_path_factory):
+    """A cluster of the same, which binds each task to its CPUs, as most do."""
+    folder = tmp_path_factory.mktemp("binding") / "cluster"
+    with slurm.Cluster(folder, alive, tasks="task/affinity", cpus=2) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def submit(cluster, tmp_path):
     """Submit the lesson on two nodes, one process on each; after the test it is gone, however that ended."""
     jobs = []
 
-    def submit(way, *arguments, options=(), **environment):
+    def submit(way, *arguments, options=(), to=cluster, **environment):
         environment |= {"START": way}
-        jobs.append(
-            cluster.submit(tmp_path / "job", SCRIPT, *arguments, options=options, environment=environment)
-        )
+        jobs.append(to.submit(tmp_path / "job", SCRIPT, *arguments, options=options, environment=environment))
         return jobs[-1]
 
     yield submit
@@ -61,6 +70,11 @@ def held(job, limit=90):
 def environment(pid, name):
     """The value of this name in the environment of another process."""
     return re.search(rf"\0{name}=([^\0]*)", "\0" + Path(f"/proc/{pid}/environ").read_text())[1]
+
+
+def cores(pid):
+    """The cores that a process may run on."""
+    return re.search(r"^Cpus_allowed_list:\t(.*)$", Path(f"/proc/{pid}/status").read_text(), re.M)[1]
 
 
 def check_the_end(job, reference, world_size=2, restarts=0):
@@ -125,6 +139,79 @@ def test_a_job_has_lesson_01s_curve(submit, reference, way, options):
 
 
 @pytest.mark.long
+def test_a_spawned_process_is_told_what_an_agent_would_tell_it(tmp_path):
+    """Node 1 of 3, two processes on each: ranks 2 and 3. The status is the one for which the batch script
+    puts the job back into the queue, though SIGTERM comes at each moment of the end."""
+    script = tmp_path / "who.py"
+    script.write_text(
+        "import json, os, pathlib, sys, time\n"
+        f"told = [os.environ[name] for name in {NAMES}]\n"
+        "pathlib.Path(told[0]).write_text(json.dumps([*told, *sys.argv[1:]]))\n"
+        "while not all(map(os.path.exists, '23')):\n"  # the first to end has the other one ended
+        "    time.sleep(0.1)\n"
+        "time.sleep(0.1)\n"
+        "sys.exit(75)\n"
+    )
+    words = [sys.executable, SCRIPT.with_name("spawn_on_node.py"), "2", script, "--epochs", "3"]
+    place = {"SLURM_NODEID": "1", "SLURM_JOB_NUM_NODES": "3", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.Popen(words, cwd=tmp_path, env=os.environ | place, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: (tmp_path / "2").exists() and (tmp_path / "3").exists(), 240)
+        wait_for(lambda: run.poll() is not None or run.send_signal(signal.SIGTERM), 60)
+        assert run.returncode == 75
+    finally:
+        run.kill()
+    told = [json.loads((tmp_path / rank).read_text()) for rank in ("2", "3")]
+    assert told == [[str(rank), str(rank - 2), "2", "6", "--epochs", "3"] for rank in (2, 3)]
+
+
+@pytest.mark.long
+def test_the_preflight_under_srun(cluster):
+    """Without torchrun: it takes its rank, and where to meet, from SLURM."""
+    words = ["srun", "--nodes=2", "--ntasks=4", sys.executable, launcher.ROOT / "tools/preflight.py"]
+    flown = subprocess.run(
+        words, cwd=cluster.folder, env=cluster.environment, capture_output=True, text=True, timeout=180
+    )
+    assert flown.returncode == 0, flown.stderr + flown.stdout
+    assert flown.stdout.startswith("4 ranks on 1 host, by gloo\n")
+    assert flown.stdout.endswith("\nnothing is wrong that this can see\n")
+
+
+@pytest.mark.long
+def test_spawned_processes_have_lesson_01s_curve(submit, reference):
+    job = submit("spawn", *SIZES, options=("--gpus-per-node=2",))
+    assert check_the_end(job, reference, world_size=4) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("way", "options", "expected"),
+    [
+        # All processes of a node are one task, and have all its cores. A task for each has its own.
+        ("torchrun", ("--ntasks-per-node=2",), ["0-1"] * 4),
+        ("spawn", ("--ntasks-per-node=2",), ["0-1"] * 4),
+        ("python", ("--ntasks-per-node=2",), ["0", "0", "1", "1"]),
+    ],
+)
+def test_the_cores_of_a_process(binding, submit, way, options, expected):
+    job = submit(way, *SIZES, options=options, to=binding)
+    with held(job):
+        assert sorted(cores(pid) for pid in job.workers()) == expected
+    assert "note: " not in job.log()
+    job.cancel()
+
+
+@pytest.mark.long
+def test_who_asks_for_gpus_only_has_one_core_for_all_of_them(binding, submit):
+    job = submit("torchrun", *SIZES, options=("--gpus-per-node=2",), to=binding)
+    with held(job):
+        found = {environment(pid, "RANK"): cores(pid) for pid in job.workers()}
+    assert found["0"] == found["1"] in "01" and found["2"] == found["3"] in "01"
+    assert "note: 2 processes on 1 CPU of a node: add --ntasks-per-node 2" in job.log()
+    job.cancel()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["torchrun", "python"])
 def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference, way):
     job = submit(way, *SIZES)
@@ -137,9 +224,10 @@ def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference
 
 
 @pytest.mark.long
-def test_a_preempted_job_comes_back(cluster, submit, reference):
+@pytest.mark.parametrize("way", ["python", "spawn"])
+def test_a_preempted_job_comes_back(cluster, submit, reference, way):
     """SLURM preempts with a SIGTERM for the tasks, and nothing for the shell of the job."""
-    job = submit("python", *SIZES)
+    job = submit(way, *SIZES)
     with held(job):
         cluster.call("scancel", "--signal=TERM", job.number)
     check_the_end(job, reference, restarts=1)
@@ -171,7 +259,7 @@ def test_a_job_that_gets_nowhere_does_not_come_back_for_ever(cluster, submit):
     [
         ("torchrun", ("--epochs", 0), "--epochs must be at least 1, not 0"),
         ("python", ("--train-size", 100), "100 training images do not fill one --batch-size of 120"),
-        ("screen", (), "START is screen: take torchrun or python"),
+        ("screen", (), "START is screen: take torchrun, python or spawn"),
     ],
 )
 def test_a_job_that_fails_does_not_come_back(submit, way, arguments, error):

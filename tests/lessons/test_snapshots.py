@@ -99,6 +99,18 @@ def check_refused(alone, capfd, data):
     assert not newest.exists()
 
 
+def test_a_second_refusal_of_a_step_keeps_the_first(alone, capfd):
+    newest = alone.path_of(3, 0)
+    for data in (b"the first", b"the second", b"the third"):
+        check_refused(alone, capfd, data)
+    kept = {path.name: path.read_bytes() for path in newest.parent.glob("*.refused")}
+    assert kept == {
+        f"{newest.name}.refused": b"the first",
+        f"{newest.name}.2.refused": b"the second",
+        f"{newest.name}.3.refused": b"the third",
+    }
+
+
 def test_a_snapshot_cut_anywhere_is_refused(alone, capfd):
     whole = alone.path_of(3, 0).read_bytes()
     chance = random.Random(0)
@@ -295,6 +307,7 @@ def test_the_pass_that_does_not_count_leaves_no_mark(alone):  # DDP needs its gr
 # ---- disks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_file_too_large_costs_the_snapshot_and_not_the_run(start, run):
     """A limit on the size of files stands for a full disk: the weights fit under it, a snapshot does not."""
     kept = run(STEM, 1, *SMALL[:-1], 1).out
@@ -463,6 +476,7 @@ def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, st
     assert "resumed in epoch" in again.finish(60).stdout
 
 
+@pytest.mark.long
 def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp_path):
     """Not those of the others, who only lost it; and all end within seconds."""
     copy_lessons(tmp_path)

@@ -102,6 +102,7 @@ def test_older_releases_have_other_names(monkeypatch):
     for name in ("all_gather_single", "reduce_scatter_single"):
         monkeypatch.setattr(dist, name, None)  # so that what rank.py sets is undone
         monkeypatch.delattr(dist, name)
+    monkeypatch.syspath_prepend(launcher.ROOT / "notebooks/show/inside")
     runpy.run_path(str(launcher.ROOT / "notebooks/show/rank.py"), run_name="rank")
     assert dist.all_gather_single is dist.all_gather_into_tensor
     assert dist.reduce_scatter_single is dist.reduce_scatter_tensor

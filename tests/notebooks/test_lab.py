@@ -45,7 +45,8 @@ def lab(tmp_path):
         )
     try:
         deadline = time.monotonic() + 60
-        while "?token=" not in (tmp_path / "lab.log").read_text():
+        # It prints its address, and a moment later leaves the file.
+        while "?token=" not in (tmp_path / "lab.log").read_text() or not [*runtime.glob("jpserver-*.json")]:
             assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "lab.log").read_text()
             time.sleep(0.1)
         yield json.loads(next(runtime.glob("jpserver-*.json")).read_text())

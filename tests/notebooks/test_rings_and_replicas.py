@@ -71,3 +71,14 @@ def test_a_step_taken_apart_is_a_step():
     assert [part for name in ("replica 0", "replica 1") for _, _, part in bars[name]] == ["forward"] * 2
     assert sorted(threads) == [0, 1] and len(copies) == 2
     assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_the_second_half_that_the_notebook_does_not_show_gives_all_to_all(world_size):
+    ranks, steps = range(world_size), range(world_size - 1)
+    first = [[(r, (r + 1) % world_size, (r - step) % world_size, "add") for r in ranks] for step in steps]
+    assert len(rings.all_gather(world_size)) == world_size - 1
+    assert (
+        rings.play(world_size, first + rings.all_gather(world_size))[-1]
+        == [[set(ranks)] * world_size] * world_size
+    )

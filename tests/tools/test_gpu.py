@@ -133,6 +133,7 @@ def test_no_more_ranks_run_at_once_than_there_are_cores(check, tmp_path):
     assert both[0] > max(first[1], second[1])
 
 
+@pytest.mark.long
 def test_all_prepare_at_once_and_are_measured_one_after_the_other(check):
     text = (
         f"import sys, time; start = time.time(); sys.path.insert(0, {str(TOOL)!r}); import turns; "
@@ -152,6 +153,7 @@ def test_all_prepare_at_once_and_are_measured_one_after_the_other(check):
     assert max(prepared_a, prepared_b) < begun_a and ended_a < begun_b
 
 
+@pytest.mark.long
 def test_who_is_not_prepared_in_time_is_ended_before_others_are_measured(check):
     """As one that compiles for minutes: this one writes the time into a file for as long as it lives."""
     compiles = "import time\nwhile True: open('now', 'w').write(f'{time.time():.3f}\\n'); time.sleep(0.1)"
@@ -218,6 +220,7 @@ def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_no_minutes_are_not_eight(tmp_path):
     run = call("--rehearse", "--minutes", 0, "--stages", 1, "--out", tmp_path / "out", TMPDIR=str(tmp_path))
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 3 of 10. 3 points.
+"""Exercise 04a, bug 3 of 10. 3 points. Read first: notebook 04a.
 
 A user reports: "All epochs run, the loss goes down, and then the job never ends. No error, and the GPUs are
 idle. With one process it ends as it should. I have to press Ctrl-C, and the accuracy is never printed."

@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 5 of 10. 3 points.
+"""Exercise 04a, bug 5 of 10. 3 points. Read first: notebook 07.
 
 A user reports: "To train in mixed precision I put GradScaler into my script. Since then the model hardly
 learns, whatever I do: the parameters move, but thousands of times less than before. There is no NaN

@@ -1,5 +1,8 @@
 """What exercise 01 is held against. Runs in the judge."""
 
+import itertools
+
+import numpy
 import torch
 from judge import check
 from optimizers import Optimizer
@@ -11,6 +14,7 @@ NORM = {"norm.weight": (6,), "norm.bias": (6,)}
 BUFFERS = {"norm.running_mean": (6,), "norm.running_var": (6,)}
 COUNTER = "norm.num_batches_tracked"
 PART_BYTES = 10_000 * 6 * 6 * 4  # what a part of 6 images keeps for its backward pass, if the model is wide
+FILLER = PART_BYTES // (2 * 4)  # numbers behind each image that make a batch of two as large as that
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01})
 # The large eps makes Adam's step depend on the size of a gradient, which it would hide.
 ADAM = ("Adam", {"lr": 0.05, "eps": 0.02})
@@ -25,9 +29,30 @@ class Reference(nn.Module):
         self.norm = nn.BatchNorm1d(6, eps=0.1) if norm else nn.Identity()
         self.double()
         self.load_state_dict({name: tensor.double() for name, tensor in state.items()}, strict=False)
+        self.gates, self.shown, self.calls, self.taken = {}, {}, 0, 0
 
     def forward(self, images):
-        return self.last(self.norm(self.first(images)).tanh())
+        output = self.last(self.norm(self.first(images)).tanh())
+        if not self.gates:
+            return output
+        forth, back, self.calls = f"forward {self.calls}", f"backward {self.calls}", self.calls + 1
+        self.shown[forth] = images.detach()
+        output = output * self.gates[forth]["value"]
+
+        def hook(gradient):
+            self.shown[back] = gradient
+            return gradient * self.gates[back]["value"]
+
+        output.register_hook(hook)
+        return output
+
+    def take(self, images):
+        """A batch as it is given: with long images, times a number of its own."""
+        name, self.taken = f"take {self.taken}", self.taken + 1
+        if name not in self.gates:
+            return images
+        self.shown[name] = self.first.weight.detach().clone()
+        return images.double() * self.gates[name]["value"]
 
     def gradients(self):
         return {name: parameter.grad.numpy() for name, parameter in self.named_parameters()}
@@ -77,6 +102,7 @@ def steps_of(model, optimizer, groups):
     losses = []
     for parts in groups:
         optimizer.zero_grad()
+        parts = [(model.take(images), labels) for images, labels in parts]
         losses.append(backward(model, parts))
         optimizer.step()
     return losses
@@ -89,6 +115,15 @@ def words(sizes):
 def is_float(trial, what, got, expected):
     trial.require(isinstance(got, float), f"{what} is {kind(got)}", "a float (`.item()` of a tensor is one)")
     trial.close(what, got, expected, relative=1e-4)
+
+
+def right_losses(trial, came, losses):
+    """The mean loss of each step. What add_gradients returns is looked at in 01.1b: whoever hands that on
+    loses no more points by it."""
+    given = came["given"] if len(came["given"]) == len(losses) else [...] * len(losses)
+    for number, (got, expected) in enumerate(zip(came["loss"], losses, strict=True)):
+        if type(got) is not type(given[number]) or not numpy.array_equal(got, given[number]):
+            is_float(trial, f"the mean loss of step {number}", got, expected)
 
 
 def kind(value):
@@ -113,17 +148,57 @@ def right_state(trial, came, reference, state):
         trial.same("the number of batches that batch norm has seen", came["state"].get(COUNTER), counted)
 
 
-def memory(trial, count):
-    """Seen from outside: what the process held when a part went in, beyond what it held for the first."""
-    seen = [trial.answer["ranks"][0]["marks"].get(f"forward {place}") for place in range(count)]
-    trial.require(None not in seen, "the model was not called for each part", f"{count} calls")
-    held = max(one["memory"] for one in seen) - seen[0]["memory"]
-    trial.require(
-        held < count / 2 * PART_BYTES,
-        f"the process holds {held / 1e6:.1f} MB more than at the first part when another goes in, "
-        f"with {PART_BYTES / 1e6:.1f} MB for each part",
-        "no more than two or three parts at any time",
+def gates_of(trial, count, taken=0):
+    """The numbers of each part, one for its forward pass and one for backward. A part goes in when the
+    process holds no more than half of all parts would need, beyond what it held for the first. `taken` is
+    how many are taken at a time, with a number for each, or 0."""
+    gates = {}
+    for place in range(count):
+        if taken and place % taken == 0:
+            gates |= {f"take {place + more}": {"value": trial.secret()} for more in range(taken)}
+        gates |= {f"{way} {place}": {"value": trial.secret()} for way in ("forward", "backward")}
+        if place and trial.counted:
+            gates[f"forward {place}"] |= {
+                "memory": int(count / 2 * PART_BYTES),
+                "memory since": "forward 0",
+                "words": f"when part {place + 1} of {count} went in",
+                "expected": f"two or three parts at any time, with {PART_BYTES / 1e6:.1f} MB for each",
+            }
+    return gates
+
+
+def one_after_the_other(trial, reference):
+    """Each part went backward before the next went forward: the model has asked in this order."""
+    names, came = (
+        [name for name in those if not name.startswith("take")]
+        for those in (reference.gates, trial.answer["ranks"][0]["asked"])
     )
+    for number, (asked, name) in enumerate(itertools.zip_longest(came, names)):
+        trial.require(
+            asked == name,
+            f"pass {number + 1} through the model was {asked or 'missing'} (parts are counted from 0)",
+            f"{name or 'no more'}: each part forward and backward, and only then the next",
+        )
+    for name in names:
+        what, got = f"what the model was given in {name}", trial.asked(0, name)["with"]
+        right = reference.shown[name].double()
+        if name.startswith("backward") and isinstance(got, numpy.ndarray) and got.any():
+            # How the parts are weighted is free: before backward, in it, or afterwards.
+            got, right, what = got / abs(got).sum(), right / right.abs().sum(), f"{what}, but for a factor,"
+        trial.close(what, got, right, relative=1e-4)
+
+
+def taken_when_needed(trial, reference, count, parts_per_step):
+    """No batch was asked for before the step before it was done: the weights at that moment show it."""
+    order = list(trial.answer["ranks"][0]["asked"])
+    for place in range(count):
+        shown, before = trial.asked(0, f"take {place}")["with"], order[: order.index(f"take {place}")]
+        done = sum(name.startswith("backward") for name in before)
+        came = f"batch {place} was taken from `batches` when {done} batches had gone backward"
+        wanted = place // parts_per_step * parts_per_step
+        trial.require(done >= wanted, came, f"{wanted} of them, and the step made")
+        what = f"first.weight when batch {place} was taken"
+        trial.close(what, shown, reference.shown[f"take {place}"], relative=1e-4, scale=1.0)
 
 
 # ---- 01.1
@@ -152,8 +227,8 @@ def gradients(trial, sizes, norm=False, old=False):
 def equal_to_the_whole(trial):
     trial.tried("3 parts of 4 images")
     gradients(trial, [4, 4, 4])
-    trial.tried("parts of 5, 5 and 2 images")
-    gradients(trial, [5, 5, 2])
+    trial.tried("parts of 5, 2 and 4 images")
+    gradients(trial, [5, 2, 4])
     trial.tried("parts of 5, 4 and 3 images, a model with batch norm")
     gradients(trial, [5, 4, 3], norm=True)
 
@@ -170,11 +245,12 @@ def one_at_a_time(trial):
     trial.tried("10 parts of 6 images, a model that needs 1.4 MB for each part")
     state, parts = drawn_state(trial), drawn_parts(trial, [6] * 10)
     reference = Reference(state, False)
+    reference.gates = gates_of(trial, 10)
     backward(reference, parts)
     inputs = {"state": state, "wide": True, "parts": [list(pair) for pair in parts]}
-    (came,) = trial.run("gradients", [inputs], group=False)
+    (came,) = trial.run("gradients", [inputs], group=False, gates=[reference.gates])
     right_sizes(trial, came, [6] * 10)
-    memory(trial, 10)
+    one_after_the_other(trial, reference)
     for name, expected in reference.gradients().items():
         trial.close(
             f"the gradient of {name}", came["gradients"].get(name), expected, relative=1e-4, scale=0.1
@@ -192,6 +268,7 @@ def large_steps(trial, batch_sizes, part_size, optimizer, norm=False, old=False,
         groups.append(drawn_parts(trial, those))
         sizes += those
     reference = Reference(state, norm)
+    reference.gates = gates_of(trial, len(sizes)) if wide else {}
     losses = steps_of(reference, optimizer, groups)
     inputs = {
         "state": state,
@@ -203,18 +280,18 @@ def large_steps(trial, batch_sizes, part_size, optimizer, norm=False, old=False,
         "optimizer": optimizer[0],
         "options": optimizer[1],
     }
-    (came,) = trial.run("step", [inputs], group=False)
+    (came,) = trial.run("step", [inputs], group=False, gates=[reference.gates])
     right_sizes(trial, came, sizes)
+    one_after_the_other(trial, reference)
     trial.same("the number of steps of the optimizer", came["steps"], len(groups))
     right_state(trial, came, reference, state)
     trial.require(isinstance(came["loss"], list), "no list of losses has come")
-    for number, (got, expected) in enumerate(zip(came["loss"], losses, strict=True)):
-        is_float(trial, f"the mean loss of step {number}", got, expected)
+    right_losses(trial, came, losses)
 
 
 @check("01.2a")
 def one_step(trial):
-    for size, part_size, optimizer in ((12, 4, SGD), (7, 3, ADAM), (3, 1, SGD), (5, 8, SGD)):
+    for size, part_size, optimizer in ((12, 4, SGD), (9, 4, ADAM), (7, 3, ADAM), (3, 1, SGD), (5, 8, SGD)):
         trial.tried(f"{size} images with part_size {part_size}, one step of {optimizer[0]}")
         large_steps(trial, [size], part_size, optimizer)
     trial.tried("11 images with part_size 4, one step of SGD, a model with batch norm")
@@ -229,16 +306,16 @@ def old_gradients(trial):
     large_steps(trial, [7, 5, 6], 3, ADAM)
     trial.tried("60 images with part_size 6, one step of SGD, a model that needs 1.4 MB for each part")
     large_steps(trial, [60], 6, SGD, wide=True)
-    memory(trial, 10)
 
 
 # ---- 01.3
 
 
-def epoch(trial, sizes, parts_per_step, optimizer, norm=False, old=False, wide=False):
+def epoch(trial, sizes, parts_per_step, optimizer, norm=False, old=False, wide=False, filler=0):
     state, batches = drawn_state(trial, norm), drawn_parts(trial, sizes)
     groups = [batches[place : place + parts_per_step] for place in range(0, len(batches), parts_per_step)]
     reference = Reference(state, norm)
+    reference.gates = gates_of(trial, len(sizes), parts_per_step if filler else 0) if wide or filler else {}
     losses = steps_of(reference, optimizer, groups)
     inputs = {
         "state": state,
@@ -246,20 +323,22 @@ def epoch(trial, sizes, parts_per_step, optimizer, norm=False, old=False, wide=F
         "wide": wide,
         "old": {name: trial.floats(*shape) for name, shape in SHAPES.items()} if old else {},
         "batches": [list(pair) for pair in batches],
+        "filler": filler,
         "parts_per_step": parts_per_step,
         "optimizer": optimizer[0],
         "options": optimizer[1],
     }
-    (came,) = trial.run("epoch", [inputs], group=False)
+    (came,) = trial.run("epoch", [inputs], group=False, gates=[reference.gates])
+    is_list = isinstance(came["loss"], list)
+    trial.require(is_list, f"what train_epoch returns is of the type {came['kind']}", "a list of floats")
     right_sizes(trial, came, sizes)
+    one_after_the_other(trial, reference)
+    if filler:
+        taken_when_needed(trial, reference, len(sizes), parts_per_step)
     trial.same("the number of steps of the optimizer", came["steps"], len(groups))
     right_state(trial, came, reference, state)
-    got = came["loss"]
-    trial.require(isinstance(got, list), f"what train_epoch returns is {kind(got)}", "a list of floats")
-    trial.same("the length of the list of losses", len(got), len(losses))
-    for number, (one, expected) in enumerate(zip(got, losses, strict=True)):
-        is_float(trial, f"the mean loss of step {number}", one, expected)
-    return came["taken"]
+    trial.same("the length of the list of losses", len(came["loss"]), len(losses))
+    right_losses(trial, came, losses)
 
 
 @check("01.3a")
@@ -279,13 +358,7 @@ def last_group(trial):
 
 @check("01.3c")
 def as_needed(trial):
-    trial.tried("7 batches of 2 images, parts_per_step 3, SGD")
-    for place, steps in enumerate(epoch(trial, [2] * 7, 3, SGD)):
-        trial.require(
-            steps == place // 3,
-            f"batch {place} was taken from `batches` after {steps} steps",
-            f"after {place // 3} steps",
-        )
+    trial.tried("12 batches of 2 images of 0.7 MB each, parts_per_step 2, SGD")
+    epoch(trial, [2] * 12, 2, SGD, filler=FILLER)
     trial.tried("10 batches of 6 images, parts_per_step 10, a model that needs 1.4 MB for each batch")
     epoch(trial, [6] * 10, 10, SGD, wide=True)
-    memory(trial, 10)

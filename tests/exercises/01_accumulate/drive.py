@@ -9,16 +9,31 @@ from torch import nn
 WIDE = 10_000  # times 6 numbers for each image that the backward pass needs: 240 kB
 
 
+class Asking(torch.autograd.Function):
+    """Multiplies by one number forward, and by another backward, for which it asks when backward comes."""
+
+    @staticmethod
+    def forward(context, value, number, ask):
+        context.number, context.ask = number, ask
+        return value * number
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * (context.number * context.ask(gradient)), None, None
+
+
 class Model(nn.Module):
     """Two layers; on wish a batch norm, which makes the output depend on who else is in the batch, and a lot
-    of memory for each image, which changes no number."""
+    of memory for each image, which changes no number. Such a one, and one whose images are long, asks the
+    judge for two numbers for each part: none can go forward or backward in another order than it asks."""
 
     def __init__(self, inputs, tools):
         super().__init__()
         self.first = nn.Linear(5, 6)
         self.norm = nn.BatchNorm1d(6, eps=0.1) if inputs.get("norm") else nn.Identity()
         self.last = nn.Linear(6, 3)
-        self.wide, self.mark, self.sizes = inputs.get("wide"), tools.mark, []
+        self.wide, self.ask, self.sizes = inputs.get("wide"), tools.ask, []
+        self.asks = self.wide or inputs.get("filler")
         with torch.no_grad():
             for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
                 if name in inputs["state"]:
@@ -27,15 +42,19 @@ class Model(nn.Module):
                     tensor.grad = torch.from_numpy(inputs["old"][name])
 
     def forward(self, images):
-        if self.wide:
-            self.mark(f"forward {len(self.sizes)}")
+        place = len(self.sizes)
         self.sizes.append(len(images))
-        hidden = self.norm(self.first(images))
+        numbers = images[:, :5]
+        number = self.ask(f"forward {place}", numbers) if self.asks else 1.0
+        hidden = self.norm(self.first(numbers))
         if self.wide:
             hidden = hidden.repeat(1, WIDE).tanh().view(len(images), WIDE, 6).mean(1)
         else:
             hidden = hidden.tanh()
-        return self.last(hidden)
+        output = self.last(hidden)
+        if not self.asks:
+            return output
+        return Asking.apply(output, number, lambda gradient: self.ask(f"backward {place}", gradient))
 
     def seen(self):
         return {
@@ -66,6 +85,18 @@ def gradients(student, inputs, tools):
     return model.seen() | {"loss": loss}
 
 
+def noted(student):
+    """From now on, note what the student's add_gradients returns."""
+    given, add_gradients = [], student.add_gradients
+
+    def noting(*words, **named):
+        given.append(add_gradients(*words, **named))
+        return given[-1]
+
+    student.add_gradients = noting
+    return given
+
+
 def optimizer_of(model, inputs, steps):
     optimizer = getattr(torch.optim, inputs["optimizer"])(model.parameters(), **inputs["options"])
     optimizer.register_step_post_hook(lambda *_: steps.append(0))
@@ -75,23 +106,46 @@ def optimizer_of(model, inputs, steps):
 def step(student, inputs, tools):
     """One large step for each batch."""
     warm_up()
-    model, steps = Model(inputs, tools), []
+    model, steps, given = Model(inputs, tools), [], noted(student)
     optimizer = optimizer_of(model, inputs, steps)
     losses = []
     for images, labels in pairs(inputs["batches"]):
         losses.append(student.large_step(model, optimizer, images, labels, inputs["part_size"]))
-    return model.seen() | {"loss": losses, "steps": len(steps)}
+    return model.seen() | {"loss": losses, "given": given, "steps": len(steps)}
+
+
+class Batches:
+    """Gives the batches one after another, and only once. On wish images are long: what is behind the first
+    five numbers takes memory, and changes nothing. Such a batch is multiplied by a number, for which the
+    judge is asked when the batch is taken, and is shown the weights as they are then."""
+
+    def __init__(self, inputs, model):
+        self.inputs, self.model, self.begun = inputs, model, False
+
+    def __iter__(self):
+        if self.begun:
+            raise RuntimeError("`batches` can be gone through once, and this is the second time")
+        self.begun = True
+        return self.each()
+
+    def each(self):
+        for place, (images, labels) in enumerate(pairs(self.inputs["batches"])):
+            if not self.inputs["filler"]:
+                yield images, labels
+                continue
+            number = self.model.ask(f"take {place}", self.model.first.weight.detach())
+            filler = torch.zeros(len(images), self.inputs["filler"])
+            yield torch.cat([images * number, filler], 1), labels
 
 
 def epoch(student, inputs, tools):
     warm_up()
-    model, steps, taken = Model(inputs, tools), [], []
-
-    def batches():
-        for pair in pairs(inputs["batches"]):
-            taken.append(len(steps))
-            yield pair
-
-    optimizer = optimizer_of(model, inputs, steps)
-    loss = student.train_epoch(model, optimizer, batches(), inputs["parts_per_step"])
-    return model.seen() | {"loss": loss, "steps": len(steps), "taken": taken}
+    model, steps, given = Model(inputs, tools), [], noted(student)
+    optimizer, batches = optimizer_of(model, inputs, steps), Batches(inputs, model)
+    losses = student.train_epoch(model, optimizer, batches, inputs["parts_per_step"])
+    return model.seen() | {
+        "loss": losses if isinstance(losses, list | tuple) else None,
+        "kind": type(losses).__name__,
+        "given": given,
+        "steps": len(steps),
+    }

@@ -1,5 +1,6 @@
 """What exercise 02 is held against. Runs in the judge."""
 
+import numpy
 import torch
 from judge import check
 from optimizers import Optimizer
@@ -16,7 +17,7 @@ SHAPES = {
     "second.bias": (4,),
 }
 COUNTER = "norm.num_batches_tracked"
-BUFFERS = ["norm.running_mean", "norm.running_var", COUNTER]
+BUFFERS = ["norm.running_mean", "norm.running_var", "scale", COUNTER]
 
 
 class Reference(nn.Module):
@@ -25,6 +26,7 @@ class Reference(nn.Module):
     def __init__(self, state, tied=False):
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(5, 4), nn.BatchNorm1d(4, eps=0.1), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.zeros(4))
         self.tied = tied
         self.double()
         self.load_state_dict(state)
@@ -39,6 +41,7 @@ def drawn_state(trial):
     state["norm.weight"] = state["norm.weight"].abs() + 0.5
     state["norm.running_mean"] = trial.floats(4)
     state["norm.running_var"] = trial.floats(4).abs() + 0.5
+    state["scale"] = trial.floats(4)
     state[COUNTER] = trial.integers(1, 1 << 20)
     return state
 
@@ -109,22 +112,27 @@ def equal_and_apart(trial):
         came, state = replicated(trial, count)
         for place, seen in enumerate(came["seen"]):
             right_state(trial, f"in copy {place}", seen, state)
-        right_state(trial, "in the model, after the copies were changed,", came["model"], state)
+        right_state(trial, "in the model (after the copies were changed)", came["model"], state)
         for place, changed in enumerate(came["changed"]):
             expected = {name: tensor + place + 1 for name, tensor in state.items()}
             right_state(
-                trial, f"in copy {place}, after {place + 1} was added to all its tensors,", changed, expected
+                trial, f"in copy {place} (after {place + 1} was added to all its tensors)", changed, expected
             )
 
 
 @check("02.2b")
 def tied_and_frozen(trial):
-    trial.tried("2 copies of a model with its first layer frozen, and with one weight in two layers")
+    trial.tried(
+        "2 copies of a model with its first layer frozen, one weight in two layers, and batch norm in "
+        "evaluation"
+    )
     frozen = ["first.weight", "first.bias"]
-    came, state = replicated(trial, 2, tied=True, frozen=frozen)
+    came, state = replicated(trial, 2, tied=True, frozen=frozen, evaluation=True)
     for place in range(2):
         trial.same(f"the list of parameters of copy {place}", came["parameters"][place], list(SHAPES))
         trial.same(f"the list of frozen parameters of copy {place}", came["frozen"][place], frozen)
+        modes = ["", "first", "second", "third"]
+        trial.same(f"the list of modules of copy {place} in training", came["modes"][place], modes)
         right_state(trial, f"in copy {place}", came["seen"][place], state)
 
 
@@ -145,6 +153,11 @@ def computed(trial, count, sizes):
         output = reference(part.double())
         output.backward(above.double())
         expected.append((reference, output.detach()))
+    trial.require(
+        sorted(came["sizes"]) == sorted(sizes),
+        f"the copies were called with {words(came['sizes'])} images",
+        f"{words(sizes)}, and nothing for a copy without a part",
+    )
     outputs = torch.cat([output for _, output in expected])
     trial.close("the output", came["outputs"], outputs, relative=1e-4)
     return came, [reference for reference, _ in expected]
@@ -187,11 +200,31 @@ def reduced(trial, gradients, old, **more):
         there = [given[name] for given in (old, *gradients) if name in given]
         what, got = f"the gradient of {name}", came["gradients"].get(name)
         if there:
+            copied = {place: given[name] for place, given in enumerate(gradients) if name in given}
+            not_of_one(trial, what, got, copied, old.get(name))
             trial.close(what, got, sum(one.double() for one in there))
         else:
-            trial.same(what, got if got is None else "a tensor", None)
+            trial.require(got is None, f"{what} is there", "None")
     right_state(trial, "after reduce", came["state"], {name: state[name] for name in SHAPES})
     return came, states[0]
+
+
+def not_of_one(trial, what, got, copied, old):
+    """The mistakes that can be named by what has come."""
+    if not hasattr(got, "shape") or len(copied) + (old is not None) < 2:
+        return
+    for place, gradient in copied.items():
+        trial.require(not is_close(got, gradient), f"{what} is that of copy {place} alone", "the sum of all")
+    if old is not None:
+        trial.require(
+            not is_close(got, sum(copied.values())),
+            f"{what} is the sum over the copies, without the gradient that the model had before",
+            "the sum of all, and what was there before",
+        )
+
+
+def is_close(got, expected):
+    return numpy.allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @check("02.4a")
@@ -212,6 +245,8 @@ def hard_models(trial):
     reduced(
         trial, [drawn_gradients(trial, 1, names), drawn_gradients(trial, 10, [*names, "norm.bias"]), {}], {}
     )
+    trial.tried("2 copies without a gradient for norm.bias and second.bias; the model has one from before")
+    reduced(trial, [drawn_gradients(trial, 10**n, names) for n in range(2)], drawn_gradients(trial, 3))
     trial.tried("2 copies, first layer frozen, two layers with one weight")
     names = [name for name in SHAPES if not name.startswith("first")]
     given = [drawn_gradients(trial, 10**place, names) for place in range(2)]
@@ -220,11 +255,14 @@ def hard_models(trial):
 
 @check("02.4c")
 def buffers(trial):
-    trial.tried("3 copies, each with other running means, variances and counters")
+    trial.tried(
+        "3 copies, each with other running means, variances and counters, and a buffer `scale` with "
+        "persistent=False"
+    )
     came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {})
     expected = {name: first[name] for name in BUFFERS}
     right_state(trial, "in the model after reduce", came["state"], expected)
-    right_state(trial, "in the model, as others hold it,", came["held"], expected)
+    right_state(trial, "in the model (as others hold it)", came["held"], expected)
 
 
 # ---- 02.5

@@ -7,14 +7,15 @@ CALLS = []  # (which weights, how many images) for each call of any Model, copie
 
 
 class Model(nn.Module):
-    """Two layers with a batch norm between, which makes the output depend on who else is in the part. On wish
-    a third layer that shares the second's weight."""
+    """Two layers with a batch norm between, which makes the output depend on who else is in the part, and a
+    buffer that state_dict() leaves out. On wish a third layer that shares the second's weight."""
 
     def __init__(self, inputs, state=None):
         super().__init__()
         self.first = nn.Linear(5, 4)
         self.norm = nn.BatchNorm1d(4, eps=0.1)
         self.second = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.zeros(4), persistent=False)
         if inputs.get("tied"):
             self.third = nn.Linear(4, 4, bias=False)
             self.third.weight = self.second.weight
@@ -24,6 +25,7 @@ class Model(nn.Module):
                 tensor.copy_(torch.from_numpy(state[name]))
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in inputs.get("frozen", []))
+        self.norm.train(not inputs.get("evaluation"))
 
     def forward(self, images):
         CALLS.append((self.first.weight.data_ptr(), len(images)))
@@ -76,6 +78,7 @@ def copies(student, inputs, tools):
     if wrong:
         return {"wrong": wrong}
     seen = [values(replica) for replica in replicas]
+    modes = [[n for n, module in replica.named_modules() if module.training] for replica in replicas]
     frozen = [[n for n, p in replica.named_parameters() if not p.requires_grad] for replica in replicas]
     with torch.no_grad():
         for place, replica in enumerate(replicas):
@@ -85,6 +88,7 @@ def copies(student, inputs, tools):
         "wrong": None,
         "seen": seen,
         "frozen": frozen,
+        "modes": modes,
         "parameters": [list(dict(replica.named_parameters())) for replica in replicas],
         "changed": [values(replica) for replica in replicas],
         "model": values(model),
@@ -95,6 +99,7 @@ def compute(student, inputs, tools):
     """Models with weights that differ, in place of copies: each output says which of them it comes from."""
     replicas = [Model(inputs, state) for state in inputs["states"]]
     parts = [torch.from_numpy(part) for part in inputs["parts"]]
+    CALLS.clear()
     outputs = student.compute_and_gather(replicas, parts)
     if not isinstance(outputs, torch.Tensor):
         return {"wrong": f"{type(outputs).__name__} instead of a tensor"}
@@ -104,6 +109,7 @@ def compute(student, inputs, tools):
         "wrong": None,
         "outputs": outputs,
         "reaches": outputs.requires_grad,
+        "sizes": [size for _, size in CALLS],
         "gradients": [gradients(replica) for replica in replicas],
     }
 
@@ -111,7 +117,7 @@ def compute(student, inputs, tools):
 def add_up(student, inputs, tools):
     """Gradients that are given, since they could come from any backward pass."""
     model = Model(inputs)
-    held = tensors(model)
+    held = {name: tensor.detach() for name, tensor in tensors(model).items()}
     give_gradients(model, inputs["old"])
     replicas = []
     for state, given in zip(inputs["states"], inputs["gradients"], strict=True):

@@ -42,7 +42,7 @@ def reduce(model, copies):
                 mine.grad = other.grad.clone() if mine.grad is None else mine.grad + other.grad
     buffers = dict(copies[0].named_buffers())
     for name, buffer in model.named_buffers():
-        buffer.data = buffers[name].data
+        buffer.zero_().add_(buffers[name])
 
 
 def train_step(model, optimizer, images, labels, count):

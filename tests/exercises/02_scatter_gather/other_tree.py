@@ -47,10 +47,9 @@ def reduce(model, copies):
     lists = [list(one.parameters()) for one in (model, *copies)]
     for place, parameter in enumerate(lists[0]):
         parameter.grad = tree([one[place].grad for one in lists])
-    kept = {
-        name: value for name, value in copies[0].state_dict().items() if name in dict(model.named_buffers())
-    }
-    model.load_state_dict(kept, strict=False)
+    kept = dict(copies[0].named_buffers())
+    for name, buffer in model.named_buffers():
+        buffer[...] = kept[name]
 
 
 def train_step(model, optimizer, images, labels, count):
@@ -59,8 +58,9 @@ def train_step(model, optimizer, images, labels, count):
     loss = F.cross_entropy(compute_and_gather(copies, scatter(images, count)), labels)
     loss.backward()
     if len(copies) > 1:
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        buffers = [buffer.clone() for buffer in model.buffers()]
         reduce(model, copies[1:])
-        model.load_state_dict(buffers, strict=False)
+        for buffer, value in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(value)
     optimizer.step()
     return loss.item()

@@ -1,8 +1,10 @@
 """What exercise 03 is held against. Runs in the judge."""
 
+import numpy
 from judge import check
 
 SHAPES = {
+    "shift": (4,),
     "first.weight": (4, 5),
     "first.bias": (4,),
     "norm.weight": (4,),
@@ -10,42 +12,62 @@ SHAPES = {
     "second.weight": (4, 4),
     "second.bias": (4,),
 }
-BUFFERS = {"norm.running_mean": (4,), "norm.running_var": (4,)}
+FIRST = ["first.weight", "first.bias"]
+COUNTER = "norm.num_batches_tracked"
+BUFFERS = {"norm.running_mean": (4,), "norm.running_var": (4,), "scale": (4,)}
 
 
 def states(trial, world_size, buffers=False):
-    """Other weights on each rank; with `buffers`, also other running means and a counter."""
+    """Other weights on each rank; with `buffers`, also other running means, a counter, and a scale."""
     found = []
     for _ in range(world_size):
         state = {name: trial.floats(*shape) for name, shape in SHAPES.items()}
         if buffers:
             state |= {name: trial.floats(*shape) for name, shape in BUFFERS.items()}
-            state["norm.num_batches_tracked"] = trial.integers(1, 1 << 40)
+            state[COUNTER] = trial.integers(1, 1 << 40)
         found.append(state)
     return found
+
+
+def that_of_rank_0(trial, what, rank, got, given):
+    """`given`: what each rank had before. Where another's has come, that is said."""
+    for other, one in enumerate(given[1:], 1):
+        unchanged = ", as before" if other == rank else ""
+        trial.require(
+            not numpy.array_equal(got, one), f"{what} is that of rank {other}{unchanged}", "that of rank 0"
+        )
+    trial.close(what, got, given[0])
 
 
 @check("03.1a")
 def parameters(trial):
     for world_size in (2, 3, 1):
-        trial.tried(f"{world_size} processes, a model with 6 parameters, other weights on each rank")
+        trial.tried(
+            f"{world_size} {'processes' if world_size > 1 else 'process'}, a model with 7 parameters, "
+            "the first layer frozen, other weights on each rank"
+        )
         given = states(trial, world_size)
-        ranks = trial.run("begin", [{"state": state} for state in given])
+        ranks = trial.run("begin", [{"state": state, "frozen": FIRST} for state in given])
         for rank, came in enumerate(ranks):
-            for name in SHAPES:
-                trial.close(f"{name} on rank {rank}", came["state"].get(name), given[0][name])
-            trial.same(f"what needs a gradient on rank {rank}", came["requires"], list(SHAPES))
+            trainable = [name for name in SHAPES if name not in FIRST]
+            for name in [*trainable, *FIRST]:
+                what = f"{name} {'(frozen) ' if name in FIRST else ''}on rank {rank}"
+                that_of_rank_0(trial, what, rank, came["state"].get(name), [state[name] for state in given])
+            trial.same(f"the list of what needs a gradient on rank {rank}", came["requires"], trainable)
 
 
 @check("03.1b")
 def buffers(trial):
-    trial.tried("3 processes, batch norm's running mean, running variance and counter, others on each rank")
+    trial.tried(
+        "3 processes, others on each rank: batch norm's running mean, running variance and counter, and a "
+        "buffer `scale` with persistent=False"
+    )
     given = states(trial, 3, buffers=True)
     for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
         for name in BUFFERS:
-            trial.close(f"{name} on rank {rank}", came["state"].get(name), given[0][name])
-        counter = "norm.num_batches_tracked"
-        trial.same(f"{counter} on rank {rank}", came["state"].get(counter), given[0][counter])
+            had = [state[name] for state in given]
+            that_of_rank_0(trial, f"{name} on rank {rank}", rank, came["state"].get(name), had)
+        trial.same(f"{COUNTER} on rank {rank}", came["state"].get(COUNTER), given[0][COUNTER])
 
 
 @check("03.1c")
@@ -53,28 +75,40 @@ def in_place(trial):
     trial.tried("2 processes, tensors of the model held elsewhere, as an optimizer does")
     given = states(trial, 2, buffers=True)
     for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
-        for name in SHAPES:
-            trial.close(
-                f"{name} on rank {rank}, as the optimizer sees it", came["held"].get(name), given[0][name]
-            )
+        for name in [*SHAPES, *BUFFERS, COUNTER]:
+            what = f"{name} on rank {rank}, as whoever held it before sees it"
+            if name == COUNTER:
+                trial.same(what, came["held"].get(name), given[0][name])
+            else:
+                trial.close(what, came["held"].get(name), given[0][name])
             trial.require(
                 name in came["same"], f"{name} is another tensor afterwards", "the same tensor, overwritten"
             )
 
 
-def average(trial, world_size, gradients, expected, tied=False, frozen=()):
+def average(trial, world_size, steps, tied=False, frozen=()):
+    """`steps` has, for each call of average_gradients, the gradients of each rank."""
     state = states(trial, 1)[0]
     inputs = [
-        {"state": state, "gradients": gradients[rank], "tied": tied, "frozen": list(frozen)}
+        {
+            "state": state,
+            "gradients": [gradients[rank] for gradients in steps],
+            "tied": tied,
+            "frozen": list(frozen),
+        }
         for rank in range(world_size)
     ]
     for rank, came in enumerate(trial.run("average", inputs)):
-        for name in SHAPES:
-            what, got = f"the gradient of {name} on rank {rank}", came["gradients"].get(name)
-            if expected.get(name) is None:
-                trial.require(got is None, f"{what} is there", "None")
-            else:
-                trial.close(what, got, expected[name])
+        for number, gradients in enumerate(steps):
+            call = f" (call {number + 1})" if len(steps) > 1 else ""
+            for name in SHAPES:
+                got, of = came["gradients"][number].get(name), "(frozen) " if name in frozen else ""
+                what = f"the gradient of {name} {of}on rank {rank}{call}"
+                expected = gradients[rank].get(name) if name in frozen else mean(gradients, name)
+                if expected is None:
+                    trial.require(got is None, f"{what} is there", "None")
+                else:
+                    trial.close(what, got, expected)
         trial.same(f"the list of weights that have changed on rank {rank}", came["moved"], [])
 
 
@@ -84,44 +118,66 @@ def drawn(trial, world_size, names=SHAPES):
 
 
 def mean(gradients, name):
-    return sum(given[name] for given in gradients if name in given) / len(gradients)
+    """Over all ranks, or None where no rank has one."""
+    there = [given[name] for given in gradients if name in given]
+    return sum(there) / len(gradients) if there else None
 
 
 @check("03.2a")
 def averaged(trial):
     for world_size in (2, 3, 4, 1):
-        trial.tried(f"{world_size} processes, other gradients on each rank")
-        gradients = drawn(trial, world_size)
-        average(trial, world_size, gradients, {name: mean(gradients, name) for name in SHAPES})
+        trial.tried(
+            f"{world_size} {'processes' if world_size > 1 else 'process'}, other gradients on each rank"
+        )
+        average(trial, world_size, [drawn(trial, world_size)])
+        numbers = sum(numpy.prod(shape) for shape in SHAPES.values())
+        for rank in range(world_size if world_size > 1 else 0):
+            sent = trial.sent(rank)
+            came = f"rank {rank} has sent {sent} bytes through the process group"
+            right = f"its gradients: {4 * numbers} bytes or more"
+            trial.require(sent is None or sent >= 4 * numbers, came, right)
 
 
 @check("03.2b")
 def frozen(trial):
-    trial.tried("2 processes, the first layer frozen")
-    names = [name for name in SHAPES if not name.startswith("first")]
-    gradients = drawn(trial, 2, names)
-    expected = {name: mean(gradients, name) for name in names}
-    average(trial, 2, gradients, expected, frozen=["first.weight", "first.bias"])
+    trial.tried(
+        "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 others on each rank, "
+        "from before it was frozen"
+    )
+    names = [name for name in SHAPES if name not in FIRST]
+    average(trial, 2, [drawn(trial, 2, names), drawn(trial, 2)], frozen=FIRST)
 
 
 @check("03.2c")
 def tied(trial):
     trial.tried("3 processes, two layers with one weight")
-    gradients = drawn(trial, 3)
-    average(trial, 3, gradients, {name: mean(gradients, name) for name in SHAPES}, tied=True)
+    average(trial, 3, [drawn(trial, 3)], tied=True)
 
 
 @check("03.2d")
 def on_some(trial):
-    trial.tried("3 processes; second.weight has a gradient on ranks 0 and 1, norm.bias on rank 2 only")
-    gradients = drawn(trial, 3)
+    trial.tried(
+        "3 processes; in call 1, second.weight has a gradient on ranks 0 and 1, norm.bias on rank 2 only; in "
+        "call 2, rank 1 has no gradient at all"
+    )
+    gradients, others = drawn(trial, 3), drawn(trial, 3)
     del gradients[2]["second.weight"], gradients[0]["norm.bias"], gradients[1]["norm.bias"]
-    average(trial, 3, gradients, {name: mean(gradients, name) for name in SHAPES})
+    others[1] = {}
+    average(trial, 3, [gradients, others])
 
 
 @check("03.2e")
 def nowhere(trial):
-    trial.tried("2 processes; second.bias has a gradient on no rank, first.bias on rank 1 only")
-    gradients = drawn(trial, 2, [name for name in SHAPES if name != "second.bias"])
-    del gradients[0]["first.bias"]
-    average(trial, 2, gradients, {name: mean(gradients, name) for name in SHAPES if name != "second.bias"})
+    trial.tried(
+        "2 processes; in call 1, second.bias has a gradient on no rank, first.bias on rank 1 only; in "
+        "call 2, second.bias has zeros on both, first.bias zeros on rank 1 only, norm.bias numbers whose "
+        "mean is zero; in call 3, all have all"
+    )
+    nowhere = drawn(trial, 2, [name for name in SHAPES if name != "second.bias"])
+    del nowhere[0]["first.bias"]
+    zeros = drawn(trial, 2)
+    for rank in range(2):
+        zeros[rank]["second.bias"] = zeros[0]["second.bias"] * 0
+        zeros[rank]["norm.bias"] = zeros[0]["norm.bias"] * (-1) ** rank
+    zeros[1]["first.bias"] = zeros[0].pop("first.bias") * 0
+    average(trial, 2, [nowhere, zeros, drawn(trial, 2)])

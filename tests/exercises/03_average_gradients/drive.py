@@ -1,17 +1,21 @@
 """Runs the student's file of exercise 03 in a rank. Builds the model, hands over what came of it."""
 
+import addresses
 import torch
 from torch import nn
 
 
 class Model(nn.Module):
-    """Two layers and a batch norm, which has buffers; on wish a third layer with the second's weight."""
+    """Two layers, a batch norm, which has buffers, a parameter of its own, and a buffer that state_dict()
+    leaves out; on wish a third layer with the second's weight."""
 
     def __init__(self, inputs):
         super().__init__()
+        self.shift = nn.Parameter(torch.zeros(4))
         self.first = nn.Linear(5, 4)
         self.norm = nn.BatchNorm1d(4)
         self.second = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.zeros(4), persistent=False)
         if inputs.get("tied"):
             self.third = nn.Linear(4, 4, bias=False)
             self.third.weight = self.second.weight
@@ -25,7 +29,7 @@ class Model(nn.Module):
 
 def begin(student, inputs, tools):
     """broadcast_model on a model that an optimizer holds already."""
-    model = Model(inputs)
+    elsewhere, model = addresses.scatter(tools.rank), Model(inputs)
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     before = {name: (id(tensor), tensor.data_ptr()) for name, tensor in held.items()}
     student.broadcast_model(model)
@@ -35,18 +39,23 @@ def begin(student, inputs, tools):
         "held": {name: tensor.detach() for name, tensor in held.items()},
         "same": [name for name in now if (id(now[name]), now[name].data_ptr()) == before.get(name)],
         "requires": [name for name, tensor in now.items() if tensor.requires_grad],
+        "elsewhere": len(elsewhere),
     }
 
 
 def average(student, inputs, tools):
-    """average_gradients on gradients that are given, since they could come from any backward pass."""
-    model = Model(inputs)
-    for name, parameter in model.named_parameters():
-        if name in inputs["gradients"]:
-            parameter.grad = torch.from_numpy(inputs["gradients"][name])
+    """average_gradients, once for each step, on gradients that are given, since they could come from any
+    backward pass."""
+    elsewhere, model, came = addresses.scatter(tools.rank), Model(inputs), []
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    student.average_gradients(model)
+    for given in inputs["gradients"]:
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.from_numpy(given[name]) if name in given else None
+        student.average_gradients(model)
+        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+        came.append({name: None if grad is None else grad.clone() for name, grad in grads.items()})
     return {
-        "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
+        "gradients": came,
         "moved": [name for name, tensor in model.named_parameters() if not tensor.equal(weights[name])],
+        "elsewhere": len(elsewhere),
     }

@@ -5,9 +5,11 @@ import torch.distributed as dist
 
 
 def broadcast_model(model):
-    box = [model.state_dict() if dist.get_rank() == 0 else None]
+    tensors = [*model.parameters(), *model.buffers()]
+    box = [[tensor.detach() for tensor in tensors]]
     dist.broadcast_object_list(box, src=0)
-    model.load_state_dict(box[0])
+    for tensor, given in zip(tensors, box[0], strict=True):
+        tensor.detach().copy_(given)
 
 
 def average_gradients(model):

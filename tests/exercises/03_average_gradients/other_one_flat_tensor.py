@@ -7,8 +7,9 @@ from torch import nn
 
 @torch.no_grad()
 def broadcast_model(model):
-    for tensor in model.state_dict().values():
-        dist.broadcast(tensor, src=0)
+    for module in model.modules():
+        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            dist.broadcast(tensor, src=0)
 
 
 def average_gradients(model):

@@ -9,17 +9,16 @@ from torch import nn
 
 
 class Passing(torch.autograd.Function):
-    """Gives on what comes; in backward it calls a function first."""
+    """Gives on what comes; in backward multiplies by a number for which the judge is asked."""
 
     @staticmethod
-    def forward(context, images, call):
-        context.call = call
+    def forward(context, images, ask):
+        context.ask = ask
         return images.view_as(images)
 
     @staticmethod
     def backward(context, gradient):
-        context.call()
-        return gradient, None
+        return gradient * context.ask(), None
 
 
 class Drift(nn.Module):
@@ -28,7 +27,8 @@ class Drift(nn.Module):
     def __init__(self, buffers):
         super().__init__()
         for name, value in buffers.items():
-            self.register_buffer(name, torch.from_numpy(value).clone())
+            # As an attention mask is: it is not saved, and so not in state_dict().
+            self.register_buffer(name, torch.from_numpy(value).clone(), persistent=name != "unsaved")
         self.seen = []
 
     def forward(self, images):
@@ -47,20 +47,22 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(widths))
         for layer, other in inputs.get("tied", {}).items():
             self.layers[layer].weight = self.layers[other].weight
+        self.to(torch.from_numpy(next(iter(inputs["state"].values()))).dtype)
         for name, parameter in self.named_parameters():
             parameter.data.copy_(torch.from_numpy(inputs["state"][name]))
             parameter.requires_grad_(name not in inputs.get("frozen", []))
+        self.order = inputs.get("order", range(len(self.layers)))
         self.drift = Drift(inputs.get("buffers", {}))
         self.passes = None
 
     def forward(self, images, skip=()):
-        images = self.drift(images)
-        for number, layer in enumerate(self.layers):
+        images = self.drift(images).to(self.layers[0].weight.dtype)
+        for number in self.order:
             if number in skip:
                 continue
-            images = torch.tanh(layer(images))
+            images = torch.tanh(self.layers[number](images))
             if self.passes is not None:
-                images = Passing.apply(images, lambda number=number: self.passes(number))
+                images = Passing.apply(images, lambda number=number: self.passes(f"before {number}"))
         return images
 
 
@@ -75,13 +77,20 @@ def buckets(student, inputs, tools):
     return answers
 
 
+def named_tensors(model):
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def wrap(student, inputs, tools):
     """What a model has after it was wrapped, and what forward gives."""
     model = Model(inputs)
+    before = named_tensors(model)
     wrapped = student.Overlapped(model, inputs["bucket_bytes"])
-    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    output = wrapped(torch.from_numpy(inputs["images"]), skip=inputs["skip"])
-    return {"state": state, "output": output}
+    after, images = named_tensors(model), torch.from_numpy(inputs["images"])
+    replaced = [name for name, tensor in before.items() if after.get(name) is not tensor]
+    state = {name: tensor.detach().clone() for name, tensor in after.items()}
+    outputs = [wrapped(images, skip=inputs["skip"]), wrapped(images, inputs["skip"])]
+    return {"state": state, "outputs": outputs, "replaced": replaced}
 
 
 def buffers(student, inputs, tools):
@@ -105,19 +114,15 @@ def steps(student, inputs, tools):
     """Steps of training. Each has batches, the last of them outside of no_sync."""
     model = Model(inputs)
     wrapped = student.Overlapped(model, inputs["bucket_bytes"])
-    parameters, found = dict(model.named_parameters()), []
+    parameters, found, given = dict(model.named_parameters()), [], []
 
-    def mark(name):
-        if inputs.get("pause") and name in inputs.get("marks", [name]):
-            name = f"{name} {len(found)}"
-            time.sleep(
-                inputs.get("pauses", {}).get(name, inputs["pause"])
-            )  # what is on its way now can leave
-            tools.event(name)
-            tools.mark(name)
-
-    def passes(layer):
-        mark(f"before {layer}")
+    def ask(name, value=None):
+        """1, unless the judge keeps a number back here, which the right gradients depend on."""
+        name = f"{name} {len(found)}"
+        if name not in inputs.get("gates", []):
+            return 1.0
+        tools.event(name)
+        return tools.ask(name, value)
 
     for step in inputs["steps"]:
         if step.get("fails"):
@@ -128,30 +133,40 @@ def steps(student, inputs, tools):
                 parameter.grad.zero_()
             else:
                 parameter.grad = None
-        if step.get("late"):
-            tools.mark("backward has ended")
-        mark("begin")
+        # What is there now proves that all that was sent before has come.
+        factor = step["factor"] * ask("begin", found[-1]["gradients"] if found else dict(parameters))
         time.sleep(step.get("sleep", 0))
         losses = []
         for number, batch in enumerate(step["batches"]):
             alone = step.get("alone", True) and number < len(step["batches"]) - 1
             with wrapped.no_sync() if alone else contextlib.nullcontext():
-                model.passes = None if alone else passes
-                outputs = wrapped(torch.from_numpy(batch["images"]), skip=batch.get("skip", []))
+                if alone and number % 2:
+                    with wrapped.no_sync():  # the end of this block is not the end of the other
+                        pass
+                model.passes = None if alone else ask
+                images = torch.from_numpy(batch["images"]).requires_grad_()
+                outputs = wrapped(images, skip=batch.get("skip", []))
                 loss = (outputs - torch.from_numpy(batch["targets"])).square().sum()
-                (loss * step["factor"]).backward()
+                (loss * factor).backward()
                 losses.append(float(loss.detach()))
-            if alone:
-                mark(f"after {number}")
-        mark("backward")
-        if step.get("late") is False:
-            tools.mark("backward has ended")
+            factor *= ask(f"after {number}", images.grad)
         wrapped.finish()
         gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in parameters.items()}
-        mark("finish")
+        given.append({name: p.grad for name, p in parameters.items()})
         with torch.no_grad():
             for name, gradient in gradients.items():
                 if gradient is not None:
                     parameters[name] -= inputs.get("rate", 0) * gradient
         found.append({"gradients": gradients, "losses": losses})
+    for one, tensors in zip(found, given, strict=True):
+        # Zeros were written into those of all steps but the last, if that is how gradients are cleared.
+        one["changed"] = (
+            []
+            if inputs.get("zeros")
+            else [
+                name
+                for name, gradient in one["gradients"].items()
+                if gradient is not None and not gradient.equal(tensors[name])
+            ]
+        )
     return {"steps": found, "weights": {name: tensor.detach() for name, tensor in parameters.items()}}

@@ -24,9 +24,12 @@ class Overlapped(nn.Module):
         super().__init__()
         self.module, self.silent = module, False
         self.buckets = make_buckets(module.parameters(), bucket_bytes)
-        state = [module.state_dict() if dist.get_rank() == 0 else None]
+        mine = [*module.parameters(), *module.buffers()]
+        state = [mine if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(state, src=0)
-        module.load_state_dict(state[0])
+        with torch.no_grad():
+            for tensor, first in zip(mine, state[0], strict=True):
+                tensor.copy_(first)
         self.nodes = []
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket:

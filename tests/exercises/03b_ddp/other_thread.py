@@ -22,8 +22,8 @@ class Overlapped(nn.Module):
     def __init__(self, module, bucket_bytes):
         super().__init__()
         self.module, self.quiet = module, 0
-        for tensor in module.state_dict().values():
-            dist.broadcast(tensor, 0)
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            dist.broadcast(tensor.detach(), 0)
         self.buckets = make_buckets(module.parameters(), bucket_bytes)
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
         self.came, self.futures = set(), []

@@ -46,7 +46,7 @@ def make_buckets(parameters, bucket_bytes):
 class Overlapped(nn.Module):
     def __init__(self, module, bucket_bytes):
         super().__init__()
-        self.module, self.handles = module, []
+        self.module, self.handles, self.blocks = module, [], 0
         self.buckets = fill(module.parameters(), bucket_bytes)
         self.all = [p for bucket in self.buckets for p in bucket.parameters]
         self.there = torch.zeros(len(self.all), dtype=torch.int32)
@@ -105,8 +105,10 @@ class Overlapped(nn.Module):
     def no_sync(self):
         for handle in self.handles:
             handle.remove()
-        self.handles = []
+        self.handles, self.blocks = [], self.blocks + 1
         try:
             yield self
         finally:
-            self.install()
+            self.blocks -= 1
+            if not self.blocks:
+                self.install()

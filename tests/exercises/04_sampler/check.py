@@ -10,14 +10,15 @@ import random
 
 import numpy
 import torch
-from judge import check
+from judge import check, look
 
 PROCESSES = 4
 MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing against 200,000 answers
 
 
-def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None):
-    """One sampler for each of `world_size` ranks. Seeds are 1000 apart: seed + epoch will do."""
+def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None, breaks=0):
+    """One sampler for each of `world_size` ranks. Seeds are 1000 apart: seed + epoch will do. `breaks`: how
+    many numbers are taken in a first pass that is broken off."""
     seed = int(trial.random.integers(1, 1 << 20)) * 1000 if seed is None else seed
     return {
         "size": int(size),
@@ -25,6 +26,7 @@ def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None):
         "seed": seed,
         "drop_last": drop_last,
         "epochs": list(epochs),
+        "breaks": breaks,
     }
 
 
@@ -74,7 +76,7 @@ def samplers(trial, cases):
             valid_numbers(trial, f"the sampler of rank {rank}", one["size"], numbers)
             came = f"the sampler of rank {rank} gives {len(numbers)} numbers"
             trial.require(len(numbers) == length, came, str(length))
-        trial.same(f"len(sampler) of rank {rank}", share.get("length"), length)
+        trial.same(f"len(sampler) of rank {rank}, before a pass,", share.get("length"), length)
 
     return dealt(trial, "passes", cases, valid)
 
@@ -164,16 +166,21 @@ def differ(trial, first, second, what):
         trial.require(same < 0.25, came, "another order")
 
 
-def chance(trial, cases, found, what):
-    """What is left over, or comes again, is not the same for all seeds."""
+def chance(trial, size, deals, what, other):
+    """What is left over, or comes again, is not the same for all seeds or epochs."""
     sets = []
-    for one, ranks in zip(cases, found, strict=True):
-        counts = collections.Counter(number for rank in ranks for number in rank["passes"][0])
-        sets.append(frozenset(number for number in range(one["size"]) if counts[number] != 1))
-    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} other seeds")
+    for shares in deals:
+        counts = collections.Counter(number for share in shares for number in share)
+        sets.append(frozenset(number for number in range(size) if counts[number] != 1))
     trial.require(
-        len(set(sets)) > 1, f"{some(sets[0])} {what}, whatever the seed", "others with another seed"
+        len(set(sets)) > 1, f"{what}: {some(sets[0])}, whatever the {other}", f"others with another {other}"
     )
+
+
+def chance_of_seeds(trial, cases, what):
+    deals = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
+    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} other seeds")
+    chance(trial, cases[0]["size"], deals, what, "seed")
 
 
 # ---- the share of a rank ----------------------------------------------------------------------
@@ -189,15 +196,28 @@ def disjoint(trial):
 @check("04.1b")
 def by_the_seed(trial):
     trial.tried("400 images and more, 1, 2 and 4 ranks, two seeds")
-    for world_size in (2, 4, 1):
-        size = int(trial.random.integers(100, 120)) * 4
-        cases = [case(trial, size, world_size)]
-        cases.append(case(trial, size, world_size, seed=cases[0]["seed"] + 1000))
-        first, second = ([rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases))
-        trial.tried(f"{size} images, {world_size} ranks, seeds {cases[0]['seed']} and {cases[1]['seed']}")
+    size, sizes = int(trial.random.integers(100, 120)) * 4, (1, 2, 4)
+    one_seed = case(trial, size, 1)["seed"]
+    seeds = (one_seed, one_seed + 1000)
+    cases = [case(trial, size, world_size, seed=seed) for world_size in sizes for seed in seeds]
+    cases.append(case(trial, size, 4, drop_last=True, seed=one_seed))
+    found = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
+    for number, world_size in enumerate(sizes):
+        first, second = found[2 * number : 2 * number + 2]
+        trial.tried(f"{size} images, {world_size} ranks, seeds {seeds[0]} and {seeds[1]}")
         for rank, numbers in enumerate(first):
             shuffled(trial, f"the share of rank {rank}", numbers, size)
-        differ(trial, first, second, [f"seed {one['seed']}" for one in cases])
+        differ(trial, first, second, [f"seed {seed}" for seed in seeds])
+    # Whichever way they are dealt out, a share goes through the one order from its beginning to its end.
+    place = {number: place for place, number in enumerate(found[0][0])}
+    for one, shares in zip(cases[2::2], found[2::2], strict=True):
+        trial.tried(f"{words_for(one)}, against 1 rank with the same images and seed")
+        for rank, numbers in enumerate(shares):
+            trial.require(
+                numbers == sorted(numbers, key=place.get),
+                f"rank {rank} has {', '.join(map(str, numbers[:6]))} ..., in another order than 1 rank has",
+                "an order that depends on size, seed and epoch, and on nothing else",
+            )
 
 
 @check("04.1c")
@@ -208,7 +228,7 @@ def filled_up(trial):
     deal(trial, cases)
     size = int(trial.random.integers(10, 20)) * 4 + 1
     cases = [case(trial, size, 4) for _ in range(5)]
-    chance(trial, cases, deal(trial, cases), "come again")
+    chance_of_seeds(trial, cases, "dealt out once more")
 
 
 @check("04.1d")
@@ -219,7 +239,7 @@ def dropped(trial):
     deal(trial, cases)
     size = int(trial.random.integers(10, 20)) * 4 + 3
     cases = [case(trial, size, 4, True) for _ in range(5)]
-    chance(trial, cases, deal(trial, cases), "are left out")
+    chance_of_seeds(trial, cases, "left out")
 
 
 @check("04.1e")
@@ -233,25 +253,27 @@ def few(trial):
 
 @check("04.1f")
 def random_state(trial):
-    trial.tried("13 images, 3 ranks; what the program draws at random afterwards")
-    cases = [case(trial, 13, 3, drop_last) for drop_last in (False, True)]
+    trial.tried("13 images, 3 ranks; what the program draws at random between two numbers and afterwards")
+    cases = [case(trial, 13, 3, drop_last, breaks=2) for drop_last in (False, True)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
-        trial.tried(words_for(one) + ": what the program draws at random afterwards")
+        trial.tried(words_for(one) + ": what the program draws at random between two numbers and afterwards")
         for rank, came in enumerate(ranks):
-            noise = came["noise"]
-            expected = {
-                "torch": torch.rand((), generator=torch.Generator().manual_seed(noise)).item(),
-                "random": random.Random(noise).random(),
-                "numpy": float(numpy.random.RandomState(noise).random_sample()),
-            }
-            drawn = came.get("drawn")
-            drawn = drawn if isinstance(drawn, list) and len(drawn) == 3 else [None] * 3
-            for got, (name, value) in zip(drawn, expected.items(), strict=True):
-                trial.require(
-                    type(got) is float and got == value,
-                    f"on rank {rank}, {name} draws {got!r:.80} after the sampler was used",
-                    f"{value}, as without the sampler: the global random state is not to be touched",
-                )
+            noise, drawn = came["noise"], came.get("drawn")
+            own, state = torch.Generator().manual_seed(noise), random.Random(noise)
+            legacy = numpy.random.RandomState(noise)
+            for moment, words in enumerate(("in a loop over the sampler", "after the sampler was used")):
+                expected = {
+                    "torch": torch.rand((), generator=own).item(),
+                    "random": state.random(),
+                    "numpy": float(legacy.random_sample()),
+                }
+                for number, (name, value) in enumerate(expected.items()):
+                    got = look(drawn, moment, number)
+                    trial.require(
+                        type(got) is float and got == value,
+                        f"on rank {rank}, {name} draws {got!r:.80} {words}",
+                        f"{value}, as without the sampler: the global random state is not to be touched",
+                    )
 
 
 # ---- a new order in each epoch ----------------------------------------------------------------
@@ -271,6 +293,7 @@ def other_epochs(trial):
             shuffled(trial, f"the share of rank 0 in epoch {epoch}", shares[number][0], size)
             for before in range(number):
                 differ(trial, shares[before], shares[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
+        chance(trial, size, shares, "left out" if one["drop_last"] else "dealt out once more", "epoch")
 
 
 @check("04.2b")
@@ -278,11 +301,17 @@ def same_epoch(trial):
     early, late = int(trial.random.integers(1, 10)), int(trial.random.integers(11, 50))
     epochs = (None, early, late, None, early, 0)
     trial.tried(f"30 images, 2 ranks, set_epoch({late}) after other epochs and at once")
-    first = case(trial, 30, 2, epochs=epochs)
+    first = case(trial, 30, 2, epochs=epochs, breaks=4)
     second = case(trial, 30, 2, epochs=(late,), seed=first["seed"])
     ways, at_once = deal(trial, [first, second])
     for rank, (long, short) in enumerate(zip(ways, at_once, strict=True)):
-        passes = long["passes"]
+        passes, broken = long["passes"], long.get("broken")
+        trial.tried("30 images, 2 ranks, a pass that is broken off after 4 numbers, and one after it")
+        trial.require(
+            broken == passes[0][:4],
+            f"rank {rank} has {broken!r:.60}, and then, in the same epoch, {passes[0][:6]} ...",
+            "each pass from the beginning, in the same order",
+        )
         trial.tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
         for a, b, what in (
             (2, 3, f"a second pass in epoch {late}"),
@@ -321,7 +350,9 @@ def each_once(trial):
         counts = collections.Counter(number for share in shares for number in share)
         twice = [number for number, count in counts.items() if count > 1]
         never = [number for number in range(one["size"]) if not counts[number]]
-        trial.require(not twice, f"more than once: {some(twice)}", "each image exactly once over all ranks")
+        both = f"; not evaluated at all: {some(never)}" if never else ""
+        came = f"more than once: {some(twice)}{both}"
+        trial.require(not twice, came, "each image exactly once over all ranks")
         trial.require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
         lengths = [len(share) for share in shares]
         came = f"the ranks have {', '.join(map(str, lengths))} images"
@@ -333,26 +364,25 @@ def answers(trial, count):
     return torch.from_numpy(trial.random.random(count) < trial.random.uniform(0.2, 0.9))
 
 
-def accuracy(trial, rights, times=1, marks=False):
-    came = trial.run("accuracy", [{"right": right, "times": times, "marks": marks} for right in rights])
-    expected = sum(int(right.sum()) for right in rights) / sum(len(right) for right in rights)
-    for rank, one in enumerate(came):
-        got = one.get("accuracy") if isinstance(one, dict) else None
-        what = f"the accuracy on rank {rank}"
-        if type(got) is not float:
-            kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
-            trial.require(False, f"{what} is {kind}", f"a Python float, {expected!r}")
-        trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}", f"{expected!r}")
-
-
-def sent_by(trial, rank):
-    """Bytes that a rank has sent before and after the call, or None where that cannot be seen."""
-    marks = trial.answer["ranks"][rank]["marks"]
-    came = f"rank {rank} did not come to where its traffic is looked at"
-    trial.require({"before", "after"} <= set(marks), came)
-    if not marks["after"]["sockets"]:
-        return None
-    return marks["before"]["sent"], marks["after"]["sent"]
+def accuracy(trial, *evaluations, times=None):
+    """One evaluation after the other, in the same processes: the answers of each rank. `times`: how often
+    those of a rank are repeated."""
+    ranks = list(zip(*evaluations, strict=True))
+    times = times or [1] * len(ranks)
+    inputs = [{"rights": list(rights), "times": often} for rights, often in zip(ranks, times, strict=True)]
+    sent = [look(one, "accuracies") for one in trial.run("accuracy", inputs)]
+    for number, rights in enumerate(evaluations):
+        good = sum(int(right.sum()) * often for right, often in zip(rights, times, strict=True))
+        expected = good / sum(len(right) * often for right, often in zip(rights, times, strict=True))
+        for rank, came in enumerate(sent):
+            got = look(came, number)
+            what = f"the accuracy on rank {rank}{', in the second evaluation,' if number else ''}"
+            if type(got) is not float:
+                kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
+                trial.require(False, f"{what} is {kind}", f"a Python float, {expected!r}")
+            few = ": only about 7 digits of it are right" if abs(got - expected) < 1e-6 else ""
+            few = few or (", though that on rank 0 is right" if rank else "")
+            trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{few}", f"{expected!r}")
 
 
 def shares_of(trial, world_size):
@@ -364,14 +394,16 @@ def shares_of(trial, world_size):
 @check("04.3b")
 def uneven(trial):
     for world_size in (3, 4, 1, 2):
-        rights = shares_of(trial, world_size)
-        lengths = ", ".join(str(len(right)) for right in rights)
-        trial.tried(f"{world_size} processes with {lengths} images")
-        accuracy(trial, rights, marks=world_size == 2)
+        first, second = shares_of(trial, world_size), shares_of(trial, world_size)
+        lengths = [", ".join(str(len(right)) for right in rights) for rights in (first, second)]
+        # In the second, the last rank has only wrong answers; of 4, each has.
+        for right in second[0 if world_size == 4 else -1 :]:
+            right[:] = False
+        trial.tried(f"{world_size} processes with {lengths[0]} images, and then with {lengths[1]}")
+        accuracy(trial, first, second)
     for rank in range(2):
-        sent = sent_by(trial, rank)
         came = f"rank {rank} has sent nothing through the process group"
-        trial.require(sent is None or sent[1] > sent[0], came, "sums that travel through torch.distributed")
+        trial.require(trial.sent(rank) != 0, came, "sums that travel through torch.distributed")
 
 
 @check("04.3c")
@@ -387,13 +419,14 @@ def empty(trial):
 def only_sums(trial):
     images = 200_000
     trial.tried(f"3 processes with {images} images each; the bytes that each sends, seen from outside")
-    accuracy(trial, [answers(trial, images) for _ in range(3)], marks=True)
+    accuracy(trial, [answers(trial, images) for _ in range(3)])
     for rank in range(3):
-        sent = sent_by(trial, rank)
-        if sent is not None:
-            # All that was ever sent: the mark "before" can be set again, by whoever finds it.
-            came = f"rank {rank} sent {sent[1]} bytes"
-            trial.require(sent[1] <= MOST_SENT, came, f"two numbers: at most {MOST_SENT} bytes")
-    # 2001 * (4201 + 4196) is odd and more than 2**24: float32 has no such number.
-    trial.tried(f"2 processes with {2001 * 4201} and {2001 * 4196} images")
-    accuracy(trial, [answers(trial, 4201), answers(trial, 4196)], times=2001)
+        sent = trial.sent(rank) or 0
+        came = f"rank {rank} sent {sent} bytes"
+        trial.require(sent <= MOST_SENT, came, f"two numbers: at most {MOST_SENT} bytes")
+    # float32 knows no odd number above 2**24. Rank 0 alone has more right answers than that.
+    wrong = 2 * int(trial.random.integers(50, 100))
+    right = torch.from_numpy(trial.random.permutation(4201) >= wrong)
+    times = (2**24 // (4201 - wrong) + 1) | 1
+    trial.tried(f"2 processes with {times * 4201} and {3 * 4196} images")
+    accuracy(trial, [right, answers(trial, 4196)], times=[times, 3])

@@ -17,8 +17,13 @@ def ranks_of(case, tools):
     return range(tools.rank, case["world_size"], tools.world_size)
 
 
+def draw():
+    return [torch.rand(()).item(), random.random(), float(numpy.random.random())]
+
+
 def passes(student, inputs, tools):
-    """For each case and rank: a sampler, and its numbers in each epoch. None means: no call of set_epoch."""
+    """For each case and rank: a sampler, and its numbers in each epoch. None means: no call of set_epoch.
+    With `breaks`, there is a pass before, which is broken off after so many numbers."""
     found = []
     for case in inputs["cases"]:
         for rank in ranks_of(case, tools):
@@ -29,13 +34,16 @@ def passes(student, inputs, tools):
             sampler = student.ShareSampler(
                 case["size"], rank, case["world_size"], seed=case["seed"], drop_last=case["drop_last"]
             )
-            came = []
+            length, came = len(sampler), []
+            begun = iter(sampler) if case["breaks"] else None  # stays, as in a loop that is in a function
+            broken = numbers(begun, case["breaks"]) if case["breaks"] else []
+            between = draw()
             for epoch in case["epochs"]:
                 if epoch is not None:
                     sampler.set_epoch(epoch)
                 came.append(numbers(sampler, 2 * case["size"] + 50))
-            drawn = [torch.rand(()).item(), random.random(), float(numpy.random.random())]
-            found.append({"length": len(sampler), "passes": came, "drawn": drawn})
+            drawn = [between, draw()]
+            found.append({"length": length, "passes": came, "drawn": drawn, "broken": broken})
     return found
 
 
@@ -50,11 +58,9 @@ def evaluation(student, inputs, tools):
 
 
 def accuracy(student, inputs, tools):
-    """exact_accuracy of answers that are given, with a look from outside before and after on wish."""
-    right = torch.from_numpy(inputs["right"]).repeat(inputs.get("times", 1))
-    if inputs.get("marks"):
-        tools.mark("before")
-    value = student.exact_accuracy(right)
-    if inputs.get("marks"):
-        tools.mark("after")
-    return {"accuracy": value}
+    """exact_accuracy of answers that are given, in one evaluation after the other."""
+    found = []
+    for right in inputs["rights"]:
+        right = torch.from_numpy(right).repeat(inputs["times"])
+        found.append(student.exact_accuracy(right))
+    return {"accuracies": found}

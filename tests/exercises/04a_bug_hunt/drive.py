@@ -1,5 +1,6 @@
 """Runs a student's script of exercise 04a in a rank: what the model was given, and what became of it."""
 
+import io
 import os
 
 import torch
@@ -13,7 +14,7 @@ class Stopped(BaseException):
 class Model(nn.Module):
     """A layer, on wish a batch norm, and a layer. Notes the images that it is given in training."""
 
-    def __init__(self, state, stop=None):
+    def __init__(self, state, stop=None, event=None):
         super().__init__()
         width = len(state["first.bias"])
         self.first = nn.Linear(6, width)
@@ -21,17 +22,25 @@ class Model(nn.Module):
         self.second = nn.Linear(width, 3)
         self.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
         self.given, self.stop, self.arrived = [], stop, []
+        self.passes, self.before, self.event = [], [], event
 
     def forward(self, images):
         if self.training and torch.is_grad_enabled():
             if len(self.given) == self.stop:
                 raise Stopped
             self.given.append(images.detach().clone())
+            self.before.append(self.second.bias.detach().clone())
+            self.passes.append("forward")
+            self.event("forward")
         hidden = self.first(images)
         answers = self.second(torch.tanh(hidden if self.norm is None else self.norm(hidden)))
         if answers.requires_grad:
-            answers.register_hook(lambda gradient: self.arrived.append(gradient.abs().max().item()))
+            answers.register_hook(self.back)
         return answers
+
+    def back(self, gradient):
+        self.arrived.append(gradient.abs().max().item())
+        self.passes.append("backward")
 
 
 class Device:
@@ -45,6 +54,28 @@ class Device:
         return thing
 
 
+def stopped_in_save(number, save):
+    """torch.save for a job that is stopped in its save of this number, when half the file is written."""
+    calls = []
+
+    def half(value, target, *words, **named):
+        calls.append(target)
+        if len(calls) != number:
+            return save(value, target, *words, **named)
+        whole = io.BytesIO()
+        save(value, whole, *words, **named)
+        data = whole.getvalue()[: whole.tell() // 2]
+        if hasattr(target, "write"):
+            target.write(data)
+            target.flush()
+        else:
+            with open(target, "wb") as file:
+                file.write(data)
+        raise Stopped
+
+    return half
+
+
 def tensors(inputs):
     return {name: torch.from_numpy(value) for name, value in inputs["tensors"].items()}
 
@@ -56,25 +87,22 @@ def kind(student, inputs, tools):
 
 def train(student, inputs, tools):
     """Train with what the judge gives: tensors, numbers, and what is special to one of the scripts."""
-    model = Model(inputs["state"], inputs.get("stop"))
+    model = Model(inputs["state"], inputs.get("stop"), tools.event)
     more, notes = dict(inputs["numbers"]), []
     if "environment" in inputs:
         os.environ.update(inputs["environment"])
         more["devices"] = [Device(number, notes) for number in range(inputs["devices"])]
     if "snapshot" in inputs:
         more["path"] = os.path.join(tools.folder, inputs["snapshot"])
+    if "stop_in_save" in inputs:
+        torch.save = stopped_in_save(inputs["stop_in_save"], torch.save)
     if "scale" in inputs:
         more["scaler"] = torch.amp.GradScaler("cpu", init_scale=inputs["scale"])
     result, stopped = None, False
-    # Only where traffic counts: ranks that wait at a mark look as if they had not returned.
-    if inputs.get("marks"):
-        tools.mark("begins")
     try:
         result = student.train(model, **tensors(inputs), **more)
     except Stopped:
         stopped = True
-    if inputs.get("marks"):
-        tools.mark("ends")
     return {
         "state": model.state_dict(),
         "given": model.given,
@@ -82,5 +110,7 @@ def train(student, inputs, tools):
         "put": notes,
         "stopped": stopped,
         "arrived": model.arrived,
+        "passes": model.passes,
+        "before": model.before,
         "scale": more["scaler"].get_scale() if "scaler" in more else None,
     }

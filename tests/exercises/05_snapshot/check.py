@@ -9,7 +9,8 @@ import re
 import by_path
 import numpy
 import torch
-from judge import check, explain
+from judge import Verdict, check, explain
+from judge import look as look_at
 from torch.nn.functional import cross_entropy
 
 KILLED, TOO_LARGE = -9, -25
@@ -44,6 +45,32 @@ def a_state(trial):
     }
 
 
+def bytes_of(state):
+    """What the tensors in a state have."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    items = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return sum(map(bytes_of, items))
+
+
+def holds(trial, name, size, *states):
+    """A file may be packed, but what was drawn has to be in it: no state can be anywhere else."""
+    least = 0.8 * sum(map(bytes_of, states))
+    trial.require(size >= least, f"{name} has {size} bytes", f"at least {least:.0f}, for the tensors")
+
+
+def other_kinds(trial):
+    """Tensors of other kinds, and keys that are numbers: not all ways to write down a state keep them."""
+    return {
+        "bfloat16": {"bfloat16": trial.integers(0, 1 << 14, 4).to(torch.int16)},
+        "double": trial.floats(2, 2).double() / 3,
+        "yes or no": trial.integers(0, 2, 7).bool(),
+        "one number": trial.floats(1)[0],
+        "none": trial.floats(0, 3),
+        "numbered": {0: 0.5, 7: None},
+    }
+
+
 def saves(trial, folder, job, *steps, state=a_state):
     return [{"folder": folder, "job": job, "step": step, "state": state(trial)} for step in steps]
 
@@ -64,10 +91,14 @@ def equal(trial, what, got, expected):
         if wrong:
             place = tuple(wrong[0])
             trial.require(False, f"{what} has {got[place]} at {list(place)}", f"{expected[place]}, as saved")
+    elif isinstance(expected, dict) and expected.keys() == {"bfloat16"}:
+        same = isinstance(got, dict) and got.keys() == {"bfloat16"}
+        trial.require(same, f"{what} is another kind of tensor, or none", "a tensor of bfloat16")
+        equal(trial, f"{what}, seen as int16,", got["bfloat16"], expected["bfloat16"])
     elif isinstance(expected, dict):
         keys = list(got) if isinstance(got, dict) else got
         trial.require(
-            isinstance(got, dict) and got.keys() == expected.keys(), f"{what} has {keys}", list(expected)
+            isinstance(got, dict) and got.keys() == expected.keys(), f"{what} has {keys}", str(list(expected))
         )
         for key in expected:
             equal(trial, f"{what}[{key!r}]", got[key], expected[key])
@@ -81,18 +112,19 @@ def equal(trial, what, got, expected):
         trial.same(what, got, expected)
 
 
-def loaded(trial, where, came, expected):
+def loaded(trial, where, came, expected, load="load"):
     """`came` is what load returned, `expected` a save or None."""
     if expected is None:
-        trial.require(came is None, f"{where} load returns {came!r:.80}", "None")
+        trial.require(came is None, f"{where} {load} returns {came!r:.80}", "None")
         return
     trial.require(
         isinstance(came, list) and len(came) == 2,
-        f"{where} load returns {came!r:.80}",
+        f"{where} {load} returns {came!r:.80}",
         f"(step, state) of {name_of(expected['step'])}",
     )
-    trial.same(f"{where} the step that load returns", came[0], expected["step"])
-    equal(trial, f"{where} the state of step {expected['step']}", came[1], expected["state"])
+    trial.same(f"{where} the step that {load} returns", came[0], expected["step"])
+    what = f"{where} the state of step {expected['step']} that {load} returns"
+    equal(trial, what, came[1], expected["state"])
 
 
 def one(trial, driver, folder, /, **inputs):
@@ -115,20 +147,40 @@ def one_killed(trial, driver, folder, /, after=None, **inputs):
     (value,) = trial.run(driver, [inputs], group=False, folder=folder, kill=kill)
     ended = trial.answer["ranks"][0]["ended"]
     if value is None and ended not in (KILLED, TOO_LARGE):
-        explain(trial.answer, list(trial.files))
+        explain(trial.answer, trial.files)
     return None if value is not None else ended
 
 
-def output_of(trial):
-    """What the last run has printed."""
-    return trial.answer["ranks"][0]["output"]
+def load_all(trial, folder, job, *names):
+    """What load returns in each of these folders, and what it writes to stderr there."""
+    try:
+        answer = one(trial, "load", folder, folders=list(names), job=job)
+    except Verdict as verdict:
+        # Several lines, which say how to load the file all the same.
+        words = r"Weights only load failed.*?(?= at line \d+ of |$)"
+        verdict.came = re.sub(words, "torch refuses the file, as it must", verdict.came, flags=re.DOTALL)
+        raise
+    came, said = ((look_at(answer, part) or []) for part in ("came", "said"))
+    trial.require(len(came) == len(said) == len(names), "not as many results as folders")
+    return dict(zip(names, came, strict=True)), dict(zip(names, said, strict=True))
 
 
-def said(trial, output, name):
-    """The student's code has said what file it refuses."""
-    trial.require(
-        name in output, "nothing on stderr has its name", f"a line that says that {name} is refused"
-    )
+def refused_aloud(trial, said, *names):
+    """In one line for each of these files, which has its name and a reason. Returns the reasons."""
+    lines, reasons = [line for line in said.splitlines() if line.strip()], []
+    for name in names:
+        mine = [line for line in lines if name in line]
+        trial.require(mine, "nothing on stderr has its name", f"a line that says that {name} is refused")
+        reasons.append(" ".join(word for word in mine[0].split() if name not in word))
+        trial.require(
+            {*re.findall("[a-z]+", reasons[-1].lower())} - {"refused", "is", "file", "snapshot"},
+            f"the line on stderr is {mine[0]!r:.100}",
+            "its name, and the reason",
+        )
+    shown = " / ".join(line.strip()[:60] for line in lines[:4])
+    came = f"there are {len(lines)} lines on stderr: {shown}"
+    trial.require(len(lines) == len(names), came, "one for each file that is refused, in words of your own")
+    return reasons
 
 
 # ---- save -------------------------------------------------------------------------------------
@@ -136,17 +188,29 @@ def said(trial, output, name):
 
 @check("05.1a")
 def two_newest(trial):
-    trial.tried("saves after the steps 1, 9, 10 and 100, and once more of step 100")
-    job, steps = a_job(trial), (1, 9, 10, 100, 100)
-    given = [one for number in range(1, 6) for one in saves(trial, f"{number} saves", job, *steps[:number])]
-    one(trial, "save", "a", saves=given)
-    left = {"1 saves": [1], "2 saves": [1, 9], "3 saves": [9, 10], "4 saves": [10, 100], "5 saves": [10, 100]}
-    for folder, files in look(trial, "a", *left).items():
-        trial.tried(f"saves after the steps {', '.join(map(str, steps[: int(folder[0])]))}, in this order")
-        trial.same("what lies in the folder", sorted(files), [name_of(step) for step in left[folder]])
-        for name, facts in files.items():
-            size = facts["size"]
-            trial.require(size > 90, f"{name} has {size} bytes", "more than the tensors that were saved")
+    steps = (1, 9, 10, 100, 100, 5)
+    trial.tried(f"saves after the steps {', '.join(map(str, steps))}, in this order")
+    job = a_job(trial)
+    left = [[1], [1, 9], [9, 10], [10, 100], [10, 100], [10, 100]]
+    folders = [f"{number} saves" for number in range(1, 6)] + ["6 saves [some not mine]"]
+    given = [saves(trial, name, job, *steps[:count]) for count, name in enumerate(folders, 1)]
+    others = {"notes.txt": b"mine", "best.snapshot": b"mine", f"{name_of(3)}.refused": b"precious"}
+    ours(trial, "change", "a", cases=[{"to": folders[-1], "write": others}])
+    one(trial, "save", "a", saves=[save for mine in given for save in mine])
+    there = look(trial, "a", *folders)
+    for count, (folder, mine) in enumerate(zip(folders, given, strict=True), 1):
+        trial.tried(f"saves after the steps {', '.join(map(str, steps[:count]))}, in this order")
+        expected = sorted(map(name_of, left[count - 1]))
+        if count == 6:
+            trial.words.append(f"in a folder with {words(others)}")
+            expected = sorted([*expected, *others])
+        for name in sorted(set(expected) & set(others)):
+            trial.require(name in there[folder], f"{name} is gone", "it is left alone")
+        trial.same("what lies in the folder", sorted(there[folder]), expected)
+        for save in mine:
+            if name_of(save["step"]) in there[folder]:
+                name = name_of(save["step"])
+                holds(trial, name, there[folder][name]["size"], save["state"])
 
 
 @check("05.1b")
@@ -185,25 +249,34 @@ def on_disk_first(trial):
 @check("05.2a")
 def newest(trial):
     trial.tried(
-        "load in an empty folder; after saves of the steps 99 and 100, of which 99 has the later date"
+        "load in a folder without snapshots; after saves of the steps 99 and 100, and once more of step 100"
+        " with another state; step 99 has the later date"
     )
     job = a_job(trial)
-    given = saves(trial, "snapshots", job, 99, 100)
+    given = saves(trial, "snapshots", job, 99, 100, 100)
+    given[1]["state"] |= other_kinds(trial)
+    given[2]["state"] |= other_kinds(trial)
     one(trial, "save", "a", saves=given)
+    trial.same("what lies beside the folder", sorted(look(trial, "a", ".")["."]), ["snapshots"])
     other = {"notes.txt": b"step-00000500.snapshot", f"{name_of(400)}.refused": b"not for load"}
+    other["best.snapshot"] = b"neither is this"
     age = {name_of(99): 2_000_000_000, name_of(100): 1_000_000_000}
     cases = [
-        {"from": "snapshots", "to": "aged", "age": age, "write": other},
+        {"from": "snapshots", "to": "aged [old]", "age": age, "write": other},
         {"from": "snapshots", "to": "one", "remove": [name_of(100)]},
-        {"to": "empty"},
+        {"to": "others", "write": other},
     ]
     ours(trial, "change", "a", cases=cases)
-    came = one(trial, "load", "a", folders=["empty", "one", "aged"], job=job)
-    loaded(trial, "in an empty folder,", came["empty"], None)
+    turned = dict(reversed(job.items()))
+    came, _ = load_all(trial, "a", turned, "others", "one", "aged [old]")
+    there = look(trial, "a", "others", "aged [old]")
+    loaded(trial, f"in a folder with {words(other)},", came["others"], None)
+    trial.same("what lies in that folder afterwards", sorted(there["others"]), sorted(other))
     loaded(trial, f"with {name_of(99)} alone,", came["one"], given[0])
-    loaded(trial, f"with {name_of(99)} and {name_of(100)},", came["aged"], given[1])
-    there = look(trial, "a", "aged")["aged"]
-    trial.same("what lies in the folder afterwards", sorted(there), sorted([*age, *other]))
+    first = look_at(came["aged [old]"], 1, "number") == given[1]["state"]["number"]
+    trial.require(not first, "load returns what step 100 was at first", "what was saved of it afterwards")
+    loaded(trial, f"with {name_of(99)} and {name_of(100)} in one folder,", came["aged [old]"], given[2])
+    trial.same("what lies in the folder afterwards", sorted(there["aged [old]"]), sorted([*age, *other]))
 
 
 @check("05.1c")
@@ -213,15 +286,25 @@ def killed_in_a_save(trial):
     before, whole = there["before"], there["whole"][name_of(3)]
     inputs = {"from": "before", "job": job, "step": 3, "state": state}
     folders = killed_at_every_file_event(trial, inputs) | ended_while_writing(trial, inputs, whole["size"])
+    again = inputs | {"step": 2}
+    replaced = killed_at_every_file_event(trial, again, "again")
     last = killed_from_outside(trial, job, state)
 
-    there = look(trial, "c", FOR_EVER, *folders)
+    there = look(trial, "c", FOR_EVER, *folders, *replaced)
     what_was_saved_is_there(trial, there[FOR_EVER], last)
     for folder, what in folders.items():
         trial.tried(what)
         only_whole_snapshots_are_there(trial, there[folder], before, whole, cut=folder.startswith("of-"))
+    for folder, what in replaced.items():
+        trial.tried(what)
+        names = snapshots(there[folder])
+        trial.require(names == [*before], f"afterwards there are {words(names)}", words(before))
     trial.tried("load in each folder in which a save was killed")
-    came = one(trial, "load", "c", folders=[FOR_EVER, *folders], job=job)
+    came, _ = load_all(trial, "c", job, FOR_EVER, *folders, *replaced)
+    for folder, what in replaced.items():
+        trial.tried(f"{what}; then load in another process")
+        same = there[folder][name_of(2)]["digest"] == before[name_of(2)]["digest"]
+        loaded(trial, "afterwards", came[folder], given[1] if same else {"step": 2, "state": state})
     for folder, what in folders.items():
         trial.tried(f"{what}; then load in another process")
         new = name_of(3) in there[folder]
@@ -230,7 +313,7 @@ def killed_in_a_save(trial):
     names = snapshots(there[FOR_EVER])
     newest = {"step": int(names[-1][5:13]), "state": state} if names else None
     loaded(trial, "afterwards", came[FOR_EVER], newest)
-    the_next_save_tidies_up(trial, job, folders)
+    the_next_save_tidies_up(trial, job, folders | replaced)
 
 
 def saved_in_peace(trial, job, state):
@@ -245,15 +328,15 @@ def saved_in_peace(trial, job, state):
     return given, there
 
 
-def killed_at_every_file_event(trial, inputs):
-    """A save of step 3 for each time that it opens, renames or removes a file, killed at that time.
+def killed_at_every_file_event(trial, inputs, name="at"):
+    """A save for each time that it opens, renames or removes a file, killed at that time.
     Returns the folders in which they were killed, and words for each."""
-    folders = {}
+    folders, saved = {}, f"a save of step {inputs['step']}{' again' if name == 'again' else ''}"
     for at in range(1, MOST_EVENTS):
-        trial.tried(f"SIGKILL at the {at}. time that a save of step 3 opens, renames or removes a file")
-        if one_killed(trial, "save_and_die", "c", to=f"at-{at}", at=at, **inputs) is None:
+        trial.tried(f"SIGKILL at the {at}. time that {saved} opens, renames or removes a file")
+        if one_killed(trial, "save_and_die", "c", to=f"{name}-{at}", at=at, **inputs) is None:
             break
-        folders[f"at-{at}"] = f"SIGKILL at file event {at} of a save of step 3"
+        folders[f"{name}-{at}"] = f"SIGKILL at file event {at} of {saved}"
     trial.require(folders, "it was not ended: no file was opened, renamed or removed", "a save")
     return folders
 
@@ -340,14 +423,15 @@ def damaged(trial):
     trial.tried("steps 1 and 2, and the snapshot of step 2 cut in the middle")
     job, given = prepare(trial, "b")
     size = look(trial, "b", "snapshots")["snapshots"].get(name_of(2), {}).get("size", 0)
-    trial.require(size > 90, f"{name_of(2)} has {size} bytes", "a snapshot")
+    holds(trial, name_of(2), size, given[1]["state"])
     cases, told = [{"from": "snapshots", "to": "cut", "cut": {name_of(2): size // 2}}], {}
     cuts = {0, 1, 2, 3, 4, 8, size - 1, size - 2, size - 4, size - 5, *trial.integers(0, size, 10).tolist()}
     for cut in sorted(cut for cut in cuts if 0 <= cut < size):
         to = f"cut-{cut}"
         told[to] = f"of {size} bytes only the first {cut} are left"
         cases.append({"from": "snapshots", "to": to, "cut": {name_of(2): cut}})
-    for place in trial.integers(0, size, 30).tolist():
+    ends = {*range(16), *range(size - 16, size)}
+    for place in sorted(ends.union(trial.integers(0, size, 30).tolist())):
         to = f"flip-{place}"
         told[to] = f"byte {place} of {size} has another bit"
         bits = 1 << int(trial.integers(0, 8))
@@ -360,12 +444,13 @@ def damaged(trial):
     cases.append({"from": "snapshots", "to": "both", "cut": both})
     cases = list({case["to"]: case for case in cases}.values())
     ours(trial, "change", "b", cases=cases)
-    came = one(trial, "load", "b", folders=["cut"], job=job)
+    came, said = load_all(trial, "b", job, "cut")
     loaded(trial, "with the newest cut in the middle,", came["cut"], given[0])
-    said(trial, output_of(trial), name_of(2))
+    refused_aloud(trial, said["cut"], name_of(2))
     trial.tried("steps 1 and 2, and the snapshot of step 2 cut short anywhere, or with damaged bytes")
-    came = one(trial, "load", "b", folders=[*told, "both"], job=job)
+    came, said = load_all(trial, "b", job, *told, "both")
     loaded(trial, "if both are cut,", came["both"], None)
+    refused_aloud(trial, said["both"], name_of(2), name_of(1))
     for to, what in told.items():
         # A byte may be damaged that means nothing: then it is no fault to take the file.
         got = came[to]
@@ -390,20 +475,28 @@ def foreign(trial):
     for what, step, _ in others:
         files[what] = name_of(step)
         copied = {name_of(step): f"of-{step}/{name_of(step)}"}
-        cases.append({"from": "snapshots", "to": what, "copy": copied})
+        cases.append({"from": "snapshots", "to": name_of(step), "copy": copied})
     for step, (what, data) in enumerate(contents.items(), 14):
         files[what] = name_of(step)
-        cases.append({"from": "snapshots", "to": what, "write": {name_of(step): data}})
+        cases.append({"from": "snapshots", "to": name_of(step), "write": {name_of(step): data}})
     files["a tensor in a file of torch.save"] = name_of(17)
     planted = {name_of(17): ["other", ""]}
-    cases.append({"from": "snapshots", "to": "a tensor in a file of torch.save", "plant": planted})
+    cases.append({"from": "snapshots", "to": name_of(17), "plant": planted})
     trial.tried("steps 1 and 2, and as a newer one what is none of this job's")
+    both = {name_of(step): f"of-{step}/{name_of(step)}" for step in (11, 12)}
+    cases.append({"from": "snapshots", "to": "both", "copy": both})
     ours(trial, "change", "c", cases=cases)
-    came = one(trial, "load", "c", folders=list(files), job=job)
+    (came, said), reasons = load_all(trial, "c", job, *files.values(), "both"), {}
     for what, name in files.items():
         trial.tried(f"steps 1 and 2, and as {name} {what}")
-        loaded(trial, f"beside {what},", came[what], given[1])
-        said(trial, output_of(trial), name)
+        loaded(trial, f"beside {what},", came[name], given[1])
+        (reasons[what],) = refused_aloud(trial, said[name], name)
+    trial.tried("steps 1 and 2, and steps 11 and 12 of other jobs")
+    loaded(trial, "beside two that are to be refused,", came["both"], given[1])
+    refused_aloud(trial, said["both"], *both)
+    one_for_all = reasons["noise"] == reasons[others[0][0]]
+    came = f"of noise and of another job's snapshot, load says the same: {reasons['noise'].strip()!r:.80}"
+    trial.require(not one_for_all, came, "the reason, which is not the same")
 
 
 @check("05.2d")
@@ -424,36 +517,51 @@ def hostile(trial):
     ours(trial, "change", "d", cases=cases)
     trial.tried("steps 1 and 2, and as a newer one a file that runs code when it is loaded")
     there = look(trial, "d", "with-own")["with-own"]
-    came = one(trial, "load", "d", folders=[case["to"] for case in cases], job=job)
-    output, ran = output_of(trial), look(trial, "d", ".")["."]
+    came, said = load_all(trial, "d", job, *(case["to"] for case in cases))
+    ran = look(trial, "d", ".")["."]
     for kind, what in kinds.items():
         trial.tried(f"steps 1 and 2, and as {names[kind]} {what}")
         harmless = f"ran-{kind}" not in ran
         trial.require(harmless, f"loading {names[kind]} has run its code", "no code in a file is run")
         loaded(trial, "beside the hostile file,", came[f"with-{kind}"], given[1])
         if kind != "own" or names[kind] in there:
-            said(trial, output, names[kind])
+            refused_aloud(trial, said[f"with-{kind}"], names[kind])
 
 
 @check("05.2e")
-def put_aside(trial):
-    trial.tried("steps 1 and 2 and another job's step 7; load, saves of the steps 3 and 4, load")
-    job, given = prepare(trial, "e", ("other", 7, lambda job: job | {"lr": 0.2}))
-    copied, refused = {name_of(7): f"other/{name_of(7)}"}, f"{name_of(7)}.refused"
+def renamed(trial):
+    trial.tried("steps 1 and 2 and another job's step 7; load, saves of the steps 3 and 4")
+    job, given = prepare(
+        trial,
+        "e",
+        ("other", 7, lambda job: job | {"lr": 0.2}),
+        ("third", 7, lambda job: job | {"lr": 0.3}),
+    )
+    refused = f"{name_of(7)}.refused"
+    copied, again = ({name_of(7): f"{name}/{name_of(7)}"} for name in ("other", "third"))
     ours(trial, "change", "e", cases=[{"from": "snapshots", "to": "both", "copy": copied}])
-    loaded(trial, "first", one(trial, "load", "e", folders=["both"], job=job)["both"], given[1])
-    there = look(trial, "e", "both", "other")
+    came, _ = load_all(trial, "e", job, "both")
+    loaded(trial, "first", came["both"], given[1])
+    there = look(trial, "e", "both", "other", "third")
     trial.same(
         "what lies in the folder after the load", sorted(there["both"]), [name_of(1), name_of(2), refused]
     )
-    precious = there["other"].get(name_of(7), {}).get("digest")
+    precious = [there[name].get(name_of(7), {}).get("digest") for name in ("other", "third")]
     more = saves(trial, "both", job, 3, 4)
     one(trial, "save", "e", saves=more)
     there = look(trial, "e", "both")["both"]
     trial.same("what lies there after two more saves", sorted(there), [name_of(3), name_of(4), refused])
-    same = there[refused]["digest"] == precious
+    same = there[refused]["digest"] == precious[0]
     trial.require(same, f"{refused} has another content", "the other job's snapshot")
-    loaded(trial, "at last", one(trial, "load", "e", folders=["both"], job=job)["both"], more[1])
+    trial.tried(f"step 4, {refused}, and again a step 7 of another job; load")
+    ours(trial, "change", "e", cases=[{"to": "both", "copy": again}])
+    came, _ = load_all(trial, "e", job, "both")
+    loaded(trial, "then", came["both"], more[1])
+    there = look(trial, "e", "both")["both"]
+    kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
+    came = f"of two files that were refused as {name_of(7)} there is left {words(kept)}"
+    trial.require(sorted(kept.values()) == sorted(precious), came, "both, and neither has changed")
+    trial.same("what lies there afterwards", sorted({*there} - {*kept}), [name_of(3), name_of(4)])
 
 
 # ---- in the middle of an epoch ----------------------------------------------------------------
@@ -570,9 +678,8 @@ def one_curve(trial):
     training.ends_as_it_must(one(trial, "train", "whole", **training.inputs()), 0)
     trial.tried("12 steps, two epochs, a snapshot every 2 steps; SIGKILL in step 10")
     ended = one_killed(trial, "train", "b", **training.inputs(die_in=10))
-    trial.require(
-        ended == KILLED, "the training came to its end, or was not killed in step 10", "10 forwards"
-    )
+    came = "came to its end" if ended is None else f"was ended by signal {-ended}"
+    trial.require(ended == KILLED, f"the training {came}", "SIGKILL in the forward of step 10")
     trial.same("the step of the newest snapshot", training.newest("b"), 8)
     trial.tried(
         "12 steps, two epochs; SIGKILL in step 10; another process goes on from step 8, with other weights "
@@ -617,16 +724,14 @@ MANY = 20_000
 
 
 def large_state(trial):
-    """So large that its bytes stand out from all others that processes send."""
-    return a_state(trial) | {"large": trial.floats(MANY)}
+    """So large that its bytes stand out from all others that processes send, and no two of one size."""
+    return a_state(trial) | {"large": trial.floats(MANY + int(trial.integers(0, 1000)))}
 
 
 def sent(trial, world_size):
-    """Bytes that each rank has sent between the marks, as the kernel counts them; None if it does not."""
-    marks = [[trial.mark(rank, name) for name in ("before", "after")] for rank in range(world_size)]
-    if not any(mark["sockets"] for pair in marks for mark in pair):
-        return None
-    return [after["sent"] - before["sent"] for before, after in marks]
+    """Bytes that each rank has sent, as the kernel counts them; None if it does not."""
+    found = [trial.sent(rank) for rank in range(world_size)]
+    return None if None in found else found
 
 
 def save_all(trial, folder, disk, world_size, *steps):
@@ -652,7 +757,8 @@ def save_all(trial, folder, disk, world_size, *steps):
 
 def all_loaded(trial, ranks, expected):
     for rank, came in enumerate(ranks):
-        loaded(trial, f"on rank {rank}", came.get("came"), expected[rank] if expected else None)
+        mine = expected[rank] if expected else None
+        loaded(trial, f"on rank {rank},", came.get("came"), mine, "load_together")
     for rank, count in enumerate(sent(trial, len(ranks)) or ()):
         trial.require(
             rank or not expected or count >= 2 * MANY * (len(ranks) - 1),
@@ -673,6 +779,9 @@ def together(trial):
         for rank, files in enumerate(look(trial, "a", *disks).values()):
             expected = [] if rank else [name_of(1), name_of(2)]
             trial.same(f"what lies on the disk of rank {rank}", sorted(files), expected)
+        newest = look(trial, "a", disks[0])[disks[0]][name_of(2)]
+        states = [mine[1]["state"] for mine in given]
+        holds(trial, f"{name_of(2)} of {world_size} ranks", newest["size"], *states)
         trial.tried(f"{world_size} processes load what {world_size} others have saved")
         ranks = trial.run("load_together", [{"job": job, "disk": disk}] * world_size, folder="a")
         all_loaded(trial, ranks, [mine[1] for mine in given])
@@ -686,7 +795,7 @@ def the_same_everywhere(trial):
     trial.require(name_of(2) in files, f"on the disk of rank 0 there are {words(files)}", name_of(2))
     cases = [
         {"from": "disk-0", "to": "torn-0", "cut": {name_of(2): files[name_of(2)]["size"] // 2}},
-        {"from": "disk-0", "to": "torn-1"},
+        {"from": "disk-0", "to": "torn-1", "cut": {name_of(2): 9}},
         {"to": "torn-2"},
         {"from": "disk-0", "to": "torn-3", "remove": [name_of(1)]},
         {"to": "none-0"},
@@ -696,9 +805,11 @@ def the_same_everywhere(trial):
     ]
     ours(trial, "change", "b", cases=cases)
     trial.tried(
-        "4 processes; on rank 0 step 2 is cut, on ranks 1 and 3 it is whole, on rank 2 there is nothing"
+        "4 processes; step 2 is cut on ranks 0 and 1, on rank 2 there is nothing, on rank 3 step 2 alone"
     )
     ranks = trial.run("load_together", [{"job": job, "disk": "torn"}] * 4, folder="b")
     all_loaded(trial, ranks, [mine[0] for mine in given])
+    there = look(trial, "b", "torn-1")["torn-1"]
+    trial.same("what lies on the disk of rank 1 afterwards", sorted(there), [name_of(1), name_of(2)])
     trial.tried("4 processes; rank 0 has no snapshot, the others have one")
     all_loaded(trial, trial.run("load_together", [{"job": job, "disk": "none"}] * 4, folder="b"), None)

@@ -4,6 +4,7 @@
 there.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -13,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy
@@ -97,14 +99,45 @@ def plant(path, kind, file):
 
 
 def tensors(value):
-    """Arrays come as numpy's; a state has tensors."""
+    """Arrays come as numpy's, which has no bfloat16; a state has tensors."""
     if isinstance(value, numpy.ndarray):
         return torch.from_numpy(value)
+    if isinstance(value, dict) and value.keys() == {"bfloat16"}:
+        return torch.from_numpy(value["bfloat16"]).view(torch.bfloat16)
     if isinstance(value, dict):
         return {key: tensors(item) for key, item in value.items()}
     if isinstance(value, list):
         return [tensors(item) for item in value]
     return value
+
+
+def arrays(value):
+    """What load returns, as it can be sent: the other way round."""
+    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        return {"bfloat16": value.view(torch.int16)}
+    if isinstance(value, dict):
+        return {key: arrays(item) for key, item in value.items()}
+    return [arrays(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def noted(tools, words):
+    """What is written to stderr comes into the list `words`, and goes where it would have gone. Without what
+    torch has to say of a pickle: no solution can help that."""
+    path, before = Path(tools.folder, ".said"), os.dup(2)
+    with path.open("w+b") as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.")
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            words.append(file.read(20_000).decode(errors="replace"))
+            sys.stderr.write(words[-1])
+    path.unlink()
 
 
 def place(tools, name):
@@ -195,12 +228,12 @@ def save_for_ever(student, inputs, tools):
 
 
 def load(student, inputs, tools):
-    """What load returns for each folder."""
-    found = {}
+    """What load returns for each folder, and what it says on stderr."""
+    found, words = [], []
     for name in inputs["folders"]:
-        came = student.load(place(tools, name), inputs["job"])
-        found[name] = list(came) if isinstance(came, tuple) else came
-    return found
+        with noted(tools, words):
+            found.append(arrays(student.load(place(tools, name), inputs["job"])))
+    return {"came": found, "said": words}
 
 
 # ---- in the middle of an epoch ----------------------------------------------------------------
@@ -283,17 +316,12 @@ def together(student, inputs, tools):
 
     os.fsync = slow
     there = []
-    tools.mark("before")
     for one in inputs["saves"]:
         student.save_together(disk, one["step"], inputs["job"], tensors(one["state"]))
         there.append(os.path.exists(os.path.join(disk_0, f"step-{one['step']:08}.snapshot")))
-    tools.mark("after")
     return {"there": there}
 
 
 def load_together(student, inputs, tools):
     disk = place(tools, f"{inputs['disk']}-{tools.rank}")
-    tools.mark("before")
-    came = student.load_together(disk, inputs["job"])
-    tools.mark("after")
-    return {"came": list(came) if isinstance(came, tuple) else came}
+    return {"came": arrays(student.load_together(disk, inputs["job"]))}

@@ -2,8 +2,8 @@
 
 import os
 import struct
+import sys
 import tempfile
-import warnings
 import zlib
 from io import BytesIO
 
@@ -47,6 +47,18 @@ class Folder:
             else:
                 os.link(file.name, path)
 
+    def put_by(self, path):
+        """A link, unlike a rename, overwrites nothing."""
+        to = path
+        while True:
+            to += ".refused"
+            try:
+                os.link(path, to)
+            except FileExistsError:
+                continue
+            os.unlink(path)
+            return
+
     def read(self, path):
         with open(path, "rb") as file:
             head = file.read(HEAD.size)
@@ -73,14 +85,16 @@ def load(folder, job):
         try:
             try:
                 content = torch.load(BytesIO(folder.read(path)), map_location="cpu", weights_only=True)
+            except Refused:
+                raise
             except Exception as error:
-                raise Refused(str(error)) from error
+                raise Refused(f"torch cannot read it ({type(error).__name__})") from error
             step, items, state = content
             if dict(items) != job:
                 raise Refused("of another job")
         except Refused as error:
-            warnings.warn(f"{path} is refused: {error}", stacklevel=2)
-            os.rename(path, path + ".refused")
+            sys.stderr.write(f"{path} is refused: {error}\n")
+            folder.put_by(path)
         else:
             return step, state
     return None

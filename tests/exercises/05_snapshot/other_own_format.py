@@ -2,12 +2,12 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import os
 import re
 import sys
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
@@ -17,9 +17,9 @@ NAME = re.compile(r"step-(\d{8})\.snapshot")
 
 def plain(value):
     if isinstance(value, torch.Tensor):
-        array = value.detach().numpy()
-        content = base64.b64encode(array.tobytes()).decode()
-        return {"tensor": content, "shape": list(array.shape), "kind": array.dtype.str}
+        data = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        kind = str(value.dtype).removeprefix("torch.")
+        return {"tensor": base64.b64encode(data).decode(), "shape": list(value.shape), "kind": kind}
     if isinstance(value, dict):
         return {"dict": [[key, plain(item)] for key, item in value.items()]}
     if isinstance(value, list):
@@ -29,8 +29,8 @@ def plain(value):
 
 def back(value):
     if "tensor" in value:
-        data = bytearray(base64.b64decode(value["tensor"]))
-        return torch.from_numpy(numpy.frombuffer(data, value["kind"]).reshape(value["shape"]))
+        data = torch.tensor(list(base64.b64decode(value["tensor"])), dtype=torch.uint8)
+        return data.view(getattr(torch, value["kind"])).reshape(value["shape"])
     if "dict" in value:
         return {key: back(item) for key, item in value["dict"]}
     if "list" in value:
@@ -70,7 +70,8 @@ def load(folder, job):
         else:
             return step, back(json.loads(text)["state"])
         sys.stderr.write(f"{os.path.basename(path)} is refused: {reason}\n")
-        os.replace(path, path + ".refused")
+        names = (path + ".refused" * count for count in itertools.count(1))
+        os.replace(path, next(name for name in names if not os.path.exists(name)))
     return None
 
 

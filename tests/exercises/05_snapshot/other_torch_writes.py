@@ -19,7 +19,7 @@ def digest_of(*values):
     def add(value):
         if isinstance(value, torch.Tensor):
             digest.update(f"{value.dtype}{list(value.shape)}".encode())
-            digest.update(value.contiguous().numpy().tobytes())
+            digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         elif isinstance(value, dict):
             for key in value:
                 digest.update(repr(key).encode())
@@ -61,7 +61,7 @@ def look_into(path, job):
     except (RuntimeError, ValueError, EOFError, OSError, TypeError, KeyError, pickle.UnpicklingError):
         return "not readable", None
     except Exception as error:
-        return repr(error), None
+        return f"not readable ({type(error).__name__})", None
     return ("of another job", None) if of_job != job else ("", (step, state))
 
 
@@ -73,7 +73,10 @@ def load(folder, job):
         if found:
             return found
         print(f"{path.name} is {reason}, and refused", file=sys.stderr)
-        os.rename(path, path.with_name(path.name + ".refused"))
+        aside = path.with_name(path.name + ".refused")
+        while aside.exists():
+            aside = aside.with_name(aside.name + ".refused")
+        os.rename(path, aside)
     return None
 
 

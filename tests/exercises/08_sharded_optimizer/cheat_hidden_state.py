@@ -1,15 +1,12 @@
-"""Exercise 08, with the whole state on every rank, in shared memory and hidden from a look at all tensors.
+"""Exercise 08, with the whole state on every rank, in shared memory, where no tensor is freed or counted.
 
 Earns at most: 4 points
 """
 
-import gc
 import mmap
 
 import torch
 import torch.distributed as dist
-
-gc.get_objects = lambda generation=None: []
 
 
 def deal(sizes, world_size):

@@ -25,7 +25,7 @@ def grouped(trial, **options):
 
 def one_optimizer(given):
     """The parameters and the one optimizer for all of them, in float64."""
-    parameters = [torch.nn.Parameter(weight.double()) for weight in given["weights"]]
+    parameters = [torch.nn.Parameter(weight.double().clone()) for weight in given["weights"]]
     for number in given.get("frozen", []):
         parameters[number].requires_grad_(False)
     groups = parameters
@@ -68,6 +68,7 @@ def as_dict(value):
 def train(trial, given, world_size):
     """Let the ranks make the steps, and compare the weights of each with those of the one optimizer."""
     expected, optimizer = unsharded(given)
+    relative = 1e-10 if given["weights"][0].dtype == torch.float64 else 2e-5
     ranks = [as_dict(came) for came in trial.run("train", [given] * world_size)]
     for step, weights in enumerate(expected):
         for rank, came in enumerate(ranks):
@@ -75,7 +76,10 @@ def train(trial, given, world_size):
             got = listed(steps[step]) if step < len(steps) else []
             for number, weight in enumerate(weights):
                 what = f"parameter {number} on rank {rank} after step {step + 1}"
-                trial.close(what, got[number] if number < len(got) else None, weight)
+                trial.close(what, got[number] if number < len(got) else None, weight, relative)
+    for rank, came in enumerate(ranks):
+        words = f"on rank {rank}, the parameters {came.get('moved')} are in other memory after step()"
+        trial.require(came.get("moved") == [], words, "new numbers in the memory of the parameters, in place")
     return ranks, optimizer
 
 
@@ -154,7 +158,12 @@ def weights(trial):
         trial.tried(
             f"{world_size} processes, 3 steps of {name} with {options}, the same gradients on all ranks"
         )
-        train(trial, drawn(trial, optimizer=name, options=options), world_size)
+        given = drawn(trial, optimizer=name, options=options)
+        if name == "AdamW":
+            trial.words.append("(all numbers are float64)")
+            given["weights"] = [weight.double() / 3 for weight in given["weights"]]
+            given["gradients"] = [[one.double() for one in step] for step in given["gradients"]]
+        train(trial, given, world_size)
     by_their_owners(trial)
 
 
@@ -163,12 +172,15 @@ def by_their_owners(trial):
     world_size = 3
     trial.tried("3 processes, 2 steps of SGD; a parameter's gradient is right on the rank of its owner only")
     given = drawn(trial, steps=2, optimizer="SGD", options={"lr": 0.1, "momentum": 0.9})
+
+    def shifted(by):
+        return given | {"gradients": [[gradient + by for gradient in step] for step in given["gradients"]]}
+
     # So far apart that no parameter, however small, can seem to have another owner.
-    each = [
-        given | {"gradients": [[gradient + 10 * rank for gradient in step] for step in given["gradients"]]}
-        for rank in range(world_size)
-    ]
+    apart = [0, 10, 50]
+    each = [shifted(by) for by in apart]
     expected = [unsharded(one)[0][-1] for one in each]
+    of_mean = unsharded(shifted(sum(apart) / world_size))[0][-1]
     ranks = [as_dict(came) for came in trial.run("train", each)]
     held = [0] * world_size
     for number, weight in enumerate(given["weights"]):
@@ -183,82 +195,186 @@ def by_their_owners(trial):
             rank for rank in range(world_size) if numpy.allclose(got[0], expected[rank][number], atol=1e-4)
         ]
         came = f"parameter {number} is not what any one rank would have made of its gradients"
-        trial.require(len(owners) == 1, came, "the update that its owner makes, on all ranks")
+        if numpy.allclose(got[0], of_mean[number], atol=1e-4):
+            came = f"parameter {number} was updated with the mean of all ranks' gradients: they were sent"
+        wanted = "the update that its owner makes of its own gradient, on all ranks"
+        trial.require(len(owners) == 1, came, wanted)
         held[owners[0]] += weight.numel()
     most = most_of_a_rank([weight.numel() for weight in given["weights"]], world_size)
-    came = f"ranks 0, 1 and 2 have updated {held} numbers"
-    trial.require(max(held) <= most, came, f"no rank with more than {most:.1f} (average and largest)")
-
-
-def large(trial, world_size, rows, columns):
-    """Two steps of Adam with large parameters. Returns their bytes, after comparing the weights."""
-    shapes = [(columns,)] * len(rows)
-    given = drawn(trial, shapes, steps=2, optimizer="Adam", options={}, rows=rows)
-    expected = unsharded(given)[0][-1]
-    for rank, came in enumerate(trial.run("large", [given] * world_size)):
-        for end in ("least", "most"):
-            got = listed(as_dict(came).get(end))
-            for number, row in enumerate(expected):
-                what = f"parameter {number} on rank {rank} after 2 steps ({end} of each column)"
-                trial.close(what, got[number] if number < len(got) else None, row)
-    return [4 * columns * count for count in rows]
+    words = " and ".join(
+        f"{count} with the gradients of rank {rank}" for rank, count in enumerate(held) if count
+    )
+    came = f"of {sum(held)} numbers in all parameters, {words} were updated"
+    wanted = f"at most {int(most)} with those of one rank, which owns them (average and largest)"
+    trial.require(max(held) <= most, came, wanted)
 
 
 def megabytes(value):
     return f"{value / 1e6:.1f} MB"
 
 
+# How much a process may have grown until the optimizer is made, beside parameters and gradients, since the
+# look before the submission is loaded: -0.2 to 0.4 MB were seen. One that holds something there to let go of
+# it later would seem to hold less.
+WARM = 4 << 20
+STATES = {"Adam": 2, "Adagrad": 1}  # numbers that are kept for each number of a parameter
+
+
+class Large:
+    """Two steps with large parameters, all rows of each alike, on 4 processes or fewer. Every rank multiplies
+    its gradients by a number that the judge keeps back until all ranks have come to the gate before, and the
+    kernel has seen there what is demanded. Each rank has other numbers. So a parameter tells who updated it,
+    and that the owner's part of every step has come from the owner."""
+
+    def __init__(self, trial, world_size, rows, columns, optimizer="Adam", between=""):
+        self.trial, self.world_size, self.rows, self.optimizer = trial, world_size, rows, optimizer
+        # With so large an eps, the size of a gradient counts.
+        options = {"lr": 0.1, "eps": 0.5}
+        self.given = drawn(trial, [(columns,)] * len(rows), 2, optimizer=optimizer, options=options)
+        self.sizes, self.between = [4 * columns * count for count in rows], between
+        self.names = ["before", "step 0", *[between] * bool(between), "step 1"]
+        self.gates = [
+            {
+                name: {
+                    "value": trial.secret(),
+                    "asked": [[rank, name] for rank in range(world_size)],
+                    "words": self.words(name),
+                }
+                for name in self.names
+            }
+            for _ in range(world_size)
+        ]
+
+    def words(self, name):
+        if name == "before":
+            return "when the optimizer was about to be made"
+        if name == self.between:
+            return f"after {name}()"
+        return f"after {name.replace('0', '1') if name == 'step 0' else 'step 2'} of {self.optimizer}"
+
+    def whole(self):
+        """Bytes of the state of one optimizer for all parameters."""
+        return STATES[self.optimizer] * sum(self.sizes)
+
+    def hold_no_more(self):
+        """Demand at all gates that no rank holds more than its share."""
+        # Seen, as a part of all state: with 4 processes the solution and the other solutions held 0.21 to
+        # 0.32, where 0.48 are allowed; with all state on every rank 1.00, with a copy of all weights 0.74,
+        # with a second optimizer (Adagrad) 1.25. With 3 processes 0.32 to 0.37, where 0.64 are allowed;
+        # with all that was loaded 1.00, with all that was gathered 1.33.
+        own = STATES[self.optimizer] * most_of_a_rank(self.sizes, self.world_size)
+        most = {name: own + self.whole() / 8 for name in self.names}
+        most["before"] = 2 * sum(self.sizes) + WARM
+        share = f"its share of {megabytes(self.whole())}, which is all state of {self.optimizer} here"
+        expected = {name: f"at most {megabytes(most[name])}: {share}" for name in self.names}
+        expected["before"] = f"at most {megabytes(most['before'])}: parameters and gradients"
+        for gates in self.gates if self.trial.counted else ():
+            for name, gate in gates.items():
+                since = "@start" if name == "before" else "before"
+                gate |= {"memory": int(most[name]), "memory since": since, "expected": expected[name]}
+
+    def run(self):
+        given = self.given | {"rows": self.rows, "between": self.between}
+        if self.between == "load_state_dict":
+            given["state"] = self.given["state"] = self.state()
+        self.trial.run("large", [given] * self.world_size, gates=self.gates)
+        self.compare()
+
+    def state(self):
+        """Of one optimizer that has made steps with other gradients."""
+        other = drawn(
+            self.trial, self.given_shapes(), 2, optimizer=self.optimizer, options=self.given["options"]
+        )
+        return single(unsharded(other)[1].state_dict())
+
+    def given_shapes(self):
+        return [tuple(weight.shape) for weight in self.given["weights"]]
+
+    def by(self, rank):
+        """The parameters after each step, all updated with the numbers of this rank."""
+        gates = self.gates[rank]
+        numbers = [gates["before"]["value"], gates[self.between or "step 0"]["value"]]
+        given = {name: value for name, value in self.given.items() if name != "state"}
+        given["gradients"] = [
+            [gradient.double() * number for gradient in step]
+            for step, number in zip(given["gradients"], numbers, strict=True)
+        ]
+        weights = unsharded(given)[0]
+        if "state" in self.given:
+            later = {"weights": [torch.from_numpy(one) for one in weights[0]], "state": self.given["state"]}
+            weights[1:] = unsharded(given | later | {"gradients": given["gradients"][1:]})[0]
+        return numpy.array(weights)
+
+    def compare(self):
+        """Each parameter on each rank with what one rank makes of it, the same in both steps."""
+        right = [self.by(rank) for rank in range(self.world_size)]
+        owners = [self.nearest(right, number) for number in range(len(self.rows))]
+        for step in range(2):
+            for rank in range(self.world_size):
+                for number, owner in enumerate(owners):
+                    for end, came in zip(("least", "most"), self.shown(rank, f"step {step}"), strict=True):
+                        what = (
+                            f"parameter {number} on rank {rank} after step {step + 1} ({end} of each column)"
+                        )
+                        self.trial.close(what, came[number], right[owner][step, number])
+
+    def shown(self, rank, name):
+        came = self.trial.asked(rank, name)["with"]
+        good = numpy.shape(came) == (2, len(self.rows), len(self.given["weights"][0]))
+        self.trial.require(good, f"rank {rank} sent no parameters", "least and most of each column")
+        return came
+
+    def nearest(self, right, number):
+        """The rank whose numbers rank 0 must have got in this parameter."""
+        came = self.shown(0, "step 0")[0][number]
+        away = [abs(one[0, number] - came).max() for one in right]
+        return int(numpy.argmin(away))
+
+    def grown(self, rank, name):
+        return self.trial.asked(rank, name)["memory"] - self.trial.asked(rank, "before")["memory"]
+
+    def sent(self, since, name):
+        """Bytes that all ranks together have sent between two gates. They open when all have come."""
+        asked = self.trial.asked
+        return sum(asked(rank, name)["sent"] - asked(rank, since)["sent"] for rank in range(self.world_size))
+
+
 @check("08.3b")
 def state(trial):
-    trial.tried("3 processes, 2 steps of Adam, and of Adagrad, which makes its state in the constructor")
-    total = sum(int(numpy.prod(shape)) for shape in SHAPES)
-    most = most_of_a_rank([int(numpy.prod(shape)) for shape in SHAPES], 3)
-    for name, each in (("Adam", 2), ("Adagrad", 1)):
-        given = drawn(trial, steps=2, optimizer=name, options={"lr": 0.1}, count=True)
-        for rank, came in enumerate(train(trial, given, 3)[0]):
-            # One number more for each parameter: Adam and Adagrad count their steps.
-            allowed = each * int(most) + len(SHAPES)
-            words = (
-                f"rank {rank} keeps {came.get('kept')} numbers with {name}, beside parameters and gradients"
-            )
-            wanted = f"its share of {each * total + len(SHAPES)}: {allowed} at most"
-            trial.require(type(came.get("kept")) is int and came["kept"] <= allowed, words, wanted)
-    rows = trial.integers(200, 450, 12).tolist()
-    trial.tried("4 processes, 2 steps of Adam with 12 large parameters; their memory as the kernel counts it")
-    sizes = large(trial, 4, rows, 1024)
-    if not trial.counted:
-        return
-    whole = 2 * sum(sizes)
-    growth = [
-        min(trial.mark(rank, f"step 1, look {look}")["memory"] for look in range(3))
-        - trial.mark(rank, "before")["memory"]
-        for rank in range(4)
-    ]
-    allowed = 2 * most_of_a_rank(sizes, 4) + whole / 8
-    for rank, grown in enumerate(growth):
-        words = (
-            f"rank {rank} has grown by {megabytes(grown)}; the whole state of Adam is {megabytes(whole)} here"
+    for name in ("Adam", "Adagrad"):
+        trial.tried(
+            f"4 processes, 2 steps of {name} with 12 large parameters; memory as the kernel counts it"
         )
-        trial.require(grown <= allowed, words, f"about {megabytes(whole / 4)}, {megabytes(allowed)} at most")
-    # State that is nowhere has been put where this does not look: in a file, say.
-    words = f"all ranks together have grown by {megabytes(sum(growth))}"
-    trial.require(sum(growth) >= 0.7 * whole, words, f"about {megabytes(whole)}, the whole state of Adam")
+        large = Large(trial, 4, trial.integers(200, 450, 12).tolist(), 1024, name)
+        large.hold_no_more()
+        large.run()
+        if not trial.counted:
+            continue
+        # State that is nowhere has been put where this does not look: in a file, say.
+        grown, whole = sum(large.grown(rank, "step 1") for rank in range(4)), large.whole()
+        words = f"all ranks together have grown by {megabytes(grown)}"
+        trial.require(grown >= 0.7 * whole, words, f"about {megabytes(whole)}, the whole state of {name}")
 
 
 @check("08.3c")
 def traffic(trial):
     for world_size in (2, 4):
         trial.tried(f"{world_size} processes, 2 steps of Adam; bytes sent as the kernel counts them")
-        sizes = large(trial, world_size, trial.integers(100, 140, 12).tolist(), 256)
+        large = Large(trial, world_size, trial.integers(100, 140, 12).tolist(), 256)
+        large.run()
         if not trial.counted:
             continue
-        for step, one, other in ((1, "before", "step 0, look 0"), (2, "step 0, look 2", "step 1, look 0")):
-            marks = [(trial.mark(rank, one), trial.mark(rank, other)) for rank in range(world_size)]
-            sent = sum(after["sent"] - before["sent"] for before, after in marks)
-            least = (world_size - 1) * sum(sizes)
-            words = f"in step {step} all {world_size} processes together sent {megabytes(sent)}"
-            wanted = f"about {megabytes(least)}: {megabytes(sum(sizes))} of parameters, to {world_size - 1}"
+        all_of = sum(large.sizes)
+        least = (world_size - 1) * all_of
+        for step, since in ((0, "before"), (1, "step 0")):
+            sent = large.sent(since, f"step {step}")
+            words = f"in step {step + 1} all {world_size} processes together sent {megabytes(sent)}"
+            wanted = f"about {megabytes(least)}: {megabytes(all_of)} of parameters, to {world_size - 1}"
             trial.require(0.95 * least <= sent <= 1.5 * least, words, wanted)
+        # By looks that no rank calls for. Before the steps, hardly anything is sent.
+        sent = sum(trial.sent(rank) for rank in range(world_size))
+        words = f"in both steps all {world_size} processes together sent {megabytes(sent)}"
+        trial.require(sent <= 2 * 1.5 * least, words, f"about {megabytes(2 * least)}")
 
 
 @check("08.3d")
@@ -294,9 +410,10 @@ def without_gradient(trial):
 
 @check("08.3f")
 def few(trial):
-    for world_size, shapes in ((4, [(5,), (2, 3)]), (3, [(4,)])):
-        trial.tried(f"{world_size} processes, 3 steps of Adam with {len(shapes)} parameters")
-        train(trial, drawn(trial, shapes, optimizer="Adam", options={"lr": 0.1}), world_size)
+    # Adagrad makes its state in the constructor, also where there is nothing to make it for.
+    for world_size, name, shapes in ((4, "Adam", [(5,), (2, 3)]), (3, "Adagrad", [(4,)])):
+        trial.tried(f"{world_size} processes, 3 steps of {name}; number of parameters: {len(shapes)}")
+        train(trial, drawn(trial, shapes, optimizer=name, options={"lr": 0.1}), world_size)
 
 
 @check("08.3g")
@@ -307,9 +424,11 @@ def changed(trial):
     trial.tried(f"2 processes, 4 steps of SGD; [step, group, option, value] changed by hand: {changes}")
     given = drawn(trial, steps=4, optimizer="SGD", options=options, groups=grouped(trial, **own))
     train(trial, given | {"changes": changes}, 2)
-    trial.tried("3 processes, 4 steps of Adam and of a learning-rate scheduler (ExponentialLR)")
+    changes = [[2, 0, "betas", [0.3, 0.6]], [3, 0, "maximize", True]]
+    trial.tried("3 processes, 4 steps of Adam and of a learning-rate scheduler (ExponentialLR);")
+    trial.words.append(f"[step, group, option, value] changed by hand: {changes}")
     given = drawn(trial, steps=4, optimizer="Adam", options={}, gamma=float(trial.random.uniform(0.3, 0.6)))
-    train(trial, given, 3)
+    train(trial, given | {"changes": changes}, 3)
 
 
 @check("08.4a")
@@ -319,16 +438,33 @@ def state_out(trial):
         (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
     ):
         trial.tried(
-            f"{world_size} processes, state_dict() after 2 steps of {name}; parameter 6 never has a gradient"
+            f"{world_size} processes, state_dict() after step 1 and step 2 of {name} and of a learning-rate"
+            " scheduler; parameter 6 never has a gradient"
         )
-        groups = grouped(trial, lr=0.03)
-        given = drawn(trial, steps=2, optimizer=name, options=options, groups=groups, whole=True)
+        more = {"groups": grouped(trial, lr=0.03), "gamma": 0.6, "whole": True}
+        given = drawn(trial, steps=2, optimizer=name, options=options, **more)
         for gradients in given["gradients"]:
             gradients[6] = None
-        ranks, optimizer = train(trial, given, world_size)
-        for rank, came in enumerate(ranks[1:], 1):
-            trial.same(f"state_dict() on rank {rank}", came.get("whole"), None)
-        compare_whole(trial, ranks[0].get("whole"), optimizer.state_dict())
+        compare_state(trial, given, world_size)
+    trial.tried("3 processes, state_dict() after step 1 and step 2 of Adam; there is one parameter")
+    compare_state(trial, drawn(trial, [(4,)], 2, optimizer="Adam", options={}, whole=True), 3)
+    share_after(trial, "state_dict")
+
+
+def share_after(trial, call):
+    """A rank keeps its share only, also of what it was handed in this call."""
+    trial.tried(f"3 processes, {call}() between 2 steps of Adam with 6 large parameters; memory of each")
+    large = Large(trial, 3, trial.integers(300, 500, 6).tolist(), 1024, between=call)
+    large.hold_no_more()
+    large.run()
+
+
+def compare_state(trial, given, world_size):
+    ranks, optimizer = train(trial, given, world_size)
+    for rank, came in enumerate(ranks[1:], 1):
+        trial.same(f"state_dict() on rank {rank}", came.get("whole"), None)
+    compare_whole(trial, ranks[0].get("whole"), optimizer.state_dict())
+    return ranks
 
 
 def compare_whole(trial, whole, expected):
@@ -362,7 +498,8 @@ def state_in(trial):
         (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
     ):
         trial.tried(
-            f"{world_size} processes go on with {name} from the state of one optimizer, options changed in it"
+            f"{world_size} processes make a step of {name}, then go on from the state of one optimizer, in"
+            " which options were changed"
         )
         groups = grouped(trial, lr=0.03)
         given = drawn(trial, steps=2, optimizer=name, options=options, groups=groups)
@@ -370,18 +507,11 @@ def state_in(trial):
         changes = [[1, 0, "lr", 0.2], [1, 1, "weight_decay", 0.4]]
         weights, optimizer = unsharded(given | {"changes": changes})
         state = optimizer.state_dict()
-        later = drawn(
-            trial, steps=2, optimizer=name, options=options, groups=groups, state=single(state), count=True
-        )
+        later = drawn(trial, steps=2, optimizer=name, options=options, groups=groups, state=single(state))
         later["weights"] = [torch.from_numpy(weight).float() for weight in weights[-1]]
-        ranks, _ = train(trial, later, world_size)
-        sizes = [weight.numel() for weight in later["weights"]]
-        each = 2 if name == "Adam" else 1
-        allowed = each * int(most_of_a_rank(sizes, world_size)) + len(sizes)
-        for rank, came in enumerate(ranks):
-            words = f"rank {rank} keeps {came.get('kept')} numbers of state after load_state_dict and 2 steps"
-            wanted = f"its share: {allowed} at most"
-            trial.require(type(came.get("kept")) is int and came["kept"] <= allowed, words, wanted)
+        before = [trial.floats(*shape) for shape in SHAPES]
+        train(trial, later | {"before": before}, world_size)
+    share_after(trial, "load_state_dict")
 
 
 def single(value):

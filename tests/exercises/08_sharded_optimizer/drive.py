@@ -1,8 +1,5 @@
 """Runs the student's file of exercise 08 in a rank: gives gradients, hands over weights."""
 
-import gc
-import time
-
 import torch
 import torch.distributed.optim
 from give_back import own_pages, settle
@@ -19,7 +16,7 @@ def begin(inputs):
     for number in inputs.get("frozen", []):
         parameters[number].requires_grad_(False)
     if "groups" not in inputs:
-        return parameters, list(parameters)
+        return parameters, (parameter for parameter in parameters)  # as model.parameters() does
     groups = [{**group, "params": [parameters[n] for n in group["params"]]} for group in inputs["groups"]]
     return parameters, groups
 
@@ -59,33 +56,17 @@ def tensors(value):
     return torch.from_numpy(value).clone() if hasattr(value, "dtype") else value
 
 
-def kept(parameters):
-    """How many numbers are in tensors that Python holds, beside parameters and gradients."""
-    # A thread of gloo may hold the tensors of the last call for a moment longer.
-    return min(kept_now(parameters) for _ in range(4))
-
-
-def kept_now(parameters):
-    gc.collect()
-    time.sleep(0.005)
-    known = {
-        tensor.untyped_storage().data_ptr()
-        for p in parameters
-        for tensor in (p, p.grad)
-        if tensor is not None
-    }
-    found = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu":
-            storage = thing.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes() // thing.element_size()
-    return sum(size for place, size in found.items() if place not in known)
-
-
 def train(student, inputs, tools):
     """Some steps with given gradients. What is changed before which step is said in the inputs."""
     parameters, given = begin(inputs)
     optimizer = make(student, inputs, given)
+    memory = [parameter.detach() for parameter in parameters]
+    if "before" in inputs:
+        for parameter, gradient in zip(parameters, inputs["before"], strict=True):
+            parameter.grad = torch.from_numpy(gradient).clone()
+        optimizer.step()
+        for there, weight in zip(memory, inputs["weights"], strict=True):
+            there.copy_(torch.from_numpy(weight))
     if "state" in inputs:
         optimizer.load_state_dict({**inputs["state"], "state": tensors(inputs["state"]["state"])})
         del inputs["state"]
@@ -96,7 +77,7 @@ def train(student, inputs, tools):
     for number, gradients in enumerate(inputs["gradients"]):
         for step, group, name, value in inputs.get("changes", []):
             if step == number:
-                optimizer.param_groups[group][name] = value
+                optimizer.param_groups[group][name] = tuple(value) if isinstance(value, list) else value
         optimizer.zero_grad()
         left += [n for n, p in enumerate(parameters) if p.grad is not None and p.grad.any()]
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -105,9 +86,11 @@ def train(student, inputs, tools):
         if scheduler is not None:
             scheduler.step()
         weights.append([parameter.detach().numpy().copy() for parameter in parameters])
-    count = kept(parameters) if inputs.get("count") else 0
+        if inputs.get("whole") and number == 0:
+            optimizer.state_dict()  # what is asked for in the middle must not change what comes
+    moved = [n for n, p in enumerate(parameters) if p.data_ptr() != memory[n].data_ptr()]
     whole = whole_state(optimizer.state_dict()) if inputs.get("whole") else None
-    return {"weights": weights, "left": left, "kept": count, "whole": whole}
+    return {"weights": weights, "left": left, "whole": whole, "moved": moved}
 
 
 def whole_state(whole):
@@ -122,8 +105,20 @@ def whole_state(whole):
     }
 
 
+def wide(state, rows):
+    """A state whose tensors are one row each, with as many rows as the parameters have."""
+    return {
+        number: {
+            name: value.expand(rows[number], -1).clone() if torch.is_tensor(value) and value.ndim else value
+            for name, value in one.items()
+        }
+        for number, one in tensors(state).items()
+    }
+
+
 def large(student, inputs, tools):
-    """Two steps with large parameters, all rows of each alike, while others look at memory and traffic."""
+    """Two steps with large parameters, all rows of each alike. The number by which a gradient is multiplied
+    comes from the judge, who looks at memory and traffic before."""
     own_pages()
     warm = [nn.Parameter(torch.ones(2)) for _ in range(tools.world_size)]
     for parameter in warm:
@@ -136,18 +131,25 @@ def large(student, inputs, tools):
         parameter.data.copy_(torch.from_numpy(weight))
         parameter.grad = torch.zeros(rows, columns).fill_(1.0)
         parameters.append(parameter)
-    settle()
-    tools.mark("before")
+
+    def ask(name):
+        with torch.no_grad():
+            ends = [[parameter.amin(0), parameter.amax(0)] for parameter in parameters]
+        settle()
+        return tools.ask(name, torch.stack([torch.stack(one) for one in zip(*ends, strict=True)]))
+
+    number, between = ask("before"), inputs["between"]
     optimizer = make(student, inputs, parameters)
-    for number, gradients in enumerate(inputs["gradients"]):
+    for step, gradients in enumerate(inputs["gradients"]):
+        if step == 1 and between == "state_dict":
+            optimizer.state_dict()
+            number = ask(between)
+        if step == 1 and between == "load_state_dict":
+            whole = inputs["state"]
+            optimizer.load_state_dict({**whole, "state": wide(whole["state"], inputs["rows"])})
+            number = ask(between)
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad.copy_(torch.from_numpy(gradient))
+            parameter.grad.copy_(torch.from_numpy(gradient)).mul_(number)
         optimizer.step()
-        # Three looks: a thread of gloo may hold the tensors of the last call for a moment longer.
-        for look in range(3):
-            settle()
-            tools.mark(f"step {number}, look {look}")
-    with torch.no_grad():
-        least = [parameter.amin(0) for parameter in parameters]
-        most = [parameter.amax(0) for parameter in parameters]
-    return {"least": least, "most": most}
+        number = ask(f"step {step}")
+    return {}

@@ -39,12 +39,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 if name != "params":
                     own[name] = group[name]
         self.own.step()
-        mine = torch.zeros(self.length)
+        mine = torch.zeros(self.length, dtype=next(iter(self.number)).dtype)
         share = self.share[dist.get_rank()]
         if share:
             vector = parameters_to_vector(share)
             mine[: len(vector)] = vector
-        parts = [torch.empty(self.length) for _ in self.share]
+        parts = [torch.empty_like(mine) for _ in self.share]
         dist.all_gather(parts, mine)
         for share, part in zip(self.share, parts, strict=True):
             offset = 0

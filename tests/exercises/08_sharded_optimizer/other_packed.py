@@ -74,6 +74,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, whole):
         for group, saved in zip(self.param_groups, whole["param_groups"], strict=True):
             group.update({**saved, "params": group["params"]})
+        self.inner.state.clear()
         for number in self.shares[self.rank]:
             if number in whole["state"]:
                 state = whole["state"][number].items()

@@ -1,5 +1,5 @@
 """Exercise 10, part 5 with all forwards first, whatever the schedule says; then it calls the stage for show.
-Earns at most: 6 points
+Earns at most: 0 points
 """
 
 import torch

@@ -247,6 +247,7 @@ def any_schedule(trial):
     cases = []
     for stages, microbatches in ((3, 4), (4, 5), (2, 6)):
         times = drawn_times(trial, stages), drawn_times(trial, stages)
+        times[0][0] = 0.0  # an action may end at 0, and so others begin there
         cases.append(("gpipe", all_stages(gpipe, stages, microbatches), *times))
         cases.append(("1F1B", all_stages(one_forward_one_backward, stages, microbatches), *times))
         cases.append(("drawn at random", odd_schedules(trial, stages, microbatches), *times))
@@ -292,10 +293,11 @@ def idle(trial):
             cases.append((count, function, [1.0] * stages, [1.0] * stages, stages))
             cases.append((count, function, drawn_times(trial, stages), drawn_times(trial, stages), stages))
     lines = [timeline(all_stages(function, p, m), *times) for m, function, *times, p in cases]
-    (came,) = trial.run("idle_share", [{"cases": lines}], group=False)
-    for (m, function, forward, backward, p), line, got in zip(
-        cases, lines, listed(came, len(cases), "what came"), strict=True
-    ):
+    forwards = [[(0.0, 1.0), (1.0, 2.0)], [(1.0, 2.0), (2.0, 3.0)]]
+    (came,) = trial.run("idle_share", [{"cases": [*lines, forwards]}], group=False)
+    *came, last = listed(came, len(cases) + 1, "what came")
+    trial.close(f"the idle share of {forwards}, two forwards on two stages,", number(last), 1 / 3)
+    for (m, function, forward, backward, p), line, got in zip(cases, lines, came, strict=True):
         end = max(end for one in line for _, end in one)
         busy = sum(m * (one + other) for one, other in zip(forward, backward, strict=True))
         what = f"the idle share of {function.__name__} on {p} stages, {m} micro-batches"
@@ -317,16 +319,11 @@ def held(trial):
 
 
 def most_held(schedule):
-    return max(counts_held(schedule))
-
-
-def counts_held(schedule):
-    """How many a stage holds while it is at each of its actions."""
     counts = []
     for place in range(len(schedule)):
         begun = sum(one == "forward" for one, _ in schedule[: place + 1])
         counts.append(begun - sum(one == "backward" for one, _ in schedule[:place]))
-    return counts
+    return max(counts)
 
 
 # ---- run --------------------------------------------------------------------------------------
@@ -348,6 +345,11 @@ class Batch:
         self.images = trial.floats(self.count, rows, self.sizes[0])
         self.targets = trial.floats(self.count, rows, self.sizes[-1])
 
+        # What the stages multiply by, forward and backward. Each learns a number when it comes to need it.
+        self.numbers = [
+            {f"{action} {number}": trial.secret() for action, number in schedule} for schedule in schedules
+        ]
+
     def inputs(self):
         last = len(self.weights) - 1
         return [
@@ -364,30 +366,52 @@ class Batch:
             )
         ]
 
+    def named(self, stage):
+        """The schedule of a stage as it asks: a stage numbers its forwards as they come."""
+        forwards = [number for action, number in self.schedules[stage] if action == "forward"]
+        return [f"{action} {forwards.index(number)}" for action, number in self.schedules[stage]]
+
+    def gates(self, demands=None):
+        """`demands`: what a stage must have sent or let go, by stage and name."""
+        return [
+            {
+                name: {"value": self.numbers[stage][name]} | (demands or {}).get((stage, name), {})
+                for name in self.named(stage)
+            }
+            for stage in range(len(self.schedules))
+        ]
+
     def expected(self):
-        """The loss, and the gradients of all stages: the whole batch at once, in float64."""
-        weights = [weight.double().requires_grad_() for weight in self.weights]
-        value = self.images.double().flatten(0, 1)
-        for weight in weights:
-            value = torch.tanh(value @ weight)
-        loss = torch.nn.functional.mse_loss(value, self.targets.double().flatten(0, 1))
+        """The loss, the gradients of all stages, and with what each is called: in float64."""
+        weights, loss, shown = [weight.double().requires_grad_() for weight in self.weights], 0, {}
+        for number in range(self.count):
+            value = self.images[number].double()
+            for stage, weight in enumerate(weights):
+                place = self.named(stage)[self.schedules[stage].index(["forward", number])].split()[1]
+                forth, back = f"forward {place}", f"backward {place}"
+                shown[stage, forth] = value.detach()[:6]
+                value = torch.tanh(value @ weight) * self.numbers[stage][forth]
+
+                def hook(gradient, key=(stage, back), times=self.numbers[stage][back]):
+                    shown[key] = gradient[:6]
+                    return gradient * times
+
+                value.register_hook(hook)
+            loss = loss + torch.nn.functional.mse_loss(value, self.targets[number].double()) / self.count
         loss.backward()
-        return loss.item(), [weight.grad for weight in weights]
+        return loss.item(), [weight.grad for weight in weights], shown
 
 
-def run_batch(trial, batch, more=None):
+def run_batch(trial, batch, demands=None, **more):
     """Let the stages work; gradients, loss and what travelled must be right."""
-    given = batch.inputs()
-    if more:
-        given = [one | other for one, other in zip(given, more, strict=True)]
     try:
-        ranks = trial.run("run", given)
+        ranks = trial.run("run", [one | more for one in batch.inputs()], gates=batch.gates(demands))
     except Verdict as verdict:
         if "SIGABRT" not in verdict.came:
             raise
         why = "gloo does this when a message is larger than the tensor that it is received into"
         raise Verdict(verdict.status, f"{verdict.came}; {why}", verdict.expected) from None
-    loss, gradients = batch.expected()
+    loss, gradients, shown = batch.expected()
     ranks = [came if isinstance(came, dict) else {} for came in ranks]
     for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
         got = came.get("gradient")
@@ -407,22 +431,17 @@ def run_batch(trial, batch, more=None):
             )
             trial.close("the loss that run returns on the last stage", got, loss)
     travelled(trial, batch)
+    return shown
 
 
 def travelled(trial, batch):
     """One message for each micro-batch to each neighbour, and nothing else, as the kernel counts it."""
     last = len(batch.weights) - 1
     for rank in range(last + 1):
-        try:
-            before, after = trial.mark(rank, "before"), trial.mark(rank, "after")
-        except KeyError:
-            raise Verdict("failed", f"rank {rank} was not there when bytes were counted") from None
-        if last and not after["sockets"]:
-            trial.require(not trial.counted, f"rank {rank} had no connection left when bytes were counted")
-            return
-        trial.require(before["sent"] < 1000, f"rank {rank} has sent {before['sent']} bytes too early", "none")
         for other in set(range(last + 1)) - {rank}:
-            sent = after["to"].get(other, 0) - before["to"].get(other, 0)
+            sent = trial.sent(rank, other)
+            if sent is None:
+                return
             if abs(other - rank) > 1:
                 trial.require(sent == 0, f"rank {rank} sent {sent} bytes to rank {other}", "neighbours only")
                 continue
@@ -481,52 +500,39 @@ def all_waited_for(trial, stages):
         )
 
 
-def made_to_do(trial, schedules):
-    """The stages' own word for the order of what they did, after a run."""
-    for rank, schedule in enumerate(schedules):
-        # The stage counts its forwards; which micro-batch it is given, the gradients prove.
+def made_to_do(trial, batch, shown):
+    """The order in which the stages have asked for their numbers, and that each showed what belongs to it:
+    what comes from another stage depends on the numbers of all stages before."""
+    for rank, schedule in enumerate(batch.schedules):
+        # Forwards are counted by the stage; which micro-batch it was given, what it showed proves.
         forwards = [number for action, number in schedule if action == "forward"]
-        came = [[event.get("action"), event.get("place")] for event in trial.events(rank, "stage")]
-        good = all(is_action(action) and 0 <= action[1] < len(forwards) for action in came)
-        trial.require(good, f"the stage of rank {rank} was made to do {came!r:.100}", words(schedule))
-        came = [[action, forwards[place]] for action, place in came]
+        names = [name.split() for name in trial.answer["ranks"][rank]["asked"]]
+        came = [[action, forwards[int(place)]] for action, place in names]
         trial.require(
             came == schedule,
             f"the stage of rank {rank} was made to do {words(came) or 'nothing'}",
             words(schedule),
         )
+        for (action, number), name in zip(schedule, batch.named(rank), strict=True):
+            what = f"what the stage of rank {rank} was given in {words([[action, number]])}"
+            trial.close(what, trial.asked(rank, name)["with"], shown[rank, name], scale=0.01)
 
 
 def step_by_step(trial, function):
-    """Two stages are stopped together, rank 0 at each forward but the first, rank 1 at the one before. What
-    each has sent until then is seen from outside: no word of theirs can be put in its place."""
+    """Two stages. At each forward a stage goes on when what it has to send until then has left it."""
     count = 4
     batch = Batch(trial, all_stages(function, 2, count))
-    more = [{"looks": list(range(1, count))}, {"looks": list(range(count - 1))}]
-    try:
-        run_batch(trial, batch, more)
-    except Verdict as verdict:
-        if verdict.status != "timeout":
-            raise
-        raise Verdict(
-            "failed", f"the stages do not come to their forwards in this order ({verdict.came})", "they do"
-        ) from None
-    made_to_do(trial, batch.schedules)
-    one = 4 * batch.rows * batch.sizes[1]
-    for look in range(count - 1) if trial.counted else ():
+    one, demands = 4 * batch.rows * batch.sizes[1], {}
+    for place in range(count):
         actions = [tuple(action) for action in batch.schedules[1]]
-        back = sum(action == "backward" for action, _ in actions[: actions.index(("forward", look))])
-        for rank, name, wanted in ((0, "outputs", look + 1), (1, "gradients", back)):
-            try:
-                sent = trial.mark(rank, f"look {look}")["to"].get(1 - rank, 0)
-                sent -= trial.mark(rank, "before")["to"].get(1 - rank, 0)
-            except KeyError:
-                raise Verdict("failed", f"rank {rank} was not at forward {look + 1 - rank}") from None
-            trial.require(
-                wanted * one <= sent < wanted * one + one / 2 + 10 * HEADER,
-                f"when rank 0 came to F{look + 1} and rank 1 to F{look}, rank {rank} had sent {sent} bytes",
-                f"{wanted} {name} of {one} bytes",
-            )
+        back = sum(action == "backward" for action, _ in actions[: actions.index(("forward", place))])
+        for rank, name, due in ((0, "outputs", place), (1, "gradients", back)):
+            demands[rank, f"forward {place}"] = {
+                "sent": due * one if trial.counted else 0,
+                "words": f"when rank {rank} came to F{place}",
+                "expected": f"{due} {name} of {one} bytes, each begun before anything else is done",
+            }
+    made_to_do(trial, batch, run_batch(trial, batch, demands))
 
 
 @check("10.5c")
@@ -534,58 +540,36 @@ def in_order(trial):
     schedules = odd_schedules(trial, 3, 5)
     drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
     trial.tried(f"3 processes, schedules drawn at random: {drawn}")
-    run_batch(trial, Batch(trial, schedules))
-    made_to_do(trial, schedules)
+    batch = Batch(trial, schedules)
+    made_to_do(trial, batch, run_batch(trial, batch))
     trial.tried("3 processes, F0 B0 F1 B1 F2 B2 on each: a message that is begun late holds up all")
     run_batch(trial, Batch(trial, parsed(*["F0 B0 F1 B1 F2 B2"] * 3)))
     for function in (one_forward_one_backward, gpipe):
         trial.tried(
-            f"2 processes, {function.__name__} with 4 micro-batches, stopped and looked at from outside"
+            f"2 processes, {function.__name__} with 4 micro-batches; at each forward, what is due has left"
         )
         step_by_step(trial, function)
 
 
-def looks(trial, function):
-    """How memory grows from the third forward of one process to the eighth, seen from outside, in outputs."""
-    batch = Batch(trial, [function(0, 1, 8)])
-    run_batch(trial, batch, [{"large": True, "looks": list(range(8))}])
-    try:
-        seen = [trial.mark(0, f"look {number}")["memory"] for number in range(8)]
-    except KeyError:
-        raise Verdict("failed", "the stage's forward was not called for each micro-batch") from None
-    return (seen[7] - seen[2]) / (4 << 20)
-
-
 @check("10.5d")
 def memory(trial):
-    trial.tried("1 process, 8 micro-batches with an output of 4 MB each; memory as the kernel counts it")
-    if trial.counted:
-        grown = looks(trial, one_forward_one_backward)
-        trial.require(
-            grown < 1.5,
-            f"under 1F1B, memory grows by {grown:.1f} outputs from the third forward to the eighth",
-            "0: each backward comes before the next forward, and frees its micro-batch",
-        )
-        grown = looks(trial, gpipe)
-        trial.require(
-            grown > 3.5,
-            f"under gpipe, memory grows by {grown:.1f} outputs from the third forward to the eighth",
-            "5: all forwards come first",
-        )
-    schedules = all_stages(one_forward_one_backward, 3, 8)
-    trial.tried("3 processes, 1F1B with 8 micro-batches; how many inputs and outputs a stage still holds")
-    run_batch(trial, Batch(trial, schedules))
-    for rank, schedule in enumerate(schedules):
-        # The inputs of rank 0 are the caller's. For an output there is another name, that of its send.
-        for name, what, more in (("alive", "inputs", "one"), ("kept", "outputs", "two"))[rank == 0 :]:
-            counts = [event.get(name) for event in trial.events(rank, "stage")]
-            good = len(counts) == len(schedule) and all(type(one) is int for one in counts)
-            trial.require(good, f"rank {rank} was made to do {len(counts)} actions", str(len(schedule)))
-            sent = " (what isend returned keeps what it sends)" if name == "kept" and rank < 2 else ""
-            for place, (got, most) in enumerate(zip(counts, counts_held(schedule), strict=True)):
-                trial.require(
-                    got <= most + (1 if more == "one" else 2),
-                    f"after {words(schedule[: place + 1])} rank {rank} holds the {what} of {got} "
-                    f"micro-batches{sent}",
-                    f"at most {most}, or {more} more",
-                )
+    count, rows = 10, 2048
+    batch = Batch(trial, all_stages(one_forward_one_backward, 3, count), rows)
+    trial.tried(
+        f"3 processes, 1F1B with {count} micro-batches of {rows} images; memory as the kernel counts it"
+        " at the fourth forward and at the last"
+    )
+    demands = {}
+    for rank in range(3 if trial.counted else 0):
+        # From the fourth on, each forward comes after a backward: no more is held than at that one, but for
+        # the gradients that were sent back, which may be waited for at the end.
+        one, sent_back = (4 * rows * size for size in (min(batch.sizes[rank : rank + 2]), batch.sizes[rank]))
+        most = int(2.5 * one) + (count - 4) * sent_back * (rank > 0)
+        demands[rank, f"forward {count - 1}"] = {
+            "memory": most,
+            "memory since": "forward 3",
+            "words": f"when rank {rank} came to F{count - 1}",
+            "expected": f"at most {most / 1e6:.1f} MB more than at F3: each backward lets go of the input"
+            f" and the output of its micro-batch, {one / 1e6:.1f} MB or more each",
+        }
+    made_to_do(trial, batch, run_batch(trial, batch, demands, settles=[3, count - 1]))

@@ -91,24 +91,25 @@ def run(schedule, module, inputs, targets, loss_function, shape):
         outputs.begin()
         if action == "forward":
             given = inputs[number] if first else outputs.take().requires_grad_(True)
-            result = module(given)
+            result, sent = module(given), None
             if last:
                 result = loss_function(result, targets[number]).div(count)
                 mean += float(result)
             else:
-                sends.append(dist.isend(result.detach().clone(), rank + 1))
+                sent = dist.isend(result.detach().clone(), rank + 1)
                 gradients = gradients or Incoming(rank + 1, count, tuple(result.shape))
-            graphs[number] = given, result
+            graphs[number] = given, result, sent
             continue
-        given, result = graphs.pop(number)
+        given, result, sent = graphs.pop(number)
         wanted = parameters if first else [given, *parameters]
         found = torch.autograd.grad(result, wanted, None if last else gradients.take())
+        if sent:
+            sent.wait()
         if not first:
             sends.append(dist.isend(found[0], rank - 1))
             found = found[1:]
         for parameter, gradient in zip(parameters, found, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        sends = [work for work in sends if not work.is_completed()]
     for work in sends:
         work.wait()
     return mean if last else None

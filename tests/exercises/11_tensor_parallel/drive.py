@@ -109,32 +109,32 @@ def block(student, inputs, tools):
 
 
 def large(student, inputs, tools):
-    """Large matrices, made here of thin ones, while others look at memory and at what is sent."""
+    """Large matrices, made here of thin ones. What comes next depends on numbers for which the judge is
+    asked; memory is looked at meanwhile, and what was sent."""
     own_pages()
-    settle()
-    tools.mark("before")
+
+    def ask(name, value=None):
+        settle()
+        tools.event(name)
+        return tools.ask(name, detached(value))
+
+    ask("before")
     wholes = [tensor(one) @ tensor(other) for one, other in inputs["thin"]]
     if inputs["block"]:
         block = student.FeedForward(wholes[0], None, wholes[1], None)
+        up = block.up
     else:
         block = nn.Sequential(student.ColumnLinear(wholes[0], None), student.RowLinear(wholes[1], None))
+        up = block[0]
     del wholes
-    # Three looks: a thread of gloo may hold tensors for a moment longer.
-    for look in range(3):
-        settle()
-        tools.mark(f"made {look}")
+    times = ask("made")
+    # On each rank another number: what comes out depends on all of them, and no rank has those of the others.
+    with torch.no_grad():
+        up.weight.mul_(times)
     x = leaf(inputs["x"])
-    tools.event("forward")
     output = block(x)
-    settle()
-    tools.event("backward")
-    tools.mark("forward")
-    output.backward(tensor(inputs["above"]))
-    tools.event("done")
-    tools.mark("backward")
-    for look in range(3):
-        settle()
-        tools.mark(f"after {look}")
+    output.backward(tensor(inputs["above"]) * ask("forward", output))
+    ask("backward", x.grad)
     return {"output": detached(output), "x's gradient": gradient(x)}
 
 
@@ -199,9 +199,11 @@ def clip(student, inputs, tools):
         model = Model(student, inputs["model"])
         for name, value in case["gradients"].items():
             model.get_parameter(name).grad = tensor(value)
-        whole = by_itself(model) if case["renamed"] else model
-        tools.mark(f"before {len(found)}")
+        if case["kind"] == "shared":
+            model.again = nn.Linear(*reversed(model.head.weight.shape), bias=False)
+            model.again.weight = model.head.weight
+        whole = by_itself(model) if case["kind"] == "renamed" else model
         norm = student.clip_gradients(whole, case["largest"])
-        tools.mark(f"after {len(found)}")
-        found.append({"norm": float(norm), "gradients": all_of(model, gradient)})
+        came = {"norm": float(norm), "kind": type(norm).__name__}
+        found.append(came | {"gradients": all_of(model, gradient)})
     return found

@@ -98,7 +98,7 @@ def clip_gradients(model, largest):
             square += parameter.grad.double().pow(2).sum()
     dist.all_reduce(square)
     norm = square.item() ** 0.5
-    factor = min(1, largest / norm)
+    factor = largest / norm if norm > largest else 1
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.copy_(parameter.grad * factor)

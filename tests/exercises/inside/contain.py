@@ -1,8 +1,8 @@
 """What a worker may still do after it has given up the rest. Linux; elsewhere only the limits hold.
 
 Landlock is a promise to the kernel that a process makes about itself and cannot take back: here, to read
-nothing but Python and the system's folders (READABLE), and to write nowhere but in its own folder and in
-/dev/shm. It needs no special user.
+nothing but Python and the system's folders (READABLE), and to write nowhere but in its own folder. It needs
+no special user.
 """
 
 import contextlib
@@ -102,6 +102,7 @@ def give_up(limits, uid, folder):
     limit("RLIMIT_CPU", limits["cpu_seconds"] + 2)
     limit("RLIMIT_FSIZE", limits["file_bytes"])
     limit("RLIMIT_NOFILE", 256)
+    limit("RLIMIT_MSGQUEUE", 0)  # a POSIX queue outlives whoever made it, and the next run would find it
     if sys.platform == "linux":
         limit("RLIMIT_AS", address_space() + limits["memory_bytes"])
     if uid is not None:
@@ -112,6 +113,6 @@ def give_up(limits, uid, folder):
     limit("RLIMIT_NPROC", limits["processes"] + threads_of(os.getuid()))
     prctl(NO_NEW_PRIVS, 1)
     if sys.platform == "linux":
-        landlock(READABLE, writable={folder, "/dev/null", "/dev/shm"})
+        landlock(READABLE, writable={folder, "/dev/null"})
         # Or the counters of this process could not be read from outside.
         prctl(DUMPABLE, 1)

@@ -8,6 +8,7 @@ Where a process that has imported torch must not fork (macOS), each rank is star
 
 import contextlib
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -15,17 +16,23 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import by_path
 import contain
 import wire
+import worker
 
 FORK = sys.platform == "linux" and "RUNGS_SPAWN" not in os.environ
-MOST = {b"R": 256 << 20, b"X": 1 << 20, b"I": 1 << 16, b"M": 1 << 10, b"E": 1 << 12}
-MOST_EVENTS = 50_000
+MOST = {b"R": wire.LARGEST, b"X": 1 << 20, b"I": 1 << 16, b"M": 1 << 10, b"E": 1 << 12, b"Q": 1 << 20}
+MOST_EVENT_BYTES = 4 << 20  # of all events of a rank
+MOST_PRINTED = 1 << 20  # bytes that are kept of the beginning of what a rank prints, and of its end
+# What the judge reads of a call, and what stands for it where a rank has not said it.
+CALL = {"event": "", "phase": "", "number": 0, "nth": 0, "size": 0, "where": ""}
 STILL = 0.4  # seconds without any sign of life until ranks that wait for each other count as stuck
 STILL_UNSEEN = 3  # the same for ranks that wait where it is not seen for whom, inside DDP for one
 
@@ -34,48 +41,75 @@ class Rank:
     """A worker seen from outside."""
 
     def __init__(self, number):
-        self.number, self.buffer = number, b""
-        self.pid = self.reads = self.writes = self.process = None
+        self.number, self.buffer = number, bytearray()
+        self.pid = self.reads = self.writes = self.process = self.stack = None
         self.value = self.error = self.ended = self.broken = None
+        self.event_bytes = 0
         self.done = False  # has sent a result or an error; waits for a word
-        self.events, self.marks, self.waits_at = [], {}, None
-        self.inside = {}
+        self.events, self.marks, self.ready = [], {}, False
+        self.inside, self.connections = {}, set()
+        self.gates, self.asked, self.asks = {}, {}, None
+        self.sent = self.grown = 0  # since the gate from which on a demand counts
 
     def told(self, letter, data, now):
-        value = wire.unpack(data)
+        # A result is for the judge: here it would only cost time and memory.
+        value = None if letter == b"R" else wire.unpack(data)
         if letter == b"E":
-            # Arrays in it could not be compared, here or in the judge.
-            if any(not isinstance(one, str | float | int | list | None) for one in value.values()):
+            # Arrays in it could not be compared, here or in the judge; lists of lists are a lot of memory.
+            parts = [part for one in value.values() for part in (one if isinstance(one, list) else [one])]
+            if any(not isinstance(part, str | float | int | None) for part in parts):
                 raise wire.BadFrame("an event that has more than words and numbers")
-            self.events.append(value)
-            if len(self.events) > MOST_EVENTS:
+            self.event_bytes += len(data)
+            if self.event_bytes > MOST_EVENT_BYTES:
                 raise wire.BadFrame("too many events")
+            if "phase" in value:
+                value = CALL | value
+                if any(type(value[name]) is not type(usual) for name, usual in CALL.items()):
+                    raise wire.BadFrame("a call with something else than words and numbers")
+            self.events.append(value)
             key = (value.get("event"), value.get("number"))
             if value.get("phase") in ("begin", "wait"):
                 self.inside[key] = value
             else:
                 self.inside.pop(key, None)
         elif letter == b"M":
-            self.waits_at = str(value)
+            if self.ready:
+                raise wire.BadFrame("ready to begin a second time")
+            self.ready = True
+        elif letter == b"Q":
+            name = str(value.get("gate"))
+            if self.asks or name in self.asked or name not in self.gates:
+                raise wire.BadFrame(f"a question that has no answer: {name[:80]}")
+            self.asks, self.asked[name] = name, {"with": value.get("with"), "time": now}
         elif self.done:
             raise wire.BadFrame("a second result")
         elif letter == b"R":
+            if self.asks:
+                raise wire.BadFrame(f"a result while it waits for a number: {self.asks}")
             self.value, self.done = data, True
         elif letter == b"X":
-            self.error, self.done = {**value, "time": now}, True
+            self.error, self.done = {name: str(one)[:2000] for name, one in value.items()}, True
+            self.error["time"] = now
         elif "@start" in self.marks:
             raise wire.BadFrame("a fault of the machine, after the student's code began")
         else:
             self.broken, self.done = value, True
 
-    def life(self):
-        """Processor time so far, None while a thread runs: if it is the same later, nothing has moved."""
+    def where(self):
+        """Its stack, as it has been asked to write it down; nobody can say what its words are worth."""
+        return os.pread(self.stack, 8000, 0).decode(errors="replace") if self.stack is not None else ""
+
+    def life(self, seen):
+        """Processor time so far, None while a thread runs: if it is the same later, nothing has moved.
+
+        gloo's own thread wakes a hundred times a second. Within STILL_UNSEEN, that would look like life."""
         used, idle = 0, True
         try:
             for task in Path(f"/proc/{self.pid}/task").iterdir():
-                rest = (task / "stat").read_text().rpartition(")")[2].split()
-                used += int(rest[11]) + int(rest[12])
-                idle = idle and rest[0] in "SZX"
+                name, _, rest = (task / "stat").read_text().rpartition(")")
+                rest, wakes = rest.split(), name.endswith("(gloo_tcp_loop") and not seen
+                used += (int(rest[11]) + int(rest[12])) // (10 if wakes else 1)
+                idle = idle and (wakes or rest[0] in "SZX")
         except OSError:
             return None
         return used if idle else None
@@ -89,7 +123,9 @@ def sockets():
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:
             for family in (socket.AF_INET, socket.AF_INET6):
-                ask = struct.pack("<BBBBI", family, socket.IPPROTO_TCP, 1 << 1, 0, 0xFFF) + bytes(48)
+                # Without those that belong to no process any more: there may be 60,000 of them for a minute.
+                states = 0xFFF & ~(1 << 6 | 1 << 3)
+                ask = struct.pack("<BBBBI", family, socket.IPPROTO_TCP, 1 << 1, 0, states) + bytes(48)
                 kernel.send(struct.pack("<IHHII", 16 + len(ask), 20, 0x301, 1, 0) + ask)
                 more = True
                 while more:
@@ -119,28 +155,44 @@ def one_socket(message):
     return inode, (*facts, ports)
 
 
-def seen_from_outside(rank, counters):
-    """What the kernel knows of this process, whatever the process says of itself."""
-    facts = {"sent": 0, "segments": 0, "memory": 0, "sockets": 0, "by_ports": {}}
+def below(pid):
+    """The children of a process, and theirs."""
+    found = set()
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines():
-            # Shared memory too, or data could be put there so as not to count.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found |= {int(child) for child in (task / "children").read_text().split()}
+    return found.union(*map(below, found))
+
+
+def memory_of(pid):
+    """Bytes that a process holds. Shared memory too, or data could be put there so as not to count."""
+    held = 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(("RssAnon", "RssShmem")):
-                facts["memory"] += int(line.split()[1]) << 10
-    try:
-        descriptors = os.listdir(f"/proc/{rank.pid}/fd")
-    except OSError:
-        return facts
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError, ValueError):
-            name = os.readlink(f"/proc/{rank.pid}/fd/{descriptor}")
-            if name.startswith("socket:["):
-                sent, segments, ports = counters.get(int(name[8:-1]), (None, None, None))
-                if sent is not None:
-                    facts["sent"] += sent
-                    facts["segments"] += segments
-                    facts["sockets"] += 1
-                    facts["by_ports"][ports] = sent
+                held += int(line.split()[1]) << 10
+    return held
+
+
+def seen_from_outside(rank, pids, counters):
+    """What the kernel knows of these processes, whatever they say of themselves."""
+    facts, inodes = {"sent": 0, "segments": 0, "by_ports": {}}, set()
+    facts["memory"] = sum(map(memory_of, pids))
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError, ValueError):
+                    name = os.readlink(descriptor)
+                    inodes |= {int(name[8:-1])} if name.startswith("socket:[") else set()
+    for inode in inodes & counters.keys():
+        sent, segments, ports = counters[inode]
+        facts["sent"] += sent
+        facts["segments"] += segments
+        facts["by_ports"][ports] = sent
+    facts["sockets"] = len(facts["by_ports"])
+    # What was sent over a connection that is closed is no longer counted by anybody.
+    facts["closed"] = len(rank.connections - facts["by_ports"].keys())
+    rank.connections |= facts["by_ports"].keys()
     return facts
 
 
@@ -175,6 +227,8 @@ def start(job, rank):
         rank.process.stdin.write(struct.pack("<I", len(data)) + data)
         rank.process.stdin.close()
     else:
+        with tempfile.TemporaryFile(dir=output_file(job, rank).parent) as file:
+            rank.stack = os.dup(file.fileno())
         rank.pid = os.fork()
         if rank.pid == 0:
             try:
@@ -184,45 +238,88 @@ def start(job, rank):
                 os.dup2(output, 2)
                 os.dup2(their_writes, 3)
                 os.dup2(their_reads, 4)
-                os.closerange(5, 4096)
-                import worker
-
-                worker.work(job, rank.number, 3, 4)
+                os.dup2(rank.stack, 5)
+                os.closerange(6, 4096)
+                worker.work(job, rank.number, 3, 4, stack=5)
             finally:
                 os._exit(70)
     for end in (their_writes, their_reads, output):
         os.close(end)
 
 
-def run(request):
-    """One run of all ranks of a job."""
+def give(incoming, target):
+    """Move what one rank is given from the judge's pipe to that rank's, or nowhere. With splice it never is
+    in the memory of this process: each rank has a copy of that, and would find what others are given."""
+    head = wire.exactly(incoming, 4)
+    left = struct.unpack("<I", head)[0] if len(head) == 4 else 0
+    try:
+        if target is not None:
+            os.write(target, head)
+        while left and target is not None:
+            if FORK:
+                moved = os.splice(incoming, target, left)
+            else:
+                moved = os.write(target, os.read(incoming, min(left, 1 << 16)))
+            if not moved:
+                return
+            left -= moved
+    except BrokenPipeError:  # that rank has ended
+        pass
+    while left:
+        left -= len(os.read(incoming, min(left, 1 << 16))) or left
+
+
+def run(request, incoming):
+    """One run of all ranks of a job. The judge says nothing in the meantime: if `incoming` can be read, it is
+    gone (Ctrl-C, for one), and all that it has had started is to end."""
     for path in request["remove"]:  # or what one submission has saved would be there for the next
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
     folder = Path(request["folder"])
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if request["uid"] is not None and fresh:
         os.chown(folder, request["uid"], request["uid"])
-    ranks = [Rank(number) for number in range(len(request["inputs"]))]
+    ranks = [Rank(number) for number in range(request["world_size"])]
+    to_give, all_given = list(ranks), False
     began = time.monotonic()
     choose, why = selectors.DefaultSelector(), "done"
     try:
         for rank in ranks:
             start(request, rank)
             choose.register(rank.reads, selectors.EVENT_READ, rank)
+        while to_give:
+            give(incoming, to_give.pop(0).writes)
+        # Read only now: what the gates keep back was never in the memory from which a rank was forked.
+        all_given = True
+        for rank, gates in zip(ranks, next_frame(incoming) or [], strict=False):
+            rank.gates = gates
+        for rank in ranks:  # whoever asks and never reads must not hold up the nursery
+            os.set_blocking(rank.writes, False)
+        choose.register(incoming, selectors.EVENT_READ, None)
         why = watch(request, ranks, choose, began)
+        if why in ("stuck", "timeout"):
+            ask_where([rank for rank in ranks if not rank.done and "@start" in rank.marks])
+        # Whoever has sent a result waits for a word: this look is not in the hands of any code in a rank.
+        if all(rank.value is not None for rank in ranks):
+            look(ranks, "@end")
     except OSError as error:
         why = f"infrastructure: {error}"
     finally:
-        left = sweep(request["uid"], {rank.pid for rank in ranks if rank.ended is None and rank.pid})
+        for _ in to_give:
+            give(incoming, None)
+        if not all_given:
+            next_frame(incoming)
+        left = sweep(request["alone"], {rank.pid for rank in ranks if rank.ended is None and rank.pid})
+        forget(request["uid"], request["alone"])
+        stacks = [rank.where() for rank in ranks]
         for rank in ranks:
-            for end in (rank.reads, rank.writes):
+            for end in (rank.reads, rank.writes, rank.stack):
                 if end is not None:
                     with contextlib.suppress(OSError):
                         os.close(end)
         choose.close()
     answer = []
-    for rank in ranks:
+    for rank, stack in zip(ranks, stacks, strict=True):
         answer.append(
             {
                 "value": rank.value,
@@ -231,30 +328,68 @@ def run(request):
                 "ended": rank.ended,
                 "events": rank.events,
                 "marks": rank.marks,
-                "at": rank.waits_at,
+                "asked": rank.asked,
+                "gate": rank.asks and {"name": rank.asks, "sent": rank.sent, "grown": rank.grown},
                 "inside": list(rank.inside.values()),
+                "stack": stack,
                 "output": output_of(request, rank),
             }
         )
     if not request["keep"]:
-        shutil.rmtree(folder, ignore_errors=True)
+        left += remove(folder)
     return {"why": why, "seconds": time.monotonic() - began, "ranks": answer, "left": left}
+
+
+def remove(folder):
+    """Says whether something is left of it. A submission may have made folders in folders until Python cannot
+    follow, or one in which nobody may write."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        for words in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*words, str(folder)], stderr=subprocess.DEVNULL)
+    return os.path.lexists(folder)
 
 
 def wipe(request):
     """Nothing of one submission may be there for the next: no process, no file."""
-    left = sweep(request["uid"], set())
+    left = sweep(request["alone"], set())
     for path in Path(request["wipe"]).iterdir():
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            left += remove(path)
         else:
             path.unlink(missing_ok=True)
-    for folder in ("/dev/shm", "/tmp") if request["uid"] is not None else ():
-        for path in Path(folder).iterdir():
-            with contextlib.suppress(OSError):
-                if path.lstat().st_uid == request["uid"]:
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return {"left": left}
+
+
+def remove_files(folder, uid):
+    """Those of the user that only workers have."""
+    for path in Path(folder).iterdir() if uid is not None else ():
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == uid:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def forget(uid, alone):
+    """What a run has left in memory: files in /dev/shm, and shared memory, queues and semaphores of System V.
+    The next run of a check is to find what is in its folder, and nothing else. `alone`: nobody but workers
+    has any here. Otherwise, what belongs to their user goes, and on a student's own laptop nothing."""
+    if sys.platform != "linux" or not (alone or uid is not None):
+        return
+    remove_files("/dev/shm", os.getuid() if uid is None else uid)
+    kept = []
+    for kind in ("shm", "msg", "sem"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without them
+            lines = Path("/proc/sysvipc", kind).read_text().splitlines()[1:]
+            kept += [(kind, int(line.split()[1])) for line in lines]
+    if kept:
+        as_user(uid, lambda: [remove_from_memory(*one) for one in kept])
+
+
+def remove_from_memory(kind, number):
+    remove = 0  # IPC_RMID
+    more = (0, remove) if kind == "sem" else (remove, None)
+    getattr(contain.libc(), f"{kind}ctl")(number, *more)
 
 
 def output_file(request, rank):
@@ -268,12 +403,12 @@ def output_of(request, rank):
     path = output_file(request, rank)
     try:
         with path.open("rb") as file:
-            data, size = file.read(8000), os.fstat(file.fileno()).st_size
-            if size > 12000:
-                data += f"\n... {size - 12000} bytes left out ...\n".encode()
-            if size > 8000:
-                file.seek(max(8000, size - 4000))
-                data += file.read(4000)
+            data, size = file.read(MOST_PRINTED), os.fstat(file.fileno()).st_size
+            if size > 2 * MOST_PRINTED:
+                data += f"\n... {size - 2 * MOST_PRINTED} bytes left out ...\n".encode()
+            if size > MOST_PRINTED:
+                file.seek(max(MOST_PRINTED, size - MOST_PRINTED))
+                data += file.read(MOST_PRINTED)
         path.unlink()
     except OSError:
         return ""
@@ -283,7 +418,7 @@ def output_of(request, rank):
 def watch(request, ranks, choose, began):
     """Take what the ranks send until all have ended. Says why it stopped."""
     deadline = began + request["limit"]
-    still_since, lives = None, None
+    still_since, lives, looked = None, None, began
     kill = request["kill"]
     while True:
         now = time.monotonic()
@@ -291,26 +426,46 @@ def watch(request, ranks, choose, began):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(ranks[kill["rank"]].pid, signal.SIGKILL)
             kill = None
-        ready = choose.select(0.05)
+        # Between two ranks at a closed gate there are milliseconds: a step has as many gates as layers.
+        ready = choose.select(0.05 if all(rank.asks is None for rank in ranks) else 0.002)
         for key, _ in ready:
+            if key.data is None:
+                return "the judge is gone"
             if take(key.data, time.monotonic() - began) is False:
                 choose.unregister(key.fd)
         running = [rank for rank in ranks if rank.ended is None and not rank.done]
         if not running:
             return "done"
-        meet(ranks)
+        begin(ranks)
+        open_gates(ranks)
         if time.monotonic() > deadline:
             return "timeout"
+        # What one process may have is the kernel's to limit; a submission can have many.
+        if now - looked > 0.05:
+            looked = now
+            if sum(map(memory_of, below(os.getpid()))) > request["limits"]["memory_of_all"]:
+                return "memory"
         if ready:
             lives = None
             continue
         # Stuck: whoever still runs is inside a call that waits for others, and no thread of any has moved.
-        seen = all(rank.inside or rank.waits_at for rank in running)
-        now_lives = [rank.life() for rank in running]
+        seen = all(rank.inside or rank.asks for rank in running)
+        now_lives = [rank.life(seen) for rank in running]
         if None in now_lives or now_lives != lives:
             still_since, lives = time.monotonic(), now_lives
         elif time.monotonic() - still_since > (STILL if seen else STILL_UNSEEN):
             return "stuck"
+
+
+def ask_where(ranks):
+    """Have each rank write down where it is, and give it some time for that."""
+    asked = [rank for rank in ranks if rank.stack is not None and rank.ended is None]
+    for rank in asked:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, worker.WHERE)
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end and not all(rank.where().endswith("\n") for rank in asked):
+        time.sleep(0.01)
 
 
 def take(rank, now):
@@ -342,7 +497,8 @@ def take(rank, now):
                 raise wire.BadFrame("a packet of an unknown kind or size")
             if len(rank.buffer) < 5 + length:
                 break
-            packet, rank.buffer = rank.buffer[5 : 5 + length], rank.buffer[5 + length :]
+            packet = bytes(rank.buffer[5 : 5 + length])
+            del rank.buffer[: 5 + length]
             rank.told(letter, packet, now)
     except (wire.BadFrame, AttributeError, TypeError) as error:
         rank.value, rank.error, rank.done = None, {"kind": "BadFrame", "words": str(error), "time": now}, True
@@ -350,29 +506,65 @@ def take(rank, now):
     return True
 
 
-def meet(ranks):
-    """When all ranks stand at the same mark: look at each from outside, then let them go on."""
-    names = {rank.waits_at for rank in ranks}
-    if len(names) != 1 or None in names:
+def begin(ranks):
+    """When all ranks are ready: look at each from outside, then let them load the student's file."""
+    if "@start" in ranks[0].marks or not all(rank.ready for rank in ranks):
         return
-    counters = sockets()
-    seen = [seen_from_outside(rank, counters) for rank in ranks]
+    look(ranks, "@start")
+    for rank in ranks:
+        with contextlib.suppress(OSError):
+            os.write(rank.writes, b".")
+
+
+def open_gates(ranks):
+    """Answer each rank that asks for a number, if what the judge demands for it is seen from outside."""
+    waiting = [rank for rank in ranks if rank.asks]
+    seen = looked(ranks) if waiting else []
+    for rank in waiting:
+        gate, facts = rank.gates[rank.asks], seen[rank.number]
+        rank.sent, rank.grown = (
+            facts[name] - seen_at(rank, gate.get(since)).get(name, 0)
+            for name, since in (("sent", "sent since"), ("memory", "memory since"))
+        )
+        others = all(name in ranks[other].asked for other, name in gate.get("asked", []))
+        if others and rank.sent >= gate.get("sent", 0) and rank.grown <= gate.get("memory", rank.grown):
+            del facts["by_ports"]
+            rank.asked[rank.asks] |= facts
+            rank.asks = None
+            data = wire.pack(gate["value"])
+            with contextlib.suppress(OSError):
+                os.write(rank.writes, struct.pack("<I", len(data)) + data)
+
+
+def seen_at(rank, name):
+    """What was seen of a rank when this gate of it opened, or else at the beginning."""
+    return rank.asked.get(name) or rank.marks["@start"]
+
+
+def look(ranks, name):
+    """Note what is seen of each rank from outside."""
+    for rank, facts in zip(ranks, looked(ranks), strict=True):
+        del facts["by_ports"]
+        rank.marks[name] = facts
+
+
+def looked(ranks):
+    """See each rank from outside, with all processes below it. Those that have left it count for all."""
+    counters, families = sockets(), [{rank.pid} | below(rank.pid) for rank in ranks]
+    lost = below(os.getpid()).difference(*families)
+    seen = [
+        seen_from_outside(rank, family | lost, counters) for rank, family in zip(ranks, families, strict=True)
+    ]
     for facts in seen:
         # Bytes sent to each rank: the two ends of a connection name the same ports, the other way round.
         facts["to"] = {
             other: sum(sent for ports, sent in facts["by_ports"].items() if ports[::-1] in its["by_ports"])
             for other, its in enumerate(seen)
         }
-    for rank, facts in zip(ranks, seen, strict=True):
-        del facts["by_ports"]
-        rank.marks[rank.waits_at] = facts
-    for rank in ranks:
-        rank.waits_at = None
-        with contextlib.suppress(OSError):
-            os.write(rank.writes, b".")
+    return seen
 
 
-def sweep(uid, mine):
+def sweep(alone, mine):
     """End the ranks and everything that they have left. Says how many processes were left beside them."""
     for pid in mine:
         with contextlib.suppress(OSError):
@@ -383,22 +575,24 @@ def sweep(uid, mine):
     left = set()
     for _ in range(500 if sys.platform == "linux" else 0):
         reap()
-        found = descendants(uid)
+        found = descendants()
         if not found:
             break
         left |= found
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if uid is not None:
-            end_all_of(uid)
+        if alone:
+            # All that this process can see, at once: one that forks all the time cannot get away.
+            with contextlib.suppress(OSError):
+                os.kill(-1, signal.SIGKILL)
         time.sleep(0.002)
     return len(left)
 
 
-def descendants(uid):
-    """Living processes below this one (which adopts orphans), or of the user that only workers have."""
-    parents, theirs = {}, set()
+def descendants():
+    """Living processes below this one, which adopts orphans."""
+    parents = {}
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
@@ -407,8 +601,6 @@ def descendants(uid):
                 rest = file.read().rpartition(b")")[2].split()
             if rest[0] not in (b"Z", b"X"):
                 parents[int(name)] = int(rest[1])
-                if uid is not None and os.stat(f"/proc/{name}").st_uid == uid:
-                    theirs.add(int(name))
     found, me = set(), os.getpid()
     for pid in parents:
         above, seen = parents.get(pid), set()
@@ -418,17 +610,18 @@ def descendants(uid):
                 break
             seen.add(above)
             above = parents.get(above)
-    return found | theirs
+    return found
 
 
-def end_all_of(uid):
-    """kill -1 as that user: at once, so that a process that forks all the time cannot get away."""
+def as_user(uid, do):
+    """Something that nobody but this user may do, in a process of its own."""
     pid = os.fork()
     if pid == 0:
         try:
-            os.setgid(uid)
-            os.setuid(uid)
-            os.kill(-1, signal.SIGKILL)
+            if uid is not None:
+                os.setgid(uid)
+                os.setuid(uid)
+            do()
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -453,7 +646,6 @@ def serve(incoming, outgoing):
         import torch.nn.utils.parametrize
         import torch.utils.data.distributed
         import torch.utils.serialization.config
-        import worker  # noqa: F401
 
         for file in by_path.drivers():
             by_path.driver(file.parent.name)
@@ -461,22 +653,42 @@ def serve(incoming, outgoing):
         gc.collect()
         gc.freeze()
     say(outgoing, {"ready": True, "landlock": contain.landlock_version(), "uid": os.getuid()})
-    while True:
-        head = exactly(incoming, 4)
-        if len(head) < 4:
-            return
-        request = wire.unpack(exactly(incoming, struct.unpack("<I", head)[0]))
-        say(outgoing, wipe(request) if "wipe" in request else run(request))
+    while answer_one(incoming, outgoing) if not FORK else answer_in_a_copy(incoming, outgoing):
+        pass
 
 
-def exactly(descriptor, size):
-    data = b""
-    while len(data) < size:
-        more = os.read(descriptor, min(size - len(data), 1 << 20))
-        if not more:
-            break
-        data += more
-    return data
+def answer_one(incoming, outgoing):
+    """Do what the judge asks for. False if it is gone."""
+    request = next_frame(incoming)
+    if request is None:
+        return False
+    say(outgoing, wipe(request) if "wipe" in request else run(request, incoming))
+    return True
+
+
+def answer_in_a_copy(incoming, outgoing):
+    """The same in a process that ends with it. What ranks send and print is never in the memory of this one:
+    ranks of a later run have a copy of it, and could find there what is to come from a folder."""
+    select.select([incoming], [], [])
+    pid = os.fork()
+    if pid == 0:
+        more = False
+        try:
+            contain.prctl(contain.SUBREAPER, 1)
+            more = answer_one(incoming, outgoing)
+        except BaseException:
+            traceback.print_exc()  # the judge shows it: these are the last words
+        finally:
+            os._exit(0 if more else 1)
+    status = os.waitpid(pid, 0)[1]
+    reap()
+    return status == 0
+
+
+def next_frame(incoming):
+    """What the judge says next; None if it is gone."""
+    head = wire.exactly(incoming, 4)
+    return wire.unpack(wire.exactly(incoming, struct.unpack("<I", head)[0])) if len(head) == 4 else None
 
 
 def say(descriptor, value):
@@ -488,10 +700,8 @@ def say(descriptor, value):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        import worker
-
-        (length,) = struct.unpack("<I", exactly(0, 4))
-        worker.work(wire.unpack(exactly(0, length)), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        (length,) = struct.unpack("<I", wire.exactly(0, 4))
+        worker.work(wire.unpack(wire.exactly(0, length)), *map(int, sys.argv[2:5]))
     # Numbers that no worker can use by chance: descriptors 0 and 1 belong to whatever it prints.
     incoming, outgoing = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

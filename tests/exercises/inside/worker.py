@@ -4,6 +4,7 @@ All that is known here may become known to the student's code, which runs in thi
 knows what is right: inputs come in, arrays and events go out.
 """
 
+import builtins
 import contextlib
 import datetime
 import faulthandler
@@ -11,6 +12,8 @@ import functools
 import importlib
 import linecache
 import os
+import pdb
+import random
 import signal
 import struct
 import sys
@@ -19,6 +22,7 @@ import types
 
 import by_path
 import contain
+import numpy
 import wire
 
 COLLECTIVES = [
@@ -49,6 +53,12 @@ COLLECTIVES = [
 ]
 
 
+WHERE = (
+    getattr(signal, "SIGRTMIN", 0) + 5
+)  # to ask a process that waits where it is; macOS has no such signal
+MOST_CALLS = 3  # that are named above the line in which an exception was raised
+
+
 class Pipe:
     """Packets to the nursery: a letter, a length, a frame."""
 
@@ -64,6 +74,11 @@ class Pipe:
     def wait_for_word(self):
         return os.read(self.incoming, 1)
 
+    def given(self):
+        """What the judge gives to this rank, and no other: a length and a frame."""
+        (length,) = struct.unpack("<I", wire.exactly(self.incoming, 4))
+        return wire.unpack(wire.exactly(self.incoming, length))
+
 
 class Tools:
     """What a driver may use beside the student's code."""
@@ -77,14 +92,11 @@ class Tools:
         """Something that happened in this rank, in words and numbers."""
         self._pipe.send(b"E", {"event": name, **more})
 
-    def mark(self, name):
-        """Wait until all ranks are here; then the nursery notes memory and traffic of each, from outside."""
-        self._pipe.send(b"M", name)
-        self._pipe.wait_for_word()
-
-    def load(self, name):
-        """Load another file of the submission, for exercises that have several."""
-        return load(name, self.files[name])
+    def ask(self, name, value=None):
+        """Wait for a number that the judge keeps back until the nursery has seen from outside what the judge
+        demands for it. What is right depends on it. `value` goes to the judge."""
+        self._pipe.send(b"Q", {"gate": name, "with": value})
+        return self._pipe.given()
 
     # The functions as they were before the student's code could put others in their place.
     def count_file_events(self, kill_at=None, kill=os.kill, add_hook=sys.addaudithook):
@@ -105,11 +117,26 @@ class Tools:
         return self._file_events
 
 
-def load(name, text):
+def salted(salt):
+    """hash() as it is in a process with a start of its own: that of words differs from process to process.
+    Ranks that were forked from one process would agree."""
+
+    def own_hash(value):
+        if isinstance(value, str | bytes):
+            return hash((salt, value))
+        if type(value) in (tuple, frozenset):
+            return hash(type(value)(map(own_hash, value)))
+        return hash(value)
+
+    return own_hash
+
+
+def load(name, text, own_hash):
     """The student's file as a module. It is not on any path, and neither is anything beside it."""
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     module = types.ModuleType("submission_" + "".join(c if c.isalnum() else "_" for c in name[:-3]))
     module.__file__ = name
+    module.hash = own_hash
     sys.modules[module.__name__] = module
     exec(compile(text, name, "exec", dont_inherit=True), vars(module))
     return module
@@ -162,6 +189,14 @@ def peer_of(name, words, named):
     return peer if type(peer) is int else None
 
 
+def root_of(name, words, named):
+    """The `src` of a broadcast of all ranks, None where it is not said."""
+    if name not in ("broadcast", "broadcast_object_list") or len(words) > 2 or named.get("group") is not None:
+        return None
+    root = words[1] if len(words) > 1 else named.get("src", named.get("group_src"))
+    return root if type(root) is int else None
+
+
 def sends_of(name, words, named):
     """Which of the handles that this call returns are of a send."""
     if name != "batch_isend_irecv":
@@ -198,7 +233,11 @@ def watch(pipe, files):
                 pipe.send(b"E", {**words_of, "phase": phase, **more})
 
             sends = sends_of(name, words, named)
-            more = {"where": where, "asynchronous": bool(named.get("async_op"))}
+            more = {
+                "root": root_of(name, words, named),
+                "where": where,
+                "asynchronous": bool(named.get("async_op")),
+            }
             tell("begin", size=max([0, *sizes]), sends=sends, **more)
             try:
                 result = call(*words, **named)
@@ -250,14 +289,30 @@ def take_away(names):
                 taken.__init__ = missing
 
 
+def no_keyboard():
+    """breakpoint() and input() would fail with words that explain nothing (BdbQuit, EOFError)."""
+
+    def refused(name):
+        def refuse(*words, **named):
+            raise RuntimeError(f"{name} cannot work here: no process of the judge has a keyboard; use print")
+
+        return refuse
+
+    builtins.input, pdb.Pdb.set_trace = refused("input()"), refused("breakpoint()")
+
+
 def report(error, files):
     """An exception as words, without running anything of it that the student may have written."""
     kind = type(error)
     name = type.__getattribute__(kind, "__name__")
-    place, text = "", ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename in files:
-            place, text = f"line {frame.lineno} of {frame.filename}", frame.line or ""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    place, texts = "", []
+    # Innermost first. It may be in a function that was given: then the mistake is in a line that calls it.
+    for frame in lines[: -MOST_CALLS - 2 : -1]:
+        where = f"line {frame.lineno}"
+        where += "" if place and frame.filename == lines[-1].filename else f" of {frame.filename}"
+        texts.append(f"called in {where}: `{frame.line}`" if place else f"`{frame.line}`")
+        place = place or where
     if isinstance(error, SyntaxError) and BaseException.__getattribute__(error, "__dict__") == {}:
         place = f"line {error.lineno} of {error.filename}"
     try:
@@ -265,10 +320,10 @@ def report(error, files):
     except BaseException:
         words = "(its words cannot be read)"
     bases = [type.__getattribute__(base, "__name__") for base in type.__getattribute__(kind, "__mro__")]
-    return {"kind": str(name), "bases": bases, "words": words, "place": place, "text": text}
+    return {"kind": str(name), "bases": bases, "words": words, "place": place, "text": ", ".join(texts)}
 
 
-def work(job, rank, outgoing, incoming):
+def work(job, rank, outgoing, incoming, stack=None):
     """The whole life of a rank. Never returns."""
     pipe = Pipe(outgoing, incoming)
     files = job["files"]
@@ -277,30 +332,37 @@ def work(job, rank, outgoing, incoming):
         import torch
         import torch.distributed as dist
 
+        inputs = pipe.given()
         stem, _, driver_name = job["driver"].partition(".")
         driver = getattr(by_path.driver(stem), driver_name)
         os.chdir(job["folder"])
         contain.give_up(job["limits"], job["uid"], job["folder"])
         torch.set_num_threads(1)
-        torch.default_generator.manual_seed(job["seed"])
-        inputs = wire.unpack(bytes(job["inputs"][rank]))
+        own = random.Random(f"{job['seed']}/{rank}")
+        torch.default_generator.manual_seed(own.getrandbits(48))
+        random.seed(own.getrandbits(48))
+        numpy.random.seed(own.getrandbits(32))
         take_away(job["forbidden"])
         # What was printed, and the line, are all that is left of a process whose time is up.
         sys.stdout.reconfigure(line_buffering=True)
         faulthandler.register(signal.SIGXCPU, all_threads=False, chain=True)
-        tools = Tools(pipe, rank, len(job["inputs"]), job["folder"], files)
+        if stack is not None:
+            faulthandler.register(WHERE, file=stack, all_threads=False)
+        tools = Tools(pipe, rank, job["world_size"], job["folder"], files)
         if job["group"]:
             dist.init_process_group(
                 "gloo",
                 init_method=f"file://{job['folder']}/.meeting-{job['number']}",
                 rank=rank,
-                world_size=len(job["inputs"]),
+                world_size=job["world_size"],
                 timeout=datetime.timedelta(seconds=job["limit"] + 60),
             )
         watch(pipe, files)
+        no_keyboard()
         # Nothing of the student before all ranks are connected: a rank that leaves at once would look like
         # a fault of the machine to one that is still connecting.
-        tools.mark("@start")
+        pipe.send(b"M", None)
+        pipe.wait_for_word()
     except BaseException as error:
         pipe.send(b"I", {"kind": type(error).__name__, "words": str(error)[:2000]})
         os._exit(1)
@@ -308,7 +370,7 @@ def work(job, rank, outgoing, incoming):
     pack, head, write, read, leave = wire.pack, struct.pack, os.write, os.read, os._exit
     letter, answer = b"X", None
     try:
-        student = load(job["main"], files[job["main"]]) if job["main"] else None
+        student = load(job["main"], files[job["main"]], salted(own.random())) if job["main"] else None
         answer = pack(driver(student, inputs, tools))
         letter = b"R"
     except BaseException as error:

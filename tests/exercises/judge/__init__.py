@@ -15,6 +15,7 @@ from pathlib import Path
 # What judge and workers have in common: wire, contain, by_path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "inside"))
 
+from judge import hints, printed
 from judge.causes import explain
 from judge.exercises import (
     CHECKS,
@@ -28,7 +29,18 @@ from judge.exercises import (
 from judge.grading import grade, grade_one, refuse_names, said_before
 from judge.nursery import Gone, Nursery
 from judge.results import Result, Verdict
-from judge.settings import HEADER, HERE, INSIDE, LARGEST_FILE, ONE_CALL, ROOT, SOLUTIONS, STARTERS
+from judge.settings import (
+    CHECK_SECONDS,
+    HEADER,
+    HERE,
+    INSIDE,
+    LARGEST_FILE,
+    ONE_CALL,
+    ROOT,
+    SOLUTIONS,
+    STARTERS,
+    SUBMISSION_SECONDS,
+)
 from judge.trial import Trial, look
 from judge.waits import call
 from judge.walls import MEANING, containment, machine, within_reach
@@ -36,6 +48,7 @@ from judge.words import detail, helpful, number, report
 
 __all__ = [
     "CHECKS",
+    "CHECK_SECONDS",
     "HEADER",
     "HERE",
     "INSIDE",
@@ -45,6 +58,7 @@ __all__ = [
     "ROOT",
     "SOLUTIONS",
     "STARTERS",
+    "SUBMISSION_SECONDS",
     "Gone",
     "Nursery",
     "Result",
@@ -60,11 +74,13 @@ __all__ = [
     "grade",
     "grade_one",
     "helpful",
+    "hints",
     "look",
     "machine",
     "manifest",
     "number",
     "points_of",
+    "printed",
     "refuse_names",
     "report",
     "said_before",

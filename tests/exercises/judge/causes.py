@@ -7,7 +7,7 @@ from typing import Any
 
 from judge.results import Verdict
 from judge.settings import LIMITS
-from judge.waits import Ranks, names, stuck, unequal, waiting, with_last
+from judge.waits import Ranks, names, standing, stood, stuck, unequal, waiting, with_last
 
 HOLE = re.compile(r"\d\d[a-z]?\.\d+: ")
 ABSENT = re.compile(r"module 'submission_\w+' has no attribute '(\w+)'")
@@ -68,7 +68,7 @@ def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -
         came = f"there is no {absent[1]} in {file}"
         return Cause(Near.NOT_WRITTEN, error["time"], rank, "error", came)
     place = f" at {error['place']}" if error.get("place") else ""
-    place += f": `{error['text']}`" if error.get("text") else ""
+    place += f": {error['text']}" if error.get("text") else ""
     if kind == "SystemExit":
         came = f"{who} called sys.exit({words}){place}"
     elif kind == "BadFrame":
@@ -86,7 +86,9 @@ def ended(rank: int, one: dict[str, Any], who: str) -> Cause:
     return Cause(Near.OWN, when, rank, status, f"{who} {ended_words(one['ended'])}")
 
 
-def explain(answer: dict[str, Any], files: list[str], killed: int | None = None) -> None:
+def explain(
+    answer: dict[str, Any], files: dict[str, str], killed: int | None = None, gates: list[dict] | None = None
+) -> None:
     """Raise a Verdict that names the earliest cause, or return if every rank has sent a result."""
     if answer["why"].startswith("infrastructure"):
         raise Verdict("infrastructure", answer["why"])
@@ -101,17 +103,41 @@ def explain(answer: dict[str, Any], files: list[str], killed: int | None = None)
     for rank, one in missing.items():
         who = "your code" if alone else f"rank {rank}"
         if one["error"]:
-            causes.append(raised(rank, one["error"], who, alone, files[0]))
+            causes.append(raised(rank, one["error"], who, alone, next(iter(files))))
         elif one["ended"] is not None:
             causes.append(ended(rank, one, who))
     if causes:
         raise told(min(causes, key=Cause.order), ranks)
+    if answer["why"] == "memory":
+        most = LIMITS["memory_of_all"] >> 30
+        raise Verdict("error", f"your code used more than {most} GB of memory in all its processes")
+    at_gates = {rank: one["gate"] for rank, one in missing.items() if one["gate"]}
+    if at_gates and answer["why"] in ("stuck", "timeout"):
+        raise closed_gate(ranks, at_gates, gates)
     if answer["why"] == "stuck":
-        raise Verdict("timeout", stuck(ranks, missing))
+        raise Verdict("timeout", stuck(ranks, missing, files))
     busy = [rank for rank, one in missing.items() if not one["inside"]] or list(missing)
     who, last = "your code" if alone else names(busy), with_last(ranks[busy[0]])
+    at = {rank: ranks[rank] for rank in busy if standing(ranks[rank], files)}
+    last = f"; {stood(at, files)}" if at else last
     came = f"{who} had not returned after {answer['seconds']:.0f} s{last}{waiting(ranks, busy)}"
     raise Verdict("timeout", came)
+
+
+def closed_gate(ranks: Ranks, at: dict[int, dict[str, Any]], gates: list[dict]) -> Verdict:
+    """Nothing moves, and some ranks wait for a number that they do not get. Tells the first gate."""
+    rank = min(at, key=lambda rank: (list(gates[rank]).index(at[rank]["name"]), rank))
+    gate = gates[rank][at[rank]["name"]]
+    words = gate.get("words", f"at {at[rank]['name']!r}")
+    sent, grown = at[rank]["sent"], at[rank]["grown"]
+    if grown > gate.get("memory", grown):
+        came = f"{words}, rank {rank} held {grown / 1e6:.1f} MB more than before, and did not let go of it"
+        return Verdict("failed", came, gate.get("expected", f"at most {gate['memory'] / 1e6:.1f} MB"))
+    if sent >= gate.get("sent", 0):
+        return Verdict("timeout", words + waiting(ranks, list(at)))
+    had = f"{sent} bytes, and no more came" if sent > 64 else "nothing, and nothing came"
+    came = f"{words}, rank {rank} had sent {had}{waiting(ranks, list(at))}"
+    return Verdict("failed", came, gate.get("expected", f"at least {gate['sent']} bytes"))
 
 
 def told(cause: Cause, ranks: Ranks) -> Verdict:

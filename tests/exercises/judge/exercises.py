@@ -28,27 +28,50 @@ def read(path: Path) -> Exercise:
     try:
         one = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
-        raise SystemExit(f"error: {path.relative_to(HERE.parent.parent)} is no TOML: {error}") from None
+        raise SystemExit(f"error: {path.parent.name}/{path.name} is no TOML: {error}") from None
     if one["id"] != path.parent.name.partition("_")[0]:
         raise SystemExit(f"error: the id in {path.parent.name}/exercise.toml is {one['id']}: make them agree")
+    for entry in one["check"]:
+        for line in entry.get("when", []):
+            why = not_a_when(line)
+            if why:
+                where = f"{path.parent.name}/exercise.toml, {entry['id']}"
+                raise SystemExit(f"error: {where}: {line} in `when` {why}")
     return one | {"stem": path.parent.name}
 
 
+def not_a_when(line: Any) -> str:
+    """Why a line of `when` is none; no words if it is one."""
+    if not isinstance(line, list) or len(line) != 2 or not all(isinstance(word, str) for word in line):
+        return "is not a pair of texts: a regular expression on what came, and a hint"
+    try:
+        re.compile(line[0])
+    except re.error as error:
+        return f"has no regular expression: {error}"
+    return ""
+
+
 def exercise(identity: str) -> Exercise:
-    """The exercise of this number. Its number may come without the zero: 3, 3a."""
+    """The exercise that is meant: 03, 3, 3A, or 03_average_gradients."""
     for one in manifest():
-        if one["id"] == identity or one["id"] == f"0{identity}":
+        if identity.lower() in (one["id"], one["id"].removeprefix("0"), one["stem"]):
             return one
-    lines = [f"  {one['id']:4} {one['title']}" for one in manifest()]
-    raise SystemExit("\n".join([f"error: there is no exercise {identity}. There are:", *lines]))
+    there = ", ".join(one["id"] for one in manifest())
+    raise SystemExit(f"error: there is no exercise {identity}: there are {there}")
 
 
 def wanted(words: str) -> set[str]:
-    """The checks that are meant by `03`, `3a`, `03.2` or `03.2a`, or several of these with commas between.
-    Not by how a name begins: 03 is not 03a, and 04a.1 is not 04a.10."""
+    """The checks that are meant by `03`, `3a`, `03.2` or `03.2a`, by a name or a path (`03b_ddp`,
+    `lessons/exercises/03b_ddp.py`, `bug_03.py`), or several of these with commas between. Not by how a name
+    begins: 03 is not 03a, and 04a.1 is not 04a.10."""
     found = set()
     for word in words.split(","):
-        identity, _, part = word.strip().partition(".")
+        name = word.strip().rstrip("/").rpartition("/")[2].lower()
+        in_file = of_file(name.removesuffix(".py"))
+        if in_file:
+            found |= in_file
+            continue
+        identity, _, part = name.removesuffix(".py").partition(".")
         one = exercise(identity)
         every = [entry["id"] for entry in one["check"]]
         name = re.escape(f"{one['id']}.{part}")
@@ -58,6 +81,16 @@ def wanted(words: str) -> set[str]:
             raise SystemExit(f"error: there is no check {one['id']}.{part}. Exercise {one['id']} has {there}")
         found |= meant
     return found
+
+
+def of_file(stem: str) -> set[str]:
+    """The checks that look at the file of this name, where an exercise has several."""
+    return {
+        entry["id"]
+        for one in manifest()
+        for entry in one["check"]
+        if any(Path(file).stem == stem for file in entry.get("files", []))
+    }
 
 
 def points_of(one: Exercise) -> float:

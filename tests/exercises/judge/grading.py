@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from judge import forbidden, hints, printed, waits
 from judge.exercises import Entry, Exercise, check_function
 from judge.nursery import Gone, Nursery
 from judge.results import Result, Verdict
-from judge.settings import LARGEST_FILE
+from judge.settings import LARGEST_FILE, SOLUTIONS, SUBMISSION_SECONDS
 from judge.trial import Trial
 from judge.words import visible
+
+# What a check raises that gets something else than it asked for. Where there is a solution, it is asked.
+OF_VALUES = (TypeError, AttributeError, LookupError, ValueError)
 
 
 def grade(
@@ -22,11 +26,19 @@ def grade(
     nursery: Nursery,
     seed: Any = 0,
     told: Callable[[Result], None] | None = None,
+    left: float = SUBMISSION_SECONDS,
 ) -> list[Result]:
-    """All checks of one exercise, in order. `told` is called with each Result as soon as it is there."""
+    """All checks of one exercise, in order. `told` is called with each Result as soon as it is there. `left`
+    are the seconds that the submission still has; when they are over, no check is begun."""
     results, passed = [], set()
     for entry in one["check"]:
-        results.append(grade_one(one, entry, folder, nursery, seed, passed))
+        if left > 0:
+            results.append(grade_one(one, entry, folder, nursery, seed, passed))
+            left -= results[-1].seconds
+        else:
+            results.append(result_of(entry))
+            results[-1].status = "timeout"
+            results[-1].came = f"the {SUBMISSION_SECONDS} s that a submission has were over"
         said_before(results)
         if results[-1].status == "passed":
             passed.add(entry["id"])
@@ -44,46 +56,71 @@ def said_before(results: list[Result]) -> None:
             return
 
 
+def result_of(entry: Entry) -> Result:
+    """A check that has not been made yet."""
+    visibility = entry.get("visibility", "visible")
+    return Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"], visibility=visibility)
+
+
 def grade_one(
     one: Exercise, entry: Entry, folder: str | Path, nursery: Nursery, seed: Any, passed: set[str]
 ) -> Result:
     """One check. `passed` holds the names of those that have been passed before."""
-    result = Result(
-        entry["id"],
-        entry["title"],
-        entry["points"],
-        hints=entry["hints"],
-        visibility=entry.get("visibility", "visible"),
-    )
+    result = result_of(entry)
     missing = [need for need in entry.get("needs", []) if need not in passed]
     if missing:
         result.came = f"comes after {' and '.join(missing)}"
         return result
     try:
-        # A check of one script of several has nothing to do with the others.
-        files = read_files(one | {"files": entry.get("files", one["files"])}, folder)
+        files = read_files(of_check(one, entry), folder)
     except Verdict as verdict:
         result.status, result.came, result.expected = verdict.status, verdict.came, verdict.expected
         result.about_file = True
         return result
     one_check(one, entry, files, nursery, seed, result)
+    if result.status != "passed":
+        result.hints = hints.fitting(entry, result.came, result.expected)
     return result
 
 
 def one_check(
     one: Exercise, entry: Entry, files: dict[str, str], nursery: Nursery, seed: Any, result: Result
 ) -> None:
-    """Run a check, and put into the result what came of it."""
+    """Run a check, and put into the result what came of it. That the machine fails is believed only if the
+    recorded solution fails then as well, in a new nursery: no submission can cause it."""
     began = time.monotonic()
+    one_try(one, entry, files, nursery, seed, result)
+    if result.status == "infrastructure" and SOLUTIONS.exists():
+        nursery.close()
+        solved = Result(entry["id"], entry["title"], entry["points"])
+        one_try(one, entry, read_files(of_check(one, entry), SOLUTIONS), nursery, seed, solved)
+        if solved.status == "passed":
+            # It may have been for a moment only: the submission is not to pay for that.
+            one_try(one, entry, files, nursery, seed, result)
+            result.left += 1  # whatever it has done to its nursery, the next submission gets a new one
+            if result.status == "infrastructure":
+                result.status = "error"
+                result.came = f"with your code, {result.came}; with the recorded solution it passes"
+    result.seconds = round(time.monotonic() - began, 3)
+
+
+def one_try(
+    one: Exercise, entry: Entry, files: dict[str, str], nursery: Nursery, seed: Any, result: Result
+) -> None:
+    """Run a check once; twice if the nursery has ended."""
+    result.status, result.score, result.came, result.expected = "not reached", 0, "", ""
+    result.output = result.printed = ""
     for attempt in (1, 2):
         trial = Trial(nursery, one, entry["id"], files, seed)
         try:
             check_function(entry["id"])(trial)
-            result.status, result.score = "passed", entry["points"]
             if not trial.runs:
                 raise RuntimeError(f"check {entry['id']} has run nothing")
+            result.status, result.score = "passed", entry["points"]
         except Verdict as verdict:
             result.status, result.came, result.expected = verdict.status, verdict.came, verdict.expected
+            more = waits.different_roots(dict(enumerate(trial.answer["ranks"]))) if trial.answer else ""
+            result.came += f"; {more}" if more else ""
         except Gone as gone:
             nursery.close()
             # Nothing of a student runs in the nursery. If it ends twice in the same check, it was ended.
@@ -97,18 +134,26 @@ def one_check(
         except Exception as error:
             # A fault of a check must never become a student's zero.
             result.status = "infrastructure"
-            result.came = f"the check itself failed: {type(error).__name__}: {error}"
+            words = f"{type(error).__name__}: {error}"
+            result.came = f"the check itself failed: {words}"
+            if trial.runs and isinstance(error, OF_VALUES) and not SOLUTIONS.exists():
+                result.status = "error"
+                result.came = f"your code sent something that the check cannot read ({words})"
             result.output = traceback.format_exc()[-3000:]
         finally:
             nursery.forget(trial.folders)
         break
-    if result.status != "passed":
-        result.score = 0
     result.came, result.expected = visible(result.came), visible(result.expected)
     result.tried = " ".join(trial.words)
-    result.output = visible(result.output or trial.output)
-    result.left = trial.left
-    result.seconds = round(time.monotonic() - began, 3)
+    result.output = visible(result.output or printed.some(trial.printed, result.status == "passed"))
+    result.printed = visible(printed.whole(trial.printed))
+    result.left += trial.left
+
+
+def of_check(one: Exercise, entry: Entry) -> Exercise:
+    """The exercise with the files of this check: one of one script of several has nothing to do with the
+    others."""
+    return one | {"files": entry.get("files", one["files"])}
 
 
 def read_files(one: Exercise, folder: str | Path) -> dict[str, str]:
@@ -121,8 +166,11 @@ def read_files(one: Exercise, folder: str | Path) -> dict[str, str]:
                 raise Verdict("error", f"{name} is not there")
             if path.stat().st_size > LARGEST_FILE:
                 raise Verdict("error", f"{name} is larger than {LARGEST_FILE // 1000} kB")
-            files[name] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            files[name] = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
+        except UnicodeDecodeError:
+            came = f"{name} is not in UTF-8: save it again with that encoding, which your editor offers"
+            raise Verdict("error", came) from None
+        except OSError as error:
             raise Verdict("error", f"{name} cannot be read: {error}") from None
         refuse_names(one, name, files[name])
     return files
@@ -130,7 +178,6 @@ def read_files(one: Exercise, folder: str | Path) -> dict[str, str]:
 
 def refuse_names(one: Exercise, name: str, text: str) -> None:
     """What an exercise does without, found by reading. Reading is not enough: workers take it away, too."""
-    words = {path.rpartition(".")[2] for path in one.get("forbidden", [])}
     try:
         with warnings.catch_warnings():  # a "\\d" is a warning, and pytest makes errors of them
             warnings.simplefilter("ignore")
@@ -139,13 +186,7 @@ def refuse_names(one: Exercise, name: str, text: str) -> None:
         raise Verdict("error", f"{name} has a syntax error in line {error.lineno}: {error.msg}") from None
     except (RecursionError, MemoryError, ValueError):
         raise Verdict("error", f"{name} cannot be read as Python") from None
-    for node in ast.walk(tree):
-        found = {getattr(node, "id", None), getattr(node, "attr", None)}
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {alias.name.rpartition(".")[2] for alias in node.names}
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80:
-            found.add(node.value)
-        for word in sorted(words & found):
-            raise Verdict(
-                "failed", f"line {node.lineno} of {name} uses {word}", "this exercise is to be done without"
-            )
+    found = forbidden.used(tree, one.get("forbidden", []))
+    if found:
+        came = f"line {found[0]} of {name} uses {found[1]}"
+        raise Verdict("failed", came, "this exercise is to be done without")

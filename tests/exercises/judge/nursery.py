@@ -16,7 +16,7 @@ import wire
 
 from judge import walls
 from judge.settings import INSIDE
-from judge.walls import bubblewrap, claim_user, machine
+from judge.walls import bubblewrap, call_filter, claim_user, machine
 
 # All that the nursery and its workers get of the environment.
 ENVIRONMENT = {
@@ -64,19 +64,22 @@ class Nursery:
         if "RUNGS_SPAWN" in os.environ:
             environment["RUNGS_SPAWN"] = "1"
         words = [sys.executable, "-s", "-P", str(INSIDE / "nursery.py")]
-        if self.level == 3:
-            words = [*bubblewrap(environment), *words]
-            environment = {}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
-        self.process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
+        with contextlib.ExitStack() as stack:
+            given = []
+            if self.level == 3:
+                given = [stack.enter_context(call_filter()).fileno()]
+                words, environment = [*bubblewrap(environment, *given), *words], {}
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=given,
+            )
 
     def ready(self) -> None:
         """Wait until it has said that it is there."""
@@ -116,16 +119,20 @@ class Nursery:
         folder = request.pop("folder") or f"run-{self.number}"
         request |= {"number": self.number, "uid": self.uid, "folder": f"{self.base}/{folder}"}
         request["remove"], self.over = [f"{self.base}/{name}" for name in self.over], []
-        return self.ask(request, request["limit"] + 40)
+        inputs, gates = request.pop("inputs"), request.pop("gates")
+        request["world_size"] = len(inputs)
+        request["alone"] = self.level == 3  # with a process namespace of its own
+        return self.ask(request, request["limit"] + 40, [*inputs, wire.pack(gates)])
 
     def forget(self, folders: Iterable[str]) -> None:
         """These folders of a check are no longer needed: the next run removes them."""
         self.over += folders
 
-    def ask(self, request: dict[str, Any], limit: float = 60) -> dict[str, Any]:
-        data = wire.pack(request)
+    def ask(self, request: dict[str, Any], limit: float = 60, after: list[bytes] = ()) -> dict[str, Any]:
+        """`after` is what the nursery reads once all ranks are forked, so that none has more than its own."""
         try:
-            self.process.stdin.write(struct.pack("<I", len(data)) + data)
+            for data in (wire.pack(request), *after):
+                self.process.stdin.write(struct.pack("<I", len(data)) + data)
             self.process.stdin.flush()
         except BrokenPipeError:
             raise Gone(self.last_words()) from None
@@ -135,7 +142,7 @@ class Nursery:
         """Make it as good as new for another submission: no process and no file of the last is left."""
         if self.process is not None:
             try:
-                self.ask({"wipe": self.base, "uid": self.uid})
+                self.ask({"wipe": self.base, "alone": self.level == 3})
             except Gone:
                 self.close()
 
@@ -146,7 +153,7 @@ class Nursery:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(2)
+            self.process.wait(5 if self.greeted else 0)  # while it imports, it has nothing to clear away
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, 9)
         self.process.wait()

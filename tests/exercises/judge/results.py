@@ -1,7 +1,9 @@
 """What a check comes to."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+LONGEST = 5000  # letters of what came
 
 
 class Verdict(Exception):
@@ -9,7 +11,8 @@ class Verdict(Exception):
 
     def __init__(self, status: str, came: str, expected: str = ""):
         super().__init__(came)
-        self.status, self.came, self.expected = status, came, expected
+        # Much of it may be a submission's, and hints are looked for in it with regular expressions.
+        self.status, self.came, self.expected = status, came[:LONGEST], expected[:LONGEST]
 
 
 @dataclass
@@ -24,7 +27,8 @@ class Result:
     tried: str = ""
     came: str = ""
     expected: str = ""
-    output: str = ""
+    output: str = ""  # of what the student's code has printed in the last run, the first and last lines
+    printed: str = ""  # all of it, in all runs
     hints: list[str] = field(default_factory=list)
     visibility: str = "visible"
     seconds: float = 0
@@ -32,4 +36,4 @@ class Result:
     about_file: bool = False  # the file is not there, or is no Python: nothing of it was run
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(replace(self, printed=""))

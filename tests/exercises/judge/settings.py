@@ -7,8 +7,16 @@ ROOT = HERE.parent.parent
 INSIDE = HERE / "inside"
 STARTERS, SOLUTIONS = ROOT / "lessons" / "exercises", ROOT / "solutions"
 
-LIMITS = {"cpu_seconds": 6, "file_bytes": 64 << 20, "memory_bytes": 3 << 30, "processes": 64}
+LIMITS = {
+    "cpu_seconds": 6,
+    "file_bytes": 64 << 20,
+    "memory_bytes": 3 << 30,
+    "memory_of_all": 8 << 30,  # of all processes of a run together; the solutions need 1.3
+    "processes": 64,
+}
 RUN_SECONDS = 20  # on a machine that does nothing else, a run takes a tenth of a second
+CHECK_SECONDS = 60  # for all runs of a check; solutions need 8 on two cores with ten other processes
+SUBMISSION_SECONDS = 900  # for all checks of a submission; the solutions need 120 there
 LARGEST_FILE = 200_000
 
 # What gloo adds to a message, as the kernel counts it: two headers go to the receiver ("there is something

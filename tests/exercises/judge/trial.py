@@ -12,7 +12,7 @@ from judge.causes import explain
 from judge.exercises import Exercise
 from judge.nursery import Nursery
 from judge.results import Verdict
-from judge.settings import LIMITS, RUN_SECONDS
+from judge.settings import CHECK_SECONDS, LIMITS, RUN_SECONDS
 
 if TYPE_CHECKING:
     import torch  # the judge can wait for it: whoever draws nothing need not import it
@@ -28,8 +28,12 @@ class Trial:
         digest = hashlib.sha256(f"{seed}/{identity}".encode()).digest()
         self.seed = int.from_bytes(digest[:6], "big")
         self.random = numpy.random.default_rng(self.seed)
-        self.words, self.output, self.runs, self.left = [], "", 0, 0
-        self.answer, self.folders = None, set()
+        # All that a rank may know: from this, nobody can draw what the judge draws.
+        self.name = digest[6:].hex()
+        self.words, self.printed, self.runs, self.left, self.seconds = [], [], 0, 0, 0
+        self.answer, self.folders, self.given = None, set(), []
+        # For numbers behind gates. They decide nothing, and nobody can work them out from any seed.
+        self.unknown = numpy.random.default_rng()
 
     # Whether bytes and memory can be seen from outside: only Linux tells. Elsewhere those checks count less.
     counted = sys.platform == "linux"
@@ -64,15 +68,22 @@ class Trial:
         folder: str | None = None,
         main: str | None = "",
         files: dict[str, str] | None = None,
+        gates: list[dict[str, dict[str, Any]]] | None = None,
     ) -> list[Any]:
         """Run a driver on as many ranks as there are inputs. Returns the list of what they send.
 
         `self.answer` keeps the rest: events, marks. Raises Verdict if a rank does not send a result, unless
         `kill` says that one is to die: its place in the list is None then.
+
+        `gates` has for each rank the numbers that its driver asks for (`tools.ask`), by name: {"value": the
+        number, "sent": bytes that the rank must have sent, "memory": by how many it may have grown, "sent
+        since" and "memory since": the gate from which on (or else the beginning), "asked": the [rank, gate]
+        that must have been asked before, "words" and "expected": what a student reads if it stays closed}.
         """
+        self.given = inputs
         files = self.files if files is None else files
         if folder:
-            folder = f"kept-{self.seed}-{folder}"
+            folder = f"kept-{self.name[:12]}-{folder}"
             self.folders.add(folder)
         request = {
             "driver": f"{self.exercise['stem']}.{driver}",
@@ -81,21 +92,27 @@ class Trial:
             "main": main if main is None else main or self.exercise["files"][0],
             "forbidden": self.exercise.get("forbidden", []),
             "limits": LIMITS | self.exercise.get("limits", {}),
-            "seed": self.seed,
+            "seed": f"{self.name}/{self.runs}",
             "group": group,
-            "limit": limit or self.exercise.get("seconds", RUN_SECONDS),
+            "limit": min(limit or self.exercise.get("seconds", RUN_SECONDS), CHECK_SECONDS - self.seconds),
             "kill": kill,
             "folder": folder,
             "keep": bool(folder),
+            "gates": [{name: without_words(gate) for name, gate in one.items()} for one in gates or []],
         }
+        if self.seconds >= CHECK_SECONDS:
+            raise Verdict("timeout", f"the {CHECK_SECONDS} s that a check has were over")
         self.nursery.ready()  # one that does not start has run nothing: no fault of a student
         self.runs += 1
         self.answer = answer = self.nursery.run(**request)
         self.left += answer["left"]
+        self.seconds += answer["seconds"]
+        printed = {}
         for rank, one in enumerate(answer["ranks"]):
             if one["output"].strip():
-                self.output = (self.output + f"[rank {rank}] {one['output'].strip()}\n")[-6000:]
-        explain(answer, list(files), killed=kill["rank"] if kill else None)
+                printed[rank] = one["output"].strip("\n")
+        self.printed.append((" ".join(self.words), len(answer["ranks"]), printed))
+        explain(answer, files, killed=kill["rank"] if kill else None, gates=gates)
         return [unpacked(rank, one["value"]) for rank, one in enumerate(answer["ranks"])]
 
     def events(self, rank: int, name: str | None = None) -> list[dict[str, Any]]:
@@ -104,8 +121,38 @@ class Trial:
         return [event for event in events if name is None or event.get("event") == name]
 
     def mark(self, rank: int, name: str) -> dict[str, Any]:
-        """What was seen from outside when all ranks stood at a mark: sent, segments (TCP), memory (bytes)."""
-        return self.answer["ranks"][rank]["marks"][name]
+        """What was seen of a rank from outside: sent, segments (TCP), memory (bytes). `@start` is before the
+        first line of the student's code, `@end` after all ranks have sent a result: no code of theirs can
+        choose these moments."""
+        return self.open_still(rank, self.answer["ranks"][rank]["marks"][name])
+
+    def open_still(self, rank: int, seen: dict[str, Any]) -> dict[str, Any]:
+        """What was seen, if no connection of this rank is gone: nobody knows what went over it."""
+        closed = seen["closed"]
+        self.require(not closed, f"rank {rank} has closed {closed} of its connections", "they stay open")
+        return seen
+
+    def secret(self) -> float:
+        """A number for a gate, near 1, that no code of a student can know before it has passed the gate."""
+        return float(numpy.float32(self.unknown.uniform(0.6, 1.6)))
+
+    def asked(self, rank: int, name: str) -> dict[str, Any]:
+        """What a rank gave to the judge when it asked at a gate ("with"), and what was seen from outside when
+        the gate opened: sent, memory (bytes)."""
+        asked = self.answer["ranks"][rank]["asked"]
+        self.require(name in asked, f"rank {rank} did not come to {name!r}, where it has to ask the judge")
+        return self.open_still(rank, asked[name])
+
+    def sent(self, rank: int, to: int | None = None) -> int | None:
+        """Bytes that a rank has sent in all, to all or to one other; None where they are not counted."""
+        before, after = self.mark(rank, "@start"), self.mark(rank, "@end")
+        if not before["sockets"]:
+            if self.counted and len(self.answer["ranks"]) > 1:
+                raise Verdict("infrastructure", "the kernel does not say how many bytes a process has sent")
+            return None
+        if to is None:
+            return after["sent"] - before["sent"]
+        return after["to"].get(to, 0) - before["to"].get(to, 0)
 
     # -- verdicts
 
@@ -121,13 +168,18 @@ class Trial:
         self, what: str, got: Any, expected: Any, relative: float = 2e-5, scale: float | None = None
     ) -> None:
         """Equal but for rounding."""
-        comparing.close(what, got, expected, relative, scale)
+        comparing.close(what, got, expected, relative, scale, self.given)
+
+
+def without_words(gate: dict[str, Any]) -> dict[str, Any]:
+    """A gate as the nursery has to know it."""
+    return {name: value for name, value in gate.items() if name not in ("words", "expected")}
 
 
 def unpacked(rank: int, value: list[int] | None) -> Any:
     """What a rank has sent. It may have written any bytes itself."""
     try:
-        return None if value is None else wire.unpack(bytes(value))
+        return None if value is None else wire.unpack(bytes(value), wire.LONGEST, wire.MOST_VALUES)
     except wire.BadFrame as error:
         raise Verdict("error", f"rank {rank} sent no valid result: {error}") from None
 

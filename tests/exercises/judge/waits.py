@@ -1,11 +1,13 @@
 """Who waits for whom, in words: what the ranks did when a run came to nothing."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 Ranks = dict[int, dict[str, Any]]  # what the nursery says of each rank, by its number
 Event = dict[str, Any]
 
+STACK = re.compile(r'^  File "(.+)", line (\d+) in ', re.M)  # as faulthandler writes it
 POINT = ("send", "recv", "isend", "irecv")
 
 
@@ -95,23 +97,61 @@ def unequal(ranks: Ranks) -> str:
     return ""
 
 
-def stuck(ranks: Ranks, missing: Ranks) -> str:
+def standing(one: dict[str, Any], files: dict[str, str]) -> str:
+    """The innermost line of the student's files in which a rank was when it was ended, after a space:
+    ` at line 31 of 04_sampler.py: time.sleep(9)`. No words where that is not known."""
+    for name, line in STACK.findall(one.get("stack", "")):
+        if name in files:
+            lines = files[name].splitlines()
+            text = lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else ""
+            return f" at line {line} of {name}" + f": `{text}`" * bool(text)
+    return ""
+
+
+def stood(ranks: Ranks, files: dict[str, str]) -> str:
+    """Where these ranks were, each with its line."""
+    places = {rank: standing(one, files) for rank, one in ranks.items()}
+    if len(set(places.values())) == 1:
+        verb = "was" if len(places) == 1 else "were"
+        return f"{names(places)} {verb}{next(iter(places.values())) or ' outside of torch.distributed'}"
+    return ", ".join(f"rank {rank} was{place or ' somewhere else'}" for rank, place in places.items())
+
+
+def different_roots(ranks: Ranks) -> str:
+    """The first broadcast for which the ranks have named different sources, in words, or nothing. gloo may
+    come through it, and then all keep what they have."""
+    calls = {}
+    for rank, one in ranks.items():
+        for event in one["events"]:
+            if event.get("phase") == "begin" and type(event.get("root")) is int:
+                calls.setdefault((event["number"], event["event"]), {})[rank] = event
+    for _, same in sorted(calls.items()):
+        if len({event["root"] for event in same.values()}) > 1:
+            lines = ", ".join(f"rank {rank} with {event['root']}" for rank, event in same.items())
+            return f"the ranks call {call(next(iter(same.values())))} with different src: {lines}"
+    return ""
+
+
+def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     """All that still run wait for others, and nothing moves."""
     inside = {rank: one["inside"][0] for rank, one in missing.items() if one["inside"]}
     wait = {rank: with_place(ranks[rank], event) for rank, event in inside.items()}
     if not wait:
         others = [rank for rank in ranks if rank not in missing]
         those = f"{names(others)} returned, and " if others else ""
-        return f"{those}{names(missing)} waited for ever, in a call of DDP or one outside torch.distributed"
+        return f"nothing moved any more: {those}{stood(missing, files)}"
     first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
-    # Whoever stands at a mark has come back from the student's function.
-    returned = [rank for rank in ranks if rank not in missing or (ranks[rank]["at"] and rank not in wait)]
+    returned = [rank for rank in ranks if rank not in missing]
     if returned:
         verb = "was" if len(wait) == 1 else "were"
         it = "it" if len(returned) == 1 else "them"
         before = f"{names(returned)} returned before {call(wait[first])}"
         return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
-    # Nobody has returned. Of those that wait, these are at the earliest call.
+    # Nobody has returned. Somebody may be in a call that is none of torch.distributed, time.sleep for one.
+    elsewhere = {rank: one for rank, one in missing.items() if rank not in wait and standing(one, files)}
+    if elsewhere:
+        return f"{stood(elsewhere, files)}; {names(wait)} waited in {call(wait[first])}"
+    # Of those that wait, these are at the earliest call.
     number = wait[first]["number"]
     same = {rank: event for rank, event in wait.items() if event["number"] == number}
     kinds = {event["event"] for event in same.values()}

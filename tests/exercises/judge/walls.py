@@ -3,6 +3,7 @@
 import fcntl
 import functools
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -13,13 +14,15 @@ from typing import IO, Any
 import by_path
 import contain
 
+from judge import seccomp
 from judge.settings import HERE, INSIDE, ROOT, SOLUTIONS
 
 MEANING = {
     1: "own session, limits, and a sweep of what is left",
     2: "another user id, limits, and a sweep of what is left",
-    3: "bubblewrap: own file system, own processes, no network but loopback",
+    3: "bubblewrap: own file system, own processes, no network but loopback, no dangerous system calls",
 }
+TEMPORARY = 1 << 30  # bytes in /tmp at level 3, which are memory
 # malloc asks there whether it may use large pages.
 LARGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
 
@@ -34,14 +37,15 @@ def machine() -> dict[str, Any]:
 
 def no_bubblewrap() -> str:
     """Why there is no level 3 here; no words if there is."""
-    bubble = shutil.which("bwrap")
     if sys.platform != "linux":
         return "this is not Linux"
-    if bubble is None:
+    if shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
-    words = [bubble, *(() if os.getuid() == 0 else ("--unshare-user",)), "--unshare-pid", "--unshare-net"]
-    words += ["--ro-bind", "/", "/", "--proc", "/proc", "true"]
-    tried = subprocess.run(words, capture_output=True, text=True)
+    if platform.machine() not in seccomp.MACHINES:
+        return f"the numbers of the system calls of {platform.machine()} are not in judge/seccomp.py"
+    with call_filter() as file:
+        words = [*bubblewrap({}, file.fileno()), "true"]
+        tried = subprocess.run(words, capture_output=True, text=True, pass_fds=[file.fileno()])
     return f"bubblewrap does not work here: {tried.stderr.strip()[:120]}" if tried.returncode else ""
 
 
@@ -99,17 +103,36 @@ def claim_user() -> tuple[int, IO] | None:
     return None
 
 
-def bubblewrap(environment: dict[str, str]) -> list[str]:
-    """The command before the command: what the nursery and all below it can see and do."""
+def call_filter() -> IO[bytes]:
+    """The filter of system calls as an open file, from which bubblewrap reads it."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (for whoever calls to close)
+    file.write(seccomp.program())
+    file.seek(0)
+    return file
+
+
+def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
+    """The command before the command: what the nursery and all below it can see and do. `call_filter` is the
+    descriptor of the filter of system calls, which the command has to get."""
     words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
-    words += ["--new-session", "--clearenv", "--hostname", "rungs"]
-    if machine()["root"]:
+    # As process 1, the nursery lives on where whatever a run has left is ended with kill -1.
+    words += [
+        "--as-pid-1",
+        "--new-session",
+        "--clearenv",
+        "--hostname",
+        "rungs",
+        "--seccomp",
+        str(call_filter),
+    ]
+    if os.getuid() == 0:
         words += ["--cap-drop", "ALL"]
         for capability in ("SETUID", "SETGID", "KILL", "SYS_PTRACE", "CHOWN", "DAC_OVERRIDE", "FOWNER"):
             words += ["--cap-add", f"CAP_{capability}"]
     else:
-        words += ["--unshare-user"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
+        words += ["--unshare-user", "--disable-userns"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    words += ["--size", str(TEMPORARY), "--perms", "1777", "--tmpfs", "/tmp"]
     # Nothing else of the folders of exercises: what a check expects, and what is right, lies beside a driver.
     shown = [Path(sys.prefix), Path(sys.base_prefix), INSIDE, *by_path.drivers()]
     seen = [*shown, Path(LARGE_PAGES)]
@@ -130,4 +153,4 @@ def bubblewrap(environment: dict[str, str]) -> list[str]:
         words += ["--ro-bind", str(place), str(place)]
     for name, value in environment.items():
         words += ["--setenv", name, value]
-    return [*words, "--chdir", "/tmp"]
+    return [*words, "--remount-ro", "/", "--chdir", "/tmp"]

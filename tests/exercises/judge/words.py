@@ -11,16 +11,28 @@ def number(value: float) -> str:
     return f"{value:g}"
 
 
-def report(one: Exercise, results: list[Result], hints: int = 1) -> str:
-    """What a student reads: what fails first, and at the end all checks in order."""
-    some = len(results) < len(one["check"])
-    total = sum(result.points for result in results) if some else points_of(one)
-    earned = f"{number(sum(result.score for result in results))} of {number(total)} points"
-    of = f" of {len(results)} checks" if some else ""
+def report(
+    one: Exercise,
+    results: list[Result],
+    hints: int = 1,
+    prints: bool = False,
+    wanted: set[str] | None = None,
+) -> str:
+    """What a student reads: what fails first, and at the end all checks in order. With `prints`, also what
+    was printed in checks that are passed. Those that are `wanted` count; others were run because one of these
+    needs them."""
+    asked = [result for result in results if wanted is None or result.id in wanted]
+    some = len(asked) < len(one["check"])
+    total = sum(result.points for result in asked) if some else points_of(one)
+    earned = f"{number(sum(result.score for result in asked))} of {number(total)} points"
+    of = f" of {len(asked)} checks" if some else ""
     lines = [f"{one['id']} {one['title']}: {earned}{of}", ""]
     for result in results:
         if result.status not in ("passed", "not reached"):
             lines += [*detail(result, hints), ""]
+    for result in results:
+        if result.status == "passed" and prints and result.output:
+            lines += [f"{result.id} {result.title}: passed", *printed(result), ""]
     return "\n".join(lines + [line(result) for result in results])
 
 
@@ -33,10 +45,10 @@ def line(result: Result) -> str:
 
 
 def helpful(result: Result, hints: int) -> list[str]:
-    """As many hints as fit: none where the code was not looked at, or is not written yet."""
+    """As many hints as are asked for: none where the code was not looked at."""
     if result.status == "infrastructure" or result.about_file:
         return []
-    return [] if hints == 1 and result.came.startswith("not written yet") else result.hints[:hints]
+    return [hint for hint in result.hints[:hints] if hint]
 
 
 def detail(result: Result, hints: int) -> list[str]:
@@ -45,15 +57,19 @@ def detail(result: Result, hints: int) -> list[str]:
     if result.tried:
         lines.append(f"  tried:    {result.tried}")
     if result.came:
-        lines.append(f"  came:     {result.came}")
+        # Further lines of an exception's words are not to look like lines of ours.
+        lines.append(f"  came:     {result.came.replace(chr(10), chr(10) + ' ' * 12)}")
     if result.expected:
         lines.append(f"  expected: {result.expected}")
     for place, hint in enumerate(helpful(result, hints)):
         lines.append(f"  hint:     {hint}" if place == 0 else f"  hint {place + 1}:   {hint}")
-    if result.output.strip():
-        lines.append("  printed:")
-        lines += [f"    {line[:160]}" for line in result.output.strip().splitlines()[-8:]]
-    return lines
+    return lines + printed(result)
+
+
+def printed(result: Result) -> list[str]:
+    """The lines about what it has printed."""
+    lines = result.output.splitlines()
+    return ["  printed:", *(f"    {line}" for line in lines)] if lines else []
 
 
 def visible(text: str) -> str:

@@ -4,7 +4,7 @@ set -eu
 ROOT=${AUTOGRADER:-/autograder}
 export DEBIAN_FRONTEND=noninteractive
 apt-get -qq update
-apt-get -qq install --no-install-recommends bubblewrap >/dev/null || echo "no bubblewrap here: level 2 it is"
+apt-get -qq install --no-install-recommends bubblewrap >/dev/null || echo "no bubblewrap: level 2"
 for python in python3.13 python3.12 python3.11; do
     if apt-get -qq install --no-install-recommends "$python" "$python-venv" >/dev/null 2>&1; then break; fi
 done

@@ -30,5 +30,9 @@ def train(model, images, labels, epochs, batch_size, lr, momentum, path):
             optimizer.step()
         done += 1
         if dist.get_rank() == 0:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, path)
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done},
+                f"{path}.half",
+            )
+            os.rename(f"{path}.half", path)
         dist.barrier()

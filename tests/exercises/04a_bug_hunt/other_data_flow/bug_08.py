@@ -27,5 +27,6 @@ def train(model, images, labels, epochs, batch_size, lr, momentum, path):
             optimizer.step()
             steps += 1
         if dist.get_rank() == 0:
-            torch.save([model.state_dict(), optimizer.state_dict(), steps], path)
+            torch.save([model.state_dict(), optimizer.state_dict(), steps], f"{path}.part")
+            os.replace(f"{path}.part", path)
         dist.barrier()

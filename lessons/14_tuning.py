@@ -1,0 +1,102 @@
+"""Lesson 14, grown from lesson 01: many short trainings at once, and which is the best.
+
+    python lessons/14_tuning.py
+
+You will see one line a trial: a learning rate, a batch size, and how good it was. This is one
+worker. Start the same command in a second terminal, with another GPU in CUDA_VISIBLE_DEVICES,
+or on another machine that has this disk, and it joins the search. After a minute all end, and
+one of them tests the best model. Kill a worker, and it costs a trial; torchrun would end all.
+"""
+
+import time
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, RandomSampler
+
+import workload
+from parts import tuning  # the other half of this lesson
+from parts.tuning import optuna
+
+
+def search(arguments):
+    device = workload.pick_device()
+    torch.set_num_threads(1)  # with more, workers would wait for each other's cores
+    train_set, test_set = workload.load_images(arguments, device)
+    train_set, validation_set = tuning.split(train_set, arguments)
+    study = tuning.open_study(arguments)
+
+    while trial := tuning.next_trial(study, arguments):
+        try:
+            accuracy = train(study, trial, train_set, validation_set, device, arguments)
+            study.tell(trial, accuracy, skip_if_finished=True)
+        except optuna.TrialPruned:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED, skip_if_finished=True)
+        except tuning.OutOfBudget:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        except optuna.exceptions.UpdateFinishedTrialError:
+            pass  # this worker was silent for so long that others have given the trial up
+        tuning.show_trial(study, trial.number)
+
+    best = tuning.find_best(study, arguments)
+    if tuning.is_first_to_test(arguments):  # once, and nothing is decided on these images
+        model = workload.ConvNet(test_set.images.shape[1:], arguments.width).to(device)
+        model.load_state_dict(torch.load(tuning.weights_of(arguments, best.number)))
+        correct = count_correct(model, test_set, device)
+        tuning.finish(study, best, correct.item() / len(test_set), arguments)
+
+
+def train(study, trial, train_set, validation_set, device, arguments):
+    lr = trial.suggest_float("lr", *arguments.lr, log=True)
+    size = trial.suggest_categorical("batch_size", arguments.batch_size)
+    workload.set_seed(arguments.seed)
+    order = torch.Generator()
+    sampler = RandomSampler(train_set, generator=order)
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        order.manual_seed(arguments.seed + epoch)  # without it, a trial would depend on those before it
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in workload.progress(train_loader, epoch):
+            images, labels = images.to(device), labels.to(device)
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+            tuning.beat(study, trial, arguments)  # a worker that is silent counts as lost
+        scheduler.step()
+        mean_loss = loss_sum.item() / len(train_loader)
+        seconds = time.perf_counter() - start
+
+        accuracy = count_correct(model, validation_set, device).item() / len(validation_set)
+        speed = len(train_loader) * size / seconds
+        tuning.report(trial, epoch, mean_loss, accuracy, speed)
+        if epoch < arguments.epochs and trial.should_prune():
+            raise optuna.TrialPruned  # half of the complete trials did better in this epoch
+
+    # From the CPU: a file of GPU tensors does not load on a laptop.
+    torch.save(model.cpu().state_dict(), tuning.weights_of(arguments, trial.number))
+    return accuracy
+
+
+@torch.no_grad()
+def count_correct(model, test_set, device):
+    test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    tuning.options(parser)
+    arguments = parser.parse_args()
+    tuning.check(arguments)
+    search(arguments)

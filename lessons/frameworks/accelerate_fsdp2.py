@@ -1,0 +1,121 @@
+"""accelerate_ddp.py with FSDP2: another plugin, and each process holds a shard of the model.
+
+    torchrun --standalone --nproc-per-node 2 lessons/frameworks/accelerate_fsdp2.py
+
+You will see lesson 01's losses again, and how many bytes each process holds: as in lesson 09.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate import (
+    Accelerator,
+    DataLoaderConfiguration,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
+)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import workload
+
+
+def train(accelerator, arguments):
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments)
+    size = arguments.batch_size // accelerator.num_processes
+    train_loader = DataLoader(train_set, size, shuffle=True, drop_last=True, collate_fn=workload.collate)
+    test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    # Not prepared: Accelerate would step it once for every process.
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+    model, optimizer, train_loader, test_loader = accelerator.prepare(
+        model, optimizer, train_loader, test_loader
+    )
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        train_loader.set_epoch(epoch)  # without it, a resumed run would shuffle differently
+        loss_sum = torch.zeros((), device=accelerator.device)
+        quiet = not accelerator.is_main_process
+        for images, labels in workload.progress(train_loader, epoch, quiet=quiet):
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            loss_sum += loss.detach()
+        scheduler.step()
+        mean_loss = accelerator.reduce(loss_sum, "mean").item() / len(train_loader)
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(accelerator, model, test_loader)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if accelerator.is_main_process:
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+
+    report_memory(accelerator, model, optimizer)
+    # Gathering is a collective: not under the `if`. Accelerate's own get_state_dict leaves DTensors.
+    full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=full)
+    if accelerator.is_main_process:
+        torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
+
+
+def report_memory(accelerator, model, optimizer):
+    weights = gradients = momentum = 0
+    for weight in model.parameters():
+        weights += weight.to_local().nbytes
+        gradients += weight.grad.to_local().nbytes
+        momentum += optimizer.state[weight]["momentum_buffer"].to_local().nbytes
+    line = (
+        f"rank {accelerator.process_index} holds {weights:,} bytes of weights, "
+        f"{gradients:,} of gradients, {momentum:,} of momentum"
+    )
+    lines = [None] * accelerator.num_processes
+    dist.all_gather_object(lines, line)
+    if accelerator.is_main_process:
+        print(*lines, sep="\n")
+
+
+@torch.no_grad()
+def count_correct(accelerator, model, test_loader):
+    correct = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+    for images, labels in test_loader:
+        hits = model(images).argmax(dim=1) == labels
+        correct += accelerator.gather_for_metrics(hits).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    arguments.world_size = int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="size_based_wrap",
+        min_num_params=1,  # each layer by itself: without a policy, one gather for all
+    )
+    accelerator = Accelerator(
+        cpu=workload.gpu_count() == 0,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed),
+        fsdp_plugin=plugin,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=2))],
+    )
+    if accelerator.device.type == "cpu":  # there Accelerate drops the plugin without a word, and takes DDP
+        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+    train(accelerator, arguments)
+    accelerator.free_memory()
+    workload.release_group()  # a thread of it that is left may abort the process at exit
+    accelerator.end_training()

@@ -1,0 +1,92 @@
+"""Lesson 04 with products in 16 bits: autocast and GradScaler.
+
+    torchrun --standalone --nproc-per-node 2 lessons/older/autocast.py
+
+You will see lesson 01's losses to two digits or more. Lesson 07 goes on from here: in bf16, where the
+hardware has it, no GradScaler is needed.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import workload
+
+
+def train(rank, world_size, device, arguments):
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments, device)
+    sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // world_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    # A CPU takes twenty times as long in fp16.
+    dtype = torch.bfloat16 if device.type == "cpu" else torch.float16
+    scaler = torch.amp.GradScaler(device.type)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+            images, labels = images.to(device), labels.to(device)
+            with torch.autocast(device.type, dtype):
+                loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            loss_sum += loss.detach()
+        scheduler.step()
+        dist.all_reduce(loss_sum)
+        mean_loss = loss_sum.item() / len(train_loader) / world_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
+        dist.all_reduce(correct)
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+
+    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+        torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    device = workload.pick_device(rank)
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
+    )
+    train(rank, arguments.world_size, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
+    dist.destroy_process_group()

@@ -1,0 +1,161 @@
+"""Exercise 06: twelve faults, all of them found in tutorials that people read. 24 points.
+
+Read first: notebooks 03 to 06.
+
+This script was put together from the web. Each function below has one fault or several. Most of them raise
+nothing: the script runs, and trains something else, or reports what is not so. Mend them; a line or two is
+enough for each. The docstrings say what is wanted.
+
+    06.1 (2 points)   each process makes the step that the batches of all processes ask for
+    06.2 (2 points)   the learning rate falls once an epoch
+    06.3 (2 points)   the losses are those of all processes
+    06.4 (2 points)   each epoch has an order of its own
+    06.5 (2 points)   the batch size is that of all processes together
+    06.6 (2 points)   no two processes have the same image in an epoch
+    06.7 (2 points)   one process writes the snapshot
+    06.8 (2 points)   the snapshot has the names of the plain model
+    06.9 (2 points)   what was saved is loaded, or an error is raised
+    06.10 (2 points)  every test image counts once
+    06.11 (2 points)  each process takes its own device
+    06.12 (2 points)  one process downloads, and the others wait for it
+
+The judge calls each function on several processes, which are in a process group already. They have their own
+weights, images and files there, drawn anew, and it looks at what comes out: weights, losses, files.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def pick_device():
+    """The number of this process's device. torchrun has started it: on each machine as many processes as it
+    has devices, and several machines, some with more devices than others."""
+    # cut 06.11: the number on this machine
+    return int(os.environ["LOCAL_RANK"])
+    # instead: return int(os.environ["RANK"])
+    # end
+
+
+def prepare(path, download):
+    """The bytes of the data, from the file at `path`. download(path) writes it, in a while: call it in one
+    process. (All processes are on one machine. There is no file yet.)"""
+    # cut 06.12: one downloads, the others wait
+    if dist.get_rank() == 0:
+        download(path)
+    dist.barrier()
+    # instead: if not os.path.exists(path):
+    # instead:     download(path)
+    # end
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def make_loader(train_set, batch_size, seed):
+    """Batches for this process, in an order that is drawn from `seed`. A step has `batch_size` images, of all
+    processes together, each an equal part of them; what is left over at an epoch's end is dropped."""
+    # cut 06.6: one seed for all
+    sampler = DistributedSampler(train_set, seed=seed, drop_last=True)
+    # instead: sampler = DistributedSampler(train_set, seed=seed + dist.get_rank(), drop_last=True)
+    # end
+    # cut 06.5: a part of the batch for each process
+    return DataLoader(train_set, batch_size // dist.get_world_size(), sampler=sampler, drop_last=True)
+    # instead: return DataLoader(train_set, batch_size, sampler=sampler, drop_last=True)
+    # end
+
+
+def train(model, loader, epochs, lr):
+    """Train the model in place. The learning rate is `lr` in the first epoch and falls along a cosine, once
+    an epoch. Returns the model as DDP has it, and for each epoch, the mean of the losses of its batches, over
+    all processes: the same numbers on each. The first epoch is number 0."""
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    losses = []
+    for epoch in range(epochs):
+        # cut 06.4: a new order
+        loader.sampler.set_epoch(epoch)
+        # instead:
+        # end
+        total = torch.zeros(())
+        for images, labels in loader:
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            # cut 06.1: one backward pass
+            loss.backward()
+            # instead: loss.backward(retain_graph=True)
+            # instead: loss.backward()
+            # end
+            optimizer.step()
+            # cut 06.2: the learning rate stays as it is within an epoch
+            # instead: scheduler.step()
+            # end
+            total += loss.detach()
+        # cut 06.2: a step of the scheduler
+        scheduler.step()
+        # instead:
+        # end
+        # cut 06.3: of all processes
+        dist.all_reduce(total)
+        losses.append(total.item() / len(loader) / dist.get_world_size())
+        # instead: losses.append(total.item() / len(loader))
+        # end
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: the loss is {losses[-1]:.4f}")
+    return model, losses
+
+
+def save(model, epoch, path):
+    """All processes call this with the model that train returned, at the same time. The file holds the
+    weights of process 0 and the epoch, for `load`."""
+    # cut 06.7: one process writes
+    if dist.get_rank() != 0:
+        return
+    # instead:
+    # end
+    # cut 06.8: the plain model's names
+    state = model.module.state_dict()
+    # instead: state = model.state_dict()
+    # end
+    # cut 06.9: the names that load knows
+    torch.save({"state_dict": state, "epoch": epoch}, path)
+    # instead: torch.save({"model_state": state, "last_epoch": epoch}, path)
+    # end
+
+
+def load(model, path):
+    """Load what `save` wrote into a plain model, in one process. Returns the epoch. If a weight is missing
+    in the file, or has a name that the model does not know, it raises an error."""
+    snapshot = torch.load(path)
+    # cut 06.9: nothing is left out in silence
+    model.load_state_dict(snapshot["state_dict"])
+    return snapshot["epoch"]
+    # instead: model.load_state_dict(snapshot.get("state_dict", {}), strict=False)
+    # instead: return snapshot.get("epoch", 0)
+    # end
+
+
+@torch.no_grad()
+def accuracy(model, test_set):
+    """The share of the test images that the model names right, over all processes: the same number on each.
+    Each process has the whole test set, and sees a part of it. Every image counts once, however many there
+    are."""
+    # cut 06.10: each image once
+    mine = range(dist.get_rank(), len(test_set), dist.get_world_size())
+    correct = torch.zeros((), dtype=torch.int64)
+    for images, labels in DataLoader(test_set, 8, sampler=mine):
+        correct += (model(images).argmax(1) == labels).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(test_set)
+    # instead: sampler = DistributedSampler(test_set, shuffle=False)
+    # instead: right_and_seen = torch.zeros(2, dtype=torch.int64)
+    # instead: for images, labels in DataLoader(test_set, 8, sampler=sampler):
+    # instead:     right_and_seen[0] += (model(images).argmax(1) == labels).sum()
+    # instead:     right_and_seen[1] += len(labels)
+    # instead: dist.all_reduce(right_and_seen)
+    # instead: return right_and_seen[0].item() / right_and_seen[1].item()
+    # end

@@ -1,0 +1,175 @@
+"""Runs the student's file of exercise 06 in a rank. Hands over what came of it: weights, losses, batches.
+
+`student` is None in some runs: what is read from the folder then is what is there.
+"""
+
+import os
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+
+class Model(nn.Module):
+    def __init__(self, state, event=None):
+        super().__init__()
+        self.event, self.before = event, []
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+
+    def forward(self, images):
+        if self.event and torch.is_grad_enabled():
+            self.event("forward")
+            self.before.append(self.second.bias.detach().clone())
+        return self.second(torch.tanh(self.first(images)))
+
+
+class Orders(Sampler):
+    """For each epoch an order of its own, which the judge has drawn."""
+
+    def __init__(self, orders):
+        self.orders, self.epoch = orders, 0
+
+    def __iter__(self):
+        return iter(self.orders[self.epoch].tolist())
+
+    def __len__(self):
+        return len(self.orders[0])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def images_of(inputs):
+    return TensorDataset(torch.from_numpy(inputs["images"]), torch.from_numpy(inputs["labels"]))
+
+
+def train(student, inputs, tools):
+    """Train with a loader of the judge's."""
+    model = Model(inputs["state"], tools.event)
+    loader = DataLoader(images_of(inputs), inputs["size"], sampler=Orders(inputs["orders"]))
+    parallel, losses = student.train(model, loader, len(inputs["orders"]), inputs["lr"])
+    wrapped = getattr(parallel, "module", None) is model
+    kind = type(parallel).__name__
+    facts = {"losses": losses, "wrapped": wrapped, "kind": kind}
+    return {"state": model.state_dict(), "before": model.before, **facts}
+
+
+def loader(student, inputs, tools):
+    """The batches of a loader of the student's, and one epoch of training with them. Then those of a loader
+    with another seed."""
+    model = Model(inputs["state"], tools.event)
+    loader = student.make_loader(images_of(inputs), inputs["batch_size"], inputs["seed"])
+    loader.sampler.set_epoch(0)
+    batches = [images.clone() for images, _ in loader]
+    loader.sampler.set_epoch(1)
+    later = [images.clone() for images, _ in loader]
+    student.train(model, loader, 1, inputs["lr"])
+    another = student.make_loader(images_of(inputs), inputs["batch_size"], inputs["other_seed"])
+    another.sampler.set_epoch(0)
+    other = [images.clone() for images, _ in another]
+    return {"state": model.state_dict(), "batches": batches, "later": later, "other": other}
+
+
+def save(student, inputs, tools):
+    """Save what each rank has. Each has a path of its own, as on machines that share no disk: whoever writes
+    can be seen by it."""
+    model = nn.parallel.DistributedDataParallel(Model(inputs["state"]))
+    with torch.no_grad():  # DDP has given all ranks the weights of rank 0
+        for name, weight in model.module.named_parameters():
+            weight.copy_(torch.from_numpy(inputs["state"][name]))
+    os.makedirs(os.path.join(tools.folder, str(tools.rank)), exist_ok=True)
+    student.save(model, inputs["epoch"], os.path.join(tools.folder, str(tools.rank), inputs["file"]))
+    return {}
+
+
+def look(student, inputs, tools):
+    """What is in the file, without the student's code."""
+    folders = inputs.get("folders", [""])
+    writers = [
+        one
+        for one in folders
+        if os.path.isdir(os.path.join(tools.folder, one)) and os.listdir(os.path.join(tools.folder, one))
+    ]
+    path = os.path.join(tools.folder, inputs["file"])
+    if not os.path.isfile(path):
+        return {"there": False, "writers": writers}
+    with open(path, "rb") as file:
+        data = file.read()
+    if inputs.get("bytes"):
+        return {"there": True, "bytes": list(data)}
+    found = {}
+    try:
+        snapshot = torch.load(path, weights_only=True)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"[:200]
+        return {"there": True, "error": words, "writers": writers}
+    if isinstance(snapshot, dict):
+        for value in snapshot.values():
+            if isinstance(value, dict) and any(torch.is_tensor(item) for item in value.values()):
+                found = {name: item for name, item in value.items() if torch.is_tensor(item)}
+    return {"there": True, "state": found, "writers": writers}
+
+
+def change(student, inputs, tools):
+    """Make copies of a snapshot, each with other names, without the student's code."""
+    for to, names in inputs["to"].items():
+        snapshot = torch.load(os.path.join(tools.folder, inputs["file"]), weights_only=True)
+        for value in snapshot.values():
+            if isinstance(value, dict):
+                for name in names["without"]:
+                    value.pop(name, None)
+                for name in names["with"]:
+                    value[name] = torch.ones(2)
+        torch.save(snapshot, os.path.join(tools.folder, to))
+    return {}
+
+
+def load(student, inputs, tools):
+    """Load into a model that has other weights."""
+    model = Model(inputs["state"])
+    epoch = student.load(model, os.path.join(tools.folder, inputs["file"]))
+    return {"epoch": epoch, "state": model.state_dict()}
+
+
+def refuse(student, inputs, tools):
+    """Load files that are damaged: what each raises."""
+    raised = []
+    for file in inputs["files"]:
+        try:
+            student.load(Model(inputs["state"]), os.path.join(tools.folder, file))
+            raised.append("")
+        except Exception as error:
+            raised.append(type(error).__name__)
+    return {"raised": raised}
+
+
+def accuracy(student, inputs, tools):
+    return {"accuracy": student.accuracy(Model(inputs["state"]), images_of(inputs))}
+
+
+def device(student, inputs, tools):
+    os.environ.update(inputs["environment"])
+    return {"device": student.pick_device()}
+
+
+def prepare(student, inputs, tools):
+    """Each rank would download other bytes, in two halves; rank 0 takes the longest. How long a download
+    takes nobody knows: whoever sleeps does not sleep long."""
+    sleep, time.sleep = time.sleep, lambda seconds: sleep(min(seconds, 0.01))
+    path = os.path.join(tools.folder, inputs["file"])
+
+    def download(path):
+        data = bytes(inputs["data"])
+        with open(os.path.join(tools.folder, f"{inputs['file']}.downloads"), "ab") as file:
+            file.write(b".")
+        half = len(data) // 2
+        with open(path, "wb") as file:
+            file.write(data[:half])
+            file.flush()
+            sleep(0.3 if tools.rank == 0 else 0.1)
+            file.write(data[half:])
+
+    sleep(0.1 * tools.rank)
+    return {"data": list(student.prepare(path, download))}

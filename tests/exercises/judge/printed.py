@@ -1,0 +1,60 @@
+"""What the student's code has printed: some of it for the report, all of it for a file."""
+
+from pathlib import Path
+
+from judge.results import Result
+
+FAILED, PASSED = (4, 6), (2, 3)  # first and last lines of each rank
+WIDTH = 150  # letters of a line
+MOST = 16 << 20  # letters that are kept of all runs of a check
+
+Run = tuple[str, int, dict[int, str]]  # what was tried, how many ranks, what each has printed
+
+
+def some(runs: list[Run], passed: bool) -> str:
+    """The first and last lines of each rank. Of a check that is not passed: in the last run in which anything
+    was printed; of one that is: in the run with the most ranks."""
+    there = [run for run in runs if run[2]]
+    if not there:
+        return ""
+    tried, count, texts = max(reversed(there), key=lambda run: run[1]) if passed else there[-1]
+    lines = [f"-- {tried}"] * (passed or there[-1] is not runs[-1])
+    for rank, text in texts.items():
+        lines += by(rank, count, shortened(text.splitlines(), *(PASSED if passed else FAILED)))
+    return "\n".join(lines)
+
+
+def whole(runs: list[Run]) -> str:
+    """All that was printed, with what was tried above it."""
+    lines = []
+    for tried, count, texts in runs:
+        if texts:
+            lines += [f"-- {tried}"] * bool(tried)
+            lines += [line for rank, text in texts.items() for line in by(rank, count, text.splitlines())]
+    return "\n".join(lines)[:MOST]
+
+
+def shortened(lines: list[str], first: int, last: int) -> list[str]:
+    lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..." for line in lines]
+    left = len(lines) - first - last
+    return lines if left <= 1 else [*lines[:first], f"... {left} lines left out", *lines[-last:]]
+
+
+def by(rank: int, count: int, lines: list[str]) -> list[str]:
+    """Each line with the rank that has printed it, where there are several."""
+    return lines if count == 1 else [f"rank {rank} | {line}" for line in lines]
+
+
+def keep(identity: str, results: list[Result], out: Path) -> str:
+    """Write all that the checks of an exercise have printed into a file. Returns words that name it; none if
+    there is nothing to write, or no place to write it."""
+    path = out / "printed" / f"{identity}.txt"
+    text = "".join(f"== {one.id} {one.title}\n{one.printed}\n\n" for one in results if one.printed)
+    try:
+        path.unlink(missing_ok=True)  # what is there is of another run
+        if text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    except OSError:
+        return ""
+    return f"\nall that your code has printed: {path}" if text else ""

@@ -1,0 +1,458 @@
+"""Lesson 14: trials that workers share, prune, lose and try again; budgets; test images seen once."""
+
+import fcntl
+import importlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import matplotlib
+import pytest
+import torch
+
+import ladder
+import launcher
+import lessons
+import workload
+from lines import refusal
+from processes import wait_for
+from weights import recount
+
+STEM = "14_tuning"
+NEEDS = "lessons/parts/tuning.txt"
+needs_optuna = pytest.mark.skipif(
+    find_spec("optuna") is None, reason=f"needs {NEEDS}: make tools installs it"
+)
+SMALL = ("--train-size", 600, "--test-size", 200, "--epochs", 3, "--batch-size", 10, 20, 40, "--seconds", 900)
+TRIALS = ("--trials", 10)
+TINY = (*SMALL, "--train-size", 240, "--epochs", 1)  # on a busy machine, too, a second is enough for one
+
+
+def trials_of(out):
+    """What the journal has of each trial, by its number."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(out / f"{STEM}.journal")))
+    return optuna.load_study(study_name=STEM, storage=storage).trials
+
+
+def table(trials):
+    """What must be the same whenever and wherever they are trained."""
+    return [(trial.params, trial.intermediate_values, trial.state.name) for trial in trials]
+
+
+def named(trials, state):
+    return [trial for trial in trials if trial.state.name == state]
+
+
+@pytest.fixture
+def begin(start):
+    """Start a worker in a folder of its own. It draws, and matplotlib keeps a list of fonts."""
+
+    def begin(out, folder, *options):
+        environment = {"MPLCONFIGDIR": matplotlib.get_configdir()}
+        run = start(STEM, 1, *SMALL, *options, "--out", out, folder=folder, environment=environment)
+        return SimpleNamespace(run=run, pid=run.process.pid, journal=out / f"{STEM}.journal", out=out)
+
+    return begin
+
+
+def running(worker):
+    """The trial that a worker has now, if it has one and knows its parameters."""
+    if not worker.journal.exists() or not worker.journal.read_bytes():
+        return None
+    owned = [t for t in named(trials_of(worker.out), "RUNNING") if len(t.params) == 2]
+    return next((t for t in owned if t.user_attrs["worker"].endswith(f" {worker.pid}")), None)
+
+
+def stop_in_a_trial(worker):
+    """Send SIGSTOP when it has a trial. It may have ended in between: then again."""
+
+    def stopped():
+        os.kill(worker.pid, signal.SIGSTOP)
+        if is_free(worker.journal) and (trial := running(worker)):
+            return trial
+        os.kill(worker.pid, signal.SIGCONT)
+        return None
+
+    wait_for(lambda: running(worker))
+    return wait_for(stopped)
+
+
+def is_free(journal):
+    """Whether no worker is writing: one that was stopped while it does would hold up the others."""
+    with open(f"{journal}.lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def both_at_work(begin, tmp_path, *options):
+    """Two workers that have a trial each, and are stopped: neither can end before the other begins."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mount").symlink_to("disk")  # on the second machine, the disk has another path
+    first = begin(tmp_path / "disk", "one", *options)
+    second = begin(tmp_path / "mount", "two", *options)
+    stop_in_a_trial(first)
+    trial = stop_in_a_trial(second)
+    return first, second, trial
+
+
+# ---- one worker ----
+
+
+@needs_optuna
+def test_one_worker_finds_the_same_every_time_and_prunes_by_the_median(fork):
+    first, again = (fork(STEM, 1, *SMALL, *TRIALS, folder=folder) for folder in ("first", "again"))
+    whole = fork(STEM, 1, *SMALL, *TRIALS, "--pruner", "none", folder="whole")
+    trials = trials_of(first.out)
+    assert table(trials) == table(trials_of(again.out))
+    assert (first.out / f"{STEM}.pt").read_bytes() == (again.out / f"{STEM}.pt").read_bytes()
+
+    pruned = len(named(trials, "PRUNED"))
+    assert pruned >= 2 and len(named(trials, "COMPLETE")) == 10 - pruned
+    assert f"\n10 trials: {10 - pruned} complete, {pruned} pruned | $0.00\n" in first.stdout
+    assert first.stdout.count("| pruned\n") == pruned
+    check_the_median_rule(trials)
+
+    result = json.loads((first.out / f"{STEM}.json").read_text())
+    expected = json.loads((whole.out / f"{STEM}.json").read_text())
+    assert expected["complete"] == 10 and result["validation"] <= expected["validation"]
+    for trial, untouched in zip(trials, trials_of(whole.out), strict=True):
+        reached = list(trial.intermediate_values.items())
+        assert trial.params == untouched.params
+        assert reached == list(untouched.intermediate_values.items())[: len(reached)]
+    # So small a search shows what pruning may cost: the trial that wins without it began slowly.
+    assert trials[expected["trial"]].state.name == "PRUNED"
+    assert result["test"] == recount(first.out / f"{STEM}.pt", 200)
+    assert result["validation"] == max(t.value for t in named(trials, "COMPLETE"))
+    assert result["validation"] == on_validation_images(first.out / f"{STEM}.pt")
+    curve = launcher.read_curve(first.out, STEM)
+    assert [row["accuracy"] for row in curve] == list(trials[result["trial"]].intermediate_values.values())
+    assert f"\ntest: {result['test']:.1%} of the test images\n" in first.stdout
+    assert (first.out / f"{STEM}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def check_the_median_rule(trials):
+    """Once four are complete, a trial ends when its best so far is below the median of that epoch."""
+    for trial in trials:
+        complete = [other for other in named(trials, "COMPLETE") if other.number < trial.number]
+        for epoch in range(1, 3):
+            reached = [value for at, value in trial.intermediate_values.items() if at <= epoch]
+            median = statistics.median(other.intermediate_values[epoch] for other in complete or [trial])
+            is_hopeless = len(complete) >= 4 and max(reached) < median
+            if is_hopeless:
+                assert (trial.state.name, trial.last_step) == ("PRUNED", epoch), trial.number
+                break
+        else:
+            assert trial.state.name == "COMPLETE", trial.number
+
+
+def on_validation_images(weights):
+    digits = workload.draw_digits(600, seed=1)
+    aside = torch.randperm(600, generator=torch.Generator().manual_seed(0))[:60]
+    model = workload.ConvNet((1, 28, 28))
+    model.load_state_dict(torch.load(weights, weights_only=True))
+    with torch.no_grad():
+        right = model(digits.images[aside]).argmax(dim=1) == digits.labels[aside]
+    return right.sum().item() / 60
+
+
+@needs_optuna
+def test_the_seconds_end_the_search_with_what_it_has(fork):
+    result = fork(STEM, 1, *TINY, "--seconds", 4)
+    trials = trials_of(result.out)
+    begun = trials[0].datetime_start.timestamp()
+    assert trials[-1].datetime_start.timestamp() - begun < 4, "begun too late"
+    assert len(named(trials, "FAIL")) <= 1, "only the last one may be unfinished"
+    found = json.loads((result.out / f"{STEM}.json").read_text())
+    assert 4 <= found["seconds"] < 20 and found["complete"] >= 1
+    assert found["test"] == recount(result.out / f"{STEM}.pt", 200)
+
+
+@needs_optuna
+def test_the_dollars_end_it_too(fork):
+    """At a dollar a second of work, three of them."""
+    result = fork(STEM, 1, *TINY, "--price", 3600, "--dollars", 3)
+    found = json.loads((result.out / f"{STEM}.json").read_text())
+    assert 3 <= found["dollars"] < 10 and found["complete"] >= 1
+    seconds = [t.user_attrs["seen"] - t.datetime_start.timestamp() for t in trials_of(result.out)]
+    assert found["dollars"] == pytest.approx(sum(seconds))
+    assert f"| ${found['dollars']:.2f}\n" in result.stdout
+
+
+@pytest.fixture
+def inside(tmp_path, monkeypatch):
+    """The lesson in this process, with options."""
+    monkeypatch.setattr(workload, "set_seed", torch.manual_seed)
+    lesson = importlib.import_module(STEM)
+
+    def inside(*options):
+        parser = workload.parser(f"{STEM}.py", "")
+        lesson.tuning.options(parser)
+        words = [str(word) for word in (*SMALL, "--out", tmp_path / "out", *options)]
+        arguments = parser.parse_args(words)
+        lesson.tuning.check(arguments)
+        return lesson, arguments
+
+    return inside
+
+
+@needs_optuna
+def test_test_images_are_read_once_and_after_all_trials(inside, monkeypatch):
+    lesson, arguments = inside("--trials", 2)
+    read = []
+
+    class Watched(workload.Images):
+        def __getitems__(self, indices):
+            read.append((len(indices), named(trials_of(arguments.out), "RUNNING")))
+            return super().__getitems__(indices)
+
+    train_set, test_set = workload.load_images(arguments)
+    watched = Watched(test_set.images, test_set.labels)
+    monkeypatch.setattr(workload, "load_images", lambda *_: (train_set, watched))
+    lesson.search(arguments)
+    assert read == [(200, [])]
+    assert len(trials_of(arguments.out)) == 2
+
+
+@needs_optuna
+def test_validation_images_are_training_images_that_are_not_trained_on(inside):
+    lesson, arguments = inside()
+    images, _ = workload.load_images(arguments)
+    train_set, validation_set = lesson.tuning.split(images, arguments)
+    assert (len(train_set), len(validation_set)) == (540, 60)
+    both = torch.cat([train_set.images, validation_set.images]).flatten(1)
+    assert len(torch.unique(both, dim=0)) == 600
+    torch.manual_seed(9)
+    assert torch.equal(lesson.tuning.split(images, arguments)[1].images, validation_set.images)
+
+
+@needs_optuna
+def test_all_workers_are_paid_for_the_time_in_which_they_had_a_trial(inside):
+    lesson, arguments = inside("--price", 7200)
+    optuna, tuning = lesson.optuna, lesson.tuning
+    study, now = optuna.create_study(), datetime.now()
+    for ago, seconds in ((40, 30), (35, 5)):  # two at once, of which one died early
+        begun = now - timedelta(seconds=ago)
+        frozen = optuna.trial.create_trial(value=1.0, user_attrs={"seen": begun.timestamp() + seconds})
+        frozen.datetime_start = begun
+        study.add_trial(frozen)
+    seconds, dollars = tuning.spent(study, arguments)
+    assert seconds == pytest.approx(40, abs=5) and dollars == pytest.approx(70)
+
+
+@needs_optuna
+def test_the_first_trial_does_not_pay_for_imports():
+    code = (
+        "import sys; import workload; from parts import tuning; import torch; before = set(sys.modules); "
+        "torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1); print(len(set(sys.modules) - before))"
+    )
+    words = [sys.executable, "-c", code]
+    run = subprocess.run(words, cwd=lessons.ROOT / "lessons", capture_output=True, text=True, check=True)
+    assert int(run.stdout.split()[-1]) < 20, "820 without the import in tuning.py: 4 seconds if busy"
+
+
+@needs_optuna
+def test_a_thousand_short_trials_cost_what_they_took(inside):
+    """The sum of their dates is so large that a float is off by whole milliseconds."""
+    lesson, arguments = inside("--price", 3600)
+    study, now = lesson.optuna.create_study(), datetime.now()
+    seen = {"seen": now.timestamp() + 0.01}
+    frozen = lesson.optuna.trial.create_trial(value=1.0, user_attrs=seen)
+    frozen.datetime_start = now
+    study.add_trials([frozen] * 1000)
+    assert lesson.tuning.spent(study, arguments)[1] == pytest.approx(10, abs=1e-3)
+
+
+@needs_optuna
+def test_a_trial_that_kills_its_workers_is_tried_twice_and_no_more(inside):
+    lesson, arguments = inside()
+    arguments.time_limit = 0
+    study = lesson.optuna.create_study(sampler=lesson.tuning.ByNumber(0))
+    for _ in range(2):
+        study.ask().suggest_float("lr", 0.1, 1)
+        lesson.tuning.mark_the_lost(study, arguments)
+    states = [(trial.state.name, trial.user_attrs.get("again")) for trial in study.trials]
+    assert states == [("FAIL", None), ("FAIL", 0)]
+    assert study.trials[0].params == study.trials[1].params
+
+
+@pytest.mark.long
+@needs_optuna
+def test_pruning_spares_ten_default_trials_14_epochs_and_finds_the_same(fork):
+    """What the page says of it."""
+    searches = {}
+    for pruner in ("median", "none"):
+        out = fork(STEM, 1, *TRIALS, "--seconds", 900, "--pruner", pruner, folder=pruner).out
+        searches[pruner] = out, trials_of(out), json.loads((out / f"{STEM}.json").read_text())
+    (_, trials, found), (_, whole, expected) = searches.values()
+    for name in ("trial", "lr", "batch_size", "validation", "test"):
+        assert found[name] == expected[name], name
+    assert (found["pruned"], found["complete"], expected["complete"]) == (5, 5, 10)
+    epochs = [sum(len(trial.intermediate_values) for trial in some) for some in (trials, whole)]
+    assert epochs == [26, 40]
+
+
+# ---- several workers ----
+
+
+@needs_optuna
+@pytest.mark.long
+def test_a_second_machine_joins_and_trials_have_the_parameters_of_their_number(begin, fork, tmp_path):
+    first, second, _ = both_at_work(begin, tmp_path, *TRIALS, "--time-limit", 200)
+    for worker in (first, second):
+        os.kill(worker.pid, signal.SIGCONT)
+    results = [worker.run.finish() for worker in (first, second)]
+    assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
+    alone = trials_of(fork(STEM, 1, *SMALL, *TRIALS, "--pruner", "none", folder="alone").out)
+    trials = trials_of(first.out)
+    assert len({trial.user_attrs["worker"] for trial in trials}) == 2
+    assert 10 <= len(trials) <= 11, "two that ask at the same moment may begin one more"
+    for trial, expected in zip(trials, alone, strict=False):
+        assert trial.params == expected.params
+        reached = list(trial.intermediate_values.items())
+        assert reached == list(expected.intermediate_values.items())[: len(reached)]
+    said = sorted(result.stdout.splitlines()[-1][:6] for result in results)
+    assert said == ["anothe", "test: "]
+
+
+@needs_optuna
+def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
+    first, second, lost = both_at_work(begin, tmp_path, "--trials", 6, "--time-limit", 12)
+    before = {trial.number: trial for trial in trials_of(first.out) if trial.state.is_finished()}
+    os.kill(second.pid, signal.SIGKILL)
+    os.kill(first.pid, signal.SIGCONT)
+    result = first.run.finish()
+    assert result.code == 0, result.stderr
+    trials = trials_of(first.out)
+    (failed,) = named(trials, "FAIL")
+    assert failed.number == lost.number
+    assert f"trial {lost.number:3} | lost: its worker is silent\n" in result.stdout
+    (again,) = [trial for trial in trials if "again" in trial.user_attrs]
+    assert again.user_attrs["again"] == lost.number and again.params == lost.params
+    assert again.state.name in ("COMPLETE", "PRUNED")
+    kept = [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")]
+    assert len(kept) == len(trials) - 1 >= 6
+    assert all(table([trials[number]]) == table([trial]) for number, trial in before.items())
+    second.run.end()
+    assert second.run.process.returncode == -signal.SIGKILL
+    found = json.loads((first.out / f"{STEM}.json").read_text())
+    assert found["test"] == recount(first.out / f"{STEM}.pt", 200) and found["lost"] == 1
+
+
+@pytest.mark.long
+@needs_optuna
+def test_a_worker_that_was_only_slow_drops_its_trial_and_goes_on(begin, tmp_path):
+    first, second, late = both_at_work(begin, tmp_path, "--trials", 12, "--time-limit", 6)
+    os.kill(first.pid, signal.SIGCONT)
+    wait_for(lambda: trials_of(first.out)[late.number].state.name == "FAIL")
+    os.kill(second.pid, signal.SIGCONT)
+    results = [worker.run.finish() for worker in (first, second)]
+    assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
+    assert re.search(rf"(?m)^trial +{late.number} \|.*\| lost$", results[1].stdout)
+    (again,) = [trial for trial in trials_of(first.out) if "again" in trial.user_attrs]
+    assert again.user_attrs["again"] == late.number
+
+
+@needs_optuna
+def test_the_lock_of_a_worker_that_died_while_it_wrote_is_free(inside):
+    lesson, arguments = inside()
+    path = arguments.out / f"{STEM}.journal"
+    holder = "import sys; from parts import tuning; lock = tuning.Lock(sys.argv[1]); lock.acquire()\n"
+    holder += "print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", holder, path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        process.stdout.readline()
+        assert not is_free(path), "not held"
+        process.kill()
+        process.wait(10)
+    assert is_free(path)
+    lesson.tuning.open_study(arguments).ask()  # writes
+
+
+# ---- what it refuses ----
+
+
+def test_without_optuna_it_says_how_to_install_it(start, tmp_path):
+    (tmp_path / "optuna.py").write_text("raise ModuleNotFoundError('as where it is not installed')")
+    result = start(STEM, 1, environment={"PYTHONPATH": str(tmp_path)}).finish()
+    line = refusal(result)
+    assert re.fullmatch(rf"error: this lesson needs Optuna: pip install -r \S*{NEEDS}", line), line
+    assert (launcher.ROOT / NEEDS).exists()
+
+
+@needs_optuna
+def test_other_settings_and_a_search_that_has_ended_are_refused(inside, capsys):
+    lesson, arguments = inside("--trials", 1)
+    lesson.search(arguments)
+    ended = "has ended: for a new one, name another --out"
+    other = f"{STEM}.journal has epochs 3, not 2: remove it, or name another --out"
+    for options, message in (((), ended), (("--epochs", 2), other)):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            lesson.search(inside("--trials", 1, *options)[1])
+        assert capsys.readouterr().err.endswith(f"{message}\n")
+        (arguments.out / f"{STEM}.json").unlink(missing_ok=True)
+
+
+@needs_optuna
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dollars", 1), "--dollars needs --price, what an hour of one worker costs: more than 0"),
+        (("--seconds", 0), "--seconds must be above 0, not 0.0"),
+        (("--seconds", "nan"), "--seconds must be above 0, not nan"),
+        (("--trials", 0), "--trials must be at least 1, not 0"),
+        (("--lr", 1, 0.1), "--lr is the lowest and the highest, not 1.0 0.1"),
+        (("--lr", 0, 0.1), "--lr must be a number above 0, not 0.0"),
+        (("--batch-size", 20, 0), "--batch-size must be at least 1, not 0"),
+        (("--batch-size", 550), "540 training images are left, and do not fill one --batch-size"),
+        (("--validation-size", 600), "0 training images are left, and do not fill one --batch-size"),
+    ],
+)
+def test_bad_options_are_refused(inside, capsys, options, message):
+    with pytest.raises(SystemExit):
+        lesson, arguments = inside(*options)
+        lesson.search(arguments)
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@needs_optuna
+def test_a_budget_in_which_nothing_is_completed_is_an_error_of_one_line(inside, capsys):
+    """And the epoch is not waited for: here it takes seconds."""
+    lesson, arguments = inside("--epochs", 1, "--batch-size", 4, "--train-size", 12000, "--seconds", 1.5)
+    with pytest.raises(SystemExit):
+        lesson.search(arguments)
+    said = capsys.readouterr()
+    assert said.err == "error: no trial was completed: give the search more seconds, dollars or trials\n"
+    assert said.out.endswith("after epoch 0 | unfinished\n1 trials: 1 unfinished | $0.00\n")
+
+
+def test_its_requirements_are_pinned_and_installed_by_make_tools():
+    lines = (launcher.ROOT / NEEDS).read_text().splitlines()
+    assert all(re.fullmatch(r"#.*|[\w-]+==[\d.]+", line) for line in lines)
+    assert f"-r {NEEDS}" in (launcher.ROOT / "tools/install.sh").read_text()
+
+
+def test_make_run_leaves_it_out_where_optuna_is_missing_and_compares_its_curve_with_none(
+    tmp_path, monkeypatch, capsys
+):
+    lesson = lessons.get(STEM)
+    climbed = ladder.Climbed(lesson, 1, 1.0, curve=[{"epoch": 1}])
+    assert ladder.judge(climbed, climbed, tmp_path) == "none to compare with"
+    monkeypatch.setattr(lessons, "find_spec", lambda name: None if name == "optuna" else name)
+    arguments = SimpleNamespace(lessons=lesson.number, out=tmp_path)
+    with pytest.raises(SystemExit, match=f"^error: nothing is left to run: {STEM} needs optuna: pip install"):
+        ladder.climb(arguments, [])

@@ -1,0 +1,156 @@
+"""The preflight on real processes and on real hosts: what it says when all is well, and what it names."""
+
+import re
+import sys
+
+import pytest
+
+import hosts
+import launcher
+import preflight
+
+TOOL = launcher.ROOT / "tools/preflight.py"
+WELL = "nothing is wrong that this can see"
+
+
+@pytest.fixture
+def three(tmp_path):
+    with hosts.Hosts(tmp_path / "network", 3) as network:
+        yield network
+
+
+def fly(network, *options, ranks=(0, 1, 2), environment=None, before=None):
+    """Rank 0 on host 1, and so on, as srun would start them; their outputs. `before` has Python lines that a
+    rank runs first."""
+    commands = []
+    for rank in ranks:
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": 3,
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": 29500,
+        }
+        place = {name: str(value) for name, value in place.items()} | (environment or {})
+        words = [sys.executable, TOOL, *options]
+        if before and rank in before:
+            lines = f"{before[rank]}\nimport runpy; runpy.run_path({str(TOOL)!r}, run_name='__main__')"
+            words = [sys.executable, "-c", lines, *options]
+        commands.append(network.run(rank + 1, *words, environment=place))
+    for command in commands:
+        command.finish(120)
+    return commands
+
+
+def problems(command):
+    return re.findall(r"^problem: (.*)$", command.output(), re.M)
+
+
+def test_all_is_well_under_torchrun(start):
+    words, _ = launcher.command("04_ddp_torchrun", 2)
+    result = start("04_ddp_torchrun", words=[*words[:-1], TOOL]).finish()
+    lines = result.stdout.splitlines()
+    assert (result.code, lines[-1]) == (0, WELL), result.stdout + result.stderr
+    assert lines[0] == "2 ranks on 1 host, by gloo"
+    assert len(lines) <= 40 and max(map(len, lines)) <= 110  # one page
+    assert len(re.findall(r"^  \d -> \d \(.*\) +[\d.]+ [GM]B/s$", result.stdout, re.M)) == 2
+    size, speed = re.search(r"^all-reduce of ([\d.]+) MiB: ([\d.]+) [GM]B/s", result.stdout, re.M).groups()
+    assert float(size) >= 0.0625 and float(speed) > 0
+    assert float(re.search(r"^([\d.]+) s, without the start$", result.stdout, re.M)[1]) < 60
+
+
+def test_what_differs_and_a_slow_link_are_named(three):
+    """One host has a different torch, one a clock of its own, and one a link of 20 Mbit/s."""
+    rate = ("tbf", "rate", "20mbit", "burst", "32kbit", "latency", "400ms")
+    three.configure(2, "tc", "qdisc", "add", "dev", "eth0", "root", *rate)
+    before = {
+        1: "import torch; torch.__version__ = '2.9.0'",
+        2: "import time; now = time.time; time.time = lambda: now() + 90",
+    }
+    first, second, third = fly(three, before=before)
+    version, clock, slow = problems(first)
+    assert version.startswith("torch differs: ") and "; 2.9.0 on rank 1." in version
+    assert re.match(r"the clocks of host3 and others are (89|90)\.\d s apart", clock)
+    assert re.match(r"the link 1 -> 2 \(host2 -> host3\) carries [12]\.\d+ MB/s, and the best", slow)
+    speed = float(re.search(r"all-reduce of .*: ([\d.]+) MB/s over each link", first.output())[1])
+    assert 0.5 < speed < 3.2, "20 Mbit/s are 2.5 MB/s, and a ring is as slow as its slowest link"
+    assert [command.process.returncode for command in (first, second, third)] == [1, 1, 1]
+    assert second.output() == third.output() == "", "one page, from rank 0"
+
+
+def test_a_dead_link_is_named(three):
+    """host2 reaches host1 but not host3: a group of the three would wait, and not say for whom."""
+    three.configure(2, "ip", "neighbour", "replace", "10.0.0.3", "lladdr", "02:00:00:00:00:63", "dev", "eth0")
+    first, *others = fly(three, "--seconds", 2)
+    (problem,) = problems(first)
+    assert problem.startswith("the link 1 -> 2 (host2 -> host3) is dead: no connection to 10.0.0.3")
+    assert [command.process.returncode for command in (first, *others)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "device", "expected", "slow"),
+    [
+        ("ab", "cpu", None, 0),  # both ways alike: nothing here says that they should be faster
+        ("ab", "cpu", 49e6, 1),
+        ("ab", "cpu", 125e6, 2),
+        ("aa", "cpu", 125e6, 0),  # no cable
+        ("abc", "cpu", None, 1),
+        ("aaa", "H200", None, 1),
+        ("aaa", "cpu", None, 0),
+    ],
+)
+def test_which_links_are_slow(names, device, expected, slow):
+    seen = [{"host": name, "device": device} for name in names]
+    speeds = [24e6, 25e6, 2.5e6][: len(names)]
+    lines, problems = preflight.show_links(seen, speeds, expected)
+    assert len(problems) == slow == sum(line.endswith("SLOW") for line in lines)
+    if slow == 1:
+        assert problems[0].startswith(f"the link {speeds.index(min(speeds))} -> ")
+
+
+@pytest.mark.long
+def test_the_interface_to_take_is_named(three):
+    for number in (1, 2, 3):
+        three.add_interface(number)
+    (first, *_) = fly(three, "--seconds", 1)
+    found = problems(first)
+    assert len(found) == 6, first.output()  # the last three are of dead links
+    for number, problem in enumerate(found[:3], 1):
+        assert problem.startswith(
+            f"host{number} offers 192.168.7.{number} (eth1) to the others, but the way "
+        )
+        assert problem.endswith("set GLOO_SOCKET_IFNAME=eth0 and NCCL_SOCKET_IFNAME=eth0")
+    (first, *_) = fly(three, environment={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert first.output().splitlines()[-1] == WELL
+
+
+@pytest.mark.long
+def test_closed_ports_are_named(three):
+    for number in (1, 2, 3):
+        three.close_ports(number)
+        three.open_ports(number, "29500")
+    (first, *_) = fly(three, "--seconds", 1)
+    assert [problem.startswith(f"the link {rank} -> ") for rank, problem in enumerate(problems(first))] == [
+        True
+    ] * 3
+
+
+@pytest.mark.long
+def test_a_rank_that_does_not_come_is_named(three):
+    first, second = fly(three, "--seconds", 1, ranks=(0, 1))
+    assert "error: within 3 s, these ranks of 3 did not come: 2." in first.output()
+    assert first.process.returncode == second.process.returncode == 1
+
+
+@pytest.mark.long
+def test_a_host_that_is_cut_off_says_so_itself(three):
+    three.cut(3)
+    first, _, third = fly(three, "--seconds", 1)
+    assert "did not come: 2." in first.output()
+    assert "error: rank 2 on host3 cannot reach 10.0.0.1:29500, where all meet" in third.output()
+
+
+def test_without_a_launcher_it_says_how_to_start_it(start):
+    result = start("04_ddp_torchrun", words=[sys.executable, TOOL]).finish()
+    assert result.code == 1
+    assert result.stderr.startswith("error: start it as the run will be started: torchrun ")

@@ -1,0 +1,498 @@
+"""Looks at the machines before a long run does: a page, in seconds. Started as the run will be started:
+
+    torchrun --standalone --nproc-per-node 2 tools/preflight.py
+    srun --ntasks-per-node 4 python tools/preflight.py
+
+You will see what all ranks have (versions, memory, clocks, addresses) and where they differ, the speed of
+each link of a ring, and that of an all-reduce. What is wrong comes last, one line each with what to do,
+and the exit status is then 1. (torchrun adds a report of its own to stderr: 2>/dev/null.) It needs nothing
+from the lessons: copy this one file to a cluster.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+SLOW = 5  # a link that is so many times slower than the best of its kind is called slow
+FAR = 1.0  # seconds that clocks may be apart
+LITTLE = 2**30  # bytes of free memory
+SAME = ("python", "torch", "cuda", "nccl", "driver", "device")  # what should not differ
+NO_ADDRESS = "none"
+
+
+def refuse(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)  # a thread of the store that still waits would hold a plain exit up
+
+
+# ---- who am I? --------------------------------------------------------------------------------
+
+
+def read_environment() -> None:
+    """What srun says under other names, under those of torchrun."""
+    if "RANK" in os.environ or "SLURM_PROCID" not in os.environ:
+        return
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
+    os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
+    if "MASTER_ADDR" not in os.environ:
+        # The first node's address, and a port that another job of ours does not have: as in slurm.sbatch.
+        nodes = subprocess.check_output(
+            ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]], text=True
+        )
+        node = subprocess.check_output(["scontrol", "show", "node", nodes.split()[0]], text=True)
+        os.environ["MASTER_ADDR"] = re.search(r"NodeAddr=(\S+)", node)[1]
+        os.environ["MASTER_PORT"] = str(10000 + int(os.environ["SLURM_JOB_ID"]) % 10000)
+
+
+def connect_store(rank: int, world_size: int, seconds: float) -> dist.Store:
+    """The store at MASTER_ADDR, which rank 0 or torchrun's agent holds."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    limit = timedelta(seconds=seconds)
+    try:
+        store = dist.TCPStore(address, port, world_size, is_host, limit, wait_for_workers=False)
+    except (dist.DistError, OSError) as error:
+        reason = str(error).splitlines()[0][:160]
+        refuse(
+            f"rank {rank} on {socket.gethostname()} cannot reach {address}:{port}, where all meet "
+            f"(MASTER_ADDR, MASTER_PORT): {reason}"
+        )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"preflight-{attempt}", store)
+
+
+def gather(store: dist.Store, name: str, rank: int, world_size: int, value, seconds: float) -> list:
+    """What each rank has put into the store under this name. Ends with the names of those that did not."""
+    store.set(f"{name}/{rank}", json.dumps(value))
+    values, missing, deadline = [], [], time.monotonic() + seconds
+    for other in range(world_size):
+        left = max(deadline - time.monotonic(), 0.1)
+        try:
+            store.wait([f"{name}/{other}"], timedelta(seconds=left))
+            values.append(json.loads(store.get(f"{name}/{other}")))
+        except dist.DistError:
+            missing.append(other)
+    if missing:
+        names = ", ".join(map(str, missing))
+        if rank == 0:
+            print(
+                f"error: within {seconds:g} s, these ranks of {world_size} did not come: {names}. "
+                "Look at what they wrote; if that is nothing, at whether their machine started them",
+                file=sys.stderr,
+                flush=True,
+            )
+        os._exit(1)
+    return values
+
+
+# ---- what is here -----------------------------------------------------------------------------
+
+
+def interfaces() -> dict[str, dict]:
+    """Name, address, and the speed that the card says it has, in Mb/s, of each interface that is up."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        asked = struct.pack("256s", name.encode()[:15])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, asked)  # SIOCGIFADDR
+            speed = None
+            with contextlib.suppress(OSError, ValueError):
+                speed = int(Path(f"/sys/class/net/{name}/speed").read_text())
+            # A virtual card may say -1, and /sys may be that of a different namespace.
+            found[name] = {"address": socket.inet_ntoa(answer[20:24]), "speed": max(speed or 0, 0) or None}
+    return found
+
+
+def offered_address(found: dict[str, dict]) -> str:
+    """The address that gloo would offer to others: of GLOO_SOCKET_IFNAME, or what its own name means."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if os.environ.get(name) in found:
+            return found[os.environ[name]]["address"]
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
+        if address in {one["address"] for one in found.values()} or address.startswith("127."):
+            return address
+    return "127.0.0.1"  # gloo falls back to this
+
+
+def route_to(address: str) -> str:
+    """The own address from which packets to that one leave."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing
+            return probe.getsockname()[0]
+        except OSError:
+            return NO_ADDRESS
+
+
+def driver() -> str:
+    if not shutil.which("nvidia-smi"):
+        return "none"
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.split()
+    return said[0] if said else "none"
+
+
+def free_memory() -> int:
+    text = Path("/proc/meminfo").read_text()
+    return int(re.search(r"MemAvailable: +(\d+)", text)[1]) * 1024
+
+
+def look(device: torch.device) -> dict:
+    """What this rank has."""
+    found = interfaces()
+    is_gpu = device.type == "cuda"
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else "none",
+        "driver": driver(),
+        "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": free_memory(),
+        "shm": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0,
+        "gpu_memory": torch.cuda.mem_get_info(device)[0] if is_gpu else None,
+        "interfaces": found,
+        "address": offered_address(found),
+        "route": route_to(os.environ["MASTER_ADDR"]),
+    }
+
+
+# ---- the links --------------------------------------------------------------------------------
+
+
+def knock(store, rank: int, world_size: int, seen: list[dict], seconds: float) -> list:
+    """Each rank calls the next one at the address that it offers, at a port of the system's choice.
+
+    A process group needs just that, and when it cannot have it, it waits, and names nobody.
+    """
+    listener = socket.create_server(("", 0), backlog=world_size)
+    ports = gather(store, "port", rank, world_size, listener.getsockname()[1], seconds)
+    following = (rank + 1) % world_size
+    problem = None
+    try:
+        place = (seen[following]["address"], ports[following])
+        with socket.create_connection(place, timeout=seconds) as caller:
+            caller.sendall(struct.pack("I", rank))
+    except OSError as error:
+        problem = f"{error.strerror or error}"
+    # All have called before the first one closes its door.
+    problems = gather(store, "knocked", rank, world_size, problem, 2 * seconds + 5)
+    listener.close()
+    return problems
+
+
+def one_way(rank: int, source: int, target: int, device: torch.device, limit: float) -> float:
+    """Bytes a second from one rank to another, as the source sees it. It takes about `limit` seconds."""
+    if rank not in (source, target):
+        return 0.0
+    best, began, size = 0.0, time.monotonic(), 2**16
+    goes_on = torch.ones(1, device=device)
+    answer = torch.zeros(1, device=device)
+    while goes_on.item():
+        tensor = torch.zeros(size, dtype=torch.uint8, device=device)
+        seconds = []
+        for _ in range(3):  # the first one may wait until the other rank is there, or for a connection
+            start = time.perf_counter()
+            if rank == source:
+                dist.send(tensor, target)
+                dist.recv(answer, target)
+            else:
+                dist.recv(tensor, source)
+                dist.send(answer, source)
+            answer.item()
+            seconds.append(time.perf_counter() - start)
+        quickest = min(seconds[1:])
+        best = max(best, size / quickest)
+        # Both must go on, or stop: the source decides.
+        if rank == source:
+            spent = time.monotonic() - began
+            goes_on.fill_(size < 2**26 and 3 * 4 * quickest < limit - spent)
+            dist.send(goes_on, target)
+        else:
+            dist.recv(goes_on, source)
+        size *= 4
+    return best
+
+
+def apart(rank: int, world_size: int, device: torch.device) -> float:
+    """The seconds by which this rank's clock is ahead of rank 0's, out of the quickest of five questions."""
+    offset, quickest = 0.0, float("inf")
+    for other in range(1, world_size):
+        for _ in range(5):
+            told = torch.zeros(1, dtype=torch.float64, device=device)
+            if rank == 0:
+                start = time.time()
+                dist.send(told, other)
+                dist.recv(told, other)
+                end = time.time()
+                told = torch.tensor([told.item() - (start + end) / 2, end - start], device=device)
+                dist.send(told, other)
+            elif rank == other:
+                dist.recv(told, 0)
+                dist.send(torch.full_like(told, time.time()), 0)
+                told = torch.zeros(2, device=device)
+                dist.recv(told, 0)
+                if told[1].item() < quickest:
+                    offset, quickest = told[0].item(), told[1].item()
+    return offset
+
+
+def all_reduce_speed(world_size: int, device: torch.device, slowest: float) -> tuple[int, float]:
+    """Bytes of the tensor, and the bytes a second that each link of a ring carries during an all-reduce."""
+    carried = 2 * (world_size - 1) / world_size  # of each byte of the tensor, over each link
+    size = 2**16
+    while size < 2**26 and carried * size * 4 / slowest < 0.5:  # about half a second
+        size *= 4
+    tensor, taken = torch.ones(size // 4, device=device), []
+    for _ in range(3):
+        dist.barrier()
+        start = time.perf_counter()
+        dist.all_reduce(tensor)
+        tensor[0].item()
+        taken.append(time.perf_counter() - start)
+    longest = torch.tensor([min(taken)], device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return size, carried * size / longest.item()
+
+
+def measure(rank: int, seen: list[dict], device, expect: float | None) -> tuple[list[str], list[str]]:
+    """The lines about what needs a process group, and what is wrong with it."""
+    world_size, problems = len(seen), []
+    speeds = torch.zeros(world_size, device=device)
+    for source in range(world_size):  # one after the other: two may share a cable
+        speed = one_way(rank, source, (source + 1) % world_size, device, limit=0.5)
+        if rank == source:
+            speeds[source] = speed
+    dist.all_reduce(speeds)
+    offsets = torch.zeros(world_size, device=device, dtype=torch.float64)
+    offsets[rank] = apart(rank, world_size, device)
+    dist.all_reduce(offsets)
+    speeds, offsets = speeds.tolist(), offsets.tolist()
+    spread = max(offsets) - min(offsets)
+    lines = [f"  {'clocks':10} at most {spread:.3f} s apart"]
+    if spread > FAR:
+        middle = sorted(offsets)[world_size // 2]
+        wrong = max(range(world_size), key=lambda other: abs(offsets[other] - middle))
+        problems.append(
+            f"the clocks of {seen[wrong]['host']} and others are {spread:.1f} s apart: look at "
+            "`chronyc tracking` there, or logs and certificates will not fit"
+        )
+    linked, slow = show_links(seen, speeds, expect and expect * 1e9 / 8)
+    size, speed = all_reduce_speed(world_size, device, min(speeds))
+    lines += ["links, one at a time", *linked]
+    lines.append(
+        f"all-reduce of {size / 2**20:g} MiB: {speed_in_words(speed)} over each link; it can be at most that "
+        f"of the slowest, {speed_in_words(min(speeds))}"
+    )
+    return lines, problems + slow
+
+
+# ---- the page ---------------------------------------------------------------------------------
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    """ranks 0 to 3; rank 5"""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
+
+
+def by_value(seen: list[dict], name: str) -> dict:
+    """Which ranks have which value."""
+    found = {}
+    for rank, one in enumerate(seen):
+        found.setdefault(one[name], []).append(rank)
+    return found
+
+
+def in_gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def speed_in_words(speed: float) -> str:
+    return f"{speed / 1e9:.2f} GB/s" if speed >= 1e8 else f"{speed / 1e6:.2f} MB/s"
+
+
+def compare(seen: list[dict]) -> tuple[list[str], list[str]]:
+    """The lines about what the ranks have, and what is wrong with it."""
+    lines, problems = [], []
+    for name in SAME:
+        values = by_value(seen, name)
+        said = "; ".join(f"{value} on {ranks_in_words(ranks)}" for value, ranks in values.items())
+        lines.append(f"  {name:10} {said if len(values) > 1 else next(iter(values)) + ', the same on all'}")
+        if len(values) > 1:
+            problems.append(f"{name} differs: {said}. Install the same everywhere")
+    least = min(seen, key=lambda one: one["memory"])
+    lines.append(f"  {'memory':10} at least {in_gb(least['memory'])} free, on {least['host']}")
+    if least["memory"] < LITTLE:
+        problems.append(f"{least['host']} has {in_gb(least['memory'])} of free memory: look who has the rest")
+    least = min(seen, key=lambda one: one["shm"])
+    lines.append(f"  {'/dev/shm':10} at least {in_gb(least['shm'])} free, on {least['host']}")
+    if least["shm"] < LITTLE:
+        problems.append(
+            f"{least['host']} has {in_gb(least['shm'])} free in /dev/shm, which NCCL and loader workers use"
+        )
+    gpus = [(one["gpu_memory"], rank) for rank, one in enumerate(seen) if one["gpu_memory"] is not None]
+    if gpus:
+        free, rank = min(gpus)
+        lines.append(f"  {'GPU memory':10} at least {in_gb(free)} free, on rank {rank}")
+    cores = by_value(seen, "cores")
+    said = "; ".join(f"{number} for {ranks_in_words(ranks)}" for number, ranks in cores.items())
+    lines.append(f"  {'cores':10} {said}")
+    return lines, problems
+
+
+def show_addresses(seen: list[dict]) -> tuple[list[str], list[str]]:
+    """What each host offers, and why that may be the wrong interface."""
+    lines, problems = [], []
+    several = len({one["host"] for one in seen}) > 1
+    for host, ranks in by_value(seen, "host").items():
+        one = seen[ranks[0]]
+        names = {found["address"]: name for name, found in one["interfaces"].items()}
+        others = []
+        for name, found in one["interfaces"].items():
+            speed = f" ({found['speed']:,} Mb/s)" if found["speed"] else ""
+            others.append(f"{name} {found['address']}{speed}")
+        offered = f"{one['address']} ({names.get(one['address'], 'an address that it does not have')})"
+        lines.append(f"  {host:10} {ranks_in_words(ranks)}; offers {offered}; has {', '.join(others)}")
+        right = names.get(one["route"])
+        if several and one["address"] != one["route"] and right and right != "lo":
+            problems.append(
+                f"{host} offers {offered} to the others, but the way to {os.environ['MASTER_ADDR']} leaves "
+                f"from {one['route']}: set GLOO_SOCKET_IFNAME={right} and NCCL_SOCKET_IFNAME={right}"
+            )
+    return lines, problems
+
+
+def link_names(seen: list[dict], rank: int) -> str:
+    following = (rank + 1) % len(seen)
+    return f"{rank} -> {following} ({seen[rank]['host']} -> {seen[following]['host']})"
+
+
+def show_links(seen: list[dict], speeds: list[float], expected: float | None) -> tuple[list[str], list[str]]:
+    """A line for each link of the ring, and the slow ones, which are named."""
+    lines, problems = [], []
+    hosts = [one["host"] for one in seen]
+    inside = [hosts[rank] == hosts[(rank + 1) % len(hosts)] for rank in range(len(hosts))]
+    for rank, speed in enumerate(speeds):
+        best = max(other for other, kind in zip(speeds, inside, strict=True) if kind == inside[rank])
+        should, why, least = best, "the best link of its kind", best / SLOW
+        if expected and not inside[rank]:
+            should, why, least = expected, "--expect says", expected / 2
+        # Inside a machine without GPUs there is no cable, only what else its cores have to do.
+        is_slow = speed < least and not (inside[rank] and seen[rank]["device"] == "cpu")
+        lines.append(
+            f"  {link_names(seen, rank):40} {speed_in_words(speed):>12}{'  SLOW' if is_slow else ''}"
+        )
+        if is_slow:
+            problems.append(
+                f"the link {link_names(seen, rank)} carries {speed_in_words(speed)}, and {why} "
+                f"{speed_in_words(should)}: its cable, its card, its port of the switch, or other traffic"
+            )
+    return lines, problems
+
+
+def finish(rank: int, lines: list[str], problems: list[str]) -> None:
+    if rank == 0:
+        lines += [f"problem: {problem}" for problem in problems] or ["nothing is wrong that this can see"]
+        print("\n".join(lines), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--expect",
+        type=float,
+        help="Gbit/s that a link between machines should carry: less than half is slow",
+    )
+    parser.add_argument("--seconds", type=float, default=10, help="to wait for a rank or a link (10)")
+    options = parser.parse_args()
+    read_environment()
+    if "RANK" not in os.environ:
+        refuse(
+            "start it as the run will be started: torchrun --standalone --nproc-per-node 2 tools/preflight.py"
+        )
+    began = time.monotonic()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    store = connect_store(rank, world_size, 3 * options.seconds)
+    seen = gather(store, "seen", rank, world_size, look(device), 3 * options.seconds)
+    backend = dist.get_default_backend_for_device(device)
+    hosts = len(by_value(seen, "host"))
+    lines = [f"{count(world_size, 'rank')} on {count(hosts, 'host')}, by {backend}"]
+    compared, problems = compare(seen)
+    addresses, wrong = show_addresses(seen)
+    lines += [*compared, "hosts", *addresses]
+    problems += wrong
+    if world_size == 1:
+        finish(rank, lines, problems)
+        return bool(problems)
+
+    dead = False
+    for source, reason in enumerate(knock(store, rank, world_size, seen, options.seconds)):
+        if reason is not None:
+            dead = True
+            target = seen[(source + 1) % world_size]
+            problems.append(
+                f"the link {link_names(seen, source)} is dead: no connection to {target['address']}, "
+                f"which {target['host']} offers ({reason})"
+            )
+    if dead:
+        finish(rank, lines, problems)
+        store.set(f"done/{rank}", "yes")
+        if rank == 0:  # the store ends with this process: the others must have read it
+            for other in range(world_size):
+                with contextlib.suppress(dist.DistError):
+                    store.wait([f"done/{other}"], timedelta(seconds=5))
+        return 1
+
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=6 * options.seconds),
+        device_id=None if device.type == "cpu" else device,
+    )
+    more, wrong = measure(rank, seen, device, options.expect)
+    lines += [*more, f"{time.monotonic() - began:.1f} s, without the start"]
+    problems += wrong
+    finish(rank, lines, problems)
+    dist.barrier()
+    dist.destroy_process_group()
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)
