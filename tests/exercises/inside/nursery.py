@@ -160,7 +160,8 @@ def below(pid):
     found = set()
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found |= {int(child) for child in (task / "children").read_text().split()}
+            with contextlib.suppress(OSError):  # a thread that ends meanwhile must not hide the others
+                found |= {int(child) for child in (task / "children").read_text().split()}
     return found.union(*map(below, found))
 
 

@@ -10,8 +10,15 @@ import sys
 from pathlib import Path
 
 
+def name_of(thread):
+    try:
+        return Path("/proc/self/task", thread, "comm").read_text().strip()
+    except OSError:  # it has ended since it was listed: a thread of a group that is being taken down may
+        return ""
+
+
 def look():
-    threads = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    threads = [name_of(thread) for thread in os.listdir("/proc/self/task")]
     left = ["a worker thread of gloo" for name in threads if name == "pt_gloo_runloop"]
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
