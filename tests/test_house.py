@@ -230,13 +230,13 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
 
 
 def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
-    """Only the count is replaced: the lesson finds no GPU, and runs on the CPU."""
+    """Only the count is replaced: the lessons find no GPU, and run on the CPU."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # torchrun leaves a folder there
     small = ["--epochs", "1", "--train-size", "240", "--test-size", "60"]
-    for gpus, is_shared in ((1, True), (2, False)):
-        monkeypatch.setattr(ladder.workload, "gpu_count", lambda gpus=gpus: gpus)
-        assert ladder.start(lessons.get("04_ddp_torchrun"), 2, tmp_path, small)
-        assert ("$ SHARE_GPU=1 torchrun" in capsys.readouterr().out) == is_shared
+    monkeypatch.setattr(ladder.workload, "gpu_count", lambda: 1)
+    for stem, processes in (("04_ddp_torchrun", 2), ("01_single_gpu", 1)):
+        assert ladder.start(lessons.get(stem), processes, tmp_path, small)
+        assert ("$ SHARE_GPU=1 torchrun" in capsys.readouterr().out) == (processes == 2)
 
 
 @pytest.mark.parametrize(
