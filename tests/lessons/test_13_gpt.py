@@ -107,6 +107,7 @@ def written(stdout):
     return before and before[1], after[1]
 
 
+@pytest.mark.long
 def test_the_same_command_gives_the_same_bytes_and_the_same_limericks(fork):
     first, again = (fork(STEM, 4, *SMALL, folder=folder) for folder in ("first", "again"))
     assert first.stdout.split("epoch")[0] == again.stdout.split("epoch")[0]
