@@ -1741,9 +1741,9 @@ def cloned():
     return end
 
 
-def opened(family, kind):
+def opened(*words):
     try:
-        return socket.socket(family, kind).close() or "done"
+        return socket.socket(*words).close() or "done"
     except OSError as error:
         return errno.errorcode[error.errno]
 
@@ -1799,21 +1799,30 @@ def test_what_the_kernel_refuses_at_level_3(filtered, tmp_path, monkeypatch):
         came = judge.grade_one(*first_check(), tmp_path, nursery, 0, set()).came
     ends = dict(re.findall(r"(\w+)=(\w+)", came))
     assert "ptrace" in ends, came
-    expected = dict.fromkeys([*seccomp.REFUSED, "clone"], "EPERM") | {"clone3": "ENOSYS", "x32": "ENOSYS"}
-    expected |= dict.fromkeys(["vsock", "alg", "packet"], "EAFNOSUPPORT")
-    expected |= dict.fromkeys(["unix", "inet", "inet6", "netlink"], "done")
+    expected = dict.fromkeys([*seccomp.REFUSED, "clone", "large_pipe"], "EPERM")
+    expected |= {"clone3": "ENOSYS", "x32": "ENOSYS"}
+    expected |= dict.fromkeys(
+        ["vsock", "alg", "packet", "unix", "datagram", "netlink_of_users"], "EAFNOSUPPORT"
+    )
+    expected |= dict.fromkeys(["inet", "inet6", "netlink"], "done")
     if filtered:
         assert ends == expected, came
     else:
         # This kernel has no socket for encryption, and no x32.
-        same = {"unix", "inet", "inet6", "netlink", "alg", "x32"}
+        same = {"inet", "inet6", "netlink", "alg", "x32"}
+    "socketpair": call(53, 1, 1, 0, room),
+    "large_pipe": call(72, os.pipe()[0], 1031, 1 << 17),
+    "datagram": opened(2, 2),
+    "netlink_of_users": opened(16, 3, 2),
         assert {name for name in expected if ends[name] == expected[name]} <= same, came
 
 
-def filtered(program, architecture, number, argument=0):
+def filtered(program, architecture, number, *arguments):
     """What the kernel does with a call: the program is run as it would run it."""
     lines, at, value = [*struct.iter_unpack("<HBBI", program)], 0, None
-    seen = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture, seccomp.FIRST_ARGUMENT: argument}
+    places = (seccomp.FIRST_ARGUMENT, seccomp.SECOND_ARGUMENT, seccomp.THIRD_ARGUMENT)
+    seen = dict.fromkeys(places, 0) | dict(zip(places, arguments, strict=False))
+    seen |= {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture}
     while True:
         code, true, false, k = lines[at]
         if code == seccomp.RETURN:
@@ -1842,14 +1851,23 @@ def test_the_filter_of_both_architectures(machine):
         assert filtered(program, architecture, seccomp.CLONE[which], flags) == seccomp.ALLOW
     for bit in (17, 25, 26, 27, 28, 29, 30):  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
         assert filtered(program, architecture, seccomp.CLONE[which], 1 << bit | 17) == seccomp.EPERM
-    families = [
-        f for f in range(64) if filtered(program, architecture, seccomp.SOCKET[which], f) == seccomp.ALLOW
+    size = [filtered(program, architecture, seccomp.FCNTL[which], 3, command) for command in (1030, 1031)]
+    assert size == [seccomp.ALLOW, seccomp.EPERM]  # duplicating a descriptor, and making a pipe large
+    opened = [
+        words
+        for words in itertools.product(range(64), range(16), (0, 2, 4, 6, 262))
+        if filtered(program, architecture, seccomp.SOCKET[which], *words) == seccomp.ALLOW
     ]
-    assert families == [1, 2, 10, 16]
+    netlink = itertools.product([16], range(16), (0, 4))
+    assert opened == [*itertools.product([2, 10], [1], (0, 6)), *netlink]
+    flags = 1 | 0x800 | 0x80000  # as gloo opens one
+    assert filtered(program, architecture, seccomp.SOCKET[which], 2, flags, 6) == seccomp.ALLOW
 
 
 @pytest.mark.parametrize("level", [1, 3])
 def test_a_submission_can_read_nothing_that_helps(level, tmp_path):
+        elif code == seccomp.AND:
+            value, at = value & k, at + 1
     """By their true paths, which it knows: all that lies beside a driver, and the solution. And it can leave
     nothing for the next one anywhere."""
     if level not in {1, judge.machine()["level"]} or not judge.machine()["landlock"]:
