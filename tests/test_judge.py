@@ -39,7 +39,7 @@ import judge
 import nursery as inside_nursery
 import selftest
 import wire
-from judge import seccomp, walls
+from judge import forbidden, seccomp, walls
 
 import pages
 import starters
@@ -360,6 +360,16 @@ def test_a_rank_tells_so_much_and_no_more(monkeypatch):
         rank.told(b"E", event, 0.0)
     with pytest.raises(wire.BadFrame, match="too many events"):
         rank.told(b"E", event, 0.0)
+
+
+def test_a_question_has_no_more_words_than_a_result():
+    """Lists of nothing are twenty times as much memory as they are bytes, in the nursery and in the judge."""
+    for count, fits in ((1_000, True), (wire.MOST_VALUES, False)):
+        rank, question = inside_nursery.Rank(0), wire.pack({"gate": "here", "with": [[]] * count})
+        rank.gates = {"here": {}}
+        with contextlib.nullcontext() if fits else pytest.raises(wire.BadFrame, match="too many"):
+            rank.told(b"Q", question, 0.0)
+        assert ("here" in rank.asked) == fits
 
 
 @pytest.mark.parametrize("event", [{"phase": "begin"}, {"event": "all_reduce", "phase": "begin"}])
@@ -689,6 +699,14 @@ def test_no_text_makes_the_judge_fall_over(kind):
     with pytest.raises(judge.Verdict) as verdict:
         judge.refuse_names(judge.exercise("03"), THIRD, DEEP[kind])
     assert verdict.value.status == "error" and THIRD in verdict.value.came
+
+
+def test_a_long_chain_of_names_is_not_gone_through():
+    """To put together the path of each name in it took the judge 15 seconds, for each check."""
+    tree = ast.parse("a" + ".all_reduce" * 2000)
+    imports = {"a": "torch.distributed"}
+    paths = [path for node in ast.walk(tree) for path in forbidden.named(node, imports, set())]
+    assert max(map(len, paths)) < 2 * forbidden.LONGEST and "torch.distributed.all_reduce" in paths
 
 
 @pytest.mark.parametrize(
@@ -1448,6 +1466,18 @@ def test_no_name_of_a_student_harms_the_class(tmp_path):
         grade.students(folder)
 
 
+def test_a_seed_that_nobody_has_named_is_one_that_nobody_knows(tmp_path):
+    """Who knows the seed and the name can draw what the judge draws for all ranks, in a submission."""
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    first, other = (grade.seed_in(folder, "") for folder in folders)
+    assert first != other and min(len(first), len(other)) >= 12
+    assert grade.seed_in(folders[0], "") == first
+    with pytest.raises(SystemExit, match="name another --out"):
+        grade.seed_in(folders[0], "autumn")
+
+
 def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
     (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
     third = judge.exercise("03")
@@ -1748,9 +1778,9 @@ def cloned():
     return end
 
 
-def opened(family, kind):
+def opened(*words):
     try:
-        return socket.socket(family, kind).close() or "done"
+        return socket.socket(*words).close() or "done"
     except OSError as error:
         return errno.errorcode[error.errno]
 
@@ -1784,6 +1814,10 @@ came = {
     "alg": opened(38, 5),
     "packet": opened(17, 3),
     "unix": opened(1, 1),
+    "socketpair": call(53, 1, 1, 0, room),
+    "large_pipe": call(72, os.pipe()[0], 1031, 1 << 17),
+    "datagram": opened(2, 2),
+    "netlink_of_users": opened(16, 3, 2),
     "inet": opened(2, 1),
     "inet6": opened(10, 1),
     "netlink": opened(16, 3),
@@ -1806,27 +1840,34 @@ def test_what_the_kernel_refuses_at_level_3(filtered, tmp_path, monkeypatch):
         came = judge.grade_one(*first_check(), tmp_path, nursery, 0, set()).came
     ends = dict(re.findall(r"(\w+)=(\w+)", came))
     assert "ptrace" in ends, came
-    expected = dict.fromkeys([*seccomp.REFUSED, "clone"], "EPERM") | {"clone3": "ENOSYS", "x32": "ENOSYS"}
-    expected |= dict.fromkeys(["vsock", "alg", "packet"], "EAFNOSUPPORT")
-    expected |= dict.fromkeys(["unix", "inet", "inet6", "netlink"], "done")
+    expected = dict.fromkeys([*seccomp.REFUSED, "clone", "large_pipe"], "EPERM")
+    expected |= {"clone3": "ENOSYS", "x32": "ENOSYS"}
+    expected |= dict.fromkeys(
+        ["vsock", "alg", "packet", "unix", "datagram", "netlink_of_users"], "EAFNOSUPPORT"
+    )
+    expected |= dict.fromkeys(["inet", "inet6", "netlink"], "done")
     if filtered:
         assert ends == expected, came
     else:
         # This kernel has no socket for encryption, and no x32.
-        same = {"unix", "inet", "inet6", "netlink", "alg", "x32"}
+        same = {"inet", "inet6", "netlink", "alg", "x32"}
         assert {name for name in expected if ends[name] == expected[name]} <= same, came
 
 
-def filtered(program, architecture, number, argument=0):
+def filtered(program, architecture, number, *arguments):
     """What the kernel does with a call: the program is run as it would run it."""
     lines, at, value = [*struct.iter_unpack("<HBBI", program)], 0, None
-    seen = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture, seccomp.FIRST_ARGUMENT: argument}
+    places = (seccomp.FIRST_ARGUMENT, seccomp.SECOND_ARGUMENT, seccomp.THIRD_ARGUMENT)
+    seen = dict.fromkeys(places, 0) | dict(zip(places, arguments, strict=False))
+    seen |= {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture}
     while True:
         code, true, false, k = lines[at]
         if code == seccomp.RETURN:
             return k
         if code == seccomp.LOAD:
             value, at = seen[k], at + 1
+        elif code == seccomp.AND:
+            value, at = value & k, at + 1
         else:
             holds = {seccomp.EQUAL: value == k, seccomp.AT_LEAST: value >= k, seccomp.ANY_BIT: value & k}[
                 code
@@ -1849,10 +1890,17 @@ def test_the_filter_of_both_architectures(machine):
         assert filtered(program, architecture, seccomp.CLONE[which], flags) == seccomp.ALLOW
     for bit in (17, 25, 26, 27, 28, 29, 30):  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
         assert filtered(program, architecture, seccomp.CLONE[which], 1 << bit | 17) == seccomp.EPERM
-    families = [
-        f for f in range(64) if filtered(program, architecture, seccomp.SOCKET[which], f) == seccomp.ALLOW
+    size = [filtered(program, architecture, seccomp.FCNTL[which], 3, command) for command in (1030, 1031)]
+    assert size == [seccomp.ALLOW, seccomp.EPERM]  # duplicating a descriptor, and making a pipe large
+    opened = [
+        words
+        for words in itertools.product(range(64), range(16), (0, 2, 4, 6, 262))
+        if filtered(program, architecture, seccomp.SOCKET[which], *words) == seccomp.ALLOW
     ]
-    assert families == [1, 2, 10, 16]
+    netlink = itertools.product([16], range(16), (0, 4))
+    assert opened == [*itertools.product([2, 10], [1], (0, 6)), *netlink]
+    flags = 1 | 0x800 | 0x80000  # as gloo opens one
+    assert filtered(program, architecture, seccomp.SOCKET[which], 2, flags, 6) == seccomp.ALLOW
 
 
 @pytest.mark.parametrize("level", [1, 3])

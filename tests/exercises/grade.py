@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import stat
 import sys
 import tarfile
@@ -183,6 +184,21 @@ def grade_files(files, exercises, seed, nursery):
     return graded
 
 
+def a_seed():
+    """One that no student can know: who knows it can draw what the judge draws."""
+    return secrets.token_hex(8)
+
+
+def seed_in(out, given):
+    """The seed of all grades in this folder: the one that is given, or was, or a new one."""
+    file = out / "seed.txt"
+    before = file.read_text() if file.exists() else ""
+    if before and given and given != before:
+        refuse(f"{out} holds grades of the seed {before}: name another --out")
+    file.write_text(given or before or a_seed())
+    return file.read_text()
+
+
 def seed_of(seed, student):
     return hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
 
@@ -289,10 +305,7 @@ def grade_class(arguments, exercises):
         why = judge.machine()["why"].get(3, "level 3 is to be had here")
         refuse(f"level {level} is not enough for a class ({why}). --force lifts that")
     out.mkdir(parents=True, exist_ok=True)
-    seed_file = out / "seed.txt"
-    if seed_file.exists() and seed_file.read_text() != str(arguments.seed):
-        refuse(f"{out} holds grades of the seed {seed_file.read_text()}: name another --out")
-    seed_file.write_text(str(arguments.seed))
+    arguments.seed = seed_in(out, arguments.seed)
     print(
         f"{len(found)} submission{'s' * (len(found) != 1)}, {judge.containment(level)}, seed {arguments.seed}"
     )
@@ -329,6 +342,7 @@ def grade_one(arguments, exercises):
         why = judge.machine()["why"].get(2, "level 2 is to be had here")
         refuse(f"level 1 is not enough as root, who may do everything ({why}). --force lifts that")
     arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.seed = arguments.seed or a_seed()
     import pages
 
     files, trouble = opened(arguments.one, exercises)
@@ -380,7 +394,7 @@ def main():
     option("submissions", type=Path, nargs="?", help="a folder, zip or tar for each student")
     option("--out", type=Path, default=Path("out/grades"), help="folder for all that is written (out/grades)")
     option("--jobs", type=int, default=2, help="submissions at once (2)")
-    option("--seed", default="0", help="inputs are drawn from it for each student; it is recorded (0)")
+    option("--seed", default="", help="inputs are drawn from it for each student; it is recorded (any)")
     option("--only", default="", help="exercises to grade: 03,03a (all)")
     option("--force", action="store_true", help="grade where submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="contain at this level (the best that works here)")

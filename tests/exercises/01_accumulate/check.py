@@ -14,6 +14,7 @@ NORM = {"norm.weight": (6,), "norm.bias": (6,)}
 BUFFERS = {"norm.running_mean": (6,), "norm.running_var": (6,)}
 COUNTER = "norm.num_batches_tracked"
 PART_BYTES = 10_000 * 6 * 6 * 4  # what a part of 6 images keeps for its backward pass, if the model is wide
+WARM = 2 << 20  # how much a process may have grown until the first part: 0.1 MB were seen, beside the part
 FILLER = PART_BYTES // (2 * 4)  # numbers behind each image that make a batch of two as large as that
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01})
 # The large eps makes Adam's step depend on the size of a gradient, which it would hide.
@@ -157,7 +158,15 @@ def gates_of(trial, count, taken=0):
         if taken and place % taken == 0:
             gates |= {f"take {place + more}": {"value": trial.secret()} for more in range(taken)}
         gates |= {f"{way} {place}": {"value": trial.secret()} for way in ("forward", "backward")}
-        if place and trial.counted:
+        if place == 0 and trial.counted:
+            # Or something is held then that is let go of later, and seems to be less than it is.
+            most = taken * PART_BYTES + WARM
+            gates["forward 0"] |= {
+                "memory": most,
+                "words": f"when the first part of {count} went in",
+                "expected": f"at most {most / 1e6:.1f} MB more than before your code was loaded",
+            }
+        elif trial.counted:
             gates[f"forward {place}"] |= {
                 "memory": int(count / 2 * PART_BYTES),
                 "memory since": "forward 0",

@@ -76,7 +76,8 @@ def words(sizes):
 
 @check("02.1a")
 def parts(trial):
-    for cases in (((8, 2), (10, 4), (7, 3), (5, 1)), ((3, 4), (1, 3), (5, 4), (9, 6))):
+    drawn = [(int(trial.integers(20, 60, 1)), int(trial.integers(3, 8, 1))) for _ in range(3)]
+    for cases in (((8, 2), (10, 4), (7, 3), (5, 1)), ((3, 4), (1, 3), (5, 4), (9, 6)), drawn):
         trial.tried(" and ".join(f"{size} images for {count}" for size, count in cases) + " copies")
         batches = [trial.floats(size, 3, 2) for size, _ in cases]
         counts = [count for _, count in cases]

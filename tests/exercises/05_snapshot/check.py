@@ -503,7 +503,7 @@ def foreign(trial):
 def hostile(trial):
     job, given = prepare(trial, "d")
     trial.tried("your own save, of a state that has an object which runs code when it is loaded")
-    one(trial, "save_hostile", "d", folder="own", step=21, job=job, ran="ran-own")
+    one(trial, "save_hostile", "d", folder="own", step=21, job=job, ran="ran/own")
     kinds = {
         "own": "what your own save has written of an object that runs code when it is loaded",
         "pickle": "a pickle that runs code when it is loaded",
@@ -512,20 +512,23 @@ def hostile(trial):
     names = {kind: name_of(step) for step, kind in enumerate(kinds, 21)}
     cases = [{"from": "snapshots", "to": "with-own", "copy": {names["own"]: f"own/{names['own']}"}}]
     for kind in ("pickle", "torch"):
-        planted = {names[kind]: [kind, f"ran-{kind}"]}
+        planted = {names[kind]: [kind, f"ran/{kind}"]}
         cases.append({"from": "snapshots", "to": f"with-{kind}", "plant": planted})
-    ours(trial, "change", "d", cases=cases)
+    ours(trial, "change", "d", cases=[*cases, {"to": "ran"}])
+    before = ours(trial, "changed", "d", folder="ran")
     trial.tried("steps 1 and 2, and as a newer one a file that runs code when it is loaded")
     there = look(trial, "d", "with-own")["with-own"]
     came, said = load_all(trial, "d", job, *(case["to"] for case in cases))
-    ran = look(trial, "d", ".")["."]
+    ran, changed = look(trial, "d", "ran")["ran"], ours(trial, "changed", "d", folder="ran")
     for kind, what in kinds.items():
         trial.tried(f"steps 1 and 2, and as {names[kind]} {what}")
-        harmless = f"ran-{kind}" not in ran
+        harmless = kind not in ran
         trial.require(harmless, f"loading {names[kind]} has run its code", "no code in a file is run")
         loaded(trial, "beside the hostile file,", came[f"with-{kind}"], given[1])
         if kind != "own" or names[kind] in there:
             refused_aloud(trial, said[f"with-{kind}"], names[kind])
+    came = "loading a hostile file has run its code, and what that has made is gone again"
+    trial.require(changed == before, came, "no code in a file is run")
 
 
 @check("05.2e")

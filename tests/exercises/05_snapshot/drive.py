@@ -38,6 +38,12 @@ def look(_, inputs, tools):
     return found
 
 
+def changed(_, inputs, tools):
+    """Which folder this is, and when something was last made or removed in it: nobody can set that back."""
+    facts = os.stat(Path(tools.folder, inputs["folder"]))
+    return [facts.st_ino, facts.st_ctime_ns]
+
+
 def change(_, inputs, tools):
     """Make new folders out of others, each with changes of its files."""
     for case in inputs["cases"]:
@@ -47,6 +53,9 @@ def change(_, inputs, tools):
         to.mkdir(exist_ok=True)
         for name in case.get("remove", []):
             (to / name).unlink()
+        # Damage does not change the date of a file: nobody is to find it by that.
+        damaged = {*case.get("cut", {}), *case.get("flip", {}), *case.get("zero", {})}
+        dates = {name: (to / name).stat() for name in damaged}
         for name, size in case.get("cut", {}).items():
             os.truncate(to / name, size)
         for name, places in case.get("flip", {}).items():
@@ -58,6 +67,8 @@ def change(_, inputs, tools):
             data = bytearray((to / name).read_bytes())
             data[first : first + size] = bytes(size)
             (to / name).write_bytes(data)
+        for name, facts in dates.items():
+            os.utime(to / name, ns=(facts.st_atime_ns, facts.st_mtime_ns))
         for name, content in case.get("write", {}).items():
             (to / name).write_bytes(bytes(content))
         for name, source in case.get("copy", {}).items():

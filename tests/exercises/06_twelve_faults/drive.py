@@ -161,9 +161,8 @@ def prepare(student, inputs, tools):
     path = os.path.join(tools.folder, inputs["file"])
 
     def download(path):
-        data = bytes(inputs["data"])
-        with open(os.path.join(tools.folder, f"{inputs['file']}.downloads"), "ab") as file:
-            file.write(b".")
+        # From the judge, who knows by that which ranks have downloaded.
+        data = bytes(tools.ask("download"))
         half = len(data) // 2
         with open(path, "wb") as file:
             file.write(data[:half])

@@ -53,7 +53,7 @@ class Rank:
 
     def told(self, letter, data, now):
         # A result is for the judge: here it would only cost time and memory.
-        value = None if letter == b"R" else wire.unpack(data)
+        value = None if letter == b"R" else wire.unpack(data, wire.LONGEST, wire.MOST_VALUES)
         if letter == b"E":
             # Arrays in it could not be compared, here or in the judge; lists of lists are a lot of memory.
             parts = [part for one in value.values() for part in (one if isinstance(one, list) else [one])]
@@ -165,14 +165,38 @@ def below(pid):
     return found.union(*map(below, found))
 
 
+def of_any_thread(pid, read):
+    """What `read` finds under /proc for a process. Once its first thread has ended, the process's own page is
+    empty, though others go on: then it is asked of them."""
+    found = read(Path(f"/proc/{pid}"))
+    with contextlib.suppress(OSError):
+        found = found or next(filter(None, map(read, Path(f"/proc/{pid}/task").iterdir())), found)
+    return found
+
+
 def memory_of(pid):
     """Bytes that a process holds. Shared memory too, or data could be put there so as not to count."""
+    return of_any_thread(pid, resident)
+
+
+def resident(place):
     held = 0
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in (place / "status").read_text().splitlines():
             if line.startswith(("RssAnon", "RssShmem")):
                 held += int(line.split()[1]) << 10
     return held
+
+
+def open_sockets(place):
+    """The inodes of the sockets that a process or a thread has open."""
+    found = []
+    with contextlib.suppress(OSError):
+        for descriptor in (place / "fd").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                name = os.readlink(descriptor)
+                found += [int(name[8:-1])] if name.startswith("socket:[") else []
+    return found
 
 
 def seen_from_outside(rank, pids, counters):
@@ -180,20 +204,18 @@ def seen_from_outside(rank, pids, counters):
     facts, inodes = {"sent": 0, "segments": 0, "by_ports": {}}, set()
     facts["memory"] = sum(map(memory_of, pids))
     for pid in pids:
-        with contextlib.suppress(OSError):
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError, ValueError):
-                    name = os.readlink(descriptor)
-                    inodes |= {int(name[8:-1])} if name.startswith("socket:[") else set()
-    for inode in inodes & counters.keys():
+        inodes.update(of_any_thread(pid, open_sockets))
+    there = inodes & counters.keys()
+    for inode in there:
         sent, segments, ports = counters[inode]
         facts["sent"] += sent
         facts["segments"] += segments
         facts["by_ports"][ports] = sent
     facts["sockets"] = len(facts["by_ports"])
-    # What was sent over a connection that is closed is no longer counted by anybody.
-    facts["closed"] = len(rank.connections - facts["by_ports"].keys())
-    rank.connections |= facts["by_ports"].keys()
+    # What was sent over a connection that is closed is no longer counted by anybody. One between the same
+    # ports, made in its place, begins with zero.
+    facts["closed"] = len(rank.connections - there)
+    rank.connections |= there
     return facts
 
 

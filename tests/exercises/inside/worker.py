@@ -359,6 +359,10 @@ def work(job, rank, outgoing, incoming, stack=None):
             )
         watch(pipe, files)
         no_keyboard()
+        if not job["keep"]:
+            # What ranks tell each other goes where it is counted: not into files, and not through the store
+            # by which they have met. Nor can a file hold what no memory is to hold.
+            contain.landlock(contain.READABLE, writable={"/dev/null"})
         # Nothing of the student before all ranks are connected: a rank that leaves at once would look like
         # a fault of the machine to one that is still connecting.
         pipe.send(b"M", None)

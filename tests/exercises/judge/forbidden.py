@@ -3,6 +3,8 @@ like it is not meant: a function of the file's own, or functools.reduce."""
 
 import ast
 
+LONGEST = 200  # letters of a path of names
+
 
 def used(tree: ast.Module, forbidden: list[str]) -> tuple[int, str] | None:
     """The first line that uses one of these, and its name. What cannot be told counts as torch's."""
@@ -29,7 +31,8 @@ def named(node: ast.AST, imports: dict[str, str], own: set[str]) -> list[str]:
         return [imports[node.id]] if node.id in imports else [] if node.id in own else [node.id]
     if isinstance(node, ast.Attribute):
         first, rest = node.value, node.attr
-        while isinstance(first, ast.Attribute):
+        # It may be one of one of one, a thousand times: no path of torch is as long.
+        while isinstance(first, ast.Attribute) and len(rest) < LONGEST:
             first, rest = first.value, f"{first.attr}.{rest}"
         if isinstance(first, ast.Name) and first.id in imports:
             return [f"{imports[first.id]}.{rest}"]

@@ -2,7 +2,8 @@
 
 It closes what namespaces and Landlock leave open: keyrings and System V memory, which outlive a process; new
 namespaces, in which a process would be root; looks into other processes; memory that counts for no process
-(memfd); and parts of the kernel that no exercise needs, io_uring for one.
+(memfd, buffers of socket pairs and of large pipes); ways between processes whose bytes nobody counts
+(datagrams, UNIX sockets); and parts of the kernel that no exercise needs, io_uring for one.
 """
 
 import platform
@@ -32,16 +33,26 @@ REFUSED = {
     "userfaultfd": (323, 282),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
+    "socketpair": (53, 199),
 }
-CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
+CLONE, CLONE3, SOCKET, FCNTL = (56, 220), (435, 435), (41, 198), (72, 25)
+SET_PIPE_SIZE = 1031
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET.
 NEW_NAMESPACES = 0x7E020000
-UNIX, INET, INET6, NETLINK = 1, 2, 10, 16  # by NETLINK the nursery counts bytes, and gloo finds addresses
+INET, INET6, NETLINK = 2, 10, 16
+STREAM, TYPE, ANY, TCP = 1, 0xF, 0, 6  # what the nursery can count
+ROUTE, DIAG = 0, 4  # of NETLINK: by the first gloo finds addresses, by the second the nursery counts bytes
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT, THIRD_ARGUMENT = 0, 4, 16, 24, 32
 ALLOW, EPERM, ENOSYS, EAFNOSUPPORT = 0x7FFF0000, 0x50000 + 1, 0x50000 + 38, 0x50000 + 97
+
+
+def one_of(first: int, second: int) -> list[tuple[int, int, int, int]]:
+    """Allow what is one of two numbers, and no other."""
+    allow, refuse = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, EAFNOSUPPORT)
+    return [(EQUAL, 1, 0, first), (EQUAL, 0, 1, second), allow, refuse]
 
 
 def program(machine: str = "") -> bytes:
@@ -56,8 +67,11 @@ def program(machine: str = "") -> bytes:
     lines += [(EQUAL, 0, 1, CLONE3[which]), (RETURN, 0, 0, ENOSYS)]
     lines += [(EQUAL, 0, 4, CLONE[which]), (LOAD, 0, 0, FIRST_ARGUMENT), (ANY_BIT, 0, 1, NEW_NAMESPACES)]
     lines += [(RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
+    lines += [(EQUAL, 0, 4, FCNTL[which]), (LOAD, 0, 0, SECOND_ARGUMENT), (EQUAL, 0, 1, SET_PIPE_SIZE)]
+    lines += [(RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
     lines += [(EQUAL, 1, 0, SOCKET[which]), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, FIRST_ARGUMENT)]
-    for family in (UNIX, INET, INET6, NETLINK):
-        lines += [(EQUAL, 0, 1, family), (RETURN, 0, 0, ALLOW)]
-    lines += [(RETURN, 0, 0, EAFNOSUPPORT)]
+    lines += [(EQUAL, 0, 5, NETLINK), (LOAD, 0, 0, THIRD_ARGUMENT), *one_of(ROUTE, DIAG)]
+    lines += [(EQUAL, 2, 0, INET), (EQUAL, 1, 0, INET6), (RETURN, 0, 0, EAFNOSUPPORT)]
+    lines += [(LOAD, 0, 0, SECOND_ARGUMENT), (AND, 0, 0, TYPE), (EQUAL, 1, 0, STREAM)]
+    lines += [(RETURN, 0, 0, EAFNOSUPPORT), (LOAD, 0, 0, THIRD_ARGUMENT), *one_of(ANY, TCP)]
     return b"".join(struct.pack("<HBBI", *line) for line in lines)
