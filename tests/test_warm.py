@@ -256,6 +256,22 @@ def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
     assert student.server() == server
 
 
+def test_a_run_ends_with_its_command(student, tmp_path):
+    """Even one that would go on for an hour, and whose command was killed and could say nothing."""
+    (tmp_path / "sleeps.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(3600)\n")
+    words = [sys.executable, WARM, str(tmp_path / "sleeps.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=ROOT, env=student.environment, stdout=pipe, text=True) as run:
+        assert run.stdout.readline() == "begun\n"
+        (copy,) = called(below(student.server()), WARM)
+        run.kill()
+        try:
+            until(lambda: not alive(copy), "a run without its command is to end")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(copy, signal.SIGKILL)
+
+
 def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
     """And a second command meanwhile does by itself what it is to do."""
     student.check("--only", "99")
