@@ -2177,3 +2177,12 @@ def test_further_lines_of_an_error_do_not_look_like_the_judges():
     result = judge.Result("03.1a", "title", 2, status="error", came="no\n  ok   03.1a  2 of 2")
     lines = judge.words.detail(result, 0)
     assert "ok   03.1a" in "\n".join(lines) and "\n" + " " * 14 + "ok" in "\n".join(lines)
+
+
+def test_the_judge_computes_with_one_thread():
+    """A second one waits for the first, and on a busy machine for a processor."""
+    program = "import judge, torch; print(torch.get_num_threads())"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    words = [sys.executable, "-c", program]
+    run = subprocess.run(words, cwd=judge.HERE, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == "1\n"

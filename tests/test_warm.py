@@ -1,0 +1,371 @@
+"""`make check` leaves a process behind. All that a student sees is as without, and it goes when it should."""
+
+import contextlib
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from lessons import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process stays behind")
+WARM = "tests/exercises/warm.py"
+PYTEST = ["-m", "pytest", "tests/exercises", "-p", "no:cacheprovider"]
+STANDARD = ("stdin", "stdout", "stderr")
+HANGS = "import time\nprint('now', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
+
+
+class Student:
+    """Somebody who checks exercises: in an environment and with a folder for temporary files of their own."""
+
+    def __init__(self, temporary, clone=ROOT, **more):
+        self.temporary, self.clone = Path(temporary), clone
+        kept = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
+        kept = {name: value for name, value in kept.items() if name not in ("CI", "PYTEST_CURRENT_TEST")}
+        self.environment = kept | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"} | more
+
+    def start(self, *words, warm=True, **more):
+        out = ["--out", str(self.temporary / "out")]
+        command = [sys.executable, *([WARM] if warm else []), *PYTEST, *words, *out]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+        return subprocess.Popen(command, cwd=self.clone, env=self.environment, text=True, **pipes)
+
+    def check(self, *words, **more):
+        with self.start(*words, **more) as run:
+            out, err = run.communicate(timeout=120)
+        return run.returncode, seconds_left_out(out), err
+
+    def make(self, *words):
+        command = ["make", "check", f"PYTHON={sys.executable}", f"OUT={self.temporary}/out", *words]
+        run = subprocess.run(command, cwd=self.clone, env=self.environment, capture_output=True, text=True)
+        return run.stdout + run.stderr
+
+    def servers(self):
+        """The process behind each socket: only who may enter the folder can ask."""
+        return [server for path in self.temporary.glob("rungs-check-*/socket") if (server := behind(path))]
+
+    def server(self):
+        (server,) = self.servers()
+        return server
+
+
+def behind(path):
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return None
+        return struct.unpack("<iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+
+
+def seconds_left_out(text):
+    return re.sub(r" in [0-9.]+s\b", "", text)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def below(pid):
+    """The living processes below this one."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    children = {pid}
+    while more := {one for one, parent in found.items() if parent in children} - children:
+        children |= more
+    return {one for one in children - {pid} if alive(one)}
+
+
+def called(pids, word):
+    """Those of these processes that have this word in their command. bwrap has the words of what it runs."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            found |= {pid} if command[0] != "bwrap" and any(word in one for one in command) else set()
+    return found
+
+
+def hangs(server):
+    """Whether its run has come so far that two ranks hang: nursery, its copy, and they."""
+    return len(called(below(server), "nursery.py")) == 4
+
+
+def until(condition, what):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def ended(student):
+    for server in student.servers():
+        os.kill(server, signal.SIGTERM)
+        until(lambda server=server: not alive(server), "the server is to end")
+
+
+@pytest.fixture
+def temporary():
+    """A short name: that of a socket must not be longer than a hundred letters."""
+    with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@pytest.fixture
+def student(temporary):
+    student = Student(temporary)
+    yield student
+    ended(student)
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """What `make check` needs of the repository."""
+    ignored = shutil.ignore_patterns("__pycache__", "results", "pictures")
+    for name in ("tests", "tools", "lessons", "solutions"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def hanging(folder):
+    """Of 03.1a, the first run is one of two ranks."""
+    folder.mkdir()
+    (folder / "03_average_gradients.py").write_text(HANGS)
+    return "--only", "03.1a", "--submission", str(folder)
+
+
+def test_the_same_bytes_and_the_same_status(student):
+    """Of checks that are passed, of one that fails, of words that mean nothing; for pipes and a terminal."""
+    asked = [
+        ("--only", "03.1a,03.2a", "--submission", "solutions", "--seed", "7"),
+        ("--only", "99"),
+        ("--submission", "nowhere"),
+    ]
+    there = None
+    for words in asked:
+        warm, cold = student.check(*words), student.check(*words, warm=False)
+        assert warm == cold
+        assert there in (None, student.server()), "another server was needed"
+        there = student.server()
+    assert on_a_terminal(student, True) == on_a_terminal(student, False)
+    assert student.server() == there
+
+
+def on_a_terminal(student, warm):
+    """Colours, and lines as wide as it is."""
+    ours, theirs = pty.openpty()
+    student.environment |= {"TERM": "xterm-256color", "COLUMNS": "70"}
+    with student.start("--only", "03.1a", "--hints", warm=warm, **dict.fromkeys(STANDARD, theirs)) as run:
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):
+            while more := os.read(ours, 10_000):
+                text += more
+        os.close(ours)
+    assert b"\x1b[31m" in text
+    return run.returncode, seconds_left_out(text.decode())
+
+
+def test_make_leaves_it_behind_unless_it_is_told_not_to(student):
+    for words in (["WARM=no"], ["CI=yes"]):
+        student.environment.pop("CI", None)
+        if words == ["CI=yes"]:
+            student.environment["CI"] = "yes"
+        assert "there is no exercise 99" in student.make("EX=99", *words)
+        assert student.servers() == [] and list(student.temporary.iterdir()) == []
+    del student.environment["CI"]
+    assert "there is no exercise 99" in student.make("EX=99")
+    assert student.server()
+
+
+def test_what_has_changed_ends_it(student, clone):
+    """A file of the judge, or the environment; what a terminal is called does not."""
+    student.clone = clone
+
+    def server_of(*words):
+        assert "there is no exercise 99" in student.check("--only", "99")[2]
+        return student.server()
+
+    first = server_of()
+    student.environment |= {"TERM": "dumb", "WINDOWID": "7", "COLUMNS": "60"}
+    assert server_of() == first
+    judge = clone / "tests/exercises/judge/exercises.py"
+    judge.write_text(judge.read_text().replace("there is no exercise", "here there is no exercise"))
+    _, _, err = student.check("--only", "99")
+    second = student.server()
+    assert "here there is no exercise 99" in err and second != first and not alive(first)
+    student.environment["OMP_NUM_THREADS"] = "2"
+    student.check("--only", "99")
+    assert student.server() != second and not alive(second)
+
+
+def test_what_it_is_made_of(student, clone, monkeypatch):
+    warm = imported(monkeypatch, student)
+    monkeypatch.setattr(warm, "HERE", clone / "tests/exercises")
+    monkeypatch.setattr(warm, "ROOT", clone)
+    seen = [warm.made_of()]
+    for name in ("judge/words.py", "inside/wire.py", "03b_ddp/drive.py", "03b_ddp/exercise.toml"):
+        file = clone / "tests/exercises" / name
+        before = file.stat()
+        file.write_text(file.read_text().swapcase())  # as long as it was, and as old
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        seen.append(warm.made_of())
+    for name in ("tests/conftest.py", "tests/helpers/forks.py", "pyproject.toml"):
+        (clone / name).write_text("")
+        seen.append(warm.made_of())
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
+    seen.append(warm.made_of())
+    monkeypatch.setattr(warm, "PACKAGES", [])
+    seen.append(warm.made_of())
+    assert len(set(seen)) == len(seen)
+    monkeypatch.setenv("SHLVL", "9")
+    assert warm.made_of() == seen[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
+    student.check("--only", "99")
+    server = student.server()
+    with student.start(*hanging(tmp_path / "hangs")) as run:
+        until(lambda: hangs(server), "ranks are to be there")
+        during = below(server)
+        run.send_signal(number)
+        out = run.communicate(timeout=60)[0]
+    assert run.returncode == (2 if number == signal.SIGINT else -9)
+    assert ("KeyboardInterrupt" in out) == (number == signal.SIGINT)
+    until(lambda: not any(map(alive, during)), "nothing of the run is to be left")
+    until(lambda: len(called(below(server), ".py")) == 1, "there is a nursery for the next run, no more")
+    assert student.check("--only", "03.1a", "--submission", "solutions")[0] == 0
+    assert student.server() == server
+
+
+def test_a_run_ends_with_its_command(student, tmp_path):
+    """Even one that would go on for an hour, and whose command was killed and could say nothing."""
+    (tmp_path / "sleeps.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(3600)\n")
+    words = [sys.executable, WARM, str(tmp_path / "sleeps.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=ROOT, env=student.environment, stdout=pipe, text=True) as run:
+        assert run.stdout.readline() == "begun\n"
+        (copy,) = called(below(student.server()), WARM)
+        run.kill()
+        try:
+            until(lambda: not alive(copy), "a run without its command is to end")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(copy, signal.SIGKILL)
+
+
+def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
+    """And a second command meanwhile does by itself what it is to do."""
+    student.check("--only", "99")
+    server = student.server()
+    with student.start(*hanging(tmp_path / "hangs")) as run:
+        until(lambda: hangs(server), "ranks are to be there")
+        (copy,) = called(below(server), WARM)
+        os.kill(copy, signal.SIGSTOP)
+        assert "there is no exercise 99" in student.check("--only", "99")[2]
+        assert run.poll() is None
+        os.kill(copy, signal.SIGKILL)
+        run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGKILL
+    assert student.check("--only", "03.1a", "--submission", "solutions")[0] == 0
+    assert student.server() == server
+
+
+def test_it_ends_when_it_is_idle(student):
+    program = f"import sys; sys.path[0] = '{ROOT}/tests/exercises'; import warm; warm.IDLE = 2; warm.main()"
+    words = [sys.executable, "-c", program, *PYTEST, "--only", "99"]
+    run = subprocess.run(words, cwd=ROOT, env=student.environment, capture_output=True, text=True)
+    assert "there is no exercise 99" in run.stderr
+    server = student.server()
+    all_of_it = {server} | below(server)
+    until(lambda: not any(map(alive, all_of_it)), "an idle server is to end")
+    assert list(student.temporary.iterdir()) == []
+
+
+def test_no_two_users_and_no_two_clones_share_one(student, clone, monkeypatch):
+    warm = imported(monkeypatch, student)
+    ours = warm.folder()
+    assert ours.stat().st_mode & 0o77 == 0
+    with monkeypatch.context() as other:
+        other.setattr(warm, "ROOT", clone)
+        assert warm.folder() != ours
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(OSError):  # it has another name, and the one who has made it is somebody else
+            warm.folder()
+    assert len(list(student.temporary.iterdir())) == 3
+
+
+def imported(monkeypatch, student):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "exercises")
+    monkeypatch.setenv("TMPDIR", str(student.temporary))
+    import warm
+
+    return warm
+
+
+def test_nobody_else_may_enter_its_folder(student, monkeypatch):
+    """Whoever made it, or opened it: what is to be found there is not asked."""
+    place = imported(monkeypatch, student).folder()
+    place.chmod(0o755)
+    assert "there is no exercise 99" in student.check("--only", "99")[2]
+    assert student.servers() == []
+    place.rmdir()
+    elsewhere = student.temporary / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    place.symlink_to(elsewhere)
+    assert "there is no exercise 99" in student.check("--only", "99")[2]
+    assert student.servers() == []
+
+
+def test_nothing_is_done_for_another_user_or_from_inside_of_a_run(student, monkeypatch):
+    """A submission is a process below the server. At level 1 it is of the same user, and finds the socket."""
+    warm = imported(monkeypatch, student)
+
+    def asked():
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            data = b'{"words": []}'
+            socket.send_fds(theirs, [struct.pack("<I", len(data))], [0])
+            theirs.sendall(data)
+            request, files = warm.received(ours)
+            for file in files:
+                os.close(file)
+            return request
+
+    monkeypatch.setattr(warm, "above", lambda pid: set())
+    assert asked() == {"words": []}
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert asked() is None
+    monkeypatch.undo()
+    assert asked() is None
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert os.getpid() in warm.above(child.pid)
+        child.kill()
+    assert os.getpid() in warm.above(child.pid)  # who has gone cannot say who it was
+    assert os.getpid() not in warm.above(os.getppid())
+
+
+def test_it_is_not_in_what_grades(student):
+    for name in ("grade.py", "jobs.py", "selftest.py"):
+        text = (ROOT / "tests/exercises" / name).read_text()
+        assert "warm" not in re.findall(r"(?:import|from) (\w+)", text)
