@@ -260,6 +260,7 @@ def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
 def test_a_run_ends_with_its_command(student, tmp_path):
     """Even one that would go on for an hour, and whose command was killed and could say nothing. And on a
     terminal, each line comes when it is printed."""
+    student.check("--only", "99")  # the server has begun without a terminal
     (tmp_path / "sleeps.py").write_text("import time\nprint('begun')\ntime.sleep(3600)\n")
     words = [sys.executable, WARM, str(tmp_path / "sleeps.py")]
     ours, theirs = pty.openpty()
