@@ -40,7 +40,7 @@ tools: setup ## install what some tests need beside Python, on Debian (SLURM, bu
 	@sh tools/install.sh $(PYTHON)
 
 # To a person at a terminal the report says it all: "make: *** [Makefile:63: check] Error 1" would say it worse.
-check: setup ## check an exercise: EX=03, and SUBMISSION=solutions, HINTS=1, WATCH=1 (again at every save)
+check: setup ## check an exercise: EX=03, and SUBMISSION=solutions, HINTS=1, WATCH=1 (again at every save), WARM=no
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) $(if $(filter no,$(WARM)),,tests/exercises/warm.py) \
 		$(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) --out $(OUT) $(ARGUMENTS) || [ -t 2 ]

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import socket
@@ -257,12 +258,16 @@ def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
 
 
 def test_a_run_ends_with_its_command(student, tmp_path):
-    """Even one that would go on for an hour, and whose command was killed and could say nothing."""
-    (tmp_path / "sleeps.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(3600)\n")
+    """Even one that would go on for an hour, and whose command was killed and could say nothing. And on a
+    terminal, each line comes when it is printed."""
+    student.check("--only", "99")  # the server has begun without a terminal
+    (tmp_path / "sleeps.py").write_text("import time\nprint('begun')\ntime.sleep(3600)\n")
     words = [sys.executable, WARM, str(tmp_path / "sleeps.py")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, cwd=ROOT, env=student.environment, stdout=pipe, text=True) as run:
-        assert run.stdout.readline() == "begun\n"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(words, cwd=ROOT, env=student.environment, stdout=theirs) as run:
+        os.close(theirs)
+        assert select.select([ours], [], [], 60)[0] and os.read(ours, 100) == b"begun\r\n"
+        os.close(ours)
         (copy,) = called(below(student.server()), WARM)
         run.kill()
         try:

@@ -305,13 +305,7 @@ def become(request, files):
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for place, name in enumerate(("stdin", "stdout", "stderr")):
-        old = getattr(sys, name)
-        new = open(place, "w" if place else "r", -1, old.encoding, old.errors, closefd=False)  # noqa: SIM115
-        if place:
-            new.reconfigure(line_buffering=new.line_buffering or place == 2, write_through=old.write_through)
-        setattr(sys, name, new)
-        setattr(sys, f"__{name}__", new)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # as Python does when it starts
     words = request["words"]
     sys.path.remove(FIRST)
     sys.orig_argv, sys.argv = [*PYTHON, *words], words
