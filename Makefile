@@ -6,7 +6,7 @@ LESSONS ?= ladder
 KILLS ?= 20
 TESTS = -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling gpu format
+.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling gpu site site-serve format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -80,6 +80,18 @@ diffs: setup ## write commands, diffs and lists into lessons/pages and the READM
 
 pictures: setup ## draw the pictures of the READMEs anew
 	@$(PYTHON) tools/pictures.py
+
+site: .venv-site/ready ## build the site from what is here, into out/site (ADDRESS=https://github.com/... for its links)
+	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python tools/site/build.py --out $(OUT) $(ARGUMENTS)
+
+site-serve: site ## show it, on a port that is free
+	@.venv-site/bin/python tools/site/serve.py $(OUT)/site
+
+# Nothing in it is for readers, so that their environment has none of it.
+.venv-site/ready: tools/site/requirements.txt
+	python3 -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/site/requirements.txt
+	@touch $@
 
 format: setup ## format the code
 	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .

@@ -1,0 +1,119 @@
+"""Build the site: `make site`.
+
+    make site
+    make site ADDRESS=https://github.com/someone/rungs
+
+You will see how many pages were built, in how many seconds, in out/site. Nothing is executed and nothing is
+fetched. With ADDRESS, pages have a link to edit them; notebooks have two more, to open them in Colab and to
+download them. With --pages only those are built, and links to others are only their text.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path, PurePosixPath
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))  # for lessons.py
+
+import home
+import lessons
+import sources
+from lessons import ROOT
+
+WIDGETS = tuple(sorted(path.stem for path in (HERE / "widgets").glob("*.py")))
+
+
+def pages_of_the_site() -> tuple[PurePosixPath, ...]:
+    """The pages of the repository that are pages of the site, but not the questions that only testers ask."""
+    found = [path for pattern in ("*.md", "*.ipynb") for path in ROOT.glob(pattern)]
+    for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
+        found += [path for pattern in ("*.md", "*.ipynb") for path in (ROOT / name).rglob(pattern)]
+    names = [path.relative_to(ROOT) for path in found]
+    return tuple(
+        sorted(
+            PurePosixPath(str(name))
+            for name in names
+            if name.parts[:2] != ("tests", "reading") and not any(part.startswith(".") for part in name.parts)
+        )
+    )
+
+
+def address() -> str:
+    """The repository's, if it is known: a variable, or what tools/notebooks.py has for all notebooks."""
+    said = os.environ.get("ADDRESS", "")
+    written = re.search(r'^ADDRESS = "([^"]+)"', (ROOT / "tools/notebooks.py").read_text(), re.M)[1]
+    return said or ("" if "/OWNER/" in written else written)
+
+
+def prepare(folder: Path, chosen: list[str]):
+    """Write the sources of all pages, or of some."""
+    pages = tuple(map(PurePosixPath, chosen)) or pages_of_the_site()
+    book = sources.Book(folder, pages, address(), is_whole=not chosen)
+    book.widgets = {name: importlib.import_module(f"widgets.{name}") for name in WIDGETS}
+    below = {home.page_of(lesson): home.below(book, lesson) for lesson in lessons.LESSONS}
+    for page in pages:
+        if page.suffix == ".ipynb":
+            text = sources.notebook(book, page)
+        else:
+            text = sources.markdown(book, page) + "\n" + below.get(page, "")
+        if not home.is_in_navigation(page):
+            text = f"---\norphan: true\n---\n\n{text}"
+        book.write(page.with_suffix(".md"), text)
+    book.write(sources.HOME, home.home(book))
+    book.write("syllabus.md", home.syllabus(book))
+    for name in book.widgets:
+        book.write(f"widgets/{name}.md", home.widget(book, name))
+    done = set()
+    while left := sorted(book.linked - done):
+        for path in left:
+            done.add(path)
+            write_linked(book, path)
+    for name in ("conf.py", "site.css", "site.js", "favicon.svg"):
+        book.write(name if name == "conf.py" else f"static/{name}", (HERE / "theme" / name).read_text())
+    for path in (ROOT / "lessons/pictures").iterdir():
+        book.write(path.relative_to(ROOT), path.read_bytes())
+    for path in [path for path in folder.rglob("*") if path.is_file() and path not in book.written]:
+        path.unlink()
+    return book
+
+
+def write_linked(book, path: PurePosixPath):
+    """A page for a file or a folder that a page links."""
+    if (ROOT / path).is_dir():
+        book.write(path / "index.md", sources.folder(book, path))
+    elif sources.is_exercise(path):
+        book.write(path.with_name(path.name + ".md"), sources.exercise(path))
+    else:
+        book.write(path.with_name(path.name + ".md"), sources.file(path))
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("out"), help="the site is in its folder site")
+    parser.add_argument("--pages", nargs="*", default=[], help="pages of the repository (all)")
+    arguments = parser.parse_args()
+    start = time.monotonic()
+    folder, site = arguments.out / "site-sources", arguments.out / "site"
+    try:
+        book = prepare(folder, arguments.pages)
+    except sources.Broken as error:
+        sys.exit(f"error: {error}")
+    words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto", "--doctree-dir"]
+    words += [arguments.out / "site-doctrees", "--builder", "html", folder, site]
+    status = subprocess.run([sys.executable, *map(str, words)]).returncode
+    if status:
+        sys.exit("error: the site was not built: what is wrong is said above")
+    (site / ".nojekyll").touch()  # else GitHub leaves out what begins with an underscore
+    count = sum(path.suffix == ".md" for path in book.written)
+    print(f"{count} pages in {time.monotonic() - start:.0f} seconds: {site}/index.html")
+
+
+if __name__ == "__main__":
+    main()

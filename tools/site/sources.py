@@ -1,0 +1,298 @@
+"""The pages of the repository, as the site's builder reads them: Markdown, in the same folders.
+
+A page keeps its text; only its links change, so that they lead to pages of the site. A notebook becomes a
+page with its stored outputs. A file or folder that some page links becomes a page of its own, which shows it.
+"""
+
+import ast
+import base64
+import html
+import itertools
+import json
+import os
+import re
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import lessons
+from lessons import ROOT
+
+HOME = PurePosixPath("index.md")
+START = PurePosixPath("README.md")
+# What must not be looked into for links: fences and inline code. The last alternative is a link's end.
+LINK = re.compile(r"(?ms)^ *(`{3,}).*?^ *\1|`+[^`]+`+|\]\((?P<target>[^)\s]+)\)")
+COMMENT = re.compile(r"(?s)^<!-- .*? -->\n|<!-- .*? -->")
+WAY = re.compile(
+    r"(?s)<!-- (?P<name>way|way on): written by `make diffs` -->\n(.*?)<!-- end of (?P=name) -->\n?"
+)
+PICTURES = (".png", ".svg")
+LANGUAGES = {
+    ".py": "python",
+    ".sh": "sh",
+    ".sbatch": "sh",
+    ".toml": "toml",
+    ".json": "json",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+}
+SENTENCE = re.compile(r"(?m)^(?=\S.*\n\n```diff)")  # where a sentence on a place of a stored diff begins
+WORDS_A_MINUTE = 200  # as tools/diffs.py has it for notebooks
+
+
+class Broken(Exception):
+    """A page says something that is not so."""
+
+
+@dataclass
+class Book:
+    """What was written so far, and what is still to be written because a page links it."""
+
+    folder: Path  # where the sources go
+    pages: tuple[PurePosixPath, ...]  # pages of the repository which are pages of the site
+    address: str = ""  # of the repository, where it has one
+    is_whole: bool = True  # else a link to what is left out is only its text
+    written: set = field(default_factory=set)
+    linked: set = field(default_factory=set)
+    widgets: dict = field(default_factory=dict)
+
+    def write_static(self, name, content):
+        """A script or a style, which lies beside the theme's."""
+        self.write(PurePosixPath("static") / name, content)
+
+    def write(self, path, content):
+        """Write a file, if it is not there with the same content: what has not changed is not built again."""
+        target = self.folder / path
+        content = content.encode() if isinstance(content, str) else content
+        if not target.exists() or target.read_bytes() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        self.written.add(target)
+
+    def page_of(self, path: PurePosixPath) -> PurePosixPath | None:
+        """The source of the page that shows a file or folder of the repository."""
+        if path in self.pages:
+            return path.with_suffix(".md")
+        if (ROOT / path).is_dir():
+            if path / "README.md" in self.pages:
+                return path / "README.md"
+            source = path / "index.md"
+        else:
+            source = path.with_name(path.name + ".md")
+        if not self.is_whole:
+            return None
+        self.linked.add(path)
+        return source
+
+    def link(self, target: str, page: PurePosixPath) -> str | None:
+        """A link of a page, as the site has it."""
+        if re.match(r"https?:|mailto:", target):
+            return target
+        name, _, anchor = target.partition("#")
+        anchor = anchor.lower()  # Jupyter keeps a heading's capitals in its name, the site and GitHub do not
+        if not name:
+            return f"#{anchor}"
+        path = PurePosixPath(os.path.normpath(page.parent / name))
+        if not (ROOT / path).exists():
+            raise Broken(f"{page} links {target}, and there is no {path}")
+        if path.suffix in PICTURES:  # they lie where they are in the repository
+            return target
+        source = self.page_of(path)
+        if path == START and not anchor and page != START:
+            source = HOME
+        if source is None:
+            return None
+        anchor = f"#{anchor}" if anchor and source.suffix == ".md" and path in self.pages else ""
+        return os.path.relpath(source, page.parent) + anchor
+
+    def relinked(self, text: str, page: PurePosixPath) -> str:
+        """A page's text with the site's links. To what is left out of a small site there is none."""
+
+        def replace(match):
+            if not match["target"]:
+                return match[0]
+            target = self.link(match["target"], page)
+            return f"]({target})" if target else "](#)"
+
+        text = LINK.sub(replace, text)
+        return text if self.is_whole else re.sub(r"\[((?:`[^`]*`|[^\]`])*)\]\(#\)", r"\1", text)
+
+
+def minutes(text: str) -> str:
+    """How long it takes to read a page, without its fences."""
+    prose = re.sub(r"(?ms)^```.*?^```|<!-- .*? -->", "", text)
+    count = max(1, round(len(prose.split()) / WORDS_A_MINUTE))
+    return "a minute to read" if count == 1 else f"{count} minutes to read"
+
+
+def card(book, page, time: str, way: str) -> str:
+    """The line under a page's title: how long it takes, and what belongs to it."""
+    entries = [entry for line in way.splitlines() for entry in line.split(" | ")]
+    found = [time, *(entry for entry in entries if re.match(r"script|notebook|exercise", entry))]
+    for lesson in lessons.LESSONS:
+        for notebook in lesson.notebooks:
+            if notebook.path.name == page.name:
+                found.insert(1, f"lesson: [{lesson.number}](../lessons/pages/{lesson.page.name})")
+    found += elsewhere(book.address, page)
+    return f":::{{container}} card\n{' · '.join(found)}\n:::\n"
+
+
+def elsewhere(address, page) -> list[str]:
+    """Where else a page is, if the repository's address is known."""
+    if not address:
+        return []
+    found = [f"[edit this page]({address}/edit/main/{page})"]
+    if page.suffix == ".ipynb":
+        name = address.removeprefix("https://github.com/")
+        found.append(f"[open in Colab](https://colab.research.google.com/github/{name}/blob/main/{page})")
+        found.append(f"[download the notebook]({address}/raw/main/{page})")
+    return found
+
+
+def markdown(book, page: PurePosixPath) -> str:
+    """A page of the repository."""
+    text = (ROOT / page).read_text()
+    time = minutes(text)
+    text = WAY.sub(lambda way: card(book, page, time, way[2]) if way["name"] == "way" else "", text)
+    return COMMENT.sub("", book.relinked(text, page))
+
+
+# ---- notebooks ----
+
+
+def fence(text: str, language: str, name: str) -> str:
+    """A block of code or output, with a class, in a fence that is longer than any in it."""
+    ticks = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`{3,}", text)), 3)
+    return f"{ticks}{{code-block}} {language}\n:class: {name}\n\n{text.rstrip()}\n{ticks}\n"
+
+
+def folded(text: str, summary: str) -> str:
+    return f'<details class="plumbing"><summary>{summary}</summary>\n\n{text}\n</details>\n'
+
+
+def is_plumbing(cell) -> bool:
+    """A cell that a reader does not need: it draws, or gets things ready."""
+    tags = cell["metadata"].get("tags", [])
+    return "hide-input" in tags or cell["id"] == "first" or "show.start(" in joined(cell["source"])
+
+
+def joined(text) -> str:
+    return "".join(text)
+
+
+def notebook(book, page: PurePosixPath) -> str:
+    """A notebook: its prose, its code, and what it showed when it was executed last."""
+    cells = json.loads((ROOT / page).read_text())["cells"]
+    text, pictures = [], 0
+    for number, cell in enumerate(cells):
+        source = joined(cell["source"])
+        if cell["cell_type"] == "markdown":
+            source = WAY.sub(lambda way: notebook_card(book, page, way[2]), source)
+            text.append(COMMENT.sub("", book.relinked(source, page)))
+            continue
+        code = fence(source, "python", "code")
+        if is_plumbing(cell):
+            text.append(
+                folded(code, "Set-up" if "show.start(" in source or cell["id"] == "first" else "Code")
+            )
+        else:
+            text.append(code)
+        for output in cell["outputs"]:
+            if output["output_type"] == "stream":
+                text.append(fence(plain(joined(output["text"])), "text", "output"))
+            elif "image/png" in output["data"]:
+                pictures += 1
+                name = f"{page.stem}.{pictures}.png"
+                book.write(page.with_name(name), base64.b64decode(joined(output["data"]["image/png"])))
+                text.append(picture(name, output["metadata"].get("image/png", {})))
+            elif "text/markdown" in output["data"]:
+                shown = book.relinked(joined(output["data"]["text/markdown"]), page)
+                if output["metadata"].get("rungs") == "diff":
+                    shown = with_anchors(shown)
+                text.append(shown)
+            else:
+                raise Broken(
+                    f"{page}, cell {number} shows {', '.join(output['data'])}: sources.py knows no way"
+                )
+    return "\n\n".join(text) + "\n"
+
+
+def notebook_card(book, page, way: str) -> str:
+    """The way at a notebook's beginning says how long it takes; that at its end does not."""
+    time = re.search(r"(\d+ minutes to read); (.*)\.", way)
+    return card(book, page, f"{time[1]}, {time[2]}", way) if time else ""
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def picture(name: str, metadata) -> str:
+    alt, width = html.escape(metadata.get("alt", "")), metadata.get("width", 550)
+    return f'<img src="{name}" width="{width}" alt="{alt}">'
+
+
+def with_anchors(text: str) -> str:
+    """A stored diff, with a name before each of its sentences: the page of diffs links them."""
+    numbers = itertools.count()
+    return SENTENCE.sub(lambda _: f'<span id="{sentence_name(next(numbers))}"></span>', text)
+
+
+def sentence_name(number: int) -> str:
+    return f"sentence-{number}"
+
+
+# ---- files and folders that pages link ----
+
+
+def file(path: PurePosixPath) -> str:
+    """A page that shows a file."""
+    try:
+        text = (ROOT / path).read_text()
+    except UnicodeDecodeError:
+        raise Broken(f"{path} is linked, and is no text") from None
+    begin = "---\norphan: true\n---\n" if is_exercise(path) else "---\norphan: true\nnosearch: true\n---\n"
+    if path.parent == PurePosixPath("lessons"):
+        begin = "---\norphan: true\n---\n"
+    head = f"{begin}\n# {path.name}\n\n`{path}`\n\n"
+    return head + fence(text, LANGUAGES.get(path.suffix, "text"), "code")
+
+
+def is_exercise(path) -> bool:
+    return bool(lessons.number_of(path.stem)) and path.parent == PurePosixPath("lessons/exercises")
+
+
+def exercise(path: PurePosixPath) -> str:
+    """The page of an exercise: what its docstring asks, how to check an answer, and the file."""
+    text = (ROOT / path).read_text()
+    first, _, rest = ast.get_docstring(ast.parse(text)).partition("\n")
+    title, points = re.match(r"(.*)\. (\d+ points)\.", first).groups()
+    body = text.split('"""', 2)[2].lstrip("\n")
+    return (
+        f"# {title}\n\n:::{{container}} card\n{points} · `{path}`\n:::\n\n{docstring(rest)}\n\n"
+        f"```sh\nmake check EX={lessons.number_of(path.stem)}\n```\n\n{fence(body, 'python', 'code')}\n"
+        "What is allowed, and what the judge will say: [exercises](README.md).\n"
+    )
+
+
+def docstring(text: str) -> str:
+    """Plain text as Markdown: what is indented stays as it is."""
+    parts = re.split(r"(?m)((?:^ {4}.*\n?|^\n(?= {4}))+)", text.strip("\n"))
+    return "\n\n".join(
+        fence(textwrap.dedent(part), "text", "output") if index % 2 else part
+        for index, part in enumerate(parts)
+        if part.strip()
+    )
+
+
+def folder(book, path: PurePosixPath) -> str:
+    """A page that lists a folder."""
+    names = sorted(child.name for child in (ROOT / path).iterdir() if is_shown(child))
+    lines = [f"- [{name}]({book.link(name, path / 'index.md')})" for name in names]
+    return f"---\norphan: true\n---\n\n# {path}\n\n" + "\n".join(lines) + "\n"
+
+
+def is_shown(path: Path) -> bool:
+    if path.name.startswith((".", "__pycache__")) or path.suffix in (*PICTURES, ".pyc"):
+        return False
+    return path.is_file() or any(child.suffix != ".pyc" for child in path.iterdir())

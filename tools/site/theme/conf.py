@@ -1,0 +1,20 @@
+"""Sphinx reads this beside the sources that build.py has written."""
+
+project = "Rungs"
+extensions = ["myst_parser", "sphinx_copybutton"]
+myst_enable_extensions = ["html_image", "colon_fence"]
+myst_heading_anchors = 6
+html_theme = "furo"
+html_title = "Rungs"
+html_favicon = "static/favicon.svg"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+html_theme_options = {"navigation_with_keys": True}
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_show_copyright = False
+copybutton_selector = "div.code pre, div.highlight-sh pre"  # what a cell shows is not to be copied
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
