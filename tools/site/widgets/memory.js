@@ -31,9 +31,11 @@ live((answer, wide) => {
   const across = Math.min(wide, 900) - left - right;
   const made = drawing(Math.min(wide, 900), bottom + 24, answer.tables[0].caption);
   made.append(patterns());
-  answer.bars.forEach(({ name, words, is_cut: isCut, parts }, index) => {
+  made.dataset.frame = `${left} ${across}`;
+  const words = [];
+  answer.bars.forEach(({ name, words: size, is_cut: isCut, parts }, index) => {
     const y = 20 + row * index;
-    made.append(letters(left, y + 12, name));
+    words.push(onLines(left, y + 12, name));
     let end = 0;
     for (const { part, from, to } of parts) {
       const box = { x: left + across * from, y: y + 18, width: across * (to - from), height: high };
@@ -45,12 +47,13 @@ live((answer, wide) => {
     const at = left + across * end;
     const torn = `M${at - 5} ${y + 16}l6 6l-6 6l6 6l-6 6l6 6`;
     if (isCut) made.append(shape("path", { d: torn, fill: "none", stroke: INK, "stroke-width": 2 }));
-    made.append(letters(at + 6, y + 36, words, { "font-weight": "bold", "data-words": index, "font-size": 11 }));
+    words.push(onLines(at + 6, y + 36, size, { "font-weight": "bold", "data-words": index, "font-size": 11 }));
   });
-  answer.lines.forEach(({ at, words }) => {
+  answer.lines.forEach(({ at, words: size }) => {
     const x = left + across * at;
-    const line = { x1: x, x2: x, y1: 4, y2: bottom, stroke: INK, "stroke-width": 2, "stroke-dasharray": "6 4", "data-line": words };
-    made.append(shape("line", line), letters(x, bottom + 16, words, { "text-anchor": "middle" }));
+    const line = { x1: x, x2: x, y1: 4, y2: bottom, stroke: INK, "stroke-width": 2, "stroke-dasharray": "6 4", "data-line": size };
+    made.append(shape("line", line), letters(x, bottom + 16, size, { "text-anchor": "middle" }));
   });
+  made.append(...words);
   return [legend(FACES), made];
 });

@@ -44,23 +44,26 @@ function memory(answer, whole) {
   made.append(patterns(), letters(0, 14, `memory of a GPU: ${answer.needs}`, { "font-weight": "bold" }));
   made.append(...bar(answer.memory, whole, "memory"), shape("line", { ...line, "data-limit": answer.limit.words }));
   made.append(letters(x, 74, answer.limit.words, { "text-anchor": x > whole - 30 ? "end" : "middle" }));
-  return [legend(answer.memory.map(({ part }) => part)), made];
+  made.dataset.frame = `0 ${whole}`;
+  return [made, legend(answer.memory.map(({ part }) => part))];
 }
 
 function time(answer, whole) {
   const made = drawing(whole, 60, "Where the time of a GPU goes");
   made.append(letters(0, 14, "an hour of a GPU", { "font-weight": "bold" }), ...bar(answer.shares, whole, "share"));
   const words = Object.fromEntries(answer.shares.map(({ part, words: said }) => [part, said]));
-  return [legend(Object.keys(words), words), made];
+  made.dataset.frame = `0 ${whole}`;
+  return [made, legend(Object.keys(words), words)];
 }
 
 function sweep(answer, whole) {
   const [left, top, high, across] = [10, 44, 190, whole - 40];
   const made = drawing(whole, top + high + 44, "Tokens a second against the number of GPUs");
+  made.dataset.frame = `${left} ${across} ${top} ${high}`;
   const x = (dot) => left + across * dot.x;
   const y = (part) => top + high * (1 - part);
   const line = (key) => answer.curve.map((dot) => `${x(dot)} ${y(dot[key])}`).join("L");
-  made.append(letters(0, 14, "speed, tokens a second", { "font-weight": "bold" }));
+  made.append(letters(0, 14, `speed: ${answer.axis}`, { "font-weight": "bold" }));
   made.append(letters(0, 32, "dashed: as many times the first as GPUs; hollow: does not fit", { "font-size": 11 }));
   made.append(shape("path", { d: `M${line("linear")}`, fill: "none", stroke: INK, "stroke-dasharray": "5 4" }));
   made.append(shape("path", { d: `M${line("y")}`, fill: "none", stroke: "#0072B2", "stroke-width": 2 }));
@@ -70,8 +73,6 @@ function sweep(answer, whole) {
     const every = whole < 560 ? 3 : 2;
     if (index % every === 0) made.append(letters(x(dot), top + high + 22, dot.words, { "text-anchor": index ? "middle" : "start" }));
   });
-  made.append(letters(left + 12, y(0) - 2, answer.axis.low, { "font-size": 11, dy: 14 }));
-  made.append(letters(left + across - 14, y(1) + 4, answer.axis.high, { "font-size": 11, "text-anchor": "end" }));
   made.append(letters(left + across, top + high + 38, "GPUs", { "text-anchor": "end" }));
   return [made, element("p", {}, answer.end)];
 }

@@ -35,14 +35,13 @@ def powers(*exponents):
 
 
 PARAMS = [1.25e8, 3.5e8, 7.6e8, 1.5e9, 3e9, 7.5e9, 1.3e10, 3e10, 7e10, 1.75e11, 4.05e11, 1e12]
-STAGES = {0: "0: replicated", 1: "1: optimizer", 2: "2: gradients too", 3: "3: parameters too"}
 RECOMPUTE = {"none": "nothing", "selective": "attention (selective)", "full": "all layers (full)"}
 CONTROLS = [
     control("params", "parameters", counts(PARAMS), 7.5e9),
     control("gpus", "GPUs", powers(*range(15)), 64),
     control("tensor_parallel", "tensor-parallel", powers(*range(4)), 1),
     control("pipeline", "pipeline stages", powers(*range(5)), 1),
-    control("stage", "ZeRO's stage", [[*pair] for pair in STAGES.items()], 1),
+    control("stage", "sharded: ZeRO's", [[stage, f"stage {stage}"] for stage in range(4)], 1),
     control("batch_tokens", "tokens of a step", powers(*range(19, 27)), 2**24),
     control("micro_batch", "texts at once", powers(*range(5)), 1),
     control(
@@ -148,4 +147,4 @@ def curve(rows, gpus):
         }
         for one, number, speed, ideal in zip(rows, numbers, speeds, linear, strict=True)
     ]
-    return dots, {"low": f"{speeds[0]:,.0f}", "high": f"{linear[-1]:,.0f}"}
+    return dots, f"{speeds[0]:,.0f} to {speeds[-1]:,.0f} tokens a second"

@@ -111,6 +111,8 @@ function bars(made, now, { left, cell, middle, bottom, whole, beside }) {
   const y = floor - (high * beside) / whole;
   made.append(shape("line", { ...across, y1: y, y2: y, stroke: INK, "stroke-width": 1.5, "stroke-dasharray": "5 4", "data-server": beside }));
   made.append(letters(0, floor + 16, "in K", { "font-size": 11 }));
+  const words = beside ? "bytes through each; dashed: through the server" : "bytes through each process";
+  made.append(onLines(0, bottom + 18, words, { "font-size": 11 }));
 }
 
 function say() {

@@ -35,7 +35,7 @@ WAYS = {
     "two-level": "two-level ring",
 }
 START = {"way": "ring", "processes": 4, "chunks": 4}
-SIZES = {"the lessons' model": 129_128, "7.5 billion parameters in 16 bits": 15e9}
+SIZES = {"K = 0.13 MB": 129_128, "K = 15 GB": 15e9}  # the lessons' model, and 7.5 billion parameters
 HEAD = ["way", "steps", "through the busiest process", "through all", *SIZES]
 play = taken.functions(ROOT / "notebooks/show/rings.py", "play").play
 
@@ -190,12 +190,12 @@ def data():
 
 def note():
     constant = {name: option.default for name, option in command.OPTIONS.items()}
+    far, near = (f"{constant[f'bandwidth-{link}'] / 1e9:g} GB/s" for link in ("network", "node"))
     return (
         "K is the whole gradient; through a process go the bytes that it sends and those that it receives. "
         "A ring of the table has as many chunks as processes. Seconds are by the planner's formulas, with "
-        f"{constant['bandwidth-network'] / 1e9:g} GB/s and {1e6 * constant['latency']:g} us a message, and "
-        f"{constant['bandwidth-node'] / 1e9:g} GB/s in a machine of the two-level ring, of which there are "
-        "two; a server answers while it receives."
+        f"{far} and {1e6 * constant['latency']:g} microseconds a message, and {near} in each of the two "
+        "machines of the two-level ring; a server answers while it receives."
     )
 
 

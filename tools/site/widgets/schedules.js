@@ -1,7 +1,7 @@
 // Draws what schedules.py answers: a row for each process with its forwards and backwards, and what it holds.
 "use strict";
 
-// The colours of the notebook; a backward is darker at its foot, and a second stage is paler.
+// The colours of the notebook, and a pattern for those who see none.
 const FACES = {
   forward: ["#0072B2", null, "#ffffff"],
   backward: ["#E69F00", null, "#111111"],
@@ -22,7 +22,8 @@ function legend(names) {
 }
 
 function filled(box, [colour, pattern]) {
-  const made = [shape("rect", { ...box, fill: colour, stroke: "#111111", "stroke-width": 0.4 })];
+  const edge = box.width > 5 ? { stroke: "#111111", "stroke-width": 0.4 } : {};
+  const made = [shape("rect", { ...box, fill: colour, ...edge })];
   if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
   return made;
 }
@@ -35,6 +36,7 @@ live((answer, wide) => {
   const bottom = 26 + row * answer.rows.length;
   const made = drawing(whole, bottom + 24, answer.said);
   made.append(patterns());
+  made.dataset.frame = `${left} ${across}`;
   const used = new Set();
   made.append(letters(left + across + 8, 16, narrow ? "held" : "held at most", { "font-size": 12 }));
   answer.rows.forEach((events, process) => {

@@ -55,8 +55,8 @@ CONTROLS = [
     control("processes", "processes", [[count, str(count)] for count in PROCESSES], 4),
     control("microbatches", "micro-batches", [[count, str(count)] for count in MICROBATCHES], 8),
     control("slow", "slower process", [[*pair] for pair in SLOW.items()], "none", "choice"),
-    control("times", "takes, times", [[one, f"{one:g}"] for one in (1, 1.25, 1.5, 2, 3)], 1.5),
-    control("backward", "backward, in forwards", [[one, f"{one:g}"] for one in (1, 1.5, 2, 3)], 2),
+    control("times", "which takes", [[one, f"{one:g} times as long"] for one in (1, 1.25, 1.5, 2, 3)], 1.5),
+    control("backward", "a backward takes", [[one, f"{one:g} forwards"] for one in (1, 1.5, 2, 3)], 2),
 ]
 NOTE = (
     "A forward of the whole model on the whole batch takes 480 ms, divided evenly among stages and "

@@ -23,6 +23,12 @@ function letters(x, y, text, attributes = {}) {
   return shape("text", { x, y, fill: INK, "font-size": 12, ...attributes }, text);
 }
 
+// Letters that can be read where a line goes through them.
+function onLines(x, y, text, attributes = {}) {
+  const halo = { stroke: "var(--color-background-primary)", "stroke-width": 4, "paint-order": "stroke" };
+  return letters(x, y, text, { ...halo, ...attributes });
+}
+
 // A drawing as wide as its place, whose letters are never smaller than they are written.
 function drawing(width, height, title) {
   return shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": title });
