@@ -36,7 +36,7 @@ test-all: setup ## run all tests
 test-long: setup ## run what `make test` leaves out
 	@$(PYTHON) -m pytest $(TESTS) -m long $(ARGUMENTS)
 
-tools: setup ## install what some tests need beside Python, on Debian (SLURM, bubblewrap, Chromium, frameworks)
+tools: setup ## install what some tests need beside Python, on Debian (SLURM, bubblewrap, Chromium, the site, frameworks)
 	@sh tools/install.sh $(PYTHON)
 
 # To a person at a terminal the report says it all: "make: *** [Makefile:63: check] Error 1" would say it worse.

@@ -197,7 +197,8 @@ def test_nothing_stands_at_the_top_that_a_newcomer_would_wonder_at():
 
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tools/bench/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / "tools" / name / "README.md" for name in ("bench", "site")),
     *(
         ROOT / name / "README.md"
         for name in ("lessons", "notebooks", "solutions", "tests", "tests/exercises")

@@ -14,6 +14,7 @@ import workload
 from lessons import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TESTS = ROOT / ".github/workflows/tests.yml"
 RECIPES = sorted((ROOT / "tests/exercises/recipes").glob("*.yml"))
 needs_the_schema = pytest.mark.skipif(
     find_spec("check_jsonschema") is None,
@@ -46,7 +47,7 @@ def test_a_workflow_is_one(path):
     [("runs-on:", "run-on:"), ("timeout-minutes: 60", "timeout-minutes: soon"), ("steps:", "step:")],
 )
 def test_a_mistake_in_a_workflow_is_noticed(old, new):
-    text = WORKFLOWS[0].read_text()
+    text = TESTS.read_text()
     assert old in text
     with pytest.raises(jsonschema.ValidationError):
         validate(text.replace(old, new, 1))
@@ -66,7 +67,7 @@ def test_it_starts_what_there_is_and_installs_what_is_tested(path):
 
 
 def test_lessons_are_run_with_the_oldest_torch_with_ours_and_with_the_newest():
-    jobs = yaml.load(WORKFLOWS[0].read_text(), yaml.BaseLoader)["jobs"]
+    jobs = yaml.load(TESTS.read_text(), yaml.BaseLoader)["jobs"]
     rows = jobs["torch"]["strategy"]["matrix"]["include"]
     ours = next(
         line for line in (ROOT / "requirements.txt").read_text().split() if line.startswith("torch==")

@@ -4,7 +4,7 @@
 PYTHON=${1:-.venv/bin/python}
 PATH=$PATH:/usr/sbin:/sbin
 missing=
-for pair in slurmctld:slurm-wlm munged:munge ip:iproute2 chromium:chromium bwrap:bubblewrap; do
+for pair in slurmctld:slurm-wlm munged:munge ip:iproute2 chromium:chromium npm:npm bwrap:bubblewrap; do
     command -v "${pair%:*}" >/dev/null || missing="$missing ${pair#*:}"
 done
 if [ "$missing" ]; then
@@ -25,5 +25,11 @@ $pip -c requirements.txt -r lessons/parts/tuning.txt \
     || echo "cannot install lessons/parts/tuning.txt: its tests will be skipped" >&2
 $pip -c requirements.txt -r lessons/parts/fine_tuning.txt \
     || echo "cannot install lessons/parts/fine_tuning.txt: its tests will be skipped" >&2
+# What builds the site has an environment of its own. axe-core says there whether everybody can read the pages.
+AXE=axe-core-4.14.1
+make --silent .venv-site/ready || echo "cannot install tools/site/requirements.txt: its tests will be skipped" >&2
+{ npm pack --silent --pack-destination .venv-site axe-core@${AXE#axe-core-} >/dev/null \
+    && tar -xzf .venv-site/$AXE.tgz -C .venv-site --strip-components 1 package/axe.min.js; } \
+    || echo "cannot fetch $AXE: its tests will be skipped" >&2
 $pip --no-deps -r lessons/launch/requirements.txt \
     || echo "cannot install lessons/launch/requirements.txt: its tests will be skipped" >&2

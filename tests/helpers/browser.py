@@ -23,7 +23,8 @@ class Page:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.number, self.socket, self.events = 0, None, []
+        self.number, self.socket = 0, None
+        self.events = []  # what the browser said unasked, of the domains that were enabled
         try:
             port = self.wait(lambda: self.port(folder), "Chromium's port", 30)
             with urlopen(f"http://127.0.0.1:{port}/json", timeout=10) as answer:
@@ -53,7 +54,7 @@ class Page:
         self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
         while True:
             answer = json.loads(self.socket.recv())
-            if "method" in answer:  # of a domain that someone has enabled
+            if "method" in answer:
                 self.events.append(answer)
             if answer.get("id") == self.number:
                 if "error" in answer:

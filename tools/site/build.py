@@ -80,9 +80,6 @@ def prepare(folder: Path, chosen: list[str]):
         book.write(name if name == "conf.py" else f"static/{name}", (HERE / "theme" / name).read_text())
     for path in (ROOT / "lessons/pictures").iterdir():
         book.write(path.relative_to(ROOT), path.read_bytes())
-    for path in [path for path in folder.rglob("*") if path.is_file() and path not in book.written]:
-        path.unlink()
-    return book
 
 
 def write_linked(book, path: PurePosixPath):
@@ -116,18 +113,21 @@ def main():
     arguments = parser.parse_args()
     start = time.monotonic()
     folder, site = arguments.out / "site-sources", arguments.out / "site"
+    # A page that is not built again would keep the old navigation, and a warning would not come again.
+    for old in (folder, site):
+        shutil.rmtree(old, ignore_errors=True)
     try:
-        book = prepare(folder, arguments.pages)
+        prepare(folder, arguments.pages)
     except sources.Broken as error:
         sys.exit(f"error: {error}")
     words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto", "--doctree-dir"]
-    words += [arguments.out / "site-doctrees", "--builder", "html", folder, site]
+    words += [folder / "doctrees", "--builder", "html", folder, site]
     status = subprocess.run([sys.executable, *map(str, words)]).returncode
     if status:
         sys.exit("error: the site was not built: what is wrong is said above")
     take_pyodide(site / "_static/pyodide")
     (site / ".nojekyll").touch()  # else GitHub leaves out what begins with an underscore
-    count = sum(path.suffix == ".md" for path in book.written)
+    count = len(list(folder.rglob("*.md")))
     print(f"{count} pages in {time.monotonic() - start:.0f} seconds: {site}/index.html")
 
 

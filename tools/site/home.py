@@ -38,6 +38,8 @@ PARTS = {
     ),
 }
 
+NAMES = {"README.md": "All that README says"}  # else a page is listed by its title, which is the home page's
+
 
 def toctree(entries, caption="") -> str:
     options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
@@ -46,9 +48,8 @@ def toctree(entries, caption="") -> str:
 
 def is_in_navigation(page) -> bool:
     """Whether some list of pages has it; the theme would warn of one that none has."""
-    listed = [page_of(lesson) for lesson in lessons.LESSONS] + [
-        notebook_page(row) for row in lessons.NOTEBOOKS
-    ]
+    listed = [page_of(lesson) for lesson in lessons.LESSONS]
+    listed += [notebook_page(row) for row in lessons.NOTEBOOKS]
     return page in listed or str(page) in [name for names in PARTS.values() for name in names]
 
 
@@ -100,10 +101,9 @@ def home(book) -> str:
     first, picture, commands, text = readme()
     sentence, _, who = first.partition(". ")
     ladder = re.search(r"(?m)^It climbs .*$", text)[0]
-    begin = (
-        f"[Begin with lesson {lessons.LESSONS[0].number}]({page_of(lessons.LESSONS[0])}). The notebooks hold "
-    )
-    begin += "all that they show, and need not be run to be read.\n"
+    first = lessons.LESSONS[0]
+    begin = f"[Begin with lesson {first.number}]({page_of(first)}). The notebooks hold all that they show, "
+    begin += "and need not be run to be read.\n"
     lines = [
         "---\nhide-toc: true\n---\n",
         f"# {text.splitlines()[0].removeprefix('# ')}\n",
@@ -152,9 +152,8 @@ def navigation(book) -> str:
     found = {"Lessons": pages, "Planning": [f"{row.title} </notebooks/{row.stem}.md>" for row in rows]}
     found["Try"] = [f"widgets/{name}.md" for name in book.widgets]
     for caption, paths in PARTS.items():
-        found[caption] = [
-            path for path in paths if PurePosixPath(path) in book.pages or path == "syllabus.md"
-        ]
+        there = [path for path in paths if PurePosixPath(path) in book.pages or path == "syllabus.md"]
+        found[caption] = [f"{NAMES[path]} </{path}>" if path in NAMES else path for path in there]
     return "\n".join(toctree(map(str, paths), caption) for caption, paths in found.items() if paths)
 
 

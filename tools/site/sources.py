@@ -46,13 +46,12 @@ class Broken(Exception):
 
 @dataclass
 class Book:
-    """What was written so far, and what is still to be written because a page links it."""
+    """The pages of a site, and what a page is to be written for, because some page links it."""
 
     folder: Path  # where the sources go
     pages: tuple[PurePosixPath, ...]  # pages of the repository which are pages of the site
     address: str = ""  # of the repository, where it has one
     is_whole: bool = True  # else a link to what is left out is only its text
-    written: set = field(default_factory=set)
     linked: set = field(default_factory=set)
     widgets: dict = field(default_factory=dict)
 
@@ -61,13 +60,9 @@ class Book:
         self.write(PurePosixPath("static") / name, content)
 
     def write(self, path, content):
-        """Write a file, if it is not there with the same content: what has not changed is not built again."""
         target = self.folder / path
-        content = content.encode() if isinstance(content, str) else content
-        if not target.exists() or target.read_bytes() != content:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-        self.written.add(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def page_of(self, path: PurePosixPath) -> PurePosixPath | None:
         """The source of the page that shows a file or folder of the repository."""

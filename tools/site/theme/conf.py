@@ -4,6 +4,7 @@ project = "Rungs"
 extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["html_image", "colon_fence"]
 myst_heading_anchors = 6
+exclude_patterns = ["doctrees"]
 html_theme = "furo"
 html_title = "Rungs"
 html_favicon = "static/favicon.svg"
@@ -18,3 +19,13 @@ html_show_copyright = False
 copybutton_selector = "div.code pre, div.highlight-sh pre"  # what a cell shows is not to be copied
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
+
+
+def give_headings_a_level(app, page, template, context, tree):
+    """Sphinx calls the captions of the navigation headings, without saying of which level."""
+    navigation = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = navigation.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
+def setup(app):
+    app.connect("html-page-context", give_headings_a_level, priority=900)  # after the theme

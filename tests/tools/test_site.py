@@ -1,0 +1,387 @@
+"""The site says what the repository says, needs nothing from outside, and can be read by everybody."""
+
+import difflib
+import functools
+import itertools
+import json
+import os
+import random
+import subprocess
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import browser
+import crawl
+import lessons
+import sources
+from lessons import ROOT
+from widgets import diff
+
+PYTHON = ROOT / ".venv-site/bin/python"
+AXE = ROOT / ".venv-site/axe.min.js"
+SOME = ("lessons/pages/04.md", "notebooks/04_ddp_torchrun.ipynb", "lessons/pages/words.md")
+# A page of each kind.
+KINDS = (
+    "index.html",
+    "notebooks/04_ddp_torchrun.html",
+    "lessons/pages/04.html",
+    "lessons/exercises/03_average_gradients.py.html",
+    "lessons/04_ddp_torchrun.py.html",
+    "lessons/pages/words.html",
+    "syllabus.html",
+    "widgets/diff.html",
+)
+BUDGET = 500_000  # bytes of a page before its pictures
+needs_the_builder = pytest.mark.skipif(
+    not (ROOT / ".venv-site/ready").exists(),
+    reason="needs tools/site/requirements.txt: make tools installs it",
+)
+needs_a_browser = pytest.mark.skipif(
+    browser.CHROMIUM is None, reason="needs Chromium: make tools installs it"
+)
+needs_axe = pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: make tools installs it")
+
+
+def build(out, *words):
+    words = [str(PYTHON), "tools/site/build.py", "--out", str(out), *words]
+    environment = os.environ | {"ADDRESS": ""}
+    result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return str(out)
+
+
+@pytest.fixture
+def small(once):
+    """A site of three pages, the home page, the syllabus and the diffs."""
+    return Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
+
+
+@pytest.fixture
+def whole(once):
+    return Path(once("whole_site", build))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+
+class Reader(browser.Page):
+    """A browser, and a server that has the site in a folder below its root."""
+
+    def __init__(self, folder, out):
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(out)))
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.root = f"http://127.0.0.1:{self.server.server_port}/site/"
+        super().__init__(folder, "about:blank", width=1280)
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def open(self, name):
+        self.call("Page.navigate", url="about:blank")  # else another place of the same page is no new page
+        self.until("location.href == 'about:blank'", "an empty page")
+        self.events.clear()
+        self.call("Page.navigate", url=self.root + name)
+        self.until(f"location.href.startsWith('{self.root}') && document.readyState == 'complete'", name)
+
+    def complaints(self):
+        """Since the page was opened: errors, requests that failed, requests that left the site."""
+        found = []
+        for event in self.events:
+            what = event["params"]
+            if event["method"] == "Runtime.exceptionThrown":
+                found.append(f"an exception: {what['exceptionDetails']}")
+            elif event["method"] == "Runtime.consoleAPICalled" and what["type"] in ("error", "warning"):
+                found.append(f"the console: {what['args']}")
+            elif event["method"] == "Log.entryAdded" and what["entry"]["level"] == "error":
+                found.append(f"an error: {what['entry']['text']}")
+            elif event["method"] == "Network.loadingFailed" and not what.get("canceled"):
+                found.append(f"a request failed: {what['errorText']}")
+            elif event["method"] == "Network.requestWillBeSent":
+                url = what["request"]["url"]
+                if not url.startswith((self.root, "data:", "about:")):
+                    found.append(f"a request left the site: {url}")
+        return found
+
+    def look(self, width, colours):
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": colours}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def violations(self, *only):
+        """What axe-core finds against WCAG 2.2 AA and against headings in order; or against these rules."""
+        if not self.ask("typeof axe == 'object'"):
+            self.ask(AXE.read_text() + "; 1")
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+        rules = {"rules": {"heading-order": {"enabled": True}}}
+        options = {"runOnly": list(only)} if only else {"runOnly": tags} | rules
+        found = self.ask(f"axe.run(document, {json.dumps(options)}).then((result) => result.violations)")
+        return [f"{row['id']}: {node['html'][:200]}" for row in found for node in row["nodes"]]
+
+    def close(self):
+        super().close()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def reader(tmp_path):
+    opened = []
+
+    def reader(out):
+        opened.append(Reader(tmp_path / "chromium", out))
+        return opened[-1]
+
+    yield reader
+    for page in opened:
+        page.close()
+
+
+# ---- links ----
+
+
+def test_links_lead_to_pages_of_the_site():
+    page = PurePosixPath("lessons/pages/04.md")
+    book = sources.Book(Path("nowhere"), tuple(map(PurePosixPath, SOME)))
+    text = (
+        "[a](words.md#DDP) [b](../../notebooks/04_ddp_torchrun.ipynb) [c](../04_ddp_torchrun.py) `[d](e)`\n"
+    )
+    text += "[f](https://pytorch.org) [g](../../README.md) [h](../exercises/04a_bug_hunt)\n```\n[i](j)\n```\n"
+    expected = (
+        "[a](words.md#ddp) [b](../../notebooks/04_ddp_torchrun.md) [c](../04_ddp_torchrun.py.md) `[d](e)`\n"
+    )
+    expected += "[f](https://pytorch.org) [g](../../index.md) [h](../exercises/04a_bug_hunt/index.md)\n"
+    assert book.relinked(text, page) == expected + "```\n[i](j)\n```\n"
+    assert PurePosixPath("lessons/04_ddp_torchrun.py") in book.linked, "there is to be a page for the script"
+    with pytest.raises(sources.Broken, match=r"04.md links gone.md"):
+        book.relinked("[x](gone.md)", page)
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    (tmp_path / "there.html").write_text('<h1 id="here"></h1><img src="p.png" alt="A picture">')
+    (tmp_path / "p.png").touch()
+    good = (
+        '<a href="there.html#here"></a><a href="https://pytorch.org"></a><script src="there.html"></script>'
+    )
+    (tmp_path / "page.html").write_text(good)
+    assert crawl.problems(tmp_path) == []
+    for bad in (
+        '<a href="gone.html"></a>',
+        '<a href="there.html#gone"></a>',
+        '<script src="https://example.org/a.js"></script>',
+        '<link href="//example.org/a.css">',
+        '<img src="p.png" alt="">',
+    ):
+        (tmp_path / "page.html").write_text(good + bad)
+        assert len(crawl.problems(tmp_path)) == 1, bad
+
+
+def test_with_an_address_pages_lead_to_the_repository():
+    address, (page, notebook, _) = "https://github.com/someone/rungs", map(PurePosixPath, SOME)
+    assert sources.elsewhere("", notebook) == []
+    assert sources.elsewhere(address, page) == [f"[edit this page]({address}/edit/main/{page})"]
+    colab = f"https://colab.research.google.com/github/someone/rungs/blob/main/{notebook}"
+    assert sources.elsewhere(address, notebook)[1] == f"[open in Colab]({colab})"
+
+
+@needs_the_builder
+def test_a_small_site_is_built(small):
+    assert crawl.problems(small / "site") == []
+    page = (small / "site/notebooks/04_ddp_torchrun.html").read_text()
+    cells = json.loads((ROOT / SOME[1]).read_text())["cells"]
+    pictures = [output for cell in cells for output in cell.get("outputs", []) if "image/png" in str(output)]
+    assert page.count("<img") == len(pictures) >= 2
+    assert page.count("<summary>Answer") == sum(
+        "<summary>Answer" in "".join(cell["source"]) for cell in cells
+    )
+    assert "minutes to read, " in page and "edit this page" not in page
+
+
+# ---- the diff of any lesson to any other ----
+
+
+@functools.cache
+def texts():
+    return {lesson.stem: lesson.path.read_text().splitlines() for lesson in lessons.LESSONS}
+
+
+def rows(before, after):
+    """A diff in one column, of whole files: each line with its sign."""
+    left, right = texts()[before], texts()[after]
+    for kind, low, high, start, end in difflib.SequenceMatcher(
+        None, left, right, autojunk=False
+    ).get_opcodes():
+        if kind == "equal":
+            yield from (f" {line}" for line in left[low:high])
+        else:
+            yield from (f"-{line}" for line in left[low:high])
+            yield from (f"+{line}" for line in right[start:end])
+
+
+def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
+    for lesson in diff.data()["lessons"]:
+        stem, before = lesson["stem"], lesson["from"]
+        if not before:
+            assert lesson["because"] == [None] * len(lesson["lines"]) and not lesson["sentences"]
+            continue
+        own = {number: why[1] for number, why in enumerate(lesson["because"]) if why and why[0] == stem}
+        lines = list(rows(before, stem))
+        assert [texts()[stem][number] for number in own] == [line[1:] for line in lines if line[0] == "+"]
+        gone = [texts()[before][number] for number in lesson["gone"]]
+        assert gone == [line[1:] for line in lines if line[0] == "-"]
+        assert {*own.values(), *lesson["gone"].values()} == set(range(len(lesson["sentences"])))
+
+
+def test_a_notebook_whose_diff_is_old_is_named(monkeypatch):
+    stored = diff.stored_diff
+    monkeypatch.setattr(
+        diff, "stored_diff", lambda lesson: stored(lesson).replace("+ import os", "+ import so")
+    )
+    with pytest.raises(sources.Broken, match="make notebooks ARGUMENTS=03_ddp_spawn"):
+        diff.data()
+
+
+SHOWN = """[...document.querySelectorAll("#widget tbody tr:not(.why):not(.fold)")].map((row) =>
+    row.querySelector(".sign").textContent + row.querySelector("code").textContent)"""
+
+
+def drawn(page, before, after):
+    """What the page of diffs draws for two lessons."""
+    page.ask(f"location.hash = '{before}..{after}'")
+    head = "document.querySelector('#widget th').textContent"
+    page.until(f"{head} == '{before}.py to {after}.py'", f"the diff from {before} to {after}")
+    return page.ask(SHOWN)
+
+
+def compare_drawn_with_python(page, pairs):
+    page.open("widgets/diff.html")
+    for name, is_wanted in (("columns", False), ("whole", True)):
+        box = f"document.querySelector('[name={name}]')"
+        if page.ask(f"{box}.checked") != is_wanted:
+            page.ask(f"{box}.click()")
+    for before, after in pairs:
+        lines = drawn(page, before, after)
+        assert [line[1:] for line in lines if line[0] != "+"] == texts()[before]
+        assert [line[1:] for line in lines if line[0] != "-"] == texts()[after]
+        one, other = sorted((before, after))
+        same = [line for line in rows(one, other) if line[0] == " "]
+        assert [line for line in lines if line[0] == " "] == same, (before, after)
+        assert before > after or lines == list(rows(before, after))
+    assert page.complaints() == []
+
+
+@needs_the_builder
+@needs_a_browser
+def test_the_page_draws_the_diffs_that_python_makes(small, reader):
+    pairs = list(itertools.permutations(lessons.STEMS, 2))
+    compare_drawn_with_python(reader(small), random.Random(1).sample(pairs, 8))
+
+
+@needs_the_builder
+@needs_a_browser
+def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(small, reader):
+    page = reader(small)
+    page.open("widgets/diff.html")
+    page.ask("document.querySelector('[name=walk]').focus()")
+    press(page, "Home", 36)
+    for lesson in lessons.LESSONS[1:]:
+        press(page, "ArrowRight", 39)
+        chosen = page.ask("[...document.querySelectorAll('#widget select')].map((choice) => choice.value)")
+        assert chosen == [lesson.grown_from, lesson.stem]
+        why = "[...document.querySelectorAll('#widget .why a')].map((link) => link.getAttribute('href'))"
+        assert f"../notebooks/{lesson.stem}.html#sentence-0" in page.ask(why)
+    assert page.complaints() == []
+
+
+def press(page, key, code):
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+
+# ---- the whole site ----
+
+
+@pytest.mark.long
+@needs_the_builder
+def test_every_link_of_the_whole_site_leads_somewhere(whole):
+    site = whole / "site"
+    assert crawl.problems(site) == []
+    for lesson in lessons.LESSONS:
+        assert (site / f"lessons/pages/{lesson.page.stem}.html").exists()
+        for row in lesson.notebooks:
+            assert (site / f"notebooks/{row.stem}.html").exists()
+    assert all((site / name).exists() for name in KINDS)
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+@needs_axe
+@pytest.mark.parametrize("part", range(4))
+def test_every_page_opens_and_everybody_can_read_it(whole, reader, part):
+    """No error, no request that fails or leaves, nothing wider than a phone, not too heavy; and no violation.
+    That is looked for where the navigation leads: the other pages show a file, and are of one kind."""
+    page, site, found = reader(whole), whole / "site", []
+    listed = {*crawl.Page((site / "index.html").read_text()).links, *KINDS}
+    for path in sorted(site.rglob("*.html"))[part::4]:
+        name = str(path.relative_to(site))
+        page.look(1280, "light")
+        page.open(name)
+        problems = page.complaints()
+        if name in listed:
+            problems += page.violations()
+            page.look(1280, "dark")
+            problems += [f"in the dark, {line}" for line in page.violations("color-contrast")]
+        page.look(400, "light")
+        if (wide := page.ask("document.documentElement.scrollWidth")) > 400:
+            problems.append(f"{wide} pixels wide on a phone")
+        if (weight := page.ask(WEIGHT)) > BUDGET:
+            problems.append(f"{weight} bytes before pictures")
+        found += [f"{name}: {line}" for line in problems]
+    assert not found, "\n".join(found)
+
+
+WEIGHT = """[...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
+    .filter((entry) => entry.initiatorType != "img").reduce((sum, entry) => sum + entry.decodedBodySize, 0)"""
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+def test_the_search_finds_a_word_of_the_code(whole, reader):
+    page = reader(whole)
+    page.open("search.html?q=set_epoch")
+    found = "[...document.querySelectorAll('#search-results li a')].map((link) => link.getAttribute('href'))"
+    page.until(f"{found}.length", "results")
+    page.until(
+        "document.querySelector('#search-results .search-summary').textContent.includes('found')", "the end"
+    )
+    assert any("notebooks/03_ddp_spawn.html" in link for link in page.ask(found))
+    assert page.complaints() == []
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+def test_the_page_draws_every_diff_that_python_makes(whole, reader):
+    compare_drawn_with_python(reader(whole), itertools.permutations(lessons.STEMS, 2))
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+def test_pages_that_were_read_are_remembered_until_they_are_forgotten(whole, reader):
+    page = reader(whole)
+    page.open("lessons/pages/04.html")
+    page.ask("scrollTo(0, document.body.scrollHeight)")
+    page.until("document.querySelectorAll('.sidebar-tree a.read').length == 1", "a mark on the page")
+    page.open("index.html")
+    page.until("document.querySelector('p.progress span').textContent.endsWith(': 1.')", "a count")
+    assert page.ask("document.querySelector('article td a.read').textContent").startswith("04.")
+    page.ask("document.querySelector('p.progress button').click()")
+    assert page.ask("document.querySelectorAll('a.read').length") == 0
+    assert page.ask("document.querySelector('p.progress').hidden")
