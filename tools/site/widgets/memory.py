@@ -73,7 +73,7 @@ PARTS = ("parameters", "gradients", "optimizer", "activations")
 def job_of(inputs, stage):
     layers, hidden, heads = MODELS[inputs["model"]]
     job = {name.replace("-", "_"): option.default for name, option in command.OPTIONS.items()}
-    job |= {"params": formulas.transformer_params(layers, hidden, plans.VOCAB, POSITIONS)}
+    job |= {"params": round(formulas.transformer_params(layers, hidden, plans.VOCAB, POSITIONS))}
     return (
         job
         | {"layers": layers, "hidden": hidden, "heads": heads, "sequence_parallel": False, "stage": stage}
