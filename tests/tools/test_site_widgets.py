@@ -282,7 +282,8 @@ SHOWN = """(() => {
         const [x, y] = [number(node, "cx"), number(node, "cy")];
         return [node.dataset.dot, (x - left) / across, 1 - (y - top) / high];
     });
-    const words = (chosen) => [...document.querySelectorAll(`#widget ${chosen}`)].map((node) => node.textContent);
+    const words = (chosen) =>
+        [...document.querySelectorAll(`#widget ${chosen}`)].map((node) => node.textContent);
     const table = (node) => [...node.querySelectorAll("tbody tr")].map((row) =>
         [...row.children].map((cell) => cell.textContent));
     return {
@@ -354,9 +355,7 @@ def use(page, name, times, seed):
             choose(page, control["name"], index, len(control["values"]), drawn.random() < 0.5)
             chosen[control["name"]] = control["values"][index][0]
         said = "document.getElementById('widget').dataset.inputs"
-        page.until(
-            f"{said} == {json.dumps(json.dumps(chosen, separators=(',', ':')))}", f"an answer to {chosen}"
-        )
+        page.until(f"{said} == JSON.stringify({json.dumps(chosen)})", f"an answer to {chosen}")
         compare_live(name, page.ask(SHOWN), json.loads(json.dumps(widget.answer(**chosen))))
     assert page.complaints() == []
 

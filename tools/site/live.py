@@ -73,7 +73,7 @@ def table(found) -> str:
 
 def page(name: str, widget, introduction: str) -> tuple[str, dict[str, str]]:
     """The Markdown of the widget's page, and the files that lie beside the theme's."""
-    scripts = [f"{script}.js" for script in (*getattr(widget, "SCRIPTS", ()), name)]
+    scripts = [f"{name}.js", *(f"{script}.js" for script in getattr(widget, "SCRIPTS", ()))]
     styles = [f"{style}.css" for style in getattr(widget, "STYLES", ())]
     others = [*scripts, *styles, *(["python.js"] if hasattr(widget, "answer") else [])]
     files = {file: (WIDGETS / file).read_text() for file in others}
@@ -81,6 +81,9 @@ def page(name: str, widget, introduction: str) -> tuple[str, dict[str, str]]:
     files[stored] = f"const DATA = {json.dumps(data(widget), separators=(',', ':'))};\n"
     tags = [f'<link rel="stylesheet" href="../_static/{style}">' for style in styles]
     tags.append(f'<div id="widget" class="{name}">{still(widget)}</div>')
-    tags += [f'<script src="../_static/{script}"></script>' for script in (stored, *scripts)]
+    tags.append(f'<script src="../_static/{stored}"></script>')
+    # A module has names of its own: those of the theme's scripts and of a widget's may be the same.
+    kind = ' type="module"' if len(scripts) > 1 else ""
+    tags.append(f'<script{kind} src="../_static/{name}.js"></script>')
     head = f"---\nhide-toc: true\n---\n\n# {widget.TITLE}\n\n{introduction}\n"
     return head + "\n".join(tags) + "\n", files

@@ -1,5 +1,5 @@
 // Draws what memory.py answers: a bar for each way of sharding, and lines for three kinds of GPU.
-"use strict";
+import { INK, drawing, element, letters, live, onLines, patterns, shape } from "./shared.js";
 
 const FACES = {
   parameters: ["#0072B2", null],

@@ -1,5 +1,5 @@
 // Draws what planner.py answers: the memory, where the time of a GPU goes, and the sweep.
-"use strict";
+import { INK, drawing, element, letters, live, patterns, shape } from "./shared.js";
 
 const FACES = {
   parameters: ["#0072B2", null],

@@ -1,5 +1,5 @@
 // Draws what ring.py has worked out, which is DATA: who sends what, and what has gone through whom.
-"use strict";
+import { INK, drawing, element, labelled, letters, onLines, patterns, place, shape, table } from "./shared.js";
 
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#767676"];
 const status = element("p", { role: "status" });
@@ -104,8 +104,8 @@ function bars(made, now, { left, cell, middle, bottom, whole, beside }) {
   made.append(shape("line", { ...across, y1: floor, y2: floor, stroke: INK }));
   now.through.forEach((amount, rank) => {
     const height = (high * amount) / whole;
-    const bar = { x: left(rank), y: floor - height, width: cell, height, "data-through": rank };
-    made.append(shape("rect", { ...bar, fill: "#0072B2" }), shape("rect", { ...bar, fill: "url(#stripes)" }));
+    const bar = { x: left(rank), y: floor - height, width: cell, height };
+    made.append(shape("rect", { ...bar, fill: "#0072B2", "data-through": rank }), shape("rect", { ...bar, fill: "url(#stripes)" }));
     made.append(letters(middle(rank), floor + 16, amount.toFixed(2), { "text-anchor": "middle", "font-size": 11 }));
   });
   const y = floor - (high * beside) / whole;

@@ -1,5 +1,5 @@
 // Draws what schedules.py answers: a row for each process with its forwards and backwards, and what it holds.
-"use strict";
+import { INK, drawing, element, letters, live, patterns, shape } from "./shared.js";
 
 // The colours of the notebook, and a pattern for those who see none.
 const FACES = {

@@ -1,41 +1,39 @@
 // What the widgets have in common: elements, controls, tables, and Python in a worker. Nothing is computed here.
-"use strict";
+export const place = document.getElementById("widget");
+const folder = new URL(".", import.meta.url).href;
+export const INK = "var(--color-foreground-primary)";
 
-const place = document.getElementById("widget");
-const folder = new URL(".", document.currentScript.src).href;
-const INK = "var(--color-foreground-primary)";
-
-function element(name, attributes = {}, ...children) {
+export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
 
-function shape(name, attributes = {}, ...children) {
+export function shape(name, attributes = {}, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
 
-function letters(x, y, text, attributes = {}) {
+export function letters(x, y, text, attributes = {}) {
   return shape("text", { x, y, fill: INK, "font-size": 12, ...attributes }, text);
 }
 
 // Letters that can be read where a line goes through them.
-function onLines(x, y, text, attributes = {}) {
+export function onLines(x, y, text, attributes = {}) {
   const halo = { stroke: "var(--color-background-primary)", "stroke-width": 4, "paint-order": "stroke" };
   return letters(x, y, text, { ...halo, ...attributes });
 }
 
 // A drawing as wide as its place, whose letters are never smaller than they are written.
-function drawing(width, height, title) {
+export function drawing(width, height, title) {
   return shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": title });
 }
 
 // Stripes and dots, for those who see no colours: fill with url(#stripes) over a colour.
-function patterns() {
+export function patterns() {
   const line = { stroke: "#111111", "stroke-width": 1.2, "stroke-opacity": 0.55 };
   const stripes = { width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
   return shape(
@@ -60,7 +58,7 @@ function patterns() {
   );
 }
 
-function table({ caption, head, rows, chosen }) {
+export function table({ caption, head, rows, chosen }) {
   const row = (cells, index) =>
     element(
       "tr",
@@ -73,7 +71,7 @@ function table({ caption, head, rows, chosen }) {
   return element("div", { class: "table-wrapper", tabindex: 0, role: "region", "aria-label": caption }, made);
 }
 
-function labelled(text, control, ...more) {
+export function labelled(text, control, ...more) {
   return element("label", {}, element("span", {}, text), control, ...more);
 }
 
@@ -159,7 +157,7 @@ class Python {
 }
 
 // A widget whose answers come from Python: DATA has its controls, and the answer to what they begin with.
-function live(draw) {
+export function live(draw) {
   const [shown, words] = [element("div", { class: "shown" }), element("p", { role: "status" })];
   const [tables, loading] = [element("div", { class: "tables" }), element("p", { class: "loading", role: "status" })];
   let answer = DATA.answer;
