@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_site
 from test_site import SOME, Reader, build, needs_a_browser, needs_the_builder, press
 
 import live
@@ -18,7 +19,7 @@ import taken
 import vendor
 from lessons import ROOT
 from planner import __main__ as command
-from planner import formulas, plans
+from planner import formulas, plans, report
 from widgets import memory, planner, ring, schedules
 
 JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline")
@@ -130,6 +131,7 @@ def test_a_pipeline_is_as_fast_as_its_slowest_stage():
     assert work[-1] == pytest.approx(2 * work[0]) and schedules.end_of(values) < 1.15 * work[-1]
 
 
+@pytest.mark.long
 def test_torch_has_the_orders_that_are_stored():
     """In a process of its own: it makes groups of a backend that computes nothing."""
     words = "import json, orders; assert orders.orders() == json.loads(orders.OUT.read_text())"
@@ -160,8 +162,9 @@ def test_a_plan_is_the_one_that_the_command_prints():
     assert found["shares"][-1]["to"] == pytest.approx(1)
 
 
-def test_a_sweep_is_the_one_that_the_command_prints(tmp_path):
-    said = printed("--params", 7.5e9, "--gpus", 2**14, "--sweep", "gpus", "--out", tmp_path)
+def test_a_sweep_is_the_one_that_the_command_prints():
+    inputs = inputs_of(planner, gpus=2**14)
+    said = report.table(*plans.sweep(planner.job_of(inputs)), Path("a picture"))
     found = planner.answer(**inputs_of(planner))
     *rows, end = [line for line in said.splitlines() if line][:-1]
     assert [" ".join(cells) for cells in found["tables"][1]["rows"]] == [
@@ -233,9 +236,19 @@ def test_another_pyodide_is_refused(tmp_path):
 # ---- in a browser ----
 
 
+class Strict(test_site.Quiet):
+    """The browser refuses whatever a page or its worker asks of another server: both must do without."""
+
+    def end_headers(self):
+        allowed = "default-src 'self' data: 'unsafe-inline' 'wasm-unsafe-eval'"
+        self.send_header("Content-Security-Policy", allowed)
+        super().end_headers()
+
+
 @pytest.fixture
-def page(once, tmp_path):
+def page(once, tmp_path, monkeypatch):
     """A browser beside the small site."""
+    monkeypatch.setattr(test_site, "Quiet", Strict)
     site = Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
     opened = Reader(tmp_path / "chromium", site)
     opened.look(1280, "light")
