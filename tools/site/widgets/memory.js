@@ -19,7 +19,7 @@ function legend(faces) {
 }
 
 function filled(box, [colour, pattern]) {
-  const made = [shape("rect", { ...box, fill: colour })];
+  const made = [shape("rect", { ...box, fill: colour, stroke: INK, "stroke-width": 0.6 })];
   if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
   return made;
 }

@@ -9,7 +9,7 @@ from planner import formulas, plans
 
 TITLE = "Memory: what one GPU holds"
 INTRODUCTION = """\
-Choose a larger model until no bar is below the line of your GPU, then move *tensor-parallel* to the
+Choose a larger model until no bar ends before the line of your GPU, then move *tensor-parallel* to the
 right. You will see that ZeRO's stages shard the optimizer, the gradients and the parameters, and that
 only recomputation, tensor parallelism or shorter texts make the activations smaller.
 [FSDP](../notebooks/09_fsdp.ipynb) is stage 3.

@@ -14,7 +14,7 @@ const FACES = {
 };
 
 function filled(box, [colour, pattern]) {
-  const made = [shape("rect", { ...box, fill: colour })];
+  const made = [shape("rect", { ...box, fill: colour, stroke: INK, "stroke-width": 0.6 })];
   if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
   return made;
 }

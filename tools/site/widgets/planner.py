@@ -41,7 +41,7 @@ CONTROLS = [
     control("gpus", "GPUs", powers(*range(15)), 64),
     control("tensor_parallel", "tensor-parallel", powers(*range(4)), 1),
     control("pipeline", "pipeline stages", powers(*range(5)), 1),
-    control("stage", "sharded: ZeRO's", [[stage, f"stage {stage}"] for stage in range(4)], 1),
+    control("stage", "ZeRO", [[stage, f"stage {stage}"] for stage in range(4)], 1),
     control("batch_tokens", "tokens of a step", powers(*range(19, 27)), 2**24),
     control("micro_batch", "texts at once", powers(*range(5)), 1),
     control(
