@@ -32,18 +32,12 @@ WIDGETS = tuple(sorted(path.stem for path in (HERE / "widgets").glob("*.py")))
 
 
 def pages_of_the_site() -> tuple[PurePosixPath, ...]:
-    """The pages of the repository that are pages of the site, but not the questions that only testers ask."""
-    found = [path for pattern in ("*.md", "*.ipynb") for path in ROOT.glob(pattern)]
+    """The pages of the repository that are pages of the site, and not the questions that only testers ask."""
+    found = [*ROOT.glob("*.md"), *(row.path for row in lessons.NOTEBOOKS)]
     for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
-        found += [path for pattern in ("*.md", "*.ipynb") for path in (ROOT / name).rglob(pattern)]
-    names = [path.relative_to(ROOT) for path in found]
-    return tuple(
-        sorted(
-            PurePosixPath(str(name))
-            for name in names
-            if name.parts[:2] != ("tests", "reading") and not any(part.startswith(".") for part in name.parts)
-        )
-    )
+        found += (ROOT / name).rglob("*.md")
+    names = sorted(path.relative_to(ROOT).as_posix() for path in found)
+    return tuple(PurePosixPath(name) for name in names if not re.match(r"tests/reading/|.*/\.", name))
 
 
 def address() -> str:

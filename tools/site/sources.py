@@ -125,9 +125,11 @@ def card(book, page, time: str, way: str) -> str:
     entries = [entry for line in way.splitlines() for entry in line.split(" | ")]
     found = [time, *(entry for entry in entries if re.match(r"script|notebook|exercise", entry))]
     for lesson in lessons.LESSONS:
-        for notebook in lesson.notebooks:
-            if notebook.path.name == page.name:
-                found.insert(1, f"lesson: [{lesson.number}](../lessons/pages/{lesson.page.name})")
+        if page.name in [notebook.path.name for notebook in lesson.notebooks]:
+            found.insert(1, f"lesson: [{lesson.number}](../lessons/pages/{lesson.page.name})")
+        if page.name == lesson.page.name and lesson.grown_from:
+            pair = f"{lesson.grown_from}..{lesson.stem}"
+            found.append(f'<a href="../../widgets/diff.html?{pair}">its diff side by side</a>')
     found += elsewhere(book.address, page)
     return f":::{{container}} card\n{' · '.join(found)}\n:::\n"
 
@@ -148,6 +150,8 @@ def markdown(book, page: PurePosixPath) -> str:
     """A page of the repository."""
     text = (ROOT / page).read_text()
     time = minutes(text)
+    if not WAY.search(text):
+        text += "\n" + " · ".join(elsewhere(book.address, page))
     text = WAY.sub(lambda way: card(book, page, time, way[2]) if way["name"] == "way" else "", text)
     return COMMENT.sub("", book.relinked(text, page))
 
@@ -157,7 +161,7 @@ def markdown(book, page: PurePosixPath) -> str:
 
 def fence(text: str, language: str, name: str) -> str:
     """A block of code or output, with a class, in a fence that is longer than any in it."""
-    ticks = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`{3,}", text)), 3)
+    ticks = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`{3,}", text))])
     return f"{ticks}{{code-block}} {language}\n:class: {name}\n\n{text.rstrip()}\n{ticks}\n"
 
 
@@ -165,10 +169,11 @@ def folded(text: str, summary: str) -> str:
     return f'<details class="plumbing"><summary>{summary}</summary>\n\n{text}\n</details>\n'
 
 
-def is_plumbing(cell) -> bool:
-    """A cell that a reader does not need: it draws, or gets things ready."""
-    tags = cell["metadata"].get("tags", [])
-    return "hide-input" in tags or cell["id"] == "first" or "show.start(" in joined(cell["source"])
+def plumbing(cell) -> str:
+    """What to call a cell that a reader does not need, since it draws, or gets things ready."""
+    if cell["id"] == "first" or "show.start(" in joined(cell["source"]):
+        return "Set-up"
+    return "Code" if "hide-input" in cell["metadata"].get("tags", []) else ""
 
 
 def joined(text) -> str:
@@ -179,19 +184,14 @@ def notebook(book, page: PurePosixPath) -> str:
     """A notebook: its prose, its code, and what it showed when it was executed last."""
     cells = json.loads((ROOT / page).read_text())["cells"]
     text, pictures = [], 0
-    for number, cell in enumerate(cells):
+    for number, cell in enumerate(cells, 1):
         source = joined(cell["source"])
         if cell["cell_type"] == "markdown":
             source = WAY.sub(lambda way: notebook_card(book, page, way[2]), source)
             text.append(COMMENT.sub("", book.relinked(source, page)))
             continue
         code = fence(source, "python", "code")
-        if is_plumbing(cell):
-            text.append(
-                folded(code, "Set-up" if "show.start(" in source or cell["id"] == "first" else "Code")
-            )
-        else:
-            text.append(code)
+        text.append(folded(code, plumbing(cell)) if plumbing(cell) else code)
         for output in cell["outputs"]:
             if output["output_type"] == "stream":
                 text.append(fence(plain(joined(output["text"])), "text", "output"))
@@ -246,11 +246,10 @@ def file(path: PurePosixPath) -> str:
         text = (ROOT / path).read_text()
     except UnicodeDecodeError:
         raise Broken(f"{path} is linked, and is no text") from None
-    begin = "---\norphan: true\n---\n" if is_exercise(path) else "---\norphan: true\nnosearch: true\n---\n"
-    if path.parent == PurePosixPath("lessons"):
-        begin = "---\norphan: true\n---\n"
-    head = f"{begin}\n# {path.name}\n\n`{path}`\n\n"
-    return head + fence(text, LANGUAGES.get(path.suffix, "text"), "code")
+    # Who searches wants what a page says, or a lesson, and not each line of the tests.
+    search = "" if path.parent == PurePosixPath("lessons") else "nosearch: true\n"
+    code = fence(text, LANGUAGES.get(path.suffix, "text"), "code")
+    return f"---\norphan: true\n{search}---\n\n# {path.name}\n\n`{path}`\n\n{code}"
 
 
 def is_exercise(path) -> bool:
