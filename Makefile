@@ -89,9 +89,10 @@ site-serve: site ## show it, on a port that is free
 	@.venv-site/bin/python tools/site/serve.py $(OUT)/site
 
 # Nothing in it is for readers, so that their environment has none of it.
-.venv-site/ready: tools/site/requirements.txt
+.venv-site/ready: tools/site/requirements.txt tools/site/vendor.py
 	python3 -m venv .venv-site
 	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/site/requirements.txt
+	.venv-site/bin/python tools/site/vendor.py .venv-site/pyodide
 	@touch $@
 
 format: setup ## format the code

@@ -85,23 +85,27 @@ def efficiency(found: Plan, first: Plan) -> float:
     return speed / speed_at_first
 
 
+HEAD = ("GPUs", "GB each", "fits", "tokens/s", "of linear", "time", "dollars", "interruptions")
+
+
+def cells(found: Plan, first: Plan) -> list[str]:
+    """A row of the sweep's table."""
+    return [
+        f"{found['job']['gpus']:,}",
+        f"{sum(found['memory_bytes'].values()) / 1e9:,.1f}",
+        "yes" if found["fits"] else "no",
+        f"{found['tokens_per_second']:,.0f}",
+        f"{efficiency(found, first):.1%}",
+        duration(found["days"] * 86400),
+        f"{found['dollars']:,.0f}",
+        f"{found['interruptions']:,.1f}",
+    ]
+
+
 def table(rows: list[Plan], end: str, picture: Path) -> str:
     form = "{:>7}{:>10}{:>6}{:>14}{:>11}{:>14}{:>14}{:>15}"
-    head = form.format("GPUs", "GB each", "fits", "tokens/s", "of linear", "time", "dollars", "interruptions")
-    lines = [head]
-    for found in rows:
-        memory = sum(found["memory_bytes"].values())
-        cells = [
-            f"{found['job']['gpus']:,}",
-            f"{memory / 1e9:,.1f}",
-            "yes" if found["fits"] else "no",
-            f"{found['tokens_per_second']:,.0f}",
-            f"{efficiency(found, rows[0]):.1%}",
-            duration(found["days"] * 86400),
-            f"{found['dollars']:,.0f}",
-            f"{found['interruptions']:,.1f}",
-        ]
-        lines.append(form.format(*cells))
+    lines = [form.format(*HEAD)]
+    lines += [form.format(*cells(found, rows[0])) for found in rows]
     if end:
         lines.append(f"\nNo further: {end}")
     lines.append(f"\nThe curve: {picture}")

@@ -5,10 +5,11 @@ import matplotlib.pyplot as plt
 from show.pictures import DARK, INK, RANKS, arrow, tile
 
 
-def play(world_size, steps):
+def play(world_size, steps, chunks=None):
     """Who has been added up in which chunk of which process: at the start, and after each step. A step is a
-    list of moves: (from rank, to rank, chunk, "add" or "replace")."""
-    holds = [[{rank} for _ in range(world_size)] for rank in range(world_size)]
+    list of moves: (from rank, to rank, chunk, "add" or "replace"). There is a chunk for each process, or as
+    many as are named."""
+    holds = [[{rank} for _ in range(chunks or world_size)] for rank in range(world_size)]
     states = [holds]
     for moves in steps:
         before, holds = holds, [list(column) for column in holds]

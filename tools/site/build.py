@@ -24,8 +24,10 @@ sys.path.append(str(HERE.parent))  # for lessons.py
 import home
 import lessons
 import sources
+import vendor
 from lessons import ROOT
 
+PYODIDE = Path(sys.prefix) / "pyodide"  # where make site has it fetched
 WIDGETS = tuple(sorted(path.stem for path in (HERE / "widgets").glob("*.py")))
 
 
@@ -84,6 +86,18 @@ def write_linked(book, path: PurePosixPath):
         book.write(path.with_name(path.name + ".md"), sources.file(path))
 
 
+def take_pyodide(folder: Path):
+    """Put it beside the scripts of widgets that need it, unless it is there."""
+    for path in PYODIDE.iterdir() if PYODIDE.is_dir() else ():
+        target = folder / path.name
+        if not target.exists() or target.stat().st_size != path.stat().st_size:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    missing = [name for name in vendor.FILES if not (folder / name).exists()]
+    if missing:
+        sys.exit(f"error: there is no {PYODIDE}/{missing[0]}: rm .venv-site/ready, and make site again")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -105,6 +119,7 @@ def main():
     status = subprocess.run([sys.executable, *map(str, words)]).returncode
     if status:
         sys.exit("error: the site was not built: what is wrong is said above")
+    take_pyodide(site / "_static/pyodide")
     (site / ".nojekyll").touch()  # else GitHub leaves out what begins with an underscore
     count = len(list(folder.rglob("*.md")))
     print(f"{count} pages in {time.monotonic() - start:.0f} seconds: {site}/index.html")

@@ -3,15 +3,14 @@
 What they say is read off README, the table of lessons and the pages.
 """
 
-import json
 import re
 
 import lessons
+import live
 import sources
 from lessons import ROOT
 from sources import Broken, PurePosixPath
 
-WIDGETS = ROOT / "tools/site/widgets"
 NOTEBOOKS = PurePosixPath("notebooks")
 EXERCISES = PurePosixPath("lessons/exercises")
 # The parts of the navigation below the lessons: pages in the order in which they are read.
@@ -192,11 +191,8 @@ def syllabus(book) -> str:
 def widget(book, name) -> str:
     """The page of a widget: its introduction, and the place that its script fills."""
     part = book.widgets[name]
-    data = json.dumps(part.data(), separators=(",", ":"))
-    book.write_static(f"{name}.data.js", f"const DATA = {data};\n")
-    book.write_static(f"{name}.js", (WIDGETS / f"{name}.js").read_text())
-    return (
-        f"---\nhide-toc: true\n---\n\n# {part.TITLE}\n\n{part.INTRODUCTION}\n"
-        f'<div id="widget" class="{name}"><noscript>This page needs JavaScript.</noscript></div>\n'
-        f'<script src="../_static/{name}.data.js"></script>\n<script src="../_static/{name}.js"></script>\n'
-    )
+    introduction = book.relinked(part.INTRODUCTION, PurePosixPath(f"widgets/{name}.md"))
+    page, files = live.page(name, part, introduction)
+    for file, text in files.items():
+        book.write_static(file, text)
+    return page

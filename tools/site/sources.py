@@ -125,9 +125,11 @@ def card(book, page, time: str, way: str) -> str:
     entries = [entry for line in way.splitlines() for entry in line.split(" | ")]
     found = [time, *(entry for entry in entries if re.match(r"script|notebook|exercise", entry))]
     for lesson in lessons.LESSONS:
-        for notebook in lesson.notebooks:
-            if notebook.path.name == page.name:
-                found.insert(1, f"lesson: [{lesson.number}](../lessons/pages/{lesson.page.name})")
+        if page.name in [notebook.path.name for notebook in lesson.notebooks]:
+            found.insert(1, f"lesson: [{lesson.number}](../lessons/pages/{lesson.page.name})")
+        if page.name == lesson.page.name and lesson.grown_from:
+            pair = f"{lesson.grown_from}..{lesson.stem}"
+            found.append(f'<a href="../../widgets/diff.html?{pair}">its diff side by side</a>')
     found += elsewhere(book.address, page)
     return f":::{{container}} card\n{' · '.join(found)}\n:::\n"
 

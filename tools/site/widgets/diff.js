@@ -141,7 +141,7 @@ function walk() {
 }
 
 function fromAddress() {
-  const [one, other] = decodeURIComponent(location.hash.slice(1)).split("..");
+  const [one, other] = (location.hash || location.search).slice(1).split("..");
   const start = DATA.lessons[1];
   before.value = lessons.has(one) && lessons.has(other) ? one : start.from;
   after.value = lessons.has(one) && lessons.has(other) ? other : start.stem;

@@ -1,0 +1,496 @@
+"""The ring, the schedules, the memory and the planner of the site show what Python says."""
+
+import ast
+import contextlib
+import io
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import test_site
+from test_site import SOME, Reader, build, needs_a_browser, needs_the_builder, press
+
+import live
+import taken
+import vendor
+from lessons import ROOT
+from planner import __main__ as command
+from planner import formulas, plans, report
+from widgets import memory, planner, ring, schedules
+
+JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline")
+judge = taken.functions(ROOT / schedules.JUDGE, *JUDGE)
+LIVE = {"memory": memory, "planner": planner, "schedules": schedules}
+
+# ---- what Python says ----
+
+
+def test_the_steps_are_those_of_the_notebook():
+    cells = json.loads((ROOT / "notebooks/03a_how_gradients_travel.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    space = {"rings": taken.functions(ROOT / "notebooks/show/rings.py", "all_gather")}
+    for name in ("server_steps", "ring_steps"):
+        source = next(source for source in sources if f"def {name}" in source)
+        function = next(node for node in ast.parse(source).body if getattr(node, "name", "") == name)
+        exec(ast.unparse(function), space)
+    for size in ring.PROCESSES:
+        for way in ("ring", "server"):
+            ours = [sorted(moves) for _, moves in ring.steps_of(way, size, size)[0]]
+            assert ours == [sorted(moves) for moves in space[f"{way}_steps"](size)], (way, size)
+
+
+def test_bytes_and_steps_are_those_of_the_formulas():
+    """Steps: the seconds of no bytes, a second a message. Bytes: those of a second a byte, no latency."""
+    for size in ring.PROCESSES:
+        for way in ring.WAYS:
+            if not ring.is_there(way, size):
+                continue
+            steps, chunks = ring.steps_of(way, size, size)
+            node = {"ranks_per_node": max(1, size // 2)}
+            longest = 0
+            for _, moves in steps:
+                wires = [move[:2] for move in moves]
+                longest += max(map(wires.count, wires)) / chunks
+            if way == "server":  # ours waits with its answer, and the formula's does not
+                assert longest == 2 * formulas.all_reduce_seconds(1, size, 1, 0, way)
+                continue
+            assert len(steps) == formulas.all_reduce_seconds(0, size, 1, 1, way, **node), (way, size)
+            assert longest == pytest.approx(formulas.all_reduce_seconds(1, size, 1, 0, way, **node))
+        told = {way: ring.run(way, size, size)["steps"][-1] for way in ("ring", "server")}
+        assert told["ring"]["through"] == [pytest.approx(4 * (size - 1) / size, abs=1e-4)] * size
+        assert told["server"]["through"] == [2 * (size - 1), *[2] * (size - 1)]
+        assert sum(told["ring"]["through"]) == pytest.approx(sum(told["server"]["through"]), abs=1e-3)
+
+
+def test_with_fewer_chunks_than_processes_some_wait_and_all_have_the_sum():
+    one = ring.run("ring", 4, 1)["steps"]
+    assert [step["working"] for step in one] == [2] * 6
+    assert one[-1]["most"] == 4.0, "a process in the middle gets and gives the whole gradient twice"
+    assert ring.run("ring", 4, 8)["steps"][-1] == ring.run("ring", 4, 4)["steps"][-1] | {
+        "moves": ring.run("ring", 4, 8)["steps"][-1]["moves"]
+    }
+
+
+def test_the_table_has_the_seconds_of_the_formulas():
+    table = {row[0]: row for row in ring.table(8)}
+    constant = {name: option.default for name, option in command.OPTIONS.items()}
+    seconds = formulas.all_reduce_seconds(15e9, 8, constant["bandwidth-network"], constant["latency"], "ring")
+    assert table["ring"][-1] == f"{1000 * seconds:.0f} ms"
+    assert len(table) == len(ring.WAYS) and len(ring.table(5)) == len(ring.WAYS) - 1
+
+
+def test_begins_and_ends_are_those_that_the_judge_works_out():
+    drawn = random.Random(1)
+    for stages, count in itertools.product((2, 3, 5, 8), (1, 4, 11)):
+        for function in (judge.gpipe, judge.one_forward_one_backward):
+            lines = judge.all_stages(function, stages, count)
+            forward, backward = ([drawn.uniform(0.5, 3) for _ in range(stages)] for _ in range(2))
+            events = schedules.when(
+                [[(stage, kind, number) for kind, number in line] for stage, line in enumerate(lines)],
+                {"forward": forward, "backward": backward},
+            )
+            ours = [[(event["begin"], event["end"]) for event in row] for row in events]
+            assert ours == judge.timeline(lines, forward, backward)
+
+
+def test_orders_in_which_all_wait_are_refused():
+    seconds = {"forward": [1, 1], "backward": [1, 1]}
+    with pytest.raises(ValueError, match="for ever"):
+        schedules.when([[(0, "backward", 0), (0, "forward", 0)], [(1, "forward", 0)]], seconds)
+
+
+def inputs_of(widget, **changes):
+    return live.begin(widget) | changes
+
+
+def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
+    for processes, count in itertools.product(schedules.PROCESSES, schedules.MICROBATCHES):
+        if count < processes:
+            continue
+        for name in schedules.SCHEDULES:
+            values = schedules.values_of(name, inputs_of(schedules, processes=processes, microbatches=count))
+            idle = schedules.timeline.idle(values)
+            theory = schedules.timeline.idle_in_theory(values)
+            if name == schedules.ZERO:
+                assert idle < theory, "it has the weights' part to fill the bubble with"
+            else:
+                assert idle == pytest.approx(theory), (name, processes, count)
+            if name == "1f1b":
+                assert values["held"] == list(range(processes, 0, -1))
+            if name == "gpipe":
+                assert values["held"] == [count] * processes
+
+
+def test_a_pipeline_is_as_fast_as_its_slowest_stage():
+    values = schedules.values_of("1f1b", inputs_of(schedules, microbatches=32, slow="last", times=2))
+    work = [sum(event["end"] - event["begin"] for event in row) for row in values["events"]]
+    assert work[-1] == pytest.approx(2 * work[0]) and schedules.end_of(values) < 1.15 * work[-1]
+
+
+@pytest.mark.long
+def test_torch_has_the_orders_that_are_stored():
+    """In a process of its own: it makes groups of a backend that computes nothing."""
+    words = "import json, orders; assert orders.orders() == json.loads(orders.OUT.read_text())"
+    result = subprocess.run(
+        [sys.executable, "-c", words], cwd=ROOT / "tools/site", capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, f"python tools/site/orders.py writes them anew: {result.stderr}"
+
+
+def printed(*words):
+    """What the planner's command prints."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        command.main([str(word) for word in words])
+    return output.getvalue()
+
+
+def test_a_plan_is_the_one_that_the_command_prints():
+    inputs = inputs_of(planner, params=7e10, gpus=2048, tensor_parallel=8, pipeline=4, batch_tokens=2**23)
+    names = ("params", "gpus", "tensor_parallel", "pipeline", "batch_tokens")
+    words = [word for name in names for word in (f"--{name.replace('_', '-')}", inputs[name])]
+    said = printed(*words)
+    found = planner.answer(**inputs)
+    assert json.loads(printed(*words, "--json")) == json.loads(json.dumps(plans.plan(planner.job_of(inputs))))
+    for cells in found["tables"][0]["rows"]:
+        assert " ".join(filter(None, cells)) in " ".join(said.split()), cells
+    assert found["memory"][-1]["to"] < found["limit"]["at"] < 1, "it fits"
+    assert found["shares"][-1]["to"] == pytest.approx(1)
+
+
+def test_a_sweep_is_the_one_that_the_command_prints():
+    inputs = inputs_of(planner, gpus=2**14)
+    said = report.table(*plans.sweep(planner.job_of(inputs)), Path("a picture"))
+    found = planner.answer(**inputs_of(planner))
+    *rows, end = [line for line in said.splitlines() if line][:-1]
+    assert [" ".join(cells) for cells in found["tables"][1]["rows"]] == [
+        " ".join(row.split()) for row in rows[1:]
+    ]
+    assert found["end"] == f"{end}."
+    assert [dot["chosen"] for dot in found["curve"]].index(True) == 6
+
+
+def test_what_cannot_run_is_said_as_the_planner_says_it():
+    found = planner.answer(**inputs_of(planner, gpus=2**14))
+    assert found["said"].startswith("No plan: a step of 16,777,216 tokens has 8,192 texts")
+    assert not found["shares"] and len(found["curve"]) == 14
+    found = planner.answer(**inputs_of(planner, gpus=1, tensor_parallel=8))
+    assert "take 8, for instance" in found["said"] and found["curve"]
+    assert "takes 8 GPUs" in memory.answer(**inputs_of(memory, gpus=1, tensor_parallel=8))["said"]
+
+
+def test_memory_is_that_of_the_planner():
+    inputs = inputs_of(memory, model="GPT-3, 175 billion", gpus=512, tensor_parallel=8)
+    found = memory.answer(**inputs)
+    words = [
+        "--params",
+        memory.job_of(inputs, 2)["params"],
+        "--gpus",
+        512,
+        "--tensor-parallel",
+        8,
+        "--stage",
+        2,
+    ]
+    words += ["--layers", 96, "--hidden", 12288, "--heads", 96]
+    plan = json.loads(printed(*words, "--json"))
+    row = found["tables"][0]["rows"][2]
+    assert row[1:5] == [memory.gigabytes(plan["memory_bytes"][part]) for part in memory.PARTS]
+    assert row[-3:] == ["no", "fits", "fits"] and plan["fits"]
+    assert "24 GB are not enough for any stage; in 80 GB it fits from stage 2 on" in found["said"]
+    assert [bar["is_cut"] for bar in found["bars"]] == [True, False, False, False]
+
+
+# ---- the pages ----
+
+
+def test_each_page_says_where_no_script_runs_what_it_begins_with():
+    for widget in (*LIVE.values(), ring):
+        said = live.still(widget)
+        first = widget.answer(**live.begin(widget)) if widget in LIVE.values() else widget.still()
+        assert first["said"].split(";")[0].replace("'", "&#x27;") in said
+        assert said.count("<tr>") == sum(len(table["rows"]) + 1 for table in first["tables"])
+    for widget in LIVE.values():
+        for control in widget.CONTROLS:
+            assert control["start"] in [value for value, _ in control["values"]], control["name"]
+
+
+def test_a_browser_gets_only_the_functions_that_it_needs():
+    files = live.data(schedules)["files"]
+    assert "def most_held" in files[schedules.JUDGE] and "trial" not in files[schedules.JUDGE]
+    assert "torch" not in files[schedules.TIMELINE]
+    with pytest.raises(ValueError, match="has no function gone"):
+        taken.source(ROOT / schedules.JUDGE, ["gone"])
+
+
+def test_another_pyodide_is_refused(tmp_path):
+    (tmp_path / "pyodide.tgz").write_bytes(b"another")
+    with pytest.raises(SystemExit, match="not that of pyodide@"):
+        vendor.unpack(tmp_path / "pyodide.tgz", tmp_path)
+
+
+# ---- in a browser ----
+
+
+class Strict(test_site.Quiet):
+    """The browser refuses whatever a page or its worker asks of another server: both must do without."""
+
+    def end_headers(self):
+        allowed = "default-src 'self' data: 'unsafe-inline' 'wasm-unsafe-eval'"
+        self.send_header("Content-Security-Policy", allowed)
+        super().end_headers()
+
+
+@pytest.fixture
+def page(once, tmp_path, monkeypatch):
+    """A browser beside the small site."""
+    monkeypatch.setattr(test_site, "Quiet", Strict)
+    site = Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
+    opened = Reader(tmp_path / "chromium", site)
+    opened.look(1280, "light")
+    yield opened
+    opened.close()
+
+
+def is_there(page, name):
+    """Open a page whose answers come from Python, and wait until Python is there."""
+    page.open(f"widgets/{name}.html")
+    page.until("document.querySelector('.loading').textContent.startsWith('Python is there')", "Python", 300)
+
+
+def choose(page, name, index, count, by_mouse):
+    """Set a control, as a person does: a press on a slider, or keys."""
+    box = f"document.querySelector('#widget [name={name}]')"
+    page.ask(f"{box}.scrollIntoView({{block: 'center'}})")
+    is_slider = page.ask(f"{box}.type == 'range'")
+    if by_mouse and is_slider:
+        x, y, width = page.ask(
+            f"(({{x, y, width, height}}) => [x, y + height / 2, width])({box}.getBoundingClientRect())"
+        )
+        at = x + 8 + (width - 16) * index / max(1, count - 1)  # the thumb is 16 wide
+        for kind in ("mousePressed", "mouseReleased"):
+            page.call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
+    else:
+        page.ask(f"{box}.focus()")
+        press(page, "Home", 36)
+        for _ in range(index):
+            press(page, *(("ArrowRight", 39) if is_slider else ("ArrowDown", 40)))
+    assert page.ask(f"Number({box}.type == 'range' ? {box}.value : {box}.selectedIndex)") == index, name
+
+
+SHOWN = """(() => {
+    const number = (node, name) => Number(node.getAttribute(name));
+    const frame = (node) => node.closest("svg").dataset.frame?.split(" ").map(Number);
+    const parts = (key) => [...document.querySelectorAll(`#widget [data-${key}]`)].map((node) => {
+        const [left, across] = frame(node) || [0, 1];
+        const from = ((node.tagName == "line" ? number(node, "x1") : number(node, "x")) - left) / across;
+        return [node.getAttribute(`data-${key}`), from, number(node, "width") / across];
+    });
+    const dots = [...document.querySelectorAll("#widget [data-dot]")].map((node) => {
+        const [left, across, top, high] = frame(node);
+        const [x, y] = [number(node, "cx"), number(node, "cy")];
+        return [node.dataset.dot, (x - left) / across, 1 - (y - top) / high];
+    });
+    const words = (chosen) =>
+        [...document.querySelectorAll(`#widget ${chosen}`)].map((node) => node.textContent);
+    const table = (node) => [...node.querySelectorAll("tbody tr")].map((row) =>
+        [...row.children].map((cell) => cell.textContent));
+    return {
+        said: words("[role=status]:not(.loading)"),
+        tables: [...document.querySelectorAll("#widget table")].map(table),
+        part: parts("part"), line: parts("line"), event: parts("event"), dots,
+        memory: parts("memory"), share: parts("share"), limit: parts("limit"),
+        held: [...document.querySelectorAll("#widget [data-held]")].map((node) => number(node, "width")),
+        words: words("svg [data-words]"),
+    };
+})()"""
+
+
+def spans(shown):
+    return [
+        (name, pytest.approx(start, abs=1e-3), pytest.approx(width, abs=1e-3)) for name, start, width in shown
+    ]
+
+
+def same_spans(shown, expected):
+    assert [tuple(row) for row in shown] == spans(expected)
+
+
+def compare_live(name, shown, expected):
+    """What a page shows, and what Python answers."""
+    assert shown["said"] == [expected["said"]]
+    assert shown["tables"] == [table["rows"] for table in expected["tables"]]
+    if name == "memory":
+        rows = [
+            (f"{index} {part['part']}", part["from"], part["to"] - part["from"])
+            for index, bar in enumerate(expected["bars"])
+            for part in bar["parts"]
+        ]
+        same_spans(shown["part"], rows)
+        same_spans(shown["line"], [(line["words"], line["at"], 0) for line in expected["lines"]])
+        assert shown["words"] == [bar["words"] for bar in expected["bars"]]
+    elif name == "schedules":
+        rows = [
+            (
+                f"{process} {one['kind']} {one['microbatch']} {int(one['second'])}",
+                one["from"],
+                one["to"] - one["from"],
+            )
+            for process, row in enumerate(expected["rows"])
+            for one in row
+        ]
+        same_spans(shown["event"], rows)
+        assert shown["held"] == pytest.approx([90 * one["share"] for one in expected["held"]], abs=0.1)
+        assert shown["words"] == [one["words"] for one in expected["held"]]
+    else:
+        for key, parts in (("memory", expected["memory"]), ("share", expected["shares"])):
+            same_spans(
+                shown[key], [(part["part"], part["from"], part["to"] - part["from"]) for part in parts]
+            )
+        limits = [expected["limit"]] if expected["shares"] else []
+        same_spans(shown["limit"], [(limit["words"], limit["at"], 0) for limit in limits])
+        dots = expected["curve"] if len(expected["curve"]) > 1 else []
+        same_spans(shown["dots"], [(dot["words"], dot["x"], dot["y"]) for dot in dots])
+
+
+def use(page, name, times, seed):
+    """Draw inputs, set them by mouse or by keyboard, and compare: all controls, then two at a time."""
+    widget, drawn = LIVE[name], random.Random(seed)
+    is_there(page, name)
+    chosen = live.begin(widget)
+    for time in range(times):
+        for control in widget.CONTROLS if time == 0 else drawn.sample(widget.CONTROLS, 2):
+            index = drawn.randrange(len(control["values"]))
+            choose(page, control["name"], index, len(control["values"]), drawn.random() < 0.5)
+            chosen[control["name"]] = control["values"][index][0]
+        said = "document.getElementById('widget').dataset.inputs"
+        page.until(f"{said} == JSON.stringify({json.dumps(chosen)})", f"an answer to {chosen}")
+        compare_live(name, page.ask(SHOWN), json.loads(json.dumps(widget.answer(**chosen))))
+    assert page.complaints() == []
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+@pytest.mark.parametrize(("name", "times"), [("memory", 25), ("planner", 25), ("schedules", 25)])
+def test_pages_show_what_python_answers(page, name, times):
+    use(page, name, times, seed=1)
+
+
+RING = """(() => {
+    const cells = {};
+    for (const node of document.querySelectorAll("#widget [data-cell]")) {
+        cells[node.dataset.cell] = (cells[node.dataset.cell] || "") + node.textContent;
+    }
+    const bars = [...document.querySelectorAll("#widget [data-through]")].map((node) =>
+        Number(node.getAttribute("height")));
+    return {
+        cells, bars, server: Number(document.querySelector("[data-server]").dataset.server),
+        said: document.querySelector("#widget [role=status]").textContent,
+        table: [...document.querySelectorAll("#widget tbody tr")].map((row) =>
+            [...row.children].map((cell) => cell.textContent)),
+    };
+})()"""
+
+
+def compare_ring(shown, way, size, chunks, position):
+    steps, chunks = ring.steps_of(way, size, chunks)
+    holds = ring.play(size, [moves for _, moves in steps], chunks)[position]
+    for rank, chunk in itertools.product(range(size), range(chunks)):
+        has = holds[rank][chunk]
+        assert shown["cells"][f"{rank} {chunk}"] == (
+            "Σ" if len(has) == size else "".join(map(str, sorted(has)))
+        )
+    through = [0] * size
+    for _, moves in steps[:position]:
+        for source, target, *_ in moves:
+            through[source] += 1 / chunks
+            through[target] += 1 / chunks
+    whole = 2 * (size - 1)  # of K, through the server
+    assert shown["bars"] == pytest.approx([58 * amount / whole for amount in through], abs=0.05)
+    beside = min(position, 2 * (size - 1))
+    assert shown["server"] == beside, "K through the server after as many steps: one for each"
+    if position:
+        working = {rank for move in steps[position - 1][1] for rank in move[:2]}
+        said = (
+            f"Step {position} of {len(steps)}, {steps[position - 1][0]}: {len(working)} of {size} processes"
+        )
+        assert shown["said"].startswith(said)
+        assert f"so far: {max(through):.2f} K; " in shown["said"]
+        assert f"after as many steps {beside:.2f} K, and {whole:.2f} K in all" in shown["said"]
+        assert ("All have the sum." in shown["said"]) == (position == len(steps))
+    assert shown["table"] == ring.table(size)
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+def test_the_ring_shows_what_python_says_at_every_step(page):
+    drawn = random.Random(1)
+    page.open("widgets/ring.html")
+    for _ in range(25):
+        size = drawn.choice(ring.PROCESSES)
+        way = drawn.choice([way for way in ring.WAYS if ring.is_there(way, size)])
+        chunks = drawn.choice(ring.CHUNKS) if way == "ring" else size
+        choose(page, "way", 0, 4, False)
+        choose(page, "processes", size - 2, 7, False)
+        choose(page, "way", list(ring.WAYS).index(way), 4, False)
+        if way == "ring":
+            choose(page, "chunks", chunks - 1, 8, False)
+        count = len(ring.steps_of(way, size, chunks)[0])
+        position = drawn.randint(0, count)
+        choose(page, "step", position, count + 1, drawn.random() < 0.5)
+        compare_ring(page.ask(RING), way, size, chunks, position)
+        if position < count:
+            page.click("#widget button", "step")
+            compare_ring(page.ask(RING), way, size, chunks, position + 1)
+    assert page.complaints() == []
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+def test_the_ring_is_walked_by_keyboard_and_by_touch_and_plays_to_its_end(page):
+    page.open("widgets/ring.html")
+    page.ask("document.querySelector('#widget [name=step]').focus()")
+    press(page, "ArrowRight", 39)
+    compare_ring(page.ask(RING), "ring", 4, 4, 1)
+    order = [page.ask("document.activeElement.textContent")]
+    for _ in range(4):
+        press(page, "Tab", 9)
+        order.append(page.ask("document.activeElement.textContent"))
+    assert order[1:] == ["to the start", "back", "step", "play"]
+    box = page.ask(
+        "(({x, y}) => [x + 9, y + 9])(document.querySelectorAll('#widget button')[2].getBoundingClientRect())"
+    )
+    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": box[0], "y": box[1]}])
+    page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    page.until(
+        "document.querySelector('#widget [role=status]').textContent.startsWith('Step 2 of 6')", "a step"
+    )
+    page.click("#widget button", "play")
+    page.until("document.querySelector('#widget [role=status]').textContent.includes('All have')", "the end")
+    page.until("[...document.querySelectorAll('#widget button')][3].textContent == 'play'", "a rest")
+    compare_ring(page.ask(RING), "ring", 4, 4, 6)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    page.click("#widget button", "back")
+    assert page.ask("getComputedStyle(document.querySelector('#widget .come')).animationName") == "none"
+    assert page.complaints() == []
+
+
+@needs_the_builder
+@needs_a_browser
+def test_without_python_and_without_scripts_a_page_shows_what_it_was_built_with(page):
+    first = json.loads(json.dumps(schedules.answer(**live.begin(schedules))))
+    page.open("widgets/schedules.html")
+    compare_live("schedules", page.ask(SHOWN), first)
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    page.open("widgets/schedules.html")
+    words = page.ask("document.getElementById('widget').textContent")
+    assert first["said"] in words and "With JavaScript, the page has controls" in words
+    assert page.ask("document.querySelectorAll('#widget svg').length") == 0
+    assert page.complaints() == []

@@ -1,0 +1,59 @@
+// Draws what memory.py answers: a bar for each way of sharding, and lines for three kinds of GPU.
+import { INK, drawing, element, letters, live, onLines, patterns, shape } from "./shared.js";
+
+const FACES = {
+  parameters: ["#0072B2", null],
+  gradients: ["#56B4E9", "dots"],
+  optimizer: ["#009E73", "crosses"],
+  activations: ["#CC79A7", "stripes"],
+};
+
+function legend(faces) {
+  const entries = Object.entries(faces).map(([name, face]) => {
+    const sample = drawing(20, 14, "");
+    sample.setAttribute("aria-hidden", true);
+    sample.append(...filled({ x: 0, y: 0, width: 20, height: 14 }, face));
+    return element("li", {}, sample, name);
+  });
+  return element("ul", { class: "legend" }, ...entries);
+}
+
+function filled(box, [colour, pattern]) {
+  const made = [shape("rect", { ...box, fill: colour, stroke: INK, "stroke-width": 0.6 })];
+  if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
+  return made;
+}
+
+live((answer, wide) => {
+  if (!answer.bars.length) return [];
+  const [left, right, high, row] = [4, 64, 26, 54];
+  const bottom = 26 + row * answer.bars.length;
+  const across = Math.min(wide, 900) - left - right;
+  const made = drawing(Math.min(wide, 900), bottom + 24, answer.tables[0].caption);
+  made.append(patterns());
+  made.dataset.frame = `${left} ${across}`;
+  const words = [];
+  answer.bars.forEach(({ name, words: size, is_cut: isCut, parts }, index) => {
+    const y = 20 + row * index;
+    words.push(onLines(left, y + 12, name));
+    let end = 0;
+    for (const { part, from, to } of parts) {
+      const box = { x: left + across * from, y: y + 18, width: across * (to - from), height: high };
+      const [face, ...over] = filled(box, FACES[part]);
+      face.setAttribute("data-part", `${index} ${part}`);
+      made.append(face, ...over);
+      end = to;
+    }
+    const at = left + across * end;
+    const torn = `M${at - 5} ${y + 16}l6 6l-6 6l6 6l-6 6l6 6`;
+    if (isCut) made.append(shape("path", { d: torn, fill: "none", stroke: INK, "stroke-width": 2 }));
+    words.push(onLines(at + 6, y + 36, size, { "font-weight": "bold", "data-words": index, "font-size": 11 }));
+  });
+  answer.lines.forEach(({ at, words: size }) => {
+    const x = left + across * at;
+    const line = { x1: x, x2: x, y1: 4, y2: bottom, stroke: INK, "stroke-width": 2, "stroke-dasharray": "6 4", "data-line": size };
+    made.append(shape("line", line), letters(x, bottom + 16, size, { "text-anchor": "middle" }));
+  });
+  made.append(...words);
+  return [legend(FACES), made];
+});

@@ -1,0 +1,214 @@
+"""The ring, the server, the tree and the two-level ring, step by step.
+
+All of it is worked out here: which chunk goes where, who has been added up in it, and how many bytes have
+gone through each process. The script beside this file draws what it gets. What an all-reduce takes in
+seconds is said by the planner's formulas.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import links
+import taken
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "lessons"))
+from planner import __main__ as command
+from planner import formulas
+
+TITLE = "The ring, step by step"
+INTRODUCTION = """\
+Press *step* until all processes have the sum (Σ), and watch the bytes through each of them; then choose
+the server, and do it again. With four processes both take six steps, and twice as many bytes go through
+the server as through each process of the ring. [How gradients
+travel](../notebooks/03a_how_gradients_travel.ipynb) counts them on real wires.
+"""
+SCRIPTS = ("shared",)
+STYLES = ("shared",)
+PROCESSES = range(2, 9)
+CHUNKS = range(1, 9)
+WAYS = {
+    "ring": "ring",
+    "server": "parameter server",
+    "tree": "tree",
+    "two-level": "two-level ring",
+}
+START = {"way": "ring", "processes": 4, "chunks": 4}
+SIZES = {"K = 0.13 MB": 129_128, "K = 15 GB": 15e9}  # the lessons' model, and 7.5 billion parameters
+HEAD = ["way", "steps", "through the busiest process", "through all", *SIZES]
+play = taken.functions(ROOT / "notebooks/show/rings.py", "play").play
+
+
+def ring_steps(ranks, chunks):
+    """A chunk goes round once and is added up, then round again and replaces. It begins at the rank of its
+    number; with fewer chunks than processes some of them wait, with more some send several at once."""
+    steps = []
+    for step in range(2 * (len(ranks) - 1)):
+        half, kind = ("reduce-scatter", "add") if step < len(ranks) - 1 else ("all-gather", "replace")
+        places = [(chunk + step) % len(ranks) for chunk in range(chunks)]
+        moves = [
+            (ranks[place], ranks[(place + 1) % len(ranks)], chunk, kind) for chunk, place in enumerate(places)
+        ]
+        steps.append((half, moves))
+    return steps
+
+
+def server_steps(world_size):
+    """Rank 0 receives everything, adds up, and sends the sum back, to one rank after the other."""
+    chunks, workers = range(world_size), range(1, world_size)
+    collect = [("collect", [(worker, 0, chunk, "add") for chunk in chunks]) for worker in workers]
+    return collect + [("hand out", [(0, worker, chunk, "replace") for chunk in chunks]) for worker in workers]
+
+
+def tree_steps(world_size):
+    """The sums climb to rank 0, in half as many processes at each step, and come back down."""
+    climb = []
+    for level in range(math.ceil(math.log2(world_size))):
+        far = 2**level
+        climb.append([(rank, rank - far) for rank in range(far, world_size, 2 * far)])
+    chunks = range(world_size)
+    up = [("climb", [(*pair, chunk, "add") for pair in pairs for chunk in chunks]) for pairs in climb]
+    down = [
+        ("come down", [(*reversed(pair), chunk, "replace") for pair in pairs for chunk in chunks])
+        for pairs in reversed(climb)
+    ]
+    return up + down
+
+
+def two_level_steps(world_size):
+    """Two machines: a ring in each, of which every process keeps the sum of its part; a ring of two for each
+    part, over the network; and the second half of the ring in each machine."""
+    inside = world_size // 2
+    machines = [range(inside), range(inside, world_size)]
+    rings = [ring_steps(machine, inside) for machine in machines]
+
+    def fine(moves):  # a part of the ring inside is two chunks of the ring between the machines
+        return [(*move[:2], 2 * move[2] + half, move[3]) for move in moves for half in range(2)]
+
+    def joined(step):
+        return fine([move for ring in rings for move in ring[step][1]])
+
+    first = [(f"{ring[0]}, in the machine", joined(step)) for step, ring in enumerate(rings[0])]
+    across = []
+    for step in range(2):
+        moves = []
+        for rank in range(inside):
+            part = (rank + 1) % inside  # what the first half leaves with this rank
+            half, own = ring_steps([rank, rank + inside], 2)[step]
+            moves += [(*move[:2], 2 * part + move[2], move[3]) for move in own]
+        across.append((f"{half}, between the machines", moves))
+    return first[: inside - 1] + across + first[inside - 1 :]
+
+
+def steps_of(way, world_size, chunks):
+    """The steps, and how many chunks there are."""
+    if way == "ring":
+        return ring_steps(range(world_size), chunks), chunks
+    function = {"server": server_steps, "tree": tree_steps, "two-level": two_level_steps}[way]
+    return function(world_size), world_size
+
+
+def is_there(way, world_size):
+    """Two machines have as many processes each, and more than one."""
+    return way != "two-level" or (world_size % 2 == 0 and world_size > 2)
+
+
+def run(way, world_size, chunks):
+    """Each step: its name, its moves with what the receiver then has, and the bytes through each process so
+    far, in K, which is the whole gradient: what it has sent and received."""
+    steps, chunks = steps_of(way, world_size, chunks)
+    states = play(world_size, [moves for _, moves in steps], chunks)
+    through, told = [0] * world_size, []
+    for (name, moves), holds in zip(steps, states[1:], strict=True):
+        for source, target, _, _ in moves:
+            through[source] += 1
+            through[target] += 1
+        told.append(
+            {
+                "name": name,
+                "moves": [
+                    [source, target, chunk, "".join(map(str, sorted(holds[target][chunk])))]
+                    for source, target, chunk, _ in moves
+                ],
+                "working": len({rank for move in moves for rank in move[:2]}),
+                "through": [round(count / chunks, 4) for count in through],
+                "most": round(max(through) / chunks, 4),
+            }
+        )
+    return {"chunks": chunks, "steps": told}
+
+
+def seconds(way, world_size, size):
+    """By the planner's formulas and constants; a machine of the two-level ring has half of the processes."""
+    constant = {name: option.default for name, option in command.OPTIONS.items()}
+    return formulas.all_reduce_seconds(
+        size,
+        world_size,
+        constant["bandwidth-network"],
+        constant["latency"],
+        way,
+        ranks_per_node=max(1, world_size // 2),
+        node_bandwidth=constant["bandwidth-node"],
+    )
+
+
+def table(world_size):
+    """All ways beside one another: steps, bytes through the busiest process and in all, and seconds."""
+    rows = []
+    for way, name in WAYS.items():
+        if not is_there(way, world_size):
+            continue
+        steps = run(way, world_size, world_size)["steps"]
+        cells = [name, str(len(steps)), f"{steps[-1]['most']:.2f} K", f"{sum(steps[-1]['through']):.2f} K"]
+        rows.append(cells + [links.in_words(seconds(way, world_size, size)) for size in SIZES.values()])
+    return rows
+
+
+def data():
+    runs = {
+        way: {
+            size: {
+                chunks: run(way, size, chunks) for chunks in (CHUNKS if way == "ring" else [START["chunks"]])
+            }
+            for size in PROCESSES
+            if is_there(way, size)
+        }
+        for way in WAYS
+    }
+    return {
+        "ways": WAYS,
+        "processes": list(PROCESSES),
+        "chunks": list(CHUNKS),
+        "start": START,
+        "runs": runs,
+        "head": HEAD,
+        "tables": {size: table(size) for size in PROCESSES},
+        "note": note(),
+    }
+
+
+def note():
+    constant = {name: option.default for name, option in command.OPTIONS.items()}
+    far, near = (f"{constant[f'bandwidth-{link}'] / 1e9:g} GB/s" for link in ("network", "node"))
+    return (
+        "K is the whole gradient; through a process go the bytes that it sends and those that it receives. "
+        "A ring of the table has as many chunks as processes. Seconds are by the planner's formulas, with "
+        f"{far} and {1e6 * constant['latency']:g} microseconds a message, and {near} in each of the two "
+        "machines of the two-level ring; a server answers while it receives."
+    )
+
+
+def still():
+    """What the page says where no script runs: the words, and the table."""
+    size = START["processes"]
+    ring, server = (run(way, size, size)["steps"] for way in ("ring", "server"))
+    said = (
+        f"A ring of {size} processes takes {len(ring)} steps, and {ring[-1]['most']:.2f} K go through each "
+        f"of them; a server takes {len(server)}, and {server[-1]['most']:.2f} K go through it."
+    )
+    return {
+        "said": said,
+        "tables": [{"caption": f"{size} processes", "head": HEAD, "rows": table(size)}],
+        "note": note(),
+    }

@@ -1,0 +1,69 @@
+// Draws what schedules.py answers: a row for each process with its forwards and backwards, and what it holds.
+import { INK, drawing, element, letters, live, patterns, shape } from "./shared.js";
+
+// The colours of the notebook, and a pattern for those who see none.
+const FACES = {
+  forward: ["#0072B2", null, "#ffffff"],
+  backward: ["#E69F00", null, "#111111"],
+  "backward, input": ["#E69F00", null, "#111111"],
+  "backward, weights": ["#009E73", "dots", "#111111"],
+  "forward, second stage": ["#56B4E9", "stripes", "#111111"],
+  "backward, second stage": ["#F0E442", "stripes", "#111111"],
+};
+
+function legend(names) {
+  const entries = names.map((name) => {
+    const sample = drawing(20, 14, "");
+    sample.setAttribute("aria-hidden", true);
+    sample.append(...filled({ x: 0, y: 0, width: 20, height: 14 }, FACES[name]));
+    return element("li", {}, sample, name);
+  });
+  return element("ul", { class: "legend" }, ...entries);
+}
+
+function filled(box, [colour, pattern]) {
+  const edge = box.width > 5 ? { stroke: "#111111", "stroke-width": 0.4 } : {};
+  const made = [shape("rect", { ...box, fill: colour, ...edge })];
+  if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
+  return made;
+}
+
+live((answer, wide) => {
+  const whole = Math.min(wide, 940);
+  const narrow = whole < 560;
+  const [left, right, row] = [52, narrow ? 56 : 150, 34];
+  const across = whole - left - right;
+  const bottom = 26 + row * answer.rows.length;
+  const made = drawing(whole, bottom + 24, answer.said);
+  made.append(patterns());
+  made.dataset.frame = `${left} ${across}`;
+  const used = new Set();
+  made.append(letters(left + across + 8, 16, narrow ? "held" : "held at most", { "font-size": 12 }));
+  answer.rows.forEach((events, process) => {
+    const y = 24 + row * process;
+    made.append(letters(0, y + 18, `rank ${process}`));
+    for (const { kind, second, microbatch, from, to } of events) {
+      const name = second ? `${kind}, second stage` : kind;
+      used.add(name);
+      const box = { x: left + across * from, y, width: across * (to - from), height: row - 8 };
+      const [face, ...over] = filled(box, FACES[name]);
+      face.setAttribute("data-event", `${process} ${kind} ${microbatch} ${second ? 1 : 0}`);
+      made.append(face, ...over);
+      if (box.width < 17) continue;
+      const style = { "text-anchor": "middle", "font-size": 11, fill: FACES[name][2] };
+      made.append(letters(box.x + box.width / 2, y + 17, String(microbatch), style));
+    }
+    const { share, words } = answer.held[process];
+    const x = left + across + 8;
+    if (!narrow) {
+      const box = { x, y: y + 4, height: row - 16 };
+      made.append(shape("rect", { ...box, width: 90, fill: "none", stroke: INK }));
+      made.append(shape("rect", { ...box, width: 90 * share, fill: "#CC79A7", "data-held": process }));
+      made.append(shape("rect", { ...box, width: 90 * share, fill: "url(#stripes)" }));
+    }
+    made.append(letters(narrow ? x : x + 96, y + 18, words, { "data-words": process }));
+  });
+  made.append(shape("line", { x1: left, x2: left + across, y1: bottom, y2: bottom, stroke: INK }));
+  made.append(letters(left, bottom + 16, "0"), letters(left + across, bottom + 16, answer.end, { "text-anchor": "end" }));
+  return [legend(Object.keys(FACES).filter((name) => used.has(name))), made];
+});

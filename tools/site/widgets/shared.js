@@ -1,0 +1,207 @@
+// What the widgets have in common: elements, controls, tables, and Python in a worker. Nothing is computed here.
+export const place = document.getElementById("widget");
+const folder = new URL(".", import.meta.url).href;
+export const INK = "var(--color-foreground-primary)";
+
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function shape(name, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function letters(x, y, text, attributes = {}) {
+  return shape("text", { x, y, fill: INK, "font-size": 12, ...attributes }, text);
+}
+
+// Letters that can be read where a line goes through them.
+export function onLines(x, y, text, attributes = {}) {
+  const halo = { stroke: "var(--color-background-primary)", "stroke-width": 4, "paint-order": "stroke" };
+  return letters(x, y, text, { ...halo, ...attributes });
+}
+
+// A drawing as wide as its place, whose letters are never smaller than they are written.
+export function drawing(width, height, title) {
+  return shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": title });
+}
+
+// Stripes and dots, for those who see no colours: fill with url(#stripes) over a colour.
+export function patterns() {
+  const line = { stroke: "#111111", "stroke-width": 1.2, "stroke-opacity": 0.55 };
+  const stripes = { width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
+  return shape(
+    "defs",
+    {},
+    shape("pattern", { id: "stripes", ...stripes }, shape("path", { d: "M0 0V6", ...line })),
+    shape(
+      "pattern",
+      { id: "dots", width: 6, height: 6, patternUnits: "userSpaceOnUse" },
+      shape("circle", { cx: 3, cy: 3, r: 1.3, fill: "#111111", "fill-opacity": 0.65 }),
+    ),
+    shape(
+      "pattern",
+      { id: "crosses", width: 6, height: 6, patternUnits: "userSpaceOnUse" },
+      shape("path", { d: "M0 3H6M3 0V6", ...line }),
+    ),
+    shape(
+      "marker",
+      { id: "head", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+      shape("path", { d: "M0 0L8 4L0 8Z", fill: INK }),
+    ),
+  );
+}
+
+export function table({ caption, head, rows, chosen }) {
+  const row = (cells, index) =>
+    element(
+      "tr",
+      index === chosen ? { class: "chosen" } : {},
+      ...cells.map((cell, at) => element(at ? "td" : "th", at ? {} : { scope: "row" }, cell)),
+    );
+  const heads = head.map((word) => element("th", { scope: "col" }, word));
+  const body = element("tbody", {}, ...rows.map(row));
+  const made = element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), body);
+  return element("div", { class: "table-wrapper", tabindex: 0, role: "region", "aria-label": caption }, made);
+}
+
+export function labelled(text, control, ...more) {
+  return element("label", {}, element("span", {}, text), control, ...more);
+}
+
+// A control from a list of values and their words: a slider says the words beside it.
+function control({ name, label, kind, values, start }) {
+  const position = values.findIndex(([value]) => value === start);
+  if (kind === "choice") {
+    const options = values.map(([, words], index) => element("option", { value: index }, words));
+    const select = element("select", { name }, ...options);
+    select.value = position;
+    return { label: labelled(label, select), input: select };
+  }
+  const slider = element("input", { type: "range", name, min: 0, max: values.length - 1, step: 1, value: position });
+  const output = element("output", {}, "");
+  const say = () => {
+    output.textContent = values[slider.value][1];
+    slider.setAttribute("aria-valuetext", output.textContent);
+  };
+  slider.addEventListener("input", say);
+  slider.say = say;
+  say();
+  return { label: labelled(label, slider, output), input: slider };
+}
+
+// The controls of DATA, with their values in the page's address, so that a link leads to what one sees.
+function form(changed) {
+  const made = DATA.controls.map((one) => ({ ...one, ...control(one) }));
+  const inputs = () => Object.fromEntries(made.map((one) => [one.name, one.values[one.input.value][0]]));
+  function fromAddress() {
+    const said = new URLSearchParams(location.hash.slice(1));
+    for (const one of made) {
+      const at = one.values.findIndex(([value]) => String(value) === said.get(one.name));
+      if (at >= 0) one.input.value = at;
+      one.input.say?.();
+    }
+    return said.size > 0;
+  }
+  function toAddress() {
+    history.replaceState(null, "", `#${new URLSearchParams(inputs())}`);
+    changed();
+  }
+  for (const one of made) one.input.addEventListener("input", toAddress);
+  const all = element("form", {}, ...made.map((one) => one.label));
+  all.addEventListener("submit", (event) => event.preventDefault());
+  return { all, inputs, fromAddress };
+}
+
+// Python, with the project's own files, in a worker of its own: the page stays quick. Started once, when needed.
+class Python {
+  constructor(said) {
+    [this.said, this.waiting, this.busy, this.worker] = [said, null, false, null];
+  }
+
+  start() {
+    if (this.worker) return;
+    this.said("Python is loading (13 MB, once); until it is there, the page shows what it was built with.");
+    this.began = performance.now();
+    this.worker = new Worker(`${folder}python.js`, { type: "module" });
+    this.busy = true;
+    this.worker.onmessage = ({ data }) => {
+      if (data.ready) this.seconds = (performance.now() - this.began) / 1000;
+      if (data.ready) this.said(`Python is there, after ${this.seconds.toFixed(1)} s: each answer is its own.`);
+      if (data.failed) this.said(`Python could not be loaded (${data.failed}): reload the page.`);
+      if (data.answer) this.show(JSON.parse(data.answer));
+      this.busy = false;
+      this.next();
+    };
+    this.worker.onerror = (event) => this.said(`Python could not be loaded (${event.message}): reload the page.`);
+    this.worker.postMessage({ files: DATA.files, module: DATA.module });
+  }
+
+  // Only the newest question counts: a slider asks faster than Python answers.
+  ask(inputs, show) {
+    [this.waiting, this.show] = [inputs, show];
+    this.start();
+    this.next();
+  }
+
+  next() {
+    if (this.busy || !this.waiting) return;
+    [this.busy, this.waiting] = [true, (this.worker.postMessage({ inputs: this.waiting }), null)];
+  }
+}
+
+// A widget whose answers come from Python: DATA has its controls, and the answer to what they begin with.
+export function live(draw) {
+  const [shown, words] = [element("div", { class: "shown" }), element("p", { role: "status" })];
+  const [tables, loading] = [element("div", { class: "tables" }), element("p", { class: "loading", role: "status" })];
+  let answer = DATA.answer;
+  const python = new Python((text) => {
+    loading.textContent = text;
+  });
+  const { all, inputs, fromAddress } = form(ask);
+
+  function show(found) {
+    answer = found;
+    words.textContent = answer.said;
+    tables.replaceChildren(...answer.tables.map(table));
+    redraw();
+    place.dataset.inputs = JSON.stringify(answer.inputs);
+  }
+
+  function redraw() {
+    shown.replaceChildren(...draw(answer, Math.max(280, shown.clientWidth)));
+  }
+
+  function ask() {
+    place.dataset.inputs = "";
+    python.ask(inputs(), show);
+  }
+
+  place.replaceChildren(all, loading, words, shown, tables, element("p", { class: "note" }, DATA.note));
+  show(DATA.answer);
+  if (fromAddress()) ask();
+  addEventListener("hashchange", () => fromAddress() && ask());
+  let width = shown.clientWidth;
+  new ResizeObserver(() => {
+    if (shown.clientWidth !== width) redraw();
+    width = shown.clientWidth;
+  }).observe(shown);
+  for (const kind of ["focusin", "pointerdown"]) all.addEventListener(kind, () => python.start(), { once: true });
+  // Else when the page is read and the browser has nothing to do, unless bytes are to be saved.
+  if (navigator.connection?.saveData) return;
+  const idle = window.requestIdleCallback || ((act) => setTimeout(act, 1000));
+  const watch = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    watch.disconnect();
+    idle(() => python.start());
+  });
+  const begin = () => watch.observe(shown);
+  if (document.readyState === "complete") begin();
+  else addEventListener("load", begin);
+}
