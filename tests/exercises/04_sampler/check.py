@@ -10,7 +10,7 @@ import random
 
 import numpy
 import torch
-from judge import check, look
+from judge import check, look, so_many
 
 PROCESSES = 4
 MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing against 200,000 answers
@@ -31,9 +31,11 @@ def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None, br
 
 
 def words_for(one):
-    ranks = "1 rank" if one["world_size"] == 1 else f"{one['world_size']} ranks"
-    images = "1 image" if one["size"] == 1 else f"{one['size']} images"
-    return f"{images}, {ranks}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
+    return f"{sizes_of(one)}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
+
+
+def sizes_of(one):
+    return f"{so_many(one['size'], 'image')}, {so_many(one['world_size'], 'rank')}"
 
 
 def whole_numbers(values):
@@ -47,7 +49,7 @@ def dealt(trial, driver, cases, valid):
     sent = trial.run(driver, inputs, group=False)
     found, places = [], [0] * PROCESSES
     for one in cases:
-        trial.tried(words_for(one) if "seed" in one else f"{one['size']} images, {one['world_size']} ranks")
+        trial.tried(words_for(one) if "seed" in one else sizes_of(one))
         shares = []
         for rank in range(one["world_size"]):
             process = rank % PROCESSES
@@ -74,7 +76,7 @@ def samplers(trial, cases):
             length += 1
         for numbers in passes:
             valid_numbers(trial, f"the sampler of rank {rank}", one["size"], numbers)
-            came = f"the sampler of rank {rank} gives {len(numbers)} numbers"
+            came = f"the sampler of rank {rank} gives {so_many(len(numbers), 'number')}"
             trial.require(len(numbers) == length, came, str(length))
         trial.same(f"len(sampler) of rank {rank}, before a pass,", share.get("length"), length)
 
@@ -93,8 +95,12 @@ def valid_numbers(trial, who, size, numbers):
 
 def some(images):
     images = sorted(images)
-    more = f" and {len(images) - 8} more" if len(images) > 8 else ""
-    return ("image " if len(images) == 1 else "images ") + ", ".join(map(str, images[:8])) + more
+    *others, last = map(str, images[:8]) if len(images) < 9 else (*images[:8], f"{len(images) - 8} more")
+    return f"images {', '.join(map(str, others))} and {last}" if others else f"image {last}"
+
+
+def come(images):
+    return "comes" if len(images) == 1 else "come"
 
 
 def together(trial, one, shares):
@@ -105,7 +111,7 @@ def together(trial, one, shares):
     else:
         low, rest = divmod(len(shares[0]) * len(shares), max(one["size"], 1))
         high = low + (rest > 0)
-    wanted = f"each image once over all {len(shares)} ranks" if high == 1 else f"{low} or {high} times each"
+    wanted = "each image once over all ranks" if high == 1 else f"{low} or {high} times each"
     if one["drop_last"] and one["size"] % len(shares):
         wanted = "no image twice"
     often = [number for number, count in counts.items() if count > high]
@@ -118,8 +124,8 @@ def together(trial, one, shares):
         came = f"{some([often[0]])} comes {times} times (on {'rank' if len(place) == 1 else 'ranks'} "
         came += f"{', '.join(map(str, place[:4]))}{' and others' if len(place) > 4 else ''}){lost}"
         trial.require(False, came, wanted)
-    trial.require(not (never and low), f"{some(never)} never come", wanted)
-    trial.require(not seldom, f"{some(seldom)} come less often than others", wanted)
+    trial.require(not (never and low), f"{some(never)} never {come(never)}", wanted)
+    trial.require(not seldom, f"{some(seldom)} {come(seldom)} less often than others", wanted)
     return counts
 
 
@@ -139,7 +145,7 @@ def shuffled(trial, who, numbers, size):
     common, times = collections.Counter(steps).most_common(1)[0]
     came = f"{who} begins with {', '.join(map(str, numbers[:6]))}: "
     trial.require(
-        times <= len(steps) / 4, came + f"steps of {common} in {times} of {len(steps)} places", "a shuffle"
+        times <= len(steps) / 4, came + f"{times} of {len(steps)} steps are of {common}", "a shuffle"
     )
     rising = sum(after > before for before, after in itertools.pairwise(numbers)) / len(steps)
     trial.require(0.25 < rising < 0.75, came + f"{rising:.0%} of the steps go up", "a shuffle")
@@ -336,7 +342,7 @@ def same_epoch(trial):
 
 @check("04.3a")
 def each_once(trial):
-    trial.tried("evaluation_share: 1, 2, 3 and 4 ranks, shares that differ")
+    trial.tried("evaluation_share: 2, 3, 4 and 1 ranks, and more")
     sizes = [(int(trial.random.integers(5, 12)) * 12 + 5, ranks) for ranks in (2, 3, 4, 1)]
     sizes += [(int(trial.random.integers(5, 12)) * 12, 4), (2, 4)]
     sizes.append((int(trial.random.integers(30, 50)), int(trial.random.integers(7, 11))))
@@ -346,7 +352,7 @@ def each_once(trial):
         valid_numbers(trial, f"evaluation_share of rank {rank}", one["size"], share)
 
     for one, shares in zip(cases, dealt(trial, "evaluation", cases, valid), strict=True):
-        trial.tried(f"evaluation_share: {one['size']} images, {one['world_size']} ranks")
+        trial.tried(f"evaluation_share: {sizes_of(one)}")
         counts = collections.Counter(number for share in shares for number in share)
         twice = [number for number, count in counts.items() if count > 1]
         never = [number for number in range(one["size"]) if not counts[number]]
@@ -355,7 +361,7 @@ def each_once(trial):
         trial.require(not twice, came, "each image exactly once over all ranks")
         trial.require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
         lengths = [len(share) for share in shares]
-        came = f"the ranks have {', '.join(map(str, lengths))} images"
+        came = f"these numbers of images: {', '.join(map(str, lengths))}"
         trial.require(max(lengths) - min(lengths) <= 1, came, "no rank more than one image more than another")
 
 
@@ -399,7 +405,7 @@ def uneven(trial):
         # In the second, the last rank has only wrong answers; of 4, each has.
         for right in second[0 if world_size == 4 else -1 :]:
             right[:] = False
-        trial.tried(f"{world_size} processes with {lengths[0]} images, and then with {lengths[1]}")
+        trial.tried(f"{so_many(world_size, 'process')} with {lengths[0]} images, and then with {lengths[1]}")
         accuracy(trial, first, second)
     for rank in range(2):
         came = f"rank {rank} has sent nothing through the process group"

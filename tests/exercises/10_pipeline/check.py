@@ -2,7 +2,7 @@
 
 import numpy
 import torch
-from judge import HEADER, Verdict, call, check
+from judge import HEADER, Verdict, call, check, so_many
 
 
 def listed(value, count, what):
@@ -73,7 +73,7 @@ def compare_schedules(trial, function, cases):
                 )
             trial.require(
                 len(schedule) == len(expected),
-                f"{what} has {len(schedule)} actions: {words(schedule)}",
+                f"{what} has {so_many(len(schedule), 'action')}: {words(schedule)}",
                 f"{len(expected)}: {words(expected)}",
             )
 
@@ -243,7 +243,7 @@ def odd_schedules(trial, stages, microbatches):
 
 @check("10.3b")
 def any_schedule(trial):
-    trial.tried("schedules and times drawn at random, other times on each stage")
+    trial.tried("schedules and times drawn at random, different times on each stage")
     cases = []
     for stages, microbatches in ((3, 4), (4, 5), (2, 6)):
         times = drawn_times(trial, stages), drawn_times(trial, stages)
@@ -466,8 +466,8 @@ def gradients(trial):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
     for stages, microbatches in ((1, 3), (2, 3), (3, 3)):
         trial.tried(
-            f"{stages} processes, gpipe with {microbatches} micro-batches, gradients from before; the kernel "
-            "counts what is sent"
+            f"{so_many(stages, 'process')}, gpipe with {microbatches} micro-batches, gradients from before; "
+            "the kernel counts what is sent"
         )
         run_batch(trial, Batch(trial, all_stages(gpipe, stages, microbatches)))
 
@@ -494,8 +494,8 @@ def all_waited_for(trial, stages):
         left = [event for key, event in begun.items() if key not in waited]
         trial.require(
             not left,
-            f"rank {rank} began {len(begun)} sends and returned without wait() for {len(left)} of them; the "
-            f"first is {left and call(left[0])}",
+            f"rank {rank} began {so_many(len(begun), 'send')} and returned without wait() for "
+            f"{len(left)} of them; the first is {left and call(left[0])}",
             "a wait() for what each isend returned",
         )
 
