@@ -301,6 +301,30 @@ HINTED = [
         "unit 2 of 2, .* is right",
         "no mean, and no sum",
     ),
+    ("01", "gradients set to zero before each part", "that of the last part alone", "of the parts before"),
+    ("01", "the model is put into evaluation mode", "without batch norm, all was right", "In which mode"),
+    ("02", "gradients set to zero after reduce", "your code was given$", "^No weight has changed"),
+    (
+        "03b",
+        "parameters in a bucket in the order of the model",
+        "right but for the order",
+        "In a bucket, too",
+    ),
+    ("04", "the seed is multiplied by the epoch", "in the same order whatever the seed", "`seed` get into"),
+    ("04", "divided by the images of each rank", "by the number of this rank's images", "both of all ranks"),
+    ("06", "the scheduler is stepped before the epoch", "that it was given$", "Which learning rate"),
+    ("06", "divided by the images and by the processes", "divided by 2 processes", "what the sum is divided"),
+    (
+        "09",
+        "the gradients of shard and images change places",
+        "invalid gradient at index 0",
+        "in their order",
+    ),
+    ("09", "gradients are scattered without the zeros", "outputShape|input tensor size", "zeros at the end"),
+    ("10", "what was received requires no gradient", "NoneType", "Does what was received"),
+    ("11", "norms are added up, and the root taken", "as if norms were added up", "cannot be added"),
+    ("11", "scaled also where the norm is small enough", "the gradient of .* 3 times", "The norm is right"),
+    ("11", "gelu comes last", "^the output on rank", "What comes between them"),
 ]
 
 

@@ -94,9 +94,12 @@ def valid_numbers(trial, who, size, numbers):
 
 
 def some(images):
-    images = sorted(images)
-    *others, last = map(str, images[:8]) if len(images) < 9 else (*images[:8], f"{len(images) - 8} more")
-    return f"images {', '.join(map(str, others))} and {last}" if others else f"image {last}"
+    """image 3; images 1, 2 and 5; of many, eight and how many more."""
+    words = [str(image) for image in sorted(images)]
+    words = words if len(words) < 10 else [*words[:8], f"{len(words) - 8} more"]
+    if len(words) < 2:
+        return f"image {words[0]}" if words else "no image"
+    return f"images {', '.join(words[:-1])} and {words[-1]}"
 
 
 def come(images):
@@ -185,7 +188,10 @@ def chance(trial, size, deals, what, other):
 
 def chance_of_seeds(trial, cases, what):
     deals = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
-    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} other seeds")
+    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} different seeds")
+    shares = [shares[0] for shares in deals]
+    came = f"rank 0 has {', '.join(map(str, shares[0][:6]))} ..., in the same order whatever the seed"
+    trial.require(any(share != shares[0] for share in shares), came, "another order with another seed")
     chance(trial, cases[0]["size"], deals, what, "seed")
 
 
@@ -208,9 +214,9 @@ def by_the_seed(trial):
     cases = [case(trial, size, world_size, seed=seed) for world_size in sizes for seed in seeds]
     cases.append(case(trial, size, 4, drop_last=True, seed=one_seed))
     found = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
-    for number, world_size in enumerate(sizes):
+    for number in range(len(sizes)):
         first, second = found[2 * number : 2 * number + 2]
-        trial.tried(f"{size} images, {world_size} ranks, seeds {seeds[0]} and {seeds[1]}")
+        trial.tried(f"{sizes_of(cases[2 * number])}, seeds {seeds[0]} and {seeds[1]}")
         for rank, numbers in enumerate(first):
             shuffled(trial, f"the share of rank {rank}", numbers, size)
         differ(trial, first, second, [f"seed {seed}" for seed in seeds])
@@ -387,8 +393,26 @@ def accuracy(trial, *evaluations, times=None):
                 kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
                 trial.require(False, f"{what} is {kind}", f"a Python float, {expected!r}")
             few = ": only about 7 digits of it are right" if abs(got - expected) < 1e-6 else ""
-            few = few or (", though that on rank 0 is right" if rank else "")
+            few = (
+                few or as_if(got, rights, times, rank) or (", though that on rank 0 is right" if rank else "")
+            )
             trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{few}", f"{expected!r}")
+
+
+def as_if(got, rights, times, rank):
+    """Words for what an accuracy is, if it is one of these."""
+    good = [int(right.sum()) * often for right, often in zip(rights, times, strict=True)]
+    sizes = [len(right) * often for right, often in zip(rights, times, strict=True)]
+    if not all(sizes):
+        return ""
+    for words, value in (
+        ("the accuracy of this rank's images alone", good[rank] / sizes[rank]),
+        ("all right answers, by the number of this rank's images", sum(good) / sizes[rank]),
+        ("this rank's right answers, by the number of all images", good[rank] / sum(sizes)),
+    ):
+        if len(sizes) > 1 and abs(got - value) < 1e-6:
+            return f": {words}"
+    return ""
 
 
 def shares_of(trial, world_size):

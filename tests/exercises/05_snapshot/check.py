@@ -75,6 +75,12 @@ def saves(trial, folder, job, *steps, state=a_state):
     return [{"folder": folder, "job": job, "step": step, "state": state(trial)} for step in steps]
 
 
+def brief(value):
+    """In one line, however large it is."""
+    words = " ".join(f"{value!r:.300}".split())
+    return words if len(words) < 80 else f"{words[:76]} ..."
+
+
 def equal(trial, what, got, expected):
     """The same nested values, and tensors that are equal in every bit."""
     if isinstance(expected, torch.Tensor | numpy.ndarray):
@@ -96,15 +102,15 @@ def equal(trial, what, got, expected):
         trial.require(same, f"{what} is another kind of tensor, or none", "a tensor of bfloat16")
         equal(trial, f"{what}, seen as int16,", got["bfloat16"], expected["bfloat16"])
     elif isinstance(expected, dict):
-        keys = list(got) if isinstance(got, dict) else got
-        trial.require(
-            isinstance(got, dict) and got.keys() == expected.keys(), f"{what} has {keys}", str(list(expected))
-        )
+        trial.require(isinstance(got, dict), f"{what} is {brief(got)}", f"a dict with {list(expected)}")
+        trial.require(got.keys() == expected.keys(), f"{what} has {brief(list(got))}", str(list(expected)))
         for key in expected:
             equal(trial, f"{what}[{key!r}]", got[key], expected[key])
     elif isinstance(expected, list):
         trial.require(
-            isinstance(got, list) and len(got) == len(expected), f"{what} is {got!r:.80}", f"{expected!r:.80}"
+            isinstance(got, list) and len(got) == len(expected),
+            f"{what} is {brief(got)}",
+            brief(expected),
         )
         for number, item in enumerate(expected):
             equal(trial, f"{what}[{number}]", got[number], item)
@@ -115,11 +121,11 @@ def equal(trial, what, got, expected):
 def loaded(trial, where, came, expected, load="load"):
     """`came` is what load returned, `expected` a save or None."""
     if expected is None:
-        trial.require(came is None, f"{where} {load} returns {came!r:.80}", "None")
+        trial.require(came is None, f"{where} {load} returns {brief(came)}", "None")
         return
     trial.require(
         isinstance(came, list) and len(came) == 2,
-        f"{where} {load} returns {came!r:.80}",
+        f"{where} {load} returns {brief(came)}",
         f"(step, state) of {name_of(expected['step'])}",
     )
     trial.same(f"{where} the step that {load} returns", came[0], expected["step"])

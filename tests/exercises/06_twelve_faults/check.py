@@ -296,7 +296,13 @@ def each_image_once(trial):
         whole["labels"] = torch.where(torch.arange(size) < count, right, (right + 1) % 3)
         ranks = trial.run("accuracy", [{"state": state, **whole}] * world_size)
         for rank, came in enumerate(ranks):
-            trial.close(f"the accuracy on rank {rank}", came["accuracy"], count / size, 1e-6)
+            try:
+                trial.close(f"the accuracy on rank {rank}", came["accuracy"], count / size, 1e-6)
+            except Verdict as verdict:
+                part = came["accuracy"] * world_size if isinstance(came["accuracy"], float) else None
+                if part is not None and world_size > 1 and abs(part - count / size) < 1e-6:
+                    verdict.came += f": that is the right one, divided by {world_size} processes"
+                raise
 
 
 @check("06.11a")

@@ -519,7 +519,9 @@ def compare_whole(trial, whole, expected):
     numbers = sorted(expected["state"])
     came = sorted(state, key=lambda name: (len(name), name))
     trial.same(
-        "the numbers of the parameters that have a state on rank 0", came, [str(number) for number in numbers]
+        "the list of numbers of the parameters that have a state on rank 0",
+        came,
+        [str(number) for number in numbers],
     )
     for number in numbers:
         for name, value in expected["state"][number].items():

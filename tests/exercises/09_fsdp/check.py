@@ -255,7 +255,7 @@ def memory(trial):
     trial.tried(f"{ranks} processes, {count} units of {megabytes(ONE)}; memory as the kernel counts it")
     units, share = Large(trial, ranks, count, passes=False), count * ONE / ranks
     if trial.counted:
-        words = f"a share of {megabytes(share)}, and no weights"
+        words = f"a shard of {megabytes(share)}, and no weights"
         units.held("made", "when all were made", share + ONE, words)
     units.run()
     for rank in range(ranks):
@@ -284,7 +284,7 @@ def gather(trial):
     units = [unit_of(trial, widths), unit_of(trial, [1, 1])]
     trial.tried(
         f"{world_size} processes, two units of {sizes_in_words(units)} numbers; then other numbers in the"
-        " shares; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"
+        " shards; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"
     )
     others, shares = other_shares(trial, units, world_size)
     dtypes = ["float32", "bfloat16"]
@@ -456,13 +456,13 @@ def mechanism(trial):
     units, share = Large(trial, ranks, count), count * ONE / ranks
     if trial.counted:
         for number in range(count):
-            when, words = f"when unit {number + 1} computed", "the shares and the weights of this unit"
+            when, words = f"when unit {number + 1} computed", "the shards and the weights of this unit"
             units.held(f"forward {number}", f"{when} in forward", share + 2.5 * ONE, words)
             slopes = (count - 1 - number) * ONE / ranks
-            words += f", and gradients of {count - 1 - number} shares"
+            words += f", and gradients of {count - 1 - number} shards"
             units.held(f"backward {number}", f"{when} in backward", share + slopes + 3 * ONE, words)
-        units.held("between", "after forward", share + ONE, "the shares, no weights")
-        units.held("after", "after backward", 2 * share + ONE, "the shares and their gradients")
+        units.held("between", "after forward", share + ONE, "the shards, no weights")
+        units.held("after", "after backward", 2 * share + ONE, "the shards and their gradients")
     too_much = compare_traffic(units)
     came = units.run()
     for rank in range(ranks):
@@ -471,7 +471,7 @@ def mechanism(trial):
             trial.require(
                 not (isinstance(size, int) and size >= ONE // 4),
                 f"rank {rank} called all_reduce with {size} numbers, all of a unit",
-                "a reduce-scatter: a rank needs the gradient of its share only",
+                "a reduce-scatter: a rank needs the gradient of its shard only",
             )
     units.right(came, 5e-5)
     too_much()
@@ -557,7 +557,7 @@ def high_precision(trial):
 def full_state(trial):
     world_size, dtype = 3, "bfloat16"
     trial.tried(
-        f"{world_size} processes, two units in {dtype}; then other numbers in the shares; full_state()"
+        f"{world_size} processes, two units in {dtype}; then other numbers in the shards; full_state()"
     )
     units = [unit_of(trial, [3, 2]), unit_of(trial, [2, 1])]
     others, shares = other_shares(trial, units, world_size)

@@ -275,7 +275,7 @@ def circles(trial):
         parsed("F0 B0", "F0 F1 B0 B1"),
     ]
     cases = [("a schedule that works", one, [1.0] * len(one), [1.0] * len(one)) for one in good]
-    cases += [("a schedule that stands still", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
+    cases += [("a schedule that cannot go on", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
     order = trial.random.permutation(len(cases)).tolist()
     compare_lines(trial, [cases[place] for place in order])
 
@@ -296,7 +296,7 @@ def idle(trial):
     forwards = [[(0.0, 1.0), (1.0, 2.0)], [(1.0, 2.0), (2.0, 3.0)]]
     (came,) = trial.run("idle_share", [{"cases": [*lines, forwards]}], group=False)
     *came, last = listed(came, len(cases) + 1, "what came")
-    trial.close(f"the idle share of {forwards}, two forwards on two stages,", number(last), 1 / 3)
+    trial.close(f"the idle share of {forwards} (two forwards on two stages)", number(last), 1 / 3)
     for (m, function, forward, backward, p), line, got in zip(cases, lines, came, strict=True):
         end = max(end for one in line for _, end in one)
         busy = sum(m * (one + other) for one, other in zip(forward, backward, strict=True))
@@ -426,8 +426,9 @@ def run_batch(trial, batch, demands=None, **more):
         if rank < len(ranks) - 1:
             trial.require(got is None, f"run returns {got!r:.80} on rank {rank}", "None: not the last stage")
         else:
+            kind = "a tensor" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
             trial.require(
-                isinstance(got, float), f"run returns {got!r:.80} on the last stage", "the loss, a float"
+                isinstance(got, float), f"what run returns on the last stage is {kind}", "the loss, a float"
             )
             trial.close("the loss that run returns on the last stage", got, loss)
     travelled(trial, batch)

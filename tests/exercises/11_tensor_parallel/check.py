@@ -521,7 +521,7 @@ def wrong_norms(gradients, rank, world_size):
         ("the bias of ColumnLinear were the same on all ranks", ["up.bias"]),
         ("the weight of ColumnLinear were the same on all ranks", ["up.weight"]),
         ("the weight of RowLinear were the same on all ranks", ["down.weight"]),
-        ("the shares of other ranks did not count", SHARED_OUT),
+        ("the shards of other ranks did not count", SHARED_OUT),
     ):
         found[words] = total - those(sizes, *ends) + those(mine, *ends)
     for words, ends in (
@@ -538,6 +538,12 @@ def wrong_norms(gradients, rank, world_size):
         ("all that is the same on all ranks counted once for each of them", alike),
     ):
         found[words] = total + (world_size - 1) * square
+    apart = [
+        norm_of([own(name, value, one, world_size)])
+        for name, value in gradients.items()
+        for one in range(world_size if name.endswith(SHARED_OUT) else 1)
+    ]
+    found["norms were added up, and the root taken"] = sum(apart)
     found = {words: square**0.5 for words, square in found.items()}
     found["norms were added up, and not squares"] = alike**0.5 + (total - alike) ** 0.5
     return found
@@ -558,7 +564,7 @@ def norm(trial):
     trial.tried(
         "4 processes, a model with two blocks, of 7 and 3 neurons; the norm is small enough;"
         " in the second call there are no gradients in the second block, in the third there are none"
-        " elsewhere, and rank 3 has no share; in the fourth the layers of the blocks have other names"
+        " elsewhere, and rank 3 has no shard; in the fourth the layers of the blocks have other names"
     )
     trial.words.append(
         "and in the fifth two ordinary layers share a weight; then all gradients are zero or None"
