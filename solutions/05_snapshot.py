@@ -37,8 +37,9 @@ from torch.nn.functional import cross_entropy
 def save(folder, step, job, state):
     """Save `state`, which is that after step number `step`, for `load` to find. The folder is there.
 
-    The snapshot is one file, `step-00000012.snapshot` for step 12, and what is in it is up to you. A file of
-    such a name is always whole and on the disk. If there is one of this step already, it is replaced.
+    The snapshot is one file, `step-00000012.snapshot` for step 12, and what is in it is up to you. There are
+    never more than eight digits. A file of such a name is always whole and on the disk. If there is one of
+    this step already, it is replaced.
 
     The two snapshots with the highest steps stay, and older ones are removed. No temporary file is left, not
     even that of an earlier save that was killed. All other files in the folder stay: those that `load` has

@@ -1,10 +1,10 @@
-"""Exercise 09: FSDP by hand: each process holds a share of every weight. 16 points.
+"""Exercise 09: FSDP by hand: each process holds a shard of every weight. 16 points.
 
 With DDP every process holds all weights, all gradients and all that the optimizer keeps. Fully sharded data
 parallelism (ZeRO stage 3, `fully_shard` in PyTorch) holds an Nth of each on N processes. The model is cut
 into units, a few layers each. Just before a unit computes, its weights are gathered from all processes; just
 after, they are let go. Backward gathers them once more. Then the gradients are averaged and scattered, so
-that each process has the gradient of its share, and the optimizer steps shares only. You write such a unit:
+that each process has the gradient of its shard, and the optimizer steps shards only. You write such a unit:
 
     units = [Unit(module) for module in modules]
     optimizer = torch.optim.Adam([unit.shard for unit in units])
@@ -15,14 +15,14 @@ that each process has the gradient of its share, and the optimizer steps shares 
         loss(images, targets).backward()            # gives each unit.shard its gradient
         optimizer.step()
 
-Shares. All parameters of a unit, as `module.named_parameters()` gives them, are put one after another into
+Shards. All parameters of a unit, as `module.named_parameters()` gives them, are put one after another into
 one flat tensor. Zeros at its end make its length divisible by the number of processes (the fewest that do).
-Rank 0 has the first piece, rank 1 the second. A slice of a tensor keeps the whole tensor alive: a share
+Rank 0 has the first piece, rank 1 the second. A slice of a tensor keeps the whole tensor alive: a shard
 needs memory of its own.
 
-Gather. `dist.all_gather_single(whole, share)` puts the shares of all ranks one after another into `whole`
+Gather. `dist.all_gather_single(whole, shard)` puts the shards of all ranks one after another into `whole`
 (older releases call it all_gather_into_tensor). Both have one dtype. Parameters are views of parts of
-`whole`, in the order of named_parameters. A share requires a gradient, and a gather is nothing for autograd
+`whole`, in the order of named_parameters. A shard requires a gradient, and a gather is nothing for autograd
 to record: give it `shard.detach()`.
 
 Passes. A module whose weights come and go needs two things of PyTorch. `torch.func.functional_call(module,
@@ -36,8 +36,8 @@ caller's, and what was saved may be the same tensor: let a `detach()` of it requ
 returns a gradient for each argument of `forward`, None for one that needs none. You may also do without a
 second computation, if you know how.
 
-Scatter. `dist.reduce_scatter_single(share, whole)` adds up the `whole` of all ranks, and each gets its piece
-of the sum (older releases: reduce_scatter_tensor). The gradient of a share is the mean: the sum over all
+Scatter. `dist.reduce_scatter_single(shard, whole)` adds up the `whole` of all ranks, and each gets its piece
+of the sum (older releases: reduce_scatter_tensor). The gradient of a shard is the mean: the sum over all
 ranks by their number. A parameter that a rank's pass has not used has the gradient zero there. As always,
 gradients add up in `shard.grad` until somebody clears them. An all-reduce of them all would give every rank
 the whole, of which it needs an Nth: do without (an all-to-all, and a sum, would do as well).
@@ -47,7 +47,7 @@ again in backward, and the gradients once. gloo makes a reduce-scatter of an all
 twice; NCCL does not. The system counts what your process sends and holds.
 
 Mixed precision. With `Unit(module, torch.bfloat16)`, weights travel and the module computes in bfloat16,
-half the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is 1 again, 256 + 1 is 256. So a share stays in
+half the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is 1 again, 256 + 1 is 256. So a shard stays in
 float32, or small steps of the optimizer would be lost, and gradients are added up in float32. What goes into
 a unit and what comes out is float32, too; only the module inside sees images in bfloat16.
 
@@ -55,8 +55,8 @@ The process group is there already, and the modules are equal on all ranks at th
 tensor and gives one. All of its parameters are float32 and trained, no two are the same, and it has neither
 buffers nor dropout. All ranks call the same units in the same order.
 
-    09.1 (1 point)   one flat tensor, and the share of a rank
-    09.2 (4 points)  keep the share, let the module's weights go, gather them
+    09.1 (1 point)   one flat tensor, and the shard of a rank
+    09.2 (4 points)  keep the shard, let the module's weights go, gather them
     09.3 (6 points)  forward and backward
     09.4 (3 points)  mixed precision (in the same places as 09.2 and 09.3)
     09.5 (2 points)  the whole weights, for a checkpoint
@@ -79,23 +79,23 @@ def flatten(tensors, world_size):
 
 
 def split(tensors, rank, world_size):
-    """The share of one rank: its piece of the flat tensor, in memory of its own. No communication."""
-    # cut 09.1: the share of one rank
+    """The shard of one rank: its piece of the flat tensor, in memory of its own. No communication."""
+    # cut 09.1: the shard of one rank
     return flatten(tensors, world_size).chunk(world_size)[rank].clone()
     # end
 
 
 class Unit:
-    """A module of which each rank holds a share. `unit(images)` gives what the module would give.
+    """A module of which each rank holds a shard. `unit(images)` gives what the module would give.
 
-    `shard` is the share: a flat float32 tensor that requires a gradient and is a leaf, that is, autograd has
+    `shard` is this rank's: a flat float32 tensor that requires a gradient and is a leaf, that is, autograd has
     recorded nothing of how it was made. The module belongs to the unit from now on, and its own weights go:
     `module.to("meta")` leaves it their shapes and no numbers.
     """
 
     def __init__(self, module, dtype=torch.float32):
         self.module, self.dtype = module, dtype
-        # cut 09.2: keep the share, and what it takes to make weights of it again
+        # cut 09.2: keep the shard, and what it takes to make weights of it again
         parameters = dict(module.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.shard = split(parameters.values(), dist.get_rank(), dist.get_world_size()).requires_grad_()
@@ -104,7 +104,7 @@ class Unit:
 
     def gather(self, dtype):
         """The whole weights in `dtype`, as a dict by name. What travels is in `dtype`. All ranks call it."""
-        # cut 09.2: gather the shares, and cut the weights out of them
+        # cut 09.2: gather the shards, and cut the weights out of them
         share = self.shard.detach().to(dtype)
         whole = share.new_empty(dist.get_world_size() * len(share))
         dist.all_gather_single(whole, share)

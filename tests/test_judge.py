@@ -286,6 +286,62 @@ def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
     assert judge.helpful(result, 1) == [hint] * bool(hint) and result.hints[1:] == entry["hints"]
 
 
+# What a student reads first names the mistake: an exercise, a mutant, words of what came, and of the hint.
+HINTED = [
+    ("03", "mean over the ranks that have a gradient", "3 times what it should be", "how many do you divide"),
+    ("03a", "fewer numbers than processes are left alone", "no chunk of rank 0 has changed$", "return early"),
+    ("03a", "a rank whose chunk is empty goes home", "returned before rank", "may be empty"),
+    ("08", "only lr is copied", "as if weight_decay in param_groups had not changed", "^lr is copied"),
+    ("08", "only lr is saved", "the option betas of .* is not there", "not only lr"),
+    ("08", "only lr is loaded", "as if weight_decay of what was loaded did not count", "all of them"),
+    ("11", "the bias of ColumnLinear is taken for the same", "as if the bias of ColumnLinear", "of the bias"),
+    ("03b", "only buffers that are in state_dict are kept equal", "the buffer 'unsaved'", "persistent=False"),
+    (
+        "09",
+        "the gradient of the images is divided as well",
+        "unit 2 of 2, .* is right",
+        "no mean, and no sum",
+    ),
+    ("01", "gradients set to zero before each part", "that of the last part alone", "of the parts before"),
+    ("01", "the model is put into evaluation mode", "without batch norm, all was right", "In which mode"),
+    ("02", "gradients set to zero after reduce", "your code was given$", "^No weight has changed"),
+    (
+        "03b",
+        "parameters in a bucket in the order of the model",
+        "right but for the order",
+        "In a bucket, too",
+    ),
+    ("04", "the seed is multiplied by the epoch", "in the same order whatever the seed", "`seed` get into"),
+    ("04", "divided by the images of each rank", "by the number of this rank's images", "both of all ranks"),
+    ("06", "the scheduler is stepped before the epoch", "that it was given$", "Which learning rate"),
+    ("06", "divided by the images and by the processes", "divided by 2 processes", "what the sum is divided"),
+    (
+        "09",
+        "the gradients of shard and images change places",
+        "invalid gradient at index 0",
+        "in their order",
+    ),
+    ("09", "gradients are scattered without the zeros", "outputShape|input tensor size", "zeros at the end"),
+    ("10", "what was received requires no gradient", "NoneType", "Does what was received"),
+    ("11", "norms are added up, and the root taken", "as if norms were added up", "cannot be added"),
+    ("11", "scaled also where the norm is small enough", "the gradient of .* 3 times", "The norm is right"),
+    ("11", "gelu comes last", "^the output on rank", "What comes between them"),
+]
+
+
+@pytest.mark.parametrize(("identity", "mutant", "came", "hint"), HINTED, ids=[one[1] for one in HINTED])
+def test_the_first_hint_names_the_mistake(identity, mutant, came, hint, nursery, tmp_path):
+    one = judge.exercise(identity)
+    case = next(case for case in selftest.cases(one) if case.name.startswith(mutant))
+    for file, text in case.files.items():
+        (tmp_path / file).write_text(text)
+    entry = next(entry for entry in one["check"] if entry["id"] == case.killed_by)
+    result = judge.grade_one(one, entry, tmp_path, nursery, 0, set(entry.get("needs", [])))
+    assert re.search(came, result.came), result.came
+    (shown,) = judge.helpful(result, 1)
+    assert re.search(hint, shown), shown
+
+
 def test_each_kind_is_tried():
     assert set(KINDS) == set(judge.hints.ALWAYS | judge.hints.PLAIN)
 
@@ -669,7 +725,7 @@ def test_a_rank_knows_nothing_from_which_the_judge_draws(nursery):
         (numpy.array([1.0, 2.0]), "has the shape 2"),
         (numpy.array([1.0, 2.0, numpy.nan]), "nan at [2]"),
         (numpy.array([1.0, 2.0, numpy.inf]), "inf at [2]"),
-        (numpy.array([1.0, 2.0, 3.001]), "3.001 at [2] (1 of 3 numbers are wrong)"),
+        (numpy.array([1.0, 2.0, 3.001]), "3.001 at [2] (1 of 3 numbers is wrong)"),
         (numpy.array([2.0, 4.0, 6.0]), "every number is 2 times what it should be"),
         (numpy.array([1.0, 2.0, 3.00001]), ""),
     ],
@@ -833,7 +889,7 @@ BLAME = {
         "    if dist.get_rank() < 2 and dist.get_world_size() > 1:\n"
         "        dist.send(torch.zeros(1 << 20), 1 - dist.get_rank())\n    has_one = torch",
         r"all ranks wait and none can go on: rank 0 in send number 1 to rank 1 .*; rank 1 in send "
-        r"number 1 to rank 0 .*; messages that nobody has received: 1 from rank 0 to rank 1, 1 from rank 1",
+        r"number 1 to rank 0 .*; messages that were not received: 1 from rank 0 to rank 1, 1 from rank 1",
     ),
 }
 
@@ -1036,7 +1092,7 @@ def test_a_student_checks_a_starter():
     assert code == 1
     assert "03 DDP in its simplest form: 0 of 12 points" in text
     assert "not written yet: 03.1: all ranks begin with what rank 0 has" in text
-    assert text.count("(not reached)") == 6 and "hint" not in text
+    assert text.count("(not reached)") == 6 and "hint:" not in text
     assert "Traceback" not in text and "contained at level" in text
 
 
@@ -1146,7 +1202,62 @@ def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
     assert f"\nall that your code has printed: {tmp_path}/out/printed/03.txt\n" in text
     whole = (tmp_path / "out/printed/03.txt").read_text()
     assert whole.count("rank 1 | line 29 of 1" + " x" * 100) == 7 and "left out" not in whole
-    assert "-- 4 processes, other gradients on each rank\n" in whole
+    assert "-- 4 processes, different gradients on each rank\n" in whole
+
+
+def test_what_is_printed_without_end_is_short_in_a_report(nursery, tmp_path):
+    """Few lines of each rank, none of them long; how many are left out is true even where the nursery has
+    kept a part. An exception has so many lines, too."""
+    shout = '    for number in range(4000):\n        print(number, "x" * 3000)\n'
+    text = solution().replace("    has_one = torch", shout + "    has_one = torch")
+    (tmp_path / THIRD).write_text(
+        text.replace("/= dist.get_world_size()", '/= 0; raise ValueError("a\\n" * 900)')
+    )
+    one = judge.exercise("03")
+    entry = next(entry for entry in one["check"] if entry["id"] == "03.2a")
+    result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
+    assert "printed" in result.as_dict() and result.as_dict()["printed"] == ""
+    of_rank = [line for line in result.output.splitlines() if line.startswith("rank 1 | ")]
+    assert len(of_rank) == 11 and of_rank[4] == "rank 1 | ... 3990 lines left out"
+    assert of_rank[0].startswith("rank 1 | 0 xxx") and of_rank[-1].startswith("rank 1 | 3999 xxx")
+    assert max(map(len, result.output.splitlines())) < 170
+    lines = result.came.splitlines()
+    assert len(lines) == 17 and re.fullmatch(r"\.\.\. \d+ lines left out", lines[12]), result.came
+
+
+# What load may write to stderr when it has refused step 2, and what the judge says of it.
+SAID = {
+    "refused /x/step-00000002.snapshot: damaged\n": "",
+    "\nstep-00000002.snapshot refused, bad checksum\n\n": "",
+    "/x/step-00000002.snapshot: повреждён\n": "",
+    "refused: damaged\n": "nothing on stderr has its name",
+    "": "nothing on stderr has its name",
+    "the file /x/step-00000002.snapshot is refused\n": "the line on stderr is 'the file ",
+    "step-00000002.snapshot: 17\n": "the line on stderr is 'step-00000002.snapshot: 17'",
+    "step-00000002.snapshot: damaged\nso the one before\n": "on stderr there are 2 lines: step-00000002.snap",
+    "step-00000002.snapshot: damaged\n" * 2: "on stderr there are 2 lines: step-00000002.snapshot",
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_is_refused_has_one_line_with_its_name_and_a_reason(said):
+    refused_aloud = judge.check_function("05.2b").__globals__["refused_aloud"]
+    trial = judge.Trial(None, judge.exercise("05"), "05.2b", {}, 0)
+    if not SAID[said]:
+        (reason,) = refused_aloud(trial, said, "step-00000002.snapshot")
+        assert "step" not in reason and reason
+        return
+    with pytest.raises(judge.Verdict) as verdict:
+        refused_aloud(trial, said, "step-00000002.snapshot")
+    assert verdict.value.came.startswith(SAID[said])
+
+
+def test_two_that_are_refused_have_two_lines():
+    refused_aloud = judge.check_function("05.2b").__globals__["refused_aloud"]
+    trial = judge.Trial(None, judge.exercise("05"), "05.2b", {}, 0)
+    assert refused_aloud(trial, "b: noise\na: foreign\n", "a", "b") == ["foreign", "noise"]
+    with pytest.raises(judge.Verdict, match="on stderr there is 1 line: a and b are noise"):
+        refused_aloud(trial, "a and b are noise\n", "a", "b")
 
 
 def tried(name, *words):

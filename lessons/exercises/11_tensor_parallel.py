@@ -1,13 +1,13 @@
 """Exercise 11: one feed-forward block, shared by several processes. 15 points.
 
 In data parallelism every process has the whole model and its own images. Here it is the other way round:
-every process has a share of every large matrix, and all work on the same batch. You build the block that
-stands in every transformer, `down(gelu(up(x)))`, so that no process ever has more than its share of the two
+every process has a shard of every large matrix, and all work on the same batch. You build the block that
+is in every transformer, `down(gelu(up(x)))`, so that no process ever has more than its shard of the two
 matrices and of what lies between them, and only two tensors travel: one forward, one backward.
 
 Two ways to cut. A linear layer computes `x @ W + b`. Cut W by columns, and each process computes some of the
 outputs from the whole input. Cut W by rows, and each process takes some of the inputs and gets a part of
-every output: the parts must be added up. Do one after the other, and the shares fit together without
+every output: the parts must be added up. Do one after the other, and the shards fit together without
 anything sent in between. GELU looks at one number at a time, so it may stand between them.
 
 PyTorch stores W transposed: `nn.Linear(4, 6).weight` has the shape 6 x 4, outputs x inputs, and
@@ -50,7 +50,7 @@ def cut_columns(weight, bias, rank, world_size):
     """What a rank gets of a layer whose matrix is cut by columns: (weight, bias).
 
     `weight` is stored as outputs x inputs, `bias` has a number for each output, or is None (then it stays
-    None). Shares are as `torch.tensor_split` makes them: in order, and the first are larger by one where the
+    None). Shards are as `torch.tensor_split` makes them: in order, and the first are larger by one where the
     size cannot be divided. What you give back are copies, on one process too: a view would keep the whole
     matrix in memory, and would change with it.
     """
@@ -90,33 +90,33 @@ class Sum(torch.autograd.Function):
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer, cut by columns: takes the whole x, gives this rank's share of the outputs.
+    """A linear layer, cut by columns: takes the whole x, gives this rank's shard of the outputs.
 
-    It is made from the whole weight and bias (or None), and keeps this rank's share as the parameters
+    It is made from the whole weight and bias (or None), and keeps this rank's shard as the parameters
     `weight` and `bias` (None without a bias; `nn.Parameter(None)` is an empty tensor, not None). After
-    backward, a parameter's gradient is its share of the whole gradient, and x gets the whole gradient on
+    backward, a parameter's gradient is its shard of the whole gradient, and x gets the whole gradient on
     every rank. x may have any number of dimensions: the last are the inputs.
     """
 
     def __init__(self, weight, bias):
         super().__init__()
-        raise NotImplementedError("11.3: keep this rank's share as parameters")
+        raise NotImplementedError("11.3: keep this rank's shard as parameters")
 
     def forward(self, x):
-        raise NotImplementedError("11.3: this rank's share of the outputs")
+        raise NotImplementedError("11.3: this rank's shard of the outputs")
 
 
 class RowLinear(nn.Module):
-    """A linear layer, cut by rows: takes this rank's share of the inputs, gives the whole outputs.
+    """A linear layer, cut by rows: takes this rank's shard of the inputs, gives the whole outputs.
 
-    It is made like ColumnLinear, and has the parameters `weight` (this rank's share) and `bias` (the whole,
+    It is made like ColumnLinear, and has the parameters `weight` (this rank's shard) and `bias` (the whole,
     or None). The bias is part of the outputs once, however many ranks there are. After backward, the
-    weight's gradient is its share of the whole gradient, the bias has the whole, and so has the share of x.
+    weight's gradient is its shard of the whole gradient, the bias has the whole, and so has the shard of x.
     """
 
     def __init__(self, weight, bias):
         super().__init__()
-        raise NotImplementedError("11.3: keep this rank's share of the weight, and the whole bias")
+        raise NotImplementedError("11.3: keep this rank's shard of the weight, and the whole bias")
 
     def forward(self, x):
         raise NotImplementedError("11.3: the whole outputs, from the parts of all ranks")
@@ -146,9 +146,9 @@ def clip_gradients(model, largest):
 
     `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers, which
     are the same on every rank, with the same gradients. Every number of the whole model counts once: those of
-    a share on the rank that has it, those that every rank has only once in all. All ranks come to the same
+    a shard on the rank that has it, those that every rank has only once in all. All ranks come to the same
     norm, or parameters that are the same everywhere would drift apart. Parameters whose gradient is None do
-    not count. No gradient travels, only a sum or two. Ranks without any share (3 columns, 4 processes) call
+    not count. No gradient travels, only a sum or two. Ranks without any shard (3 columns, 4 processes) call
     it, too.
     """
     raise NotImplementedError("11.5: the norm of all gradients, and clipping")

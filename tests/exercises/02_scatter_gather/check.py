@@ -2,7 +2,7 @@
 
 import numpy
 import torch
-from judge import check
+from judge import check, so_many
 from optimizers import Optimizer
 from torch import nn
 from torch.func import functional_call
@@ -68,7 +68,7 @@ def part_sizes(size, count):
 
 
 def words(sizes):
-    return ", ".join(map(str, sizes)) or "nothing"
+    return ", ".join(map(str, sizes)) or "no"
 
 
 # ---- 02.1
@@ -92,7 +92,7 @@ def right_parts(trial, batch, parts, expected):
     sizes = [len(part) if part.ndim else "no dimension" for part in parts]
     trial.require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
     for place, part in enumerate(batch.split(expected)):
-        trial.close(f"part {place}", parts[place], part)
+        trial.close(f"part {place + 1} of {len(expected)}", parts[place], part)
 
 
 # ---- 02.2
@@ -111,14 +111,13 @@ def equal_and_apart(trial):
     for count in (3, 1):
         trial.tried(f"{count} copies of a model with batch norm; afterwards, each is changed")
         came, state = replicated(trial, count)
-        for place, seen in enumerate(came["seen"]):
-            right_state(trial, f"in copy {place}", seen, state)
+        for number, seen in enumerate(came["seen"], 1):
+            right_state(trial, f"in copy {number}", seen, state)
         right_state(trial, "in the model (after the copies were changed)", came["model"], state)
-        for place, changed in enumerate(came["changed"]):
-            expected = {name: tensor + place + 1 for name, tensor in state.items()}
-            right_state(
-                trial, f"in copy {place} (after {place + 1} was added to all its tensors)", changed, expected
-            )
+        for number, changed in enumerate(came["changed"], 1):
+            expected = {name: tensor + number for name, tensor in state.items()}
+            what = f"in copy {number} (after {number} was added to all its tensors)"
+            right_state(trial, what, changed, expected)
 
 
 @check("02.2b")
@@ -130,11 +129,12 @@ def tied_and_frozen(trial):
     frozen = ["first.weight", "first.bias"]
     came, state = replicated(trial, 2, tied=True, frozen=frozen, evaluation=True)
     for place in range(2):
-        trial.same(f"the list of parameters of copy {place}", came["parameters"][place], list(SHAPES))
-        trial.same(f"the list of frozen parameters of copy {place}", came["frozen"][place], frozen)
+        copy = f"copy {place + 1}"
+        trial.same(f"the list of parameters of {copy}", came["parameters"][place], list(SHAPES))
+        trial.same(f"the list of frozen parameters of {copy}", came["frozen"][place], frozen)
         modes = ["", "first", "second", "third"]
-        trial.same(f"the list of modules of copy {place} in training", came["modes"][place], modes)
-        right_state(trial, f"in copy {place}", came["seen"][place], state)
+        trial.same(f"the list of modules of {copy} in training", came["modes"][place], modes)
+        right_state(trial, f"in {copy}", came["seen"][place], state)
 
 
 # ---- 02.3
@@ -156,7 +156,7 @@ def computed(trial, count, sizes):
         expected.append((reference, output.detach()))
     trial.require(
         sorted(came["sizes"]) == sorted(sizes),
-        f"the copies were called with {words(came['sizes'])} images",
+        f"the copies were called with batches of {words(came['sizes'])} images",
         f"{words(sizes)}, and nothing for a copy without a part",
     )
     outputs = torch.cat([output for _, output in expected])
@@ -181,7 +181,7 @@ def backward_reaches(trial):
     for place, reference in enumerate(references):
         for name, parameter in reference.named_parameters():
             trial.close(
-                f"the gradient of {name} in copy {place}",
+                f"the gradient of {name} in copy {place + 1}",
                 came["gradients"][place].get(name),
                 parameter.grad,
                 relative=1e-4,
@@ -215,7 +215,9 @@ def not_of_one(trial, what, got, copied, old):
     if not hasattr(got, "shape") or len(copied) + (old is not None) < 2:
         return
     for place, gradient in copied.items():
-        trial.require(not is_close(got, gradient), f"{what} is that of copy {place} alone", "the sum of all")
+        trial.require(
+            not is_close(got, gradient), f"{what} is that of copy {place + 1} alone", "the sum of all"
+        )
     if old is not None:
         trial.require(
             not is_close(got, sum(copied.values())),
@@ -240,7 +242,7 @@ def added_up(trial):
 @check("02.4b")
 def hard_models(trial):
     trial.tried(
-        "3 copies: the last has had no part, norm.bias has a gradient in copy 1 only, second.bias in none"
+        "3 copies: the last has had no part, norm.bias has a gradient in copy 2 only, second.bias in none"
     )
     names = [name for name in SHAPES if name not in ("norm.bias", "second.bias")]
     reduced(
@@ -257,7 +259,7 @@ def hard_models(trial):
 @check("02.4c")
 def buffers(trial):
     trial.tried(
-        "3 copies, each with other running means, variances and counters, and a buffer `scale` with "
+        "3 copies with different running means, variances and counters, and a buffer `scale` with "
         "persistent=False"
     )
     came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {})
@@ -298,21 +300,20 @@ def trained(trial, sizes, count, optimizer, options, old=False, **more):
         model.load_state_dict(buffers[0], strict=False)
         losses.append(loss.item())
     trial.same("the number of steps of the optimizer", came["steps"], len(sizes))
-    for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True)):
+    for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
         expected = part_sizes(size, count)
         trial.require(
             sorted(calls["sizes"]) == sorted(expected),
-            f"in step {number}, the copies were called with {words(calls['sizes'])} images",
+            f"in step {number}, the copies were called with batches of {words(calls['sizes'])} images",
             words(expected),
         )
         trial.require(
             calls["copies"] == len(expected),
-            f"in step {number}, {calls['copies']} models were called",
+            f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called",
             f"{len(expected)}, one for each part",
         )
     right_state(trial, "after the last step", came["state"], model.state_dict(), relative=2e-4)
-    for number, expected in enumerate(losses):
-        got = came["loss"][number]
+    for number, (got, expected) in enumerate(zip(came["loss"], losses, strict=True), 1):
         kind = "a tensor" if hasattr(got, "shape") else type(got).__name__
         trial.require(isinstance(got, float), f"the loss of step {number} is {kind}", "a float")
         trial.close(f"the loss of step {number}", got, expected, relative=1e-4)

@@ -51,13 +51,17 @@ def give_gradients(model, given):
             parameter.grad = torch.from_numpy(given[name])
 
 
+def kind_of(value):
+    return "None" if value is None else f"something of the type {type(value).__name__}"
+
+
 def sequence(value, kind):
     """Words about what is wrong, or None."""
     if not isinstance(value, list | tuple):
-        return f"{type(value).__name__} instead of a list"
-    for place, one in enumerate(value):
+        return f"{kind_of(value)} instead of a list"
+    for place, one in enumerate(value, 1):
         if not isinstance(one, kind):
-            return f"a list with {type(one).__name__} at place {place}"
+            return f"a list whose item number {place} is of the type {type(one).__name__}"
     return None
 
 
@@ -102,7 +106,7 @@ def compute(student, inputs, tools):
     CALLS.clear()
     outputs = student.compute_and_gather(replicas, parts)
     if not isinstance(outputs, torch.Tensor):
-        return {"wrong": f"{type(outputs).__name__} instead of a tensor"}
+        return {"wrong": f"{kind_of(outputs)} instead of a tensor"}
     if outputs.requires_grad and outputs.shape == inputs["upstream"].shape:
         outputs.backward(torch.from_numpy(inputs["upstream"]))
     return {

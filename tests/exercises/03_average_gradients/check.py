@@ -1,7 +1,7 @@
 """What exercise 03 is held against. Runs in the judge."""
 
 import numpy
-from judge import check
+from judge import check, so_many
 
 SHAPES = {
     "shift": (4,),
@@ -43,8 +43,8 @@ def that_of_rank_0(trial, what, rank, got, given):
 def parameters(trial):
     for world_size in (2, 3, 1):
         trial.tried(
-            f"{world_size} {'processes' if world_size > 1 else 'process'}, a model with 7 parameters, "
-            "the first layer frozen, other weights on each rank"
+            f"{so_many(world_size, 'process')}, a model with 7 parameters, "
+            "the first layer frozen, different weights on each rank"
         )
         given = states(trial, world_size)
         ranks = trial.run("begin", [{"state": state, "frozen": FIRST} for state in given])
@@ -59,7 +59,7 @@ def parameters(trial):
 @check("03.1b")
 def buffers(trial):
     trial.tried(
-        "3 processes, others on each rank: batch norm's running mean, running variance and counter, and a "
+        "3 processes; different on each rank: batch norm's running mean, running variance and counter, and a "
         "buffer `scale` with persistent=False"
     )
     given = states(trial, 3, buffers=True)
@@ -126,9 +126,7 @@ def mean(gradients, name):
 @check("03.2a")
 def averaged(trial):
     for world_size in (2, 3, 4, 1):
-        trial.tried(
-            f"{world_size} {'processes' if world_size > 1 else 'process'}, other gradients on each rank"
-        )
+        trial.tried(f"{so_many(world_size, 'process')}, different gradients on each rank")
         average(trial, world_size, [drawn(trial, world_size)])
         numbers = sum(numpy.prod(shape) for shape in SHAPES.values())
         for rank in range(world_size if world_size > 1 else 0):
@@ -141,7 +139,7 @@ def averaged(trial):
 @check("03.2b")
 def frozen(trial):
     trial.tried(
-        "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 others on each rank, "
+        "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 different ones, "
         "from before it was frozen"
     )
     names = [name for name in SHAPES if name not in FIRST]

@@ -67,13 +67,13 @@ class Model(nn.Module):
 
 
 def buckets(student, inputs, tools):
-    """Buckets as lists of the parameters' places in model.parameters(), for several models."""
+    """Buckets as lists of the parameters' numbers in model.parameters(), from 1 on, for several models."""
     answers = []
     for case in inputs:
         model = Model(case)
-        places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+        numbers = {id(parameter): number for number, parameter in enumerate(model.parameters(), 1)}
         found = student.make_buckets(model.parameters(), case["bucket_bytes"])
-        answers.append([[places.get(id(parameter), -1) for parameter in bucket] for bucket in found])
+        answers.append([[numbers.get(id(one), "none of them") for one in bucket] for bucket in found])
     return answers
 
 

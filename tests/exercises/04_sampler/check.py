@@ -10,7 +10,7 @@ import random
 
 import numpy
 import torch
-from judge import check, look
+from judge import check, look, so_many
 
 PROCESSES = 4
 MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing against 200,000 answers
@@ -31,9 +31,11 @@ def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None, br
 
 
 def words_for(one):
-    ranks = "1 rank" if one["world_size"] == 1 else f"{one['world_size']} ranks"
-    images = "1 image" if one["size"] == 1 else f"{one['size']} images"
-    return f"{images}, {ranks}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
+    return f"{sizes_of(one)}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
+
+
+def sizes_of(one):
+    return f"{so_many(one['size'], 'image')}, {so_many(one['world_size'], 'rank')}"
 
 
 def whole_numbers(values):
@@ -47,7 +49,7 @@ def dealt(trial, driver, cases, valid):
     sent = trial.run(driver, inputs, group=False)
     found, places = [], [0] * PROCESSES
     for one in cases:
-        trial.tried(words_for(one) if "seed" in one else f"{one['size']} images, {one['world_size']} ranks")
+        trial.tried(words_for(one) if "seed" in one else sizes_of(one))
         shares = []
         for rank in range(one["world_size"]):
             process = rank % PROCESSES
@@ -74,7 +76,7 @@ def samplers(trial, cases):
             length += 1
         for numbers in passes:
             valid_numbers(trial, f"the sampler of rank {rank}", one["size"], numbers)
-            came = f"the sampler of rank {rank} gives {len(numbers)} numbers"
+            came = f"the sampler of rank {rank} gives {so_many(len(numbers), 'number')}"
             trial.require(len(numbers) == length, came, str(length))
         trial.same(f"len(sampler) of rank {rank}, before a pass,", share.get("length"), length)
 
@@ -92,9 +94,16 @@ def valid_numbers(trial, who, size, numbers):
 
 
 def some(images):
-    images = sorted(images)
-    more = f" and {len(images) - 8} more" if len(images) > 8 else ""
-    return ("image " if len(images) == 1 else "images ") + ", ".join(map(str, images[:8])) + more
+    """image 3; images 1, 2 and 5; of many, eight and how many more."""
+    words = [str(image) for image in sorted(images)]
+    words = words if len(words) < 10 else [*words[:8], f"{len(words) - 8} more"]
+    if len(words) < 2:
+        return f"image {words[0]}" if words else "no image"
+    return f"images {', '.join(words[:-1])} and {words[-1]}"
+
+
+def come(images):
+    return "comes" if len(images) == 1 else "come"
 
 
 def together(trial, one, shares):
@@ -105,7 +114,7 @@ def together(trial, one, shares):
     else:
         low, rest = divmod(len(shares[0]) * len(shares), max(one["size"], 1))
         high = low + (rest > 0)
-    wanted = f"each image once over all {len(shares)} ranks" if high == 1 else f"{low} or {high} times each"
+    wanted = "each image once over all ranks" if high == 1 else f"{low} or {high} times each"
     if one["drop_last"] and one["size"] % len(shares):
         wanted = "no image twice"
     often = [number for number, count in counts.items() if count > high]
@@ -118,8 +127,8 @@ def together(trial, one, shares):
         came = f"{some([often[0]])} comes {times} times (on {'rank' if len(place) == 1 else 'ranks'} "
         came += f"{', '.join(map(str, place[:4]))}{' and others' if len(place) > 4 else ''}){lost}"
         trial.require(False, came, wanted)
-    trial.require(not (never and low), f"{some(never)} never come", wanted)
-    trial.require(not seldom, f"{some(seldom)} come less often than others", wanted)
+    trial.require(not (never and low), f"{some(never)} never {come(never)}", wanted)
+    trial.require(not seldom, f"{some(seldom)} {come(seldom)} less often than others", wanted)
     return counts
 
 
@@ -139,7 +148,7 @@ def shuffled(trial, who, numbers, size):
     common, times = collections.Counter(steps).most_common(1)[0]
     came = f"{who} begins with {', '.join(map(str, numbers[:6]))}: "
     trial.require(
-        times <= len(steps) / 4, came + f"steps of {common} in {times} of {len(steps)} places", "a shuffle"
+        times <= len(steps) / 4, came + f"{times} of {len(steps)} steps are of {common}", "a shuffle"
     )
     rising = sum(after > before for before, after in itertools.pairwise(numbers)) / len(steps)
     trial.require(0.25 < rising < 0.75, came + f"{rising:.0%} of the steps go up", "a shuffle")
@@ -179,7 +188,10 @@ def chance(trial, size, deals, what, other):
 
 def chance_of_seeds(trial, cases, what):
     deals = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
-    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} other seeds")
+    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} different seeds")
+    shares = [shares[0] for shares in deals]
+    came = f"rank 0 has {', '.join(map(str, shares[0][:6]))} ..., in the same order whatever the seed"
+    trial.require(any(share != shares[0] for share in shares), came, "another order with another seed")
     chance(trial, cases[0]["size"], deals, what, "seed")
 
 
@@ -202,9 +214,9 @@ def by_the_seed(trial):
     cases = [case(trial, size, world_size, seed=seed) for world_size in sizes for seed in seeds]
     cases.append(case(trial, size, 4, drop_last=True, seed=one_seed))
     found = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
-    for number, world_size in enumerate(sizes):
+    for number in range(len(sizes)):
         first, second = found[2 * number : 2 * number + 2]
-        trial.tried(f"{size} images, {world_size} ranks, seeds {seeds[0]} and {seeds[1]}")
+        trial.tried(f"{sizes_of(cases[2 * number])}, seeds {seeds[0]} and {seeds[1]}")
         for rank, numbers in enumerate(first):
             shuffled(trial, f"the share of rank {rank}", numbers, size)
         differ(trial, first, second, [f"seed {seed}" for seed in seeds])
@@ -336,7 +348,7 @@ def same_epoch(trial):
 
 @check("04.3a")
 def each_once(trial):
-    trial.tried("evaluation_share: 1, 2, 3 and 4 ranks, shares that differ")
+    trial.tried("evaluation_share: 2, 3, 4 and 1 ranks, and more")
     sizes = [(int(trial.random.integers(5, 12)) * 12 + 5, ranks) for ranks in (2, 3, 4, 1)]
     sizes += [(int(trial.random.integers(5, 12)) * 12, 4), (2, 4)]
     sizes.append((int(trial.random.integers(30, 50)), int(trial.random.integers(7, 11))))
@@ -346,7 +358,7 @@ def each_once(trial):
         valid_numbers(trial, f"evaluation_share of rank {rank}", one["size"], share)
 
     for one, shares in zip(cases, dealt(trial, "evaluation", cases, valid), strict=True):
-        trial.tried(f"evaluation_share: {one['size']} images, {one['world_size']} ranks")
+        trial.tried(f"evaluation_share: {sizes_of(one)}")
         counts = collections.Counter(number for share in shares for number in share)
         twice = [number for number, count in counts.items() if count > 1]
         never = [number for number in range(one["size"]) if not counts[number]]
@@ -355,7 +367,7 @@ def each_once(trial):
         trial.require(not twice, came, "each image exactly once over all ranks")
         trial.require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
         lengths = [len(share) for share in shares]
-        came = f"the ranks have {', '.join(map(str, lengths))} images"
+        came = f"these numbers of images: {', '.join(map(str, lengths))}"
         trial.require(max(lengths) - min(lengths) <= 1, came, "no rank more than one image more than another")
 
 
@@ -381,8 +393,26 @@ def accuracy(trial, *evaluations, times=None):
                 kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
                 trial.require(False, f"{what} is {kind}", f"a Python float, {expected!r}")
             few = ": only about 7 digits of it are right" if abs(got - expected) < 1e-6 else ""
-            few = few or (", though that on rank 0 is right" if rank else "")
+            few = (
+                few or as_if(got, rights, times, rank) or (", though that on rank 0 is right" if rank else "")
+            )
             trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{few}", f"{expected!r}")
+
+
+def as_if(got, rights, times, rank):
+    """Words for what an accuracy is, if it is one of these."""
+    good = [int(right.sum()) * often for right, often in zip(rights, times, strict=True)]
+    sizes = [len(right) * often for right, often in zip(rights, times, strict=True)]
+    if not all(sizes):
+        return ""
+    for words, value in (
+        ("the accuracy of this rank's images alone", good[rank] / sizes[rank]),
+        ("all right answers, by the number of this rank's images", sum(good) / sizes[rank]),
+        ("this rank's right answers, by the number of all images", good[rank] / sum(sizes)),
+    ):
+        if len(sizes) > 1 and abs(got - value) < 1e-6:
+            return f": {words}"
+    return ""
 
 
 def shares_of(trial, world_size):
@@ -399,7 +429,7 @@ def uneven(trial):
         # In the second, the last rank has only wrong answers; of 4, each has.
         for right in second[0 if world_size == 4 else -1 :]:
             right[:] = False
-        trial.tried(f"{world_size} processes with {lengths[0]} images, and then with {lengths[1]}")
+        trial.tried(f"{so_many(world_size, 'process')} with {lengths[0]} images, and then with {lengths[1]}")
         accuracy(trial, first, second)
     for rank in range(2):
         came = f"rank {rank} has sent nothing through the process group"

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 
 import numpy
 import torch
-from judge import STARTERS, Verdict, check
+from judge import STARTERS, Verdict, check, so_many
 from torch.nn.functional import batch_norm, cross_entropy
 
 KINDS = {
@@ -277,7 +277,7 @@ def order(trial):
         for epoch, shares in enumerate(found):
             missing = set(range(size)) - set(joined(shares))
             trial.require(
-                not missing, f"in epoch {epoch} nobody has the images {sorted(missing)}", "every image"
+                not missing, f"in epoch {epoch} no rank has the images {sorted(missing)}", "every image"
             )
         anew(trial, found)
         path = []
@@ -346,7 +346,9 @@ def collective(trial):
 @bug("04a.4a")
 def mean(trial):
     for world_size in (3, 4, 1):
-        trial.tried(f"{world_size} processes with 11 images each, batches of 4, momentum and weight decay")
+        trial.tried(
+            f"{so_many(world_size, 'process')} with 11 images each, batches of 4, momentum and weight decay"
+        )
         states = [parameters(trial) for _ in range(world_size)]
         parts = pictures(trial, *[11] * world_size)
         path = []
@@ -503,7 +505,7 @@ def resume(trial):
 def device(trial):
     # For each machine how many processes it has, and how many devices.
     for machines in (((1, 2), (2, 3)), ((2, 4), (1, 1))):
-        words = " and ".join(f"{count} on {devices} devices" for count, devices in machines)
+        words = " and ".join(f"{count} on {so_many(devices, 'device')}" for count, devices in machines)
         trial.tried(f"two machines, their processes: {words}")
         more = []
         world_size = sum(count for count, _ in machines)

@@ -1,6 +1,6 @@
 """What exercise 05 is held against. Runs in the judge.
 
-What lies in the folders is read by runs without the student's code. What was saved is known to no later run:
+What is in the folders is read by runs without the student's code. What was saved is known to no later run:
 that `load` returns it proves that it came out of the folder.
 """
 
@@ -9,7 +9,7 @@ import re
 import by_path
 import numpy
 import torch
-from judge import Verdict, check, explain
+from judge import Verdict, check, explain, so_many
 from judge import look as look_at
 from torch.nn.functional import cross_entropy
 
@@ -75,6 +75,12 @@ def saves(trial, folder, job, *steps, state=a_state):
     return [{"folder": folder, "job": job, "step": step, "state": state(trial)} for step in steps]
 
 
+def brief(value):
+    """In one line, however large it is."""
+    words = " ".join(f"{value!r:.300}".split())
+    return words if len(words) < 80 else f"{words[:76]} ..."
+
+
 def equal(trial, what, got, expected):
     """The same nested values, and tensors that are equal in every bit."""
     if isinstance(expected, torch.Tensor | numpy.ndarray):
@@ -96,15 +102,15 @@ def equal(trial, what, got, expected):
         trial.require(same, f"{what} is another kind of tensor, or none", "a tensor of bfloat16")
         equal(trial, f"{what}, seen as int16,", got["bfloat16"], expected["bfloat16"])
     elif isinstance(expected, dict):
-        keys = list(got) if isinstance(got, dict) else got
-        trial.require(
-            isinstance(got, dict) and got.keys() == expected.keys(), f"{what} has {keys}", str(list(expected))
-        )
+        trial.require(isinstance(got, dict), f"{what} is {brief(got)}", f"a dict with {list(expected)}")
+        trial.require(got.keys() == expected.keys(), f"{what} has {brief(list(got))}", str(list(expected)))
         for key in expected:
             equal(trial, f"{what}[{key!r}]", got[key], expected[key])
     elif isinstance(expected, list):
         trial.require(
-            isinstance(got, list) and len(got) == len(expected), f"{what} is {got!r:.80}", f"{expected!r:.80}"
+            isinstance(got, list) and len(got) == len(expected),
+            f"{what} is {brief(got)}",
+            brief(expected),
         )
         for number, item in enumerate(expected):
             equal(trial, f"{what}[{number}]", got[number], item)
@@ -115,11 +121,11 @@ def equal(trial, what, got, expected):
 def loaded(trial, where, came, expected, load="load"):
     """`came` is what load returned, `expected` a save or None."""
     if expected is None:
-        trial.require(came is None, f"{where} {load} returns {came!r:.80}", "None")
+        trial.require(came is None, f"{where} {load} returns {brief(came)}", "None")
         return
     trial.require(
         isinstance(came, list) and len(came) == 2,
-        f"{where} {load} returns {came!r:.80}",
+        f"{where} {load} returns {brief(came)}",
         f"(step, state) of {name_of(expected['step'])}",
     )
     trial.same(f"{where} the step that {load} returns", came[0], expected["step"])
@@ -168,17 +174,18 @@ def load_all(trial, folder, job, *names):
 def refused_aloud(trial, said, *names):
     """In one line for each of these files, which has its name and a reason. Returns the reasons."""
     lines, reasons = [line for line in said.splitlines() if line.strip()], []
+    says_nothing = {"refused", "refusing", "skipped", "skipping", "the", "is", "was", "file", "snapshot"}
     for name in names:
         mine = [line for line in lines if name in line]
         trial.require(mine, "nothing on stderr has its name", f"a line that says that {name} is refused")
         reasons.append(" ".join(word for word in mine[0].split() if name not in word))
         trial.require(
-            {*re.findall("[a-z]+", reasons[-1].lower())} - {"refused", "is", "file", "snapshot"},
+            {*re.findall(r"[^\W\d_]+", reasons[-1].lower())} - says_nothing,  # words of any language
             f"the line on stderr is {mine[0]!r:.100}",
             "its name, and the reason",
         )
     shown = " / ".join(line.strip()[:60] for line in lines[:4])
-    came = f"there are {len(lines)} lines on stderr: {shown}"
+    came = f"on stderr there {'is' if len(lines) == 1 else 'are'} {so_many(len(lines), 'line')}: {shown}"
     trial.require(len(lines) == len(names), came, "one for each file that is refused, in words of your own")
     return reasons
 
@@ -206,7 +213,7 @@ def two_newest(trial):
             expected = sorted([*expected, *others])
         for name in sorted(set(expected) & set(others)):
             trial.require(name in there[folder], f"{name} is gone", "it is left alone")
-        trial.same("what lies in the folder", sorted(there[folder]), expected)
+        trial.same("the list of files in the folder", sorted(there[folder]), expected)
         for save in mine:
             if name_of(save["step"]) in there[folder]:
                 name = name_of(save["step"])
@@ -257,7 +264,7 @@ def newest(trial):
     given[1]["state"] |= other_kinds(trial)
     given[2]["state"] |= other_kinds(trial)
     one(trial, "save", "a", saves=given)
-    trial.same("what lies beside the folder", sorted(look(trial, "a", ".")["."]), ["snapshots"])
+    trial.same("the list of all that is beside the folder", sorted(look(trial, "a", ".")["."]), ["snapshots"])
     other = {"notes.txt": b"step-00000500.snapshot", f"{name_of(400)}.refused": b"not for load"}
     other["best.snapshot"] = b"neither is this"
     age = {name_of(99): 2_000_000_000, name_of(100): 1_000_000_000}
@@ -271,12 +278,14 @@ def newest(trial):
     came, _ = load_all(trial, "a", turned, "others", "one", "aged [old]")
     there = look(trial, "a", "others", "aged [old]")
     loaded(trial, f"in a folder with {words(other)},", came["others"], None)
-    trial.same("what lies in that folder afterwards", sorted(there["others"]), sorted(other))
+    trial.same("the list of files in that folder afterwards", sorted(there["others"]), sorted(other))
     loaded(trial, f"with {name_of(99)} alone,", came["one"], given[0])
     first = look_at(came["aged [old]"], 1, "number") == given[1]["state"]["number"]
     trial.require(not first, "load returns what step 100 was at first", "what was saved of it afterwards")
     loaded(trial, f"with {name_of(99)} and {name_of(100)} in one folder,", came["aged [old]"], given[2])
-    trial.same("what lies in the folder afterwards", sorted(there["aged [old]"]), sorted([*age, *other]))
+    trial.same(
+        "the list of files in the folder afterwards", sorted(there["aged [old]"]), sorted([*age, *other])
+    )
 
 
 @check("05.1c")
@@ -298,7 +307,7 @@ def killed_in_a_save(trial):
     for folder, what in replaced.items():
         trial.tried(what)
         names = snapshots(there[folder])
-        trial.require(names == [*before], f"afterwards there are {words(names)}", words(before))
+        trial.require(names == [*before], f"afterwards the folder has {words(names)}", words(before))
     trial.tried("load in each folder in which a save was killed")
     came, _ = load_all(trial, "c", job, FOR_EVER, *folders, *replaced)
     for folder, what in replaced.items():
@@ -333,7 +342,7 @@ def killed_at_every_file_event(trial, inputs, name="at"):
     Returns the folders in which they were killed, and words for each."""
     folders, saved = {}, f"a save of step {inputs['step']}{' again' if name == 'again' else ''}"
     for at in range(1, MOST_EVENTS):
-        trial.tried(f"SIGKILL at the {at}. time that {saved} opens, renames or removes a file")
+        trial.tried(f"SIGKILL at file event {at} of {saved}, which opens, renames or removes a file")
         if one_killed(trial, "save_and_die", "c", to=f"{name}-{at}", at=at, **inputs) is None:
             break
         folders[f"{name}-{at}"] = f"SIGKILL at file event {at} of {saved}"
@@ -372,7 +381,7 @@ def what_was_saved_is_there(trial, files, last):
     names = snapshots(files)
     trial.require(
         last < 2 or (len(names) >= 2 and names[-1] >= name_of(last)),
-        f"after save had returned for step {last} there are {words(names)}",
+        f"after save had returned for step {last}, the folder has {words(names)}",
         "at least that and the one before",
     )
 
@@ -382,7 +391,7 @@ def only_whole_snapshots_are_there(trial, files, before, whole, cut):
     names = snapshots(files)
     trial.require(
         len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))},
-        f"afterwards there are {words(names)}",
+        f"afterwards the folder has {words(names)}",
         f"{words(before)}, or {name_of(2)} with {name_of(3)}",
     )
     for name in before.keys() & {*names}:
@@ -404,7 +413,7 @@ def the_next_save_tidies_up(trial, job, folders):
     for folder, files in look(trial, "c", *folders).items():
         trial.require(
             name_of(4) in files and len(files) == 2 and name_of(1) not in files,
-            f"after {folders[folder]} and one more save, of step 4, there lie {words(files)}",
+            f"after {folders[folder]} and one more save, of step 4, the folder has {words(files)}",
             "the two newest snapshots",
         )
 
@@ -428,17 +437,17 @@ def damaged(trial):
     cuts = {0, 1, 2, 3, 4, 8, size - 1, size - 2, size - 4, size - 5, *trial.integers(0, size, 10).tolist()}
     for cut in sorted(cut for cut in cuts if 0 <= cut < size):
         to = f"cut-{cut}"
-        told[to] = f"of {size} bytes only the first {cut} are left"
+        told[to] = f"of which {cut or 'no'} of {size} bytes are left"
         cases.append({"from": "snapshots", "to": to, "cut": {name_of(2): cut}})
     ends = {*range(16), *range(size - 16, size)}
     for place in sorted(ends.union(trial.integers(0, size, 30).tolist())):
         to = f"flip-{place}"
-        told[to] = f"byte {place} of {size} has another bit"
+        told[to] = f"of which byte {place + 1} of {size} has a different bit"
         bits = 1 << int(trial.integers(0, 8))
         cases.append({"from": "snapshots", "to": to, "flip": {name_of(2): [[place, bits]]}})
     for first in (0, size // 4, size // 2):
         to = f"zero-{first}"
-        told[to] = f"bytes {first} to {first + size // 4} of {size} are zero"
+        told[to] = f"of which bytes {first + 1} to {first + size // 4} of {size} are zero"
         cases.append({"from": "snapshots", "to": to, "zero": {name_of(2): [first, size // 4]}})
     both = {name_of(1): size // 2, name_of(2): size // 3}
     cases.append({"from": "snapshots", "to": "both", "cut": both})
@@ -455,7 +464,7 @@ def damaged(trial):
         # A byte may be damaged that means nothing: then it is no fault to take the file.
         got = came[to]
         harmless = not to.startswith("cut") and isinstance(got, list) and got[:1] == [2]
-        loaded(trial, f"if of {name_of(2)} {what},", got, given[1] if harmless else given[0])
+        loaded(trial, f"with {name_of(2)}, {what},", got, given[1] if harmless else given[0])
 
 
 @check("05.2c")
@@ -547,13 +556,15 @@ def renamed(trial):
     loaded(trial, "first", came["both"], given[1])
     there = look(trial, "e", "both", "other", "third")
     trial.same(
-        "what lies in the folder after the load", sorted(there["both"]), [name_of(1), name_of(2), refused]
+        "the list of files in the folder after the load",
+        sorted(there["both"]),
+        [name_of(1), name_of(2), refused],
     )
     precious = [there[name].get(name_of(7), {}).get("digest") for name in ("other", "third")]
     more = saves(trial, "both", job, 3, 4)
     one(trial, "save", "e", saves=more)
     there = look(trial, "e", "both")["both"]
-    trial.same("what lies there after two more saves", sorted(there), [name_of(3), name_of(4), refused])
+    trial.same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused])
     same = there[refused]["digest"] == precious[0]
     trial.require(same, f"{refused} has another content", "the other job's snapshot")
     trial.tried(f"step 4, {refused}, and again a step 7 of another job; load")
@@ -562,9 +573,9 @@ def renamed(trial):
     loaded(trial, "then", came["both"], more[1])
     there = look(trial, "e", "both")["both"]
     kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
-    came = f"of two files that were refused as {name_of(7)} there is left {words(kept)}"
+    came = f"of two files that were refused as {name_of(7)}, the folder still has {words(kept)}"
     trial.require(sorted(kept.values()) == sorted(precious), came, "both, and neither has changed")
-    trial.same("what lies there afterwards", sorted({*there} - {*kept}), [name_of(3), name_of(4)])
+    trial.same("the list of the other files afterwards", sorted({*there} - {*kept}), [name_of(3), name_of(4)])
 
 
 # ---- in the middle of an epoch ----------------------------------------------------------------
@@ -700,10 +711,10 @@ def killed_again_and_again(trial):
     for number, kind in enumerate(("file", "step", "file", "step"), 1):
         if kind == "file":
             at = int(trial.integers(2, 9))
-            what = f"process {number} begins after step {after}; SIGKILL at its {at}. open, rename or remove"
+            what = f"process {number} begins after step {after}; SIGKILL at its file event {at}"
             inputs = training.inputs(after, at=at)
         else:
-            what = f"process {number} begins after step {after}; SIGKILL in its 4. step"
+            what = f"process {number} begins after step {after}; SIGKILL in its fourth step"
             inputs = training.inputs(after, die_in=4)
         trial.tried(f"12 steps, a snapshot every 2 steps, several kills; {what}")
         if one_killed(trial, "train", "c", **inputs) is None:
@@ -773,19 +784,18 @@ def all_loaded(trial, ranks, expected):
 @check("05.4a")
 def together(trial):
     for world_size in (2, 3, 1):
-        trial.tried(
-            f"{world_size} processes, other states on each, each with a disk of its own; steps 1 and 2"
-        )
+        processes = so_many(world_size, "process")
+        trial.tried(f"{processes} with different states, each with a disk of its own; steps 1 and 2")
         disk = f"disk-of-{world_size}"
         job, given = save_all(trial, "a", disk, world_size, 1, 2)
         disks = [f"{disk}-{rank}" for rank in range(world_size)]
         for rank, files in enumerate(look(trial, "a", *disks).values()):
             expected = [] if rank else [name_of(1), name_of(2)]
-            trial.same(f"what lies on the disk of rank {rank}", sorted(files), expected)
+            trial.same(f"the list of files on the disk of rank {rank}", sorted(files), expected)
         newest = look(trial, "a", disks[0])[disks[0]][name_of(2)]
         states = [mine[1]["state"] for mine in given]
-        holds(trial, f"{name_of(2)} of {world_size} ranks", newest["size"], *states)
-        trial.tried(f"{world_size} processes load what {world_size} others have saved")
+        holds(trial, f"{name_of(2)} of {so_many(world_size, 'rank')}", newest["size"], *states)
+        trial.tried(f"{processes} load what as many others have saved")
         ranks = trial.run("load_together", [{"job": job, "disk": disk}] * world_size, folder="a")
         all_loaded(trial, ranks, [mine[1] for mine in given])
 
@@ -795,7 +805,7 @@ def the_same_everywhere(trial):
     trial.tried("4 processes save the steps 1 and 2")
     job, given = save_all(trial, "b", "disk", 4, 1, 2)
     files = look(trial, "b", "disk-0")["disk-0"]
-    trial.require(name_of(2) in files, f"on the disk of rank 0 there are {words(files)}", name_of(2))
+    trial.require(name_of(2) in files, f"the disk of rank 0 has {words(files)}", name_of(2))
     cases = [
         {"from": "disk-0", "to": "torn-0", "cut": {name_of(2): files[name_of(2)]["size"] // 2}},
         {"from": "disk-0", "to": "torn-1", "cut": {name_of(2): 9}},
@@ -813,6 +823,6 @@ def the_same_everywhere(trial):
     ranks = trial.run("load_together", [{"job": job, "disk": "torn"}] * 4, folder="b")
     all_loaded(trial, ranks, [mine[0] for mine in given])
     there = look(trial, "b", "torn-1")["torn-1"]
-    trial.same("what lies on the disk of rank 1 afterwards", sorted(there), [name_of(1), name_of(2)])
+    trial.same("the list of files on the disk of rank 1 afterwards", sorted(there), [name_of(1), name_of(2)])
     trial.tried("4 processes; rank 0 has no snapshot, the others have one")
     all_loaded(trial, trial.run("load_together", [{"job": job, "disk": "none"}] * 4, folder="b"), None)

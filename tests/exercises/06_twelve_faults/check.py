@@ -7,7 +7,7 @@ import math
 
 import numpy
 import torch
-from judge import Verdict, check
+from judge import Verdict, check, so_many
 from torch.nn.functional import cross_entropy
 
 # ---- inputs -----------------------------------------------------------------------------------
@@ -209,9 +209,11 @@ def no_image_twice(trial):
         for number, epoch in enumerate(("epoch 0", "epoch 1", "epoch 0 with another seed")):
             all_of_them = [image for mine in found for batch in mine[number] for image in batch]
             twice = {image for image in all_of_them if all_of_them.count(image) > 1}
-            trial.require(not twice, f"in {epoch} {len(twice)} of the images come more than once", "none")
+            came = f"in {epoch}, {so_many(len(twice), 'image comes', 'images come')} more than once"
+            trial.require(not twice, came, "none")
             least = size // world_size * world_size - batch_size
-            trial.require(len(all_of_them) > least, f"{epoch} has {len(all_of_them)} images of {size}")
+            came = f"{epoch} has {len(all_of_them)} of {size} images"
+            trial.require(len(all_of_them) > least, came, f"more than {least}")
             orders.append(all_of_them)
         trial.require(
             orders[0] != sorted(orders[0]), "the images come in the order of the data set", "shuffled"
@@ -237,7 +239,7 @@ def saved(trial, world_size):
     trial.run("save", inputs, folder="snapshots")
     came = alone(trial, "look", file=f"0/{file}", folders=[str(rank) for rank in range(world_size)])
     others = [rank for rank in came["writers"] if rank != "0"]
-    trial.require(not others, f"process {' and process '.join(others)} has written a file", "process 0 alone")
+    trial.require(not others, f"a file was written by process {' and process '.join(others)}", "by process 0")
     trial.require(came["there"], "there is no file after save", "a snapshot")
     trial.require("error" not in came, f"the file cannot be loaded: {came.get('error')}", "a snapshot")
     trial.require(came["state"], "the file has no dictionary of weights", "the weights of process 0")
@@ -294,7 +296,13 @@ def each_image_once(trial):
         whole["labels"] = torch.where(torch.arange(size) < count, right, (right + 1) % 3)
         ranks = trial.run("accuracy", [{"state": state, **whole}] * world_size)
         for rank, came in enumerate(ranks):
-            trial.close(f"the accuracy on rank {rank}", came["accuracy"], count / size, 1e-6)
+            try:
+                trial.close(f"the accuracy on rank {rank}", came["accuracy"], count / size, 1e-6)
+            except Verdict as verdict:
+                part = came["accuracy"] * world_size if isinstance(came["accuracy"], float) else None
+                if part is not None and world_size > 1 and abs(part - count / size) < 1e-6:
+                    verdict.came += f": that is the right one, divided by {world_size} processes"
+                raise
 
 
 @check("06.11a")

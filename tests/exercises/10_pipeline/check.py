@@ -2,7 +2,7 @@
 
 import numpy
 import torch
-from judge import HEADER, Verdict, call, check
+from judge import HEADER, Verdict, call, check, so_many
 
 
 def listed(value, count, what):
@@ -73,7 +73,7 @@ def compare_schedules(trial, function, cases):
                 )
             trial.require(
                 len(schedule) == len(expected),
-                f"{what} has {len(schedule)} actions: {words(schedule)}",
+                f"{what} has {so_many(len(schedule), 'action')}: {words(schedule)}",
                 f"{len(expected)}: {words(expected)}",
             )
 
@@ -243,7 +243,7 @@ def odd_schedules(trial, stages, microbatches):
 
 @check("10.3b")
 def any_schedule(trial):
-    trial.tried("schedules and times drawn at random, other times on each stage")
+    trial.tried("schedules and times drawn at random, different times on each stage")
     cases = []
     for stages, microbatches in ((3, 4), (4, 5), (2, 6)):
         times = drawn_times(trial, stages), drawn_times(trial, stages)
@@ -275,7 +275,7 @@ def circles(trial):
         parsed("F0 B0", "F0 F1 B0 B1"),
     ]
     cases = [("a schedule that works", one, [1.0] * len(one), [1.0] * len(one)) for one in good]
-    cases += [("a schedule that stands still", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
+    cases += [("a schedule that cannot go on", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
     order = trial.random.permutation(len(cases)).tolist()
     compare_lines(trial, [cases[place] for place in order])
 
@@ -296,7 +296,7 @@ def idle(trial):
     forwards = [[(0.0, 1.0), (1.0, 2.0)], [(1.0, 2.0), (2.0, 3.0)]]
     (came,) = trial.run("idle_share", [{"cases": [*lines, forwards]}], group=False)
     *came, last = listed(came, len(cases) + 1, "what came")
-    trial.close(f"the idle share of {forwards}, two forwards on two stages,", number(last), 1 / 3)
+    trial.close(f"the idle share of {forwards} (two forwards on two stages)", number(last), 1 / 3)
     for (m, function, forward, backward, p), line, got in zip(cases, lines, came, strict=True):
         end = max(end for one in line for _, end in one)
         busy = sum(m * (one + other) for one, other in zip(forward, backward, strict=True))
@@ -426,8 +426,9 @@ def run_batch(trial, batch, demands=None, **more):
         if rank < len(ranks) - 1:
             trial.require(got is None, f"run returns {got!r:.80} on rank {rank}", "None: not the last stage")
         else:
+            kind = "a tensor" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
             trial.require(
-                isinstance(got, float), f"run returns {got!r:.80} on the last stage", "the loss, a float"
+                isinstance(got, float), f"what run returns on the last stage is {kind}", "the loss, a float"
             )
             trial.close("the loss that run returns on the last stage", got, loss)
     travelled(trial, batch)
@@ -466,8 +467,8 @@ def gradients(trial):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
     for stages, microbatches in ((1, 3), (2, 3), (3, 3)):
         trial.tried(
-            f"{stages} processes, gpipe with {microbatches} micro-batches, gradients from before; the kernel "
-            "counts what is sent"
+            f"{so_many(stages, 'process')}, gpipe with {microbatches} micro-batches, gradients from before; "
+            "the kernel counts what is sent"
         )
         run_batch(trial, Batch(trial, all_stages(gpipe, stages, microbatches)))
 
@@ -494,8 +495,8 @@ def all_waited_for(trial, stages):
         left = [event for key, event in begun.items() if key not in waited]
         trial.require(
             not left,
-            f"rank {rank} began {len(begun)} sends and returned without wait() for {len(left)} of them; the "
-            f"first is {left and call(left[0])}",
+            f"rank {rank} began {so_many(len(begun), 'send')} and returned without wait() for "
+            f"{len(left)} of them; the first is {left and call(left[0])}",
             "a wait() for what each isend returned",
         )
 

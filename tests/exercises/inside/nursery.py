@@ -422,16 +422,19 @@ def output_file(request, rank):
 
 
 def output_of(request, rank):
-    """The beginning and the end of what it printed."""
+    """The beginning and the end of what it printed, and how many lines are left out between."""
     path = output_file(request, rank)
     try:
         with path.open("rb") as file:
-            data, size = file.read(MOST_PRINTED), os.fstat(file.fileno()).st_size
+            data, size, ends = file.read(MOST_PRINTED), os.fstat(file.fileno()).st_size, 0
+            while (left := size - MOST_PRINTED - file.tell()) > 0:
+                middle = file.read(min(left, MOST_PRINTED))
+                ends += middle.count(b"\n")
+                if not middle:  # the rank has cut the file short meanwhile
+                    break
             if size > 2 * MOST_PRINTED:
-                data += f"\n... {size - 2 * MOST_PRINTED} bytes left out ...\n".encode()
-            if size > MOST_PRINTED:
-                file.seek(max(MOST_PRINTED, size - MOST_PRINTED))
-                data += file.read(MOST_PRINTED)
+                data += f"\n... {ends - 1} lines left out\n".encode() if ends > 1 else b" ... "
+            data += file.read(MOST_PRINTED)
         path.unlink()
     except OSError:
         return ""

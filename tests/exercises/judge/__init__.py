@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "inside"))
 
 from judge import hints, printed
 from judge.causes import explain
+from judge.comparing import so_many
 from judge.exercises import (
     CHECKS,
     check,
@@ -88,6 +89,7 @@ __all__ = [
     "refuse_names",
     "report",
     "said_before",
+    "so_many",
     "wanted",
     "within_reach",
 ]

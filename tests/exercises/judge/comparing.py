@@ -53,9 +53,12 @@ def close(
     if wrong.any():
         place = tuple(int(index) for index in numpy.argwhere(wrong)[0])
         where = f" at {list(place)}" if place else ""
-        more = f" ({int(wrong.sum())} of {wrong.size} numbers are wrong)" if wrong.size > 1 else ""
+        are = "is" if wrong.sum() == 1 else "are"
+        more = f" ({int(wrong.sum())} of {wrong.size} numbers {are} wrong)" if wrong.size > 1 else ""
         one, right = apart(float(got[place]), float(expected[place]))
-        words = before(what, got, given) or factor(got, expected, allowed, len(given))
+        had, times = before(what, got, given), factor(got, expected, allowed, len(given))
+        # A sum to which one rank alone has added is what that rank was given: then both are said.
+        words = times + had if had and "there are" in times else had or times
         raise Verdict("failed", f"{what}: {one}{where}{more}{words}", right)
 
 
@@ -84,6 +87,12 @@ def shape(array: numpy.ndarray) -> str:
 def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 160 else text[:150] + " ..."
+
+
+def so_many(count: int, one: str, more: str = "") -> str:
+    """`1 image`, `2 images`, `3 processes`; `more` are words of which there are several."""
+    several = more or one + ("es" if one.endswith(("s", "ch")) else "s")
+    return f"{count} {one if count == 1 else several}"
 
 
 def apart(got: float, expected: float) -> tuple[str, str]:

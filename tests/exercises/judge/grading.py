@@ -143,7 +143,8 @@ def one_try(
         finally:
             nursery.forget(trial.folders)
         break
-    result.came, result.expected = visible(result.came), visible(result.expected)
+    came = printed.fewer(visible(result.came).split("\n"), *printed.RAISED)
+    result.came, result.expected = "\n".join(came), visible(result.expected)
     result.tried = " ".join(trial.words)
     result.output = visible(result.output or printed.some(trial.printed, result.status == "passed"))
     result.printed = visible(printed.whole(trial.printed))

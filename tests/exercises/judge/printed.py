@@ -1,12 +1,16 @@
 """What the student's code has printed: some of it for the report, all of it for a file."""
 
+import re
 from pathlib import Path
 
 from judge.results import Result
 
 FAILED, PASSED = (4, 6), (2, 3)  # first and last lines of each rank
+RAISED = (12, 4)  # of an exception's words
 WIDTH = 150  # letters of a line
 MOST = 16 << 20  # letters that are kept of all runs of a check
+
+LEFT_OUT = re.compile(r"\.\.\. (\d{1,9}) lines left out")
 
 Run = tuple[str, int, dict[int, str]]  # what was tried, how many ranks, what each has printed
 
@@ -35,9 +39,17 @@ def whole(runs: list[Run]) -> str:
 
 
 def shortened(lines: list[str], first: int, last: int) -> list[str]:
-    lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..." for line in lines]
-    left = len(lines) - first - last
-    return lines if left <= 1 else [*lines[:first], f"... {left} lines left out", *lines[-last:]]
+    return fewer([line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..." for line in lines], first, last)
+
+
+def fewer(lines: list[str], first: int, last: int) -> list[str]:
+    """The first and the last of them. A line may say of how many it stands in the place: the nursery keeps
+    no more than the beginning and the end of what is very long."""
+    if len(lines) - first - last <= 1:
+        return lines
+    stand_for = (LEFT_OUT.fullmatch(line) for line in lines[first:-last])
+    left = sum(int(one[1]) if one else 1 for one in stand_for)
+    return [*lines[:first], f"... {left} lines left out", *lines[-last:]]
 
 
 def by(rank: int, count: int, lines: list[str]) -> list[str]:

@@ -50,7 +50,7 @@ def with_last(one: dict[str, Any]) -> str:
 
 
 def not_received(ranks: Ranks) -> str:
-    """Messages that were begun and that nobody has asked for yet, in words. Empty where it is not known
+    """Messages that were begun and not asked for yet, in words. Empty where it is not known
     who talks to whom."""
     counts = {}
     for rank, one in ranks.items():
@@ -64,7 +64,7 @@ def not_received(ranks: Ranks) -> str:
             counts[way] = counts.get(way, 0) + (1 if "send" in name else -1)
     left = [(*way, count) for way, count in sorted(counts.items()) if count > 0]
     lines = [f"{count} from rank {source} to rank {target}" for source, target, count in left]
-    return f"; messages that nobody has received: {', '.join(lines)}" if lines else ""
+    return f"; messages that were not received: {', '.join(lines)}" if lines else ""
 
 
 def waiting(ranks: Ranks, but: Iterable[int]) -> str:
@@ -145,7 +145,8 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     if returned:
         verb = "was" if len(wait) == 1 else "were"
         it = "it" if len(returned) == 1 else "them"
-        before = f"{names(returned)} returned before {call(wait[first])}"
+        done = f"rank {first} was done with " * (wait[first]["event"] in POINT)
+        before = f"{names(returned)} returned before {done}{call(wait[first])}"
         return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
     # Nobody has returned. Somebody may be in a call that is none of torch.distributed, time.sleep for one.
     elsewhere = {rank: one for rank, one in missing.items() if rank not in wait and standing(one, files)}
