@@ -88,9 +88,9 @@ def split(tensors, rank, world_size):
 class Unit:
     """A module of which each rank holds a shard. `unit(images)` gives what the module would give.
 
-    `shard` is this rank's: a flat float32 tensor that requires a gradient and is a leaf, that is, autograd
-    has recorded nothing of how it was made. The module belongs to the unit from now on, and its own weights
-    go: `module.to("meta")` leaves it their shapes and no numbers.
+    `shard` is its own: a flat float32 tensor that requires a gradient and is a leaf, that is, autograd has
+    recorded nothing of how it was made. The module belongs to the unit from now on, and its own weights go:
+    `module.to("meta")` leaves it their shapes and no numbers.
     """
 
     def __init__(self, module, dtype=torch.float32):
