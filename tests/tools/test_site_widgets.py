@@ -117,6 +117,7 @@ def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says(
             theory = schedules.timeline.idle_in_theory(values)
             if name == schedules.ZERO:
                 assert idle < theory, "it has the weights' part to fill the bubble with"
+                assert values["held"] == [processes] * processes, "until the weights' part has ended"
             else:
                 assert idle == pytest.approx(theory), (name, processes, count)
             if name == "1f1b":
