@@ -22,6 +22,7 @@ from lessons import ROOT
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process stays behind")
 WARM = "tests/exercises/warm.py"
 PYTEST = ["-m", "pytest", "tests/exercises", "-p", "no:cacheprovider"]
+NOT_THEIRS = ("CI", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED")
 STANDARD = ("stdin", "stdout", "stderr")
 HANGS = "import time\nprint('now', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
 
@@ -32,7 +33,7 @@ class Student:
     def __init__(self, temporary, clone=ROOT, **more):
         self.temporary, self.clone = Path(temporary), clone
         kept = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
-        kept = {name: value for name, value in kept.items() if name not in ("CI", "PYTEST_CURRENT_TEST")}
+        kept = {name: value for name, value in kept.items() if name not in NOT_THEIRS}
         self.environment = kept | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"} | more
 
     def start(self, *words, warm=True, **more):
