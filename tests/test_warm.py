@@ -185,6 +185,7 @@ def on_a_terminal(student, warm):
     return run.returncode, seconds_left_out(text.decode())
 
 
+@pytest.mark.long
 def test_make_leaves_it_behind_unless_it_is_told_not_to(student):
     for words in (["WARM=no"], ["CI=yes"]):
         student.environment.pop("CI", None)
@@ -218,6 +219,7 @@ def test_what_has_changed_ends_it(student, clone):
     assert student.server() != second and not alive(second)
 
 
+@pytest.mark.long
 def test_what_it_is_made_of(student, clone, monkeypatch):
     warm = imported(monkeypatch, student)
     monkeypatch.setattr(warm, "HERE", clone / "tests/exercises")
@@ -241,6 +243,7 @@ def test_what_it_is_made_of(student, clone, monkeypatch):
     assert warm.made_of() == seen[-1]
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
     student.check("--only", "99")
@@ -258,6 +261,7 @@ def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
     assert student.server() == server
 
 
+@pytest.mark.long
 def test_a_run_ends_with_its_command(student, tmp_path):
     """Even one that would go on for an hour, and whose command was killed and could say nothing. And on a
     terminal, each line comes when it is printed."""
@@ -280,6 +284,7 @@ def test_a_run_ends_with_its_command(student, tmp_path):
                     os.kill(copy, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
     """And a second command meanwhile does by itself what it is to do."""
     student.check("--only", "99")
@@ -297,6 +302,7 @@ def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
     assert student.server() == server
 
 
+@pytest.mark.long
 def test_it_ends_when_it_is_idle(student):
     program = f"import sys; sys.path[0] = '{ROOT}/tests/exercises'; import warm; warm.IDLE = 2; warm.main()"
     words = [sys.executable, "-c", program, *PYTEST, "--only", "99"]
@@ -308,6 +314,7 @@ def test_it_ends_when_it_is_idle(student):
     assert list(student.temporary.iterdir()) == []
 
 
+@pytest.mark.long
 def test_no_two_users_and_no_two_clones_share_one(student, clone, monkeypatch):
     warm = imported(monkeypatch, student)
     ours = warm.folder()
