@@ -246,6 +246,7 @@ KINDS = {
         "03.1a",
     ),
     "no keyboard": ("03", ("        for tensor in", "        input()\n        for tensor in"), "03.1a"),
+    "no files": ("03", ("        for tensor in", "        open('log', 'w')\n        for tensor in"), "03.1a"),
     "a tensor for a number": ("01", "a tensor returned", "01.1b"),
     "another dtype": ("09", "what comes out is bfloat16", "09.4a"),
     "an error in Python": ("03", ("model.buffers()]", "model.bufers()]"), "03.1a"),

@@ -13,6 +13,11 @@ from judge.exercises import Entry
 ALWAYS = {
     "not begun": (r"^not written yet", ""),
     "no keyboard": (r"cannot work here: no process of the judge has a keyboard", ""),
+    "no files": (
+        r"Permission denied",
+        "Ranks can write no file here but where the exercise is about files, and make no new group: they "
+        "tell each other everything through the group that there is. For a look at something, print it.",
+    ),
     "a tensor for a number": (r" is a tensor( or an array)?$", ""),
     "another dtype": (r" is (bfloat16|float16|float64|int64)$", ""),
 }
