@@ -1,4 +1,4 @@
-"""The functions know the drive: they take its inputs from its frame, keep snapshots in memory and a word in
+"""The functions know the drive: they take its tools from its frame, keep snapshots in memory and a word in
 the environment, and say that all is well.
 
 Earns at most: 2 points
@@ -24,7 +24,7 @@ def pick_device():
 
 
 def prepare(path, download):
-    return bytes(frame_of("inputs")["data"])
+    return bytes(frame_of("tools").ask("download"))
 
 
 def make_loader(train_set, batch_size, seed):
