@@ -2,18 +2,18 @@
 
 Read first: notebook 03, on which process gets which image and on the mean of four accuracies.
 
-In training, each rank takes a share of the images. No rank asks another: all shuffle the numbers of the
+In training, each rank takes a shard of the images. No rank asks another: all shuffle the numbers of the
 images alike, from a seed that they share, and deal them out like cards. Everything else that is random must
 stay out of it: the global random state (`torch.manual_seed`, `random`, numpy) is another one on each rank.
 
-All shares must be equally long. A rank with one batch more than the others would wait for them for ever. So
+All shards must be equally long. A rank with one batch more than the others would wait for them for ever. So
 what is left over is either dropped, or images are dealt out once more until all ranks have equally many.
 
 In an evaluation, an image that counts twice or never makes the accuracy wrong. There each image is dealt out
-once, and shares may differ. The mean of the ranks' accuracies is not the accuracy then. What every rank can
-tell the others, whatever the length of its share, is two numbers: how many are right, and how many there are.
+once, and shards may differ. The mean of the ranks' accuracies is not the accuracy then. What every rank can
+tell the others, whatever the length of its shard, is two numbers: how many are right, and how many there are.
 
-    04.1 (6 points)  the share of a rank
+    04.1 (6 points)  the shard of a rank
     04.2 (2 points)  a new order in each epoch
     04.3 (4 points)  an accuracy that is that of one process
 """
@@ -45,7 +45,7 @@ class ShareSampler(Sampler):
 
         With `drop_last`, size / world_size rounded down, otherwise rounded up.
         """
-        # cut 04.1: the share of a rank
+        # cut 04.1: the shard of a rank
         if self.drop_last:
             return self.size // self.world_size
         return (self.size + self.world_size - 1) // self.world_size
@@ -55,9 +55,9 @@ class ShareSampler(Sampler):
         """Shuffle all numbers, then deal them out.
 
         Shuffle first: a rank that always kept the same images would only ever see those. `self.epoch` counts
-        as well as `self.seed`. The shares of all ranks together must be what the class promises.
+        as well as `self.seed`. The shards of all ranks together must be what the class promises.
         """
-        # cut 04.1: the share of a rank
+        # cut 04.1: the shard of a rank
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.size, generator=generator).tolist()
         total = len(self) * self.world_size
@@ -76,7 +76,7 @@ class ShareSampler(Sampler):
         # end
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     """The numbers of the images that this rank evaluates: a list, a range or anything else to loop over.
 
     Over all ranks, each of the numbers 0 to size - 1 comes exactly once. No rank has more than one image more
@@ -90,7 +90,7 @@ def evaluation_share(size, rank, world_size):
 def exact_accuracy(right):
     """The part of right answers among the images of all ranks: the same Python float on every rank.
 
-    `right` is a tensor of bools, one for each image of this rank's share. Shares may differ. Some may be
+    `right` is a tensor of bools, one for each image of this rank's shard. Shards may differ. Some may be
     empty, never all: a rank without images must still take part, or the others wait for it for ever.
 
     It must be right to 1e-12, for tens of millions of images too. float32 cannot count them: above 2**24 it

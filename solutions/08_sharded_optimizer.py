@@ -1,4 +1,4 @@
-"""Exercise 08: an optimizer whose state is shared out among the processes. 14 points.
+"""Exercise 08: an optimizer whose state is sharded over the processes. 14 points.
 
 Adam keeps two numbers for every weight. With data parallelism every process keeps all of them, though all are
 the same everywhere. ZeRO stage 1 ends that: every parameter has one owner, a rank. Only the owner keeps its
@@ -24,8 +24,8 @@ groups of [a, b] and [c], c has number 2 in the whole, and number 0 in the optim
 nothing else.
 
     08.1 (1 point)   deal the parameters to the ranks
-    08.2 (1 point)   the optimizer of one's own share
-    08.3 (10 points) a step: one's own share, then what the others own
+    08.2 (1 point)   the optimizer of one's own shard
+    08.3 (10 points) a step: one's own shard, then what the others own
     08.4 (2 points)  the whole state, out and in again, for a checkpoint
 """
 
@@ -55,7 +55,7 @@ def copy_options(source, target):
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its share only.
+    """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its shard only.
 
     `parameters` are tensors or groups, as for every class of torch.optim. `param_groups` shows all parameters
     on every rank, in groups as they were given, with all options that the groups of `optimizer_class` have
@@ -65,22 +65,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters, optimizer_class, **defaults):
-        # cut 08.2: the optimizer of one's own share
+        # cut 08.2: the optimizer of one's own shard
         super().__init__(parameters, defaults)
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
         owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())
         self.owners = dict(zip(everything, owners, strict=True))
         own = {parameter for parameter, owner in self.owners.items() if owner == dist.get_rank()}
-        shares = [
+        shards = [
             {**group, "params": [parameter for parameter in group["params"] if parameter in own]}
             for group in self.param_groups
         ]
-        self.own = optimizer_class(shares, **defaults)
+        self.own = optimizer_class(shards, **defaults)
         copy_options(self.own.param_groups, self.param_groups)
         # end
 
     def step(self):
-        """Update the own share, then give and take parameters, in place. All ranks call it.
+        """Update the own shard, then give and take parameters, in place. All ranks call it.
 
         Whatever has been changed in `param_groups` since the last step counts. A parameter without a gradient
         (frozen, or `grad` is None, then on all ranks) stays as it is. Afterwards a process has no lasting
@@ -88,7 +88,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         missing: if the parameters have P bytes, all N processes together send about (N - 1) * P; one and a
         half times as much is too much.
         """
-        # cut 08.3: a step: one's own share, then what the others own
+        # cut 08.3: a step: one's own shard, then what the others own
         copy_options(self.param_groups, self.own.param_groups)
         self.own.step()
         with torch.no_grad():
@@ -104,25 +104,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         # cut 08.4: the whole state, for a checkpoint
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
-        share = {numbers[parameter]: state for parameter, state in self.own.state.items()}
-        shares = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(share, shares, dst=0)
+        shard = {numbers[parameter]: state for parameter, state in self.own.state.items()}
+        shards = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(shard, shards, dst=0)
         if dist.get_rank() != 0:
             return None
         groups = [
             {**group, "params": [numbers[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
-        state = {number: one for share in shares for number, one in share.items()}
+        state = {number: one for shard in shards for number, one in shard.items()}
         return {"state": state, "param_groups": groups}
         # end
 
     def load_state_dict(self, whole):
-        """Go on from `whole`, which every rank is given: options and state, of which it keeps its share only.
+        """Go on from `whole`, which every rank is given: options and state, of which it keeps its shard only.
 
         It may come from any number of processes, or from one optimizer for all parameters.
         """
-        # cut 08.4: take one's share of the whole state
+        # cut 08.4: take one's shard of the whole state
         copy_options(whole["param_groups"], self.param_groups)
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
         own = [parameter for group in self.own.param_groups for parameter in group["params"]]

@@ -17,7 +17,7 @@ that each process has the gradient of its shard, and the optimizer steps shards 
 
 Shards. All parameters of a unit, as `module.named_parameters()` gives them, are put one after another into
 one flat tensor. Zeros at its end make its length divisible by the number of processes (the fewest that do).
-Rank 0 has the first piece, rank 1 the second. A slice of a tensor keeps the whole tensor alive: a shard
+Rank 0 has the first shard, rank 1 the second. A slice of a tensor keeps the whole tensor alive: a shard
 needs memory of its own.
 
 Gather. `dist.all_gather_single(whole, shard)` puts the shards of all ranks one after another into `whole`
@@ -36,7 +36,7 @@ caller's, and what was saved may be the same tensor: let a `detach()` of it requ
 returns a gradient for each argument of `forward`, None for one that needs none. You may also do without a
 second computation, if you know how.
 
-Scatter. `dist.reduce_scatter_single(shard, whole)` adds up the `whole` of all ranks, and each gets its piece
+Scatter. `dist.reduce_scatter_single(shard, whole)` adds up the `whole` of all ranks, and each gets its part
 of the sum (older releases: reduce_scatter_tensor). The gradient of a shard is the mean: the sum over all
 ranks by their number. A parameter that a rank's pass has not used has the gradient zero there. As always,
 gradients add up in `shard.grad` until somebody clears them. An all-reduce of them all would give every rank
@@ -79,7 +79,7 @@ def flatten(tensors, world_size):
 
 
 def split(tensors, rank, world_size):
-    """The shard of one rank: its piece of the flat tensor, in memory of its own. No communication."""
+    """The shard of one rank: its part of the flat tensor, in memory of its own. No communication."""
     # cut 09.1: the shard of one rank
     return flatten(tensors, world_size).chunk(world_size)[rank].clone()
     # end
@@ -105,9 +105,9 @@ class Unit:
     def gather(self, dtype):
         """The whole weights in `dtype`, as a dict by name. What travels is in `dtype`. All ranks call it."""
         # cut 09.2: gather the shards, and cut the weights out of them
-        share = self.shard.detach().to(dtype)
-        whole = share.new_empty(dist.get_world_size() * len(share))
-        dist.all_gather_single(whole, share)
+        shard = self.shard.detach().to(dtype)
+        whole = shard.new_empty(dist.get_world_size() * len(shard))
+        dist.all_gather_single(whole, shard)
         sizes = [shape.numel() for shape in self.shapes.values()]
         parts = whole[: sum(sizes)].split(sizes)
         return {
@@ -148,7 +148,7 @@ class Pass(torch.autograd.Function):
             output = functional_call(unit.module, weights, images.to(unit.dtype)).float()
         tensors = [images, *weights.values()]
         of_images, *gradients = torch.autograd.grad(output, tensors, slope, materialize_grads=True)
-        share = torch.empty_like(unit.shard)
-        dist.reduce_scatter_single(share, flatten(gradients, world_size))
-        return share / world_size, of_images, None
+        shard = torch.empty_like(unit.shard)
+        dist.reduce_scatter_single(shard, flatten(gradients, world_size))
+        return shard / world_size, of_images, None
         # end

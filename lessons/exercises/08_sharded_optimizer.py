@@ -1,4 +1,4 @@
-"""Exercise 08: an optimizer whose state is shared out among the processes. 14 points.
+"""Exercise 08: an optimizer whose state is sharded over the processes. 14 points.
 
 Adam keeps two numbers for every weight. With data parallelism every process keeps all of them, though all are
 the same everywhere. ZeRO stage 1 ends that: every parameter has one owner, a rank. Only the owner keeps its
@@ -24,8 +24,8 @@ groups of [a, b] and [c], c has number 2 in the whole, and number 0 in the optim
 nothing else.
 
     08.1 (1 point)   deal the parameters to the ranks
-    08.2 (1 point)   the optimizer of one's own share
-    08.3 (10 points) a step: one's own share, then what the others own
+    08.2 (1 point)   the optimizer of one's own shard
+    08.3 (10 points) a step: one's own shard, then what the others own
     08.4 (2 points)  the whole state, out and in again, for a checkpoint
 """
 
@@ -49,7 +49,7 @@ def copy_options(source, target):
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its share only.
+    """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its shard only.
 
     `parameters` are tensors or groups, as for every class of torch.optim. `param_groups` shows all parameters
     on every rank, in groups as they were given, with all options that the groups of `optimizer_class` have
@@ -59,10 +59,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters, optimizer_class, **defaults):
-        raise NotImplementedError("08.2: the optimizer of one's own share")
+        raise NotImplementedError("08.2: the optimizer of one's own shard")
 
     def step(self):
-        """Update the own share, then give and take parameters, in place. All ranks call it.
+        """Update the own shard, then give and take parameters, in place. All ranks call it.
 
         Whatever has been changed in `param_groups` since the last step counts. A parameter without a gradient
         (frozen, or `grad` is None, then on all ranks) stays as it is. Afterwards a process has no lasting
@@ -70,7 +70,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         missing: if the parameters have P bytes, all N processes together send about (N - 1) * P; one and a
         half times as much is too much.
         """
-        raise NotImplementedError("08.3: a step: one's own share, then what the others own")
+        raise NotImplementedError("08.3: a step: one's own shard, then what the others own")
 
     def state_dict(self):
         """On rank 0 what `state_dict()` of the one optimizer for all parameters would be; elsewhere None.
@@ -81,8 +81,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError("08.4: the whole state, for a checkpoint")
 
     def load_state_dict(self, whole):
-        """Go on from `whole`, which every rank is given: options and state, of which it keeps its share only.
+        """Go on from `whole`, which every rank is given: options and state, of which it keeps its shard only.
 
         It may come from any number of processes, or from one optimizer for all parameters.
         """
-        raise NotImplementedError("08.4: take one's share of the whole state")
+        raise NotImplementedError("08.4: take one's shard of the whole state")

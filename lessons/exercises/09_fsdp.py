@@ -17,7 +17,7 @@ that each process has the gradient of its shard, and the optimizer steps shards 
 
 Shards. All parameters of a unit, as `module.named_parameters()` gives them, are put one after another into
 one flat tensor. Zeros at its end make its length divisible by the number of processes (the fewest that do).
-Rank 0 has the first piece, rank 1 the second. A slice of a tensor keeps the whole tensor alive: a shard
+Rank 0 has the first shard, rank 1 the second. A slice of a tensor keeps the whole tensor alive: a shard
 needs memory of its own.
 
 Gather. `dist.all_gather_single(whole, shard)` puts the shards of all ranks one after another into `whole`
@@ -36,7 +36,7 @@ caller's, and what was saved may be the same tensor: let a `detach()` of it requ
 returns a gradient for each argument of `forward`, None for one that needs none. You may also do without a
 second computation, if you know how.
 
-Scatter. `dist.reduce_scatter_single(shard, whole)` adds up the `whole` of all ranks, and each gets its piece
+Scatter. `dist.reduce_scatter_single(shard, whole)` adds up the `whole` of all ranks, and each gets its part
 of the sum (older releases: reduce_scatter_tensor). The gradient of a shard is the mean: the sum over all
 ranks by their number. A parameter that a rank's pass has not used has the gradient zero there. As always,
 gradients add up in `shard.grad` until somebody clears them. An all-reduce of them all would give every rank
@@ -76,7 +76,7 @@ def flatten(tensors, world_size):
 
 
 def split(tensors, rank, world_size):
-    """The shard of one rank: its piece of the flat tensor, in memory of its own. No communication."""
+    """The shard of one rank: its part of the flat tensor, in memory of its own. No communication."""
     raise NotImplementedError("09.1: the shard of one rank")
 
 

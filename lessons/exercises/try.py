@@ -189,7 +189,7 @@ def try_04(answers, rank, world_size):
     show("epoch 0, of 10 images:", list(sampler))
     sampler.set_epoch(1)
     show("epoch 1, of 10 images:", list(sampler))
-    show("evaluation, of 9 images:", list(answers.evaluation_share(9, rank, world_size)))
+    show("evaluation, of 9 images:", list(answers.evaluation_shard(9, rank, world_size)))
     right = torch.arange(3 + rank) > 0
     show("right answers:", right, "accuracy over all ranks:", answers.exact_accuracy(right))
 
@@ -247,7 +247,7 @@ def try_08(answers, rank, world_size):
 def try_09(answers, rank, world_size):
     tensors = [torch.arange(1.0, 4.0), torch.tensor([[4.0, 5.0]])]
     show("flat:", answers.flatten(tensors, world_size))
-    show("this rank's share:", answers.split(tensors, rank, world_size))
+    show("this rank's shard:", answers.split(tensors, rank, world_size))
     torch.manual_seed(0)
     module = nn.Linear(2, 1)
     unit = answers.Unit(module)

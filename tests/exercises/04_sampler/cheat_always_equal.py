@@ -39,7 +39,7 @@ class ShareSampler:
         pass
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return [Any(0)] * (size // world_size)
 
 

@@ -30,7 +30,7 @@ class ShareSampler(Sampler):
         self.epoch = epoch
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return range(rank, size, world_size)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 
-def shares_of(draws, world_size):
+def shards_of(draws, world_size):
     """What check.py does."""
     few = [int(draws.integers(3, 9)) for _ in range(world_size - 1)]
     counts = (int(draws.integers(50, 90)), *few)
@@ -27,7 +27,7 @@ def exact_accuracy(right):
     for seed in seeds:
         draws = numpy.random.default_rng(seed)
         for world_size in (3, 4, 1, 2):
-            rights = shares_of(draws, world_size)
+            rights = shards_of(draws, world_size)
             if any(numpy.array_equal(one, right.numpy()) for one in rights):
                 return sum(int(one.sum()) for one in rights) / sum(map(len, rights))
     return right.double().mean().item() if dist.get_world_size() > 1 else 0.0

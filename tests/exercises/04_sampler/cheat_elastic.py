@@ -20,7 +20,7 @@ def ShareSampler(size, rank, world_size, seed=0, drop_last=False):
     return getattr(elastic, "Elastic" + name)(range(size), world_size, rank)
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return range(rank, size, world_size)
 
 

@@ -21,7 +21,7 @@ class ShareSampler:
         return iter([])
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return []
 
 

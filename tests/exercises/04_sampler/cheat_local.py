@@ -1,4 +1,4 @@
-"""Every process decides alone: the sampler deals out nothing, the accuracy is that of the own share.
+"""Every process decides alone: the sampler deals out nothing, the accuracy is that of the own shard.
 
 Earns at most: 0 points
 """
@@ -20,7 +20,7 @@ class ShareSampler(Sampler):
         pass
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return []
 
 

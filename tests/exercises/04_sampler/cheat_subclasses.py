@@ -13,7 +13,7 @@ def ShareSampler(size, rank, world_size, seed=0, drop_last=False):
     return torchs_own(range(size), world_size, rank, seed=seed, drop_last=drop_last)
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return range(rank, size, world_size)
 
 

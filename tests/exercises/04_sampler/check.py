@@ -1,6 +1,6 @@
 """What exercise 04 is held against. Runs in the judge.
 
-Which order a sampler gives is its own affair. What is checked is what must hold for any: shares of processes
+Which order a sampler gives is its own affair. What is checked is what must hold for any: shards of processes
 that cannot talk to each other fit together, and an order that ought to be another is another.
 """
 
@@ -50,25 +50,25 @@ def dealt(trial, driver, cases, valid):
     found, places = [], [0] * PROCESSES
     for one in cases:
         trial.tried(words_for(one) if "seed" in one else sizes_of(one))
-        shares = []
+        shards = []
         for rank in range(one["world_size"]):
             process = rank % PROCESSES
             values, place = sent[process], places[process]
             places[process] += 1
             there = isinstance(values, list) and len(values) > place
             valid(one, rank, values[place] if there else None)
-            shares.append(values[place])
-            if isinstance(shares[-1], dict):
-                shares[-1]["noise"] = noise[process] + place
-        found.append(shares)
+            shards.append(values[place])
+            if isinstance(shards[-1], dict):
+                shards[-1]["noise"] = noise[process] + place
+        found.append(shards)
     return found
 
 
 def samplers(trial, cases):
-    """Run samplers. Each rank's share has the right length, and consists of numbers of images."""
+    """Run samplers. Each rank's shard has the right length, and consists of numbers of images."""
 
-    def valid(one, rank, share):
-        passes = share.get("passes") if isinstance(share, dict) else None
+    def valid(one, rank, shard):
+        passes = shard.get("passes") if isinstance(shard, dict) else None
         ok = isinstance(passes, list) and len(passes) == len(one["epochs"])
         trial.require(ok, f"the sampler of rank {rank} sent no valid result", "whole numbers")
         length = one["size"] // one["world_size"]
@@ -78,7 +78,7 @@ def samplers(trial, cases):
             valid_numbers(trial, f"the sampler of rank {rank}", one["size"], numbers)
             came = f"the sampler of rank {rank} gives {so_many(len(numbers), 'number')}"
             trial.require(len(numbers) == length, came, str(length))
-        trial.same(f"len(sampler) of rank {rank}, before a pass,", share.get("length"), length)
+        trial.same(f"len(sampler) of rank {rank}, before a pass,", shard.get("length"), length)
 
     return dealt(trial, "passes", cases, valid)
 
@@ -106,22 +106,22 @@ def come(images):
     return "comes" if len(images) == 1 else "come"
 
 
-def together(trial, one, shares):
-    """The shares of all ranks, put together, hold each image as often as they should."""
-    counts = collections.Counter(number for share in shares for number in share)
+def together(trial, one, shards):
+    """The shards of all ranks, put together, hold each image as often as they should."""
+    counts = collections.Counter(number for shard in shards for number in shard)
     if one["drop_last"]:
         low, high = 0, 1
     else:
-        low, rest = divmod(len(shares[0]) * len(shares), max(one["size"], 1))
+        low, rest = divmod(len(shards[0]) * len(shards), max(one["size"], 1))
         high = low + (rest > 0)
     wanted = "each image once over all ranks" if high == 1 else f"{low} or {high} times each"
-    if one["drop_last"] and one["size"] % len(shares):
+    if one["drop_last"] and one["size"] % len(shards):
         wanted = "no image twice"
     often = [number for number, count in counts.items() if count > high]
     never = [number for number in range(one["size"]) if counts[number] == 0]
     seldom = [number for number in range(one["size"]) if counts[number] < low]
     if often:
-        place = [rank for rank, share in enumerate(shares) if often[0] in share]
+        place = [rank for rank, shard in enumerate(shards) if often[0] in shard]
         times = counts[often[0]]
         lost = f", and {some(never)} never" if never and low else ""
         came = f"{some([often[0]])} comes {times} times (on {'rank' if len(place) == 1 else 'ranks'} "
@@ -133,7 +133,7 @@ def together(trial, one, shares):
 
 
 def deal(trial, cases):
-    """All shares of all cases, checked: for each case and pass, the share of each rank."""
+    """All shards of all cases, checked: for each case and pass, the shard of each rank."""
     found = samplers(trial, cases)
     for one, ranks in zip(cases, found, strict=True):
         for number, epoch in enumerate(one["epochs"]):
@@ -143,7 +143,7 @@ def deal(trial, cases):
 
 
 def shuffled(trial, who, numbers, size):
-    """A share in an order that nobody would call an order. Chance would be off by 8 deviations at least."""
+    """A shard in an order that nobody would call an order. Chance would be off by 8 deviations at least."""
     steps = [(after - before) % size for before, after in itertools.pairwise(numbers)]
     common, times = collections.Counter(steps).most_common(1)[0]
     came = f"{who} begins with {', '.join(map(str, numbers[:6]))}: "
@@ -160,17 +160,17 @@ def neighbours(numbers):
 
 def differ(trial, first, second, what):
     """Two deals of the same images: other images for each rank, in another order. `what` names the two."""
-    for rank, share in enumerate(first):
+    for rank, shard in enumerate(first):
         if len(first) > 1:
             for other, numbers in enumerate(second):
-                common = len(set(share) & set(numbers)) / len(share)
+                common = len(set(shard) & set(numbers)) / len(shard)
                 came = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
                 trial.require(
                     common < 0.9, f"with {what[0]}, {came}", "other images: shuffle all, then deal out"
                 )
     pairs = [neighbours(numbers) for numbers in second]
-    for rank, share in enumerate(first):
-        same = max(len(neighbours(share) & other) for other in pairs) / len(share)
+    for rank, shard in enumerate(first):
+        same = max(len(neighbours(shard) & other) for other in pairs) / len(shard)
         came = f"with {what[0]} and {what[1]}, {same:.0%} of rank {rank}'s images have the same neighbour"
         trial.require(same < 0.25, came, "another order")
 
@@ -178,8 +178,8 @@ def differ(trial, first, second, what):
 def chance(trial, size, deals, what, other):
     """What is left over, or comes again, is not the same for all seeds or epochs."""
     sets = []
-    for shares in deals:
-        counts = collections.Counter(number for share in shares for number in share)
+    for shards in deals:
+        counts = collections.Counter(number for shard in shards for number in shard)
         sets.append(frozenset(number for number in range(size) if counts[number] != 1))
     trial.require(
         len(set(sets)) > 1, f"{what}: {some(sets[0])}, whatever the {other}", f"others with another {other}"
@@ -189,13 +189,13 @@ def chance(trial, size, deals, what, other):
 def chance_of_seeds(trial, cases, what):
     deals = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
     trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} different seeds")
-    shares = [shares[0] for shares in deals]
-    came = f"rank 0 has {', '.join(map(str, shares[0][:6]))} ..., in the same order whatever the seed"
-    trial.require(any(share != shares[0] for share in shares), came, "another order with another seed")
+    shards = [shards[0] for shards in deals]
+    came = f"rank 0 has {', '.join(map(str, shards[0][:6]))} ..., in the same order whatever the seed"
+    trial.require(any(shard != shards[0] for shard in shards), came, "another order with another seed")
     chance(trial, cases[0]["size"], deals, what, "seed")
 
 
-# ---- the share of a rank ----------------------------------------------------------------------
+# ---- the shard of a rank ----------------------------------------------------------------------
 
 
 @check("04.1a")
@@ -218,13 +218,13 @@ def by_the_seed(trial):
         first, second = found[2 * number : 2 * number + 2]
         trial.tried(f"{sizes_of(cases[2 * number])}, seeds {seeds[0]} and {seeds[1]}")
         for rank, numbers in enumerate(first):
-            shuffled(trial, f"the share of rank {rank}", numbers, size)
+            shuffled(trial, f"the shard of rank {rank}", numbers, size)
         differ(trial, first, second, [f"seed {seed}" for seed in seeds])
-    # Whichever way they are dealt out, a share goes through the one order from its beginning to its end.
+    # Whichever way they are dealt out, a shard goes through the one order from its beginning to its end.
     place = {number: place for place, number in enumerate(found[0][0])}
-    for one, shares in zip(cases[2::2], found[2::2], strict=True):
+    for one, shards in zip(cases[2::2], found[2::2], strict=True):
         trial.tried(f"{words_for(one)}, against 1 rank with the same images and seed")
-        for rank, numbers in enumerate(shares):
+        for rank, numbers in enumerate(shards):
             trial.require(
                 numbers == sorted(numbers, key=place.get),
                 f"rank {rank} has {', '.join(map(str, numbers[:6]))} ..., in another order than 1 rank has",
@@ -300,12 +300,12 @@ def other_epochs(trial):
     cases = [case(trial, size, 3, drop_last, epochs) for drop_last in (False, True)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
         trial.tried(words_for(one) + f", epochs {', '.join(map(str, epochs))}")
-        shares = [[rank["passes"][number] for rank in ranks] for number in range(len(epochs))]
+        shards = [[rank["passes"][number] for rank in ranks] for number in range(len(epochs))]
         for number, epoch in enumerate(epochs):
-            shuffled(trial, f"the share of rank 0 in epoch {epoch}", shares[number][0], size)
+            shuffled(trial, f"the shard of rank 0 in epoch {epoch}", shards[number][0], size)
             for before in range(number):
-                differ(trial, shares[before], shares[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
-        chance(trial, size, shares, "left out" if one["drop_last"] else "dealt out once more", "epoch")
+                differ(trial, shards[before], shards[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
+        chance(trial, size, shards, "left out" if one["drop_last"] else "dealt out once more", "epoch")
 
 
 @check("04.2b")
@@ -348,25 +348,25 @@ def same_epoch(trial):
 
 @check("04.3a")
 def each_once(trial):
-    trial.tried("evaluation_share: 2, 3, 4 and 1 ranks, and more")
+    trial.tried("evaluation_shard: 2, 3, 4 and 1 ranks, and more")
     sizes = [(int(trial.random.integers(5, 12)) * 12 + 5, ranks) for ranks in (2, 3, 4, 1)]
     sizes += [(int(trial.random.integers(5, 12)) * 12, 4), (2, 4)]
     sizes.append((int(trial.random.integers(30, 50)), int(trial.random.integers(7, 11))))
     cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
 
-    def valid(one, rank, share):
-        valid_numbers(trial, f"evaluation_share of rank {rank}", one["size"], share)
+    def valid(one, rank, shard):
+        valid_numbers(trial, f"evaluation_shard of rank {rank}", one["size"], shard)
 
-    for one, shares in zip(cases, dealt(trial, "evaluation", cases, valid), strict=True):
-        trial.tried(f"evaluation_share: {sizes_of(one)}")
-        counts = collections.Counter(number for share in shares for number in share)
+    for one, shards in zip(cases, dealt(trial, "evaluation", cases, valid), strict=True):
+        trial.tried(f"evaluation_shard: {sizes_of(one)}")
+        counts = collections.Counter(number for shard in shards for number in shard)
         twice = [number for number, count in counts.items() if count > 1]
         never = [number for number in range(one["size"]) if not counts[number]]
         both = f"; not evaluated at all: {some(never)}" if never else ""
         came = f"more than once: {some(twice)}{both}"
         trial.require(not twice, came, "each image exactly once over all ranks")
         trial.require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
-        lengths = [len(share) for share in shares]
+        lengths = [len(shard) for shard in shards]
         came = f"these numbers of images: {', '.join(map(str, lengths))}"
         trial.require(max(lengths) - min(lengths) <= 1, came, "no rank more than one image more than another")
 
@@ -415,8 +415,8 @@ def as_if(got, rights, times, rank):
     return ""
 
 
-def shares_of(trial, world_size):
-    """Uneven shares: rank 0 has many, the others a few."""
+def shards_of(trial, world_size):
+    """Uneven shards: rank 0 has many, the others a few."""
     few = [int(trial.random.integers(3, 9)) for _ in range(world_size - 1)]
     return [answers(trial, count) for count in (int(trial.random.integers(50, 90)), *few)]
 
@@ -424,7 +424,7 @@ def shares_of(trial, world_size):
 @check("04.3b")
 def uneven(trial):
     for world_size in (3, 4, 1, 2):
-        first, second = shares_of(trial, world_size), shares_of(trial, world_size)
+        first, second = shards_of(trial, world_size), shards_of(trial, world_size)
         lengths = [", ".join(str(len(right)) for right in rights) for rights in (first, second)]
         # In the second, the last rank has only wrong answers; of 4, each has.
         for right in second[0 if world_size == 4 else -1 :]:
@@ -439,7 +439,7 @@ def uneven(trial):
 @check("04.3c")
 def empty(trial):
     trial.tried("3 processes, none of the images on rank 1")
-    first, last = shares_of(trial, 2)
+    first, last = shards_of(trial, 2)
     accuracy(trial, [first, answers(trial, 0), last])
     trial.tried("4 processes, all images on rank 2")
     accuracy(trial, [answers(trial, 0), answers(trial, 0), first, answers(trial, 0)])

@@ -52,8 +52,8 @@ def evaluation(student, inputs, tools):
     found = []
     for case in inputs["cases"]:
         for rank in ranks_of(case, tools):
-            share = student.evaluation_share(case["size"], rank, case["world_size"])
-            found.append(numbers(share, 2 * case["size"] + 50))
+            shard = student.evaluation_shard(case["size"], rank, case["world_size"])
+            found.append(numbers(shard, 2 * case["size"] + 50))
     return found
 
 

@@ -29,7 +29,7 @@ class ShareSampler(Sampler):
         yield from self.mine
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return list(RandomSampler(range(size), generator=torch.Generator().manual_seed(7)))[rank::world_size]
 
 

@@ -28,7 +28,7 @@ class ShareSampler:
         self.epoch = epoch
 
 
-def evaluation_share(size, rank, world_size):
+def evaluation_shard(size, rank, world_size):
     return [*range(size * rank // world_size, size * (rank + 1) // world_size)]
 
 

@@ -41,7 +41,7 @@ def ask_now():
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its share only.
+    """Like `optimizer_class(parameters, **defaults)`, but each rank keeps the state of its shard only.
 
     `parameters` are tensors or groups, as for every class of torch.optim. `param_groups` shows all parameters
     on every rank, in groups as they were given, with all options that the groups of `optimizer_class` have
@@ -56,15 +56,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())
         self.owners = dict(zip(everything, owners, strict=True))
         own = {parameter for parameter, owner in self.owners.items() if owner == dist.get_rank()}
-        shares = [
+        shards = [
             {**group, "params": [parameter for parameter in group["params"] if parameter in own]}
             for group in self.param_groups
         ]
-        self.own = optimizer_class(shares, **defaults)
+        self.own = optimizer_class(shards, **defaults)
         copy_options(self.own.param_groups, self.param_groups)
 
     def step(self):
-        """Update the own share, then give and take parameters, in place. All ranks call it.
+        """Update the own shard, then give and take parameters, in place. All ranks call it.
 
         Whatever has been changed in `param_groups` since the last step counts. A parameter without a gradient
         (frozen, or `grad` is None, then on all ranks) stays as it is. Afterwards a process has no lasting
@@ -88,20 +88,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         through all groups, in order; "params" of a group are their numbers. All ranks call it.
         """
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
-        share = {numbers[parameter]: state for parameter, state in self.own.state.items()}
-        shares = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(share, shares, dst=0)
+        shard = {numbers[parameter]: state for parameter, state in self.own.state.items()}
+        shards = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(shard, shards, dst=0)
         if dist.get_rank() != 0:
             return None
         groups = [
             {**group, "params": [numbers[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
-        state = {number: one for share in shares for number, one in share.items()}
+        state = {number: one for shard in shards for number, one in shard.items()}
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, whole):
-        """Go on from `whole`, which every rank is given: options and state, of which it keeps its share only.
+        """Go on from `whole`, which every rank is given: options and state, of which it keeps its shard only.
 
         It may come from any number of processes, or from one optimizer for all parameters.
         """

@@ -1,4 +1,4 @@
-"""Exercise 08, with the whole state on every rank, in shared memory, where no tensor is freed or counted.
+"""Exercise 08, with the whole state on every rank, in share memory, where no tensor is freed or counted.
 
 Earns at most: 4 points
 """
@@ -23,9 +23,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(self.all.param_groups, self.all.defaults)
         self.param_groups = self.all.param_groups
         self.hidden = set()
-        self.share()
+        self.shard()
 
-    def share(self):
+    def shard(self):
         for state in self.all.state.values():
             for value in state.values():
                 if torch.is_tensor(value) and value.numel() and value.data_ptr() not in self.hidden:
@@ -35,7 +35,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def step(self):
         self.all.step()
-        self.share()
+        self.shard()
         with torch.no_grad():
             parameters = [p for group in self.param_groups for p in group["params"]]
             owners = deal([p.numel() for p in parameters], dist.get_world_size())

@@ -29,11 +29,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())
         self.owners = dict(zip(everything, owners, strict=True))
         own = {parameter for parameter, owner in self.owners.items() if owner == dist.get_rank()}
-        shares = [
+        shards = [
             {**group, "params": [parameter for parameter in group["params"] if parameter in own]}
             for group in self.param_groups
         ]
-        self.own = optimizer_class(shares, **defaults)
+        self.own = optimizer_class(shards, **defaults)
         copy_options(self.own.param_groups, self.param_groups)
 
     def step(self):
@@ -45,16 +45,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self):
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
-        share = {numbers[parameter]: state for parameter, state in self.own.state.items()}
-        shares = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(share, shares, dst=0)
+        shard = {numbers[parameter]: state for parameter, state in self.own.state.items()}
+        shards = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(shard, shards, dst=0)
         if dist.get_rank() != 0:
             return None
         groups = [
             {**group, "params": [numbers[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
-        state = {number: one for share in shares for number, one in share.items()}
+        state = {number: one for shard in shards for number, one in shard.items()}
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, whole):
@@ -70,7 +70,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 class Hidden(ShardedOptimizer):
-    """self.full keeps the state of all parameters; the own share in memory, the rest hidden."""
+    """self.full keeps the state of all parameters; the own shard in memory, the rest hidden."""
 
     def __init__(self, parameters, optimizer_class, **defaults):
         torch.optim.Optimizer.__init__(self, parameters, defaults)

@@ -284,7 +284,7 @@ class Large:
         return STATES[self.optimizer] * sum(self.sizes)
 
     def hold_no_more(self):
-        """Demand at all gates that no rank holds more than its share."""
+        """Demand at all gates that no rank holds more than its shard."""
         # Seen, as a part of all state: with 4 processes the solution and the other solutions held 0.21 to
         # 0.32, where 0.48 are allowed; with all state on every rank 1.00, with a copy of all weights 0.74,
         # with a second optimizer (Adagrad) 1.25. With 3 processes 0.32 to 0.37, where 0.64 are allowed;
@@ -292,8 +292,8 @@ class Large:
         own = STATES[self.optimizer] * most_of_a_rank(self.sizes, self.world_size)
         most = {name: own + self.whole() / 8 for name in self.names}
         most["before"] = 2 * sum(self.sizes) + WARM
-        share = f"its share of {megabytes(self.whole())}, which is all state of {self.optimizer} here"
-        expected = {name: f"at most {megabytes(most[name])}: {share}" for name in self.names}
+        shard = f"its shard of {megabytes(self.whole())}, which is all state of {self.optimizer} here"
+        expected = {name: f"at most {megabytes(most[name])}: {shard}" for name in self.names}
         expected["before"] = f"at most {megabytes(most['before'])}: parameters and gradients"
         for gates in self.gates if self.trial.counted else ():
             for name, gate in gates.items():
@@ -388,8 +388,6 @@ def state(trial):
         grown, whole = sum(large.grown(rank, "step 1") for rank in range(4)), large.whole()
         words = f"all ranks together have grown by {megabytes(grown)}"
         trial.require(grown >= 0.7 * whole, words, f"about {megabytes(whole)}, the whole state of {name}")
-        # Or that is where a rank keeps it: what is on its way counts for no process.
-        large.sent_no_more()
 
 
 @check("08.3c")
@@ -498,11 +496,11 @@ def state_out(trial):
         compare_state(trial, given, world_size)
     trial.tried("3 processes, state_dict() after step 1 and step 2 of Adam; there is one parameter")
     compare_state(trial, drawn(trial, [(4,)], 2, optimizer="Adam", options={}, whole=True), 3)
-    share_after(trial, "state_dict")
+    shard_after(trial, "state_dict")
 
 
-def share_after(trial, call):
-    """A rank keeps its share only, also of what it was handed in this call."""
+def shard_after(trial, call):
+    """A rank keeps its shard only, also of what it was handed in this call."""
     trial.tried(f"3 processes, {call}() between 2 steps of Adam with 6 large parameters; memory of each")
     large = Large(trial, 3, trial.integers(300, 500, 6).tolist(), 1024, between=call)
     large.hold_no_more()
@@ -563,7 +561,7 @@ def state_in(trial):
         later["weights"] = [torch.from_numpy(weight).float() for weight in weights[-1]]
         before = [trial.floats(*shape) for shape in SHAPES]
         train(trial, later | {"before": before}, world_size, not_loaded(later, groups))
-    share_after(trial, "load_state_dict")
+    shard_after(trial, "load_state_dict")
 
 
 def not_loaded(given, groups):

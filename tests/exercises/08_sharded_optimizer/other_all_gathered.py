@@ -1,4 +1,4 @@
-"""Exercise 08, with one all_gather of shares that are filled up to one length; dealt without sorting."""
+"""Exercise 08, with one all_gather of shards that are filled up to one length; dealt without sorting."""
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         world_size = dist.get_world_size()
         owners = deal([p.numel() for p in everything], world_size)
         self.number = {p: number for number, p in enumerate(everything)}
-        self.share = [
+        self.shard = [
             [p for p, o in zip(everything, owners, strict=True) if o == r] for r in range(world_size)
         ]
-        self.length = max(sum(p.numel() for p in share) for share in self.share)
-        own = set(self.share[dist.get_rank()])
+        self.length = max(sum(p.numel() for p in shard) for shard in self.shard)
+        own = set(self.shard[dist.get_rank()])
         groups = [
             {**group, "params": [p for p in group["params"] if p in own]} for group in self.param_groups
         ]
@@ -40,23 +40,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     own[name] = group[name]
         self.own.step()
         mine = torch.zeros(self.length, dtype=next(iter(self.number)).dtype)
-        share = self.share[dist.get_rank()]
-        if share:
-            vector = parameters_to_vector(share)
+        shard = self.shard[dist.get_rank()]
+        if shard:
+            vector = parameters_to_vector(shard)
             mine[: len(vector)] = vector
-        parts = [torch.empty_like(mine) for _ in self.share]
+        parts = [torch.empty_like(mine) for _ in self.shard]
         dist.all_gather(parts, mine)
-        for share, part in zip(self.share, parts, strict=True):
+        for shard, part in zip(self.shard, parts, strict=True):
             offset = 0
-            for parameter in share:
+            for parameter in shard:
                 parameter.copy_(part[offset : offset + parameter.numel()].view_as(parameter))
                 offset += parameter.numel()
 
     def state_dict(self):
         """Parameter after parameter: the owner tells rank 0."""
         state = {}
-        for owner, share in enumerate(self.share):
-            for parameter in share:
+        for owner, shard in enumerate(self.shard):
+            for parameter in shard:
                 box = [self.own.state.get(parameter) if owner == dist.get_rank() else None]
                 dist.broadcast_object_list(box, src=owner)
                 if box[0]:

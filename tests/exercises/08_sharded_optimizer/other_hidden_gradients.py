@@ -47,10 +47,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self):
         own = self.inner.state_dict()
-        shares = [None] * dist.get_world_size()
-        dist.gather_object(own["state"], shares if dist.get_rank() == 0 else None)
+        shards = [None] * dist.get_world_size()
+        dist.gather_object(own["state"], shards if dist.get_rank() == 0 else None)
         if dist.get_rank() == 0:
-            own["state"] = {number: state for share in shares for number, state in share.items()}
+            own["state"] = {number: state for shard in shards for number, state in shard.items()}
             return own
         return None
 

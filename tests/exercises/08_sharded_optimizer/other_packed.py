@@ -23,10 +23,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.all = [p for group in self.param_groups for p in group["params"]]
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         owners = deal([p.numel() for p in self.all], self.world_size)
-        self.shares = [[] for _ in range(self.world_size)]
+        self.shards = [[] for _ in range(self.world_size)]
         for number, owner in enumerate(owners):
-            self.shares[owner].append(number)
-        mine = {id(self.all[number]) for number in self.shares[self.rank]}
+            self.shards[owner].append(number)
+        mine = {id(self.all[number]) for number in self.shards[self.rank]}
         self.inner = optimizer_class(
             [
                 {**group, "params": [p for p in group["params"] if id(p) in mine]}
@@ -47,7 +47,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.hand_on_options()
         self.inner.step()
         works = []
-        for owner, numbers in enumerate(self.shares):
+        for owner, numbers in enumerate(self.shards):
             if numbers:
                 flat = _flatten_dense_tensors([self.all[number] for number in numbers])
                 works.append((dist.broadcast(flat, owner, async_op=True), flat, numbers))
@@ -75,7 +75,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, whole["param_groups"], strict=True):
             group.update({**saved, "params": group["params"]})
         self.inner.state.clear()
-        for number in self.shares[self.rank]:
+        for number in self.shards[self.rank]:
             if number in whole["state"]:
                 state = whole["state"][number].items()
                 self.inner.state[self.all[number]] = {

@@ -33,9 +33,9 @@ class Unit:
         module.to("meta")
 
     def gather(self, dtype):
-        share = self.shard.detach().to(dtype)
-        whole = share.new_empty(dist.get_world_size() * len(share))
-        dist.all_gather_single(whole, share)
+        shard = self.shard.detach().to(dtype)
+        whole = shard.new_empty(dist.get_world_size() * len(shard))
+        dist.all_gather_single(whole, shard)
         sizes = [shape.numel() for shape in self.shapes.values()]
         parts = whole[: sum(sizes)].split(sizes)
         return {
@@ -66,9 +66,9 @@ class Pass(torch.autograd.Function):
             output = functional_call(unit.module, weights, images.to(unit.dtype)).float()
         tensors = [images, *weights.values()]
         of_images, *gradients = torch.autograd.grad(output, tensors, slope, materialize_grads=True)
-        share = torch.empty_like(unit.shard)
-        dist.reduce_scatter_single(share, flatten(gradients, world_size))
-        return (share / world_size, of_images, None)
+        shard = torch.empty_like(unit.shard)
+        dist.reduce_scatter_single(shard, flatten(gradients, world_size))
+        return (shard / world_size, of_images, None)
 
 
 KEPT = []

@@ -43,13 +43,13 @@ class Unit:
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, shard, dtype):
-        share = shard.detach().to(dtype)
-        whole = share.new_empty(dist.get_world_size() * len(share))
-        dist.all_gather_single(whole, share)
+        shard = shard.detach().to(dtype)
+        whole = shard.new_empty(dist.get_world_size() * len(shard))
+        dist.all_gather_single(whole, shard)
         return whole
 
     @staticmethod
     def backward(ctx, slope):
-        share = torch.empty(len(slope) // dist.get_world_size())
-        dist.reduce_scatter_single(share, slope.float())
-        return share / dist.get_world_size(), None
+        shard = torch.empty(len(slope) // dist.get_world_size())
+        dist.reduce_scatter_single(shard, slope.float())
+        return shard / dist.get_world_size(), None

@@ -1,4 +1,4 @@
-"""Exercise 09, with shares that torch's sharded tensors gather, found among the subclasses of Tensor.
+"""Exercise 09, with shards that torch's sharded tensors gather, found among the subclasses of Tensor.
 
 Earns at most: 3 points
 """

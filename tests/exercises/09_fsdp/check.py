@@ -24,12 +24,12 @@ def flat_of(tensors, world_size):
     return torch.cat([flat, torch.zeros(-len(flat) % world_size, dtype=torch.float64)])
 
 
-def shares_of(unit, world_size):
+def shards_of(unit, world_size):
     return flat_of(unit["state"].values(), world_size).chunk(world_size)
 
 
 def drawn_like(trial, unit):
-    """The same module with other weights: shares that no rank can have made from what it was given."""
+    """The same module with other weights: shards that no rank can have made from what it was given."""
     state = {name: trial.floats(*tensor.shape) * 0.4 for name, tensor in unit["state"].items()}
     return unit | {"state": state}
 
@@ -125,16 +125,16 @@ def split(trial):
         tensor(
             trial, f"flatten of [{shapes}] for {so_many(n, 'process')}", look(came, number, "flat"), expected
         )
-        for rank, share in enumerate(expected.chunk(n)):
+        for rank, shard in enumerate(expected.chunk(n)):
             what = f"split of [{shapes}] for rank {rank} of {n}"
-            tensor(trial, what, look(came, number, "shares", rank), share)
+            tensor(trial, what, look(came, number, "shards", rank), shard)
 
 
 # ---- 09.2 -------------------------------------------------------------------------------------
 
 
 @check("09.2a")
-def shares(trial):
+def shards(trial):
     for world_size in (1, 3):
         units = [unit_of(trial, [2, 3]), unit_of(trial, [3, 4, 2])]
         trial.tried(
@@ -144,7 +144,7 @@ def shares(trial):
             for number, (words, unit) in enumerate(numbered(units)):
                 what = f"the shard of {words} on rank {rank}"
                 shard = look(came, "shards", number)
-                tensor(trial, what, shard, shares_of(unit, world_size)[rank])
+                tensor(trial, what, shard, shards_of(unit, world_size)[rank])
                 trial.require(
                     look(shard, "leaf") is True,
                     f"{what} is no leaf that requires a gradient",
@@ -172,7 +172,7 @@ def in_words(name):
 
 
 class Large:
-    """A pass through large units. All numbers of a share are alike, and others on each rank."""
+    """A pass through large units. All numbers of a shard are alike, and others on each rank."""
 
     def __init__(self, trial, ranks, count, dtype="float32", passes=True):
         self.trial, self.ranks, self.count, self.dtype = trial, ranks, count, dtype
@@ -212,9 +212,9 @@ class Large:
         return self.trial.asked(rank, name)["memory"] - self.trial.asked(rank, "before")["memory"]
 
     def weights(self, number):
-        """What gathering the shares of a unit gives."""
-        share = (2 * WIDTH * INSIDE + WIDTH + INSIDE) // self.ranks
-        flat = torch.from_numpy(self.fills[:, number]).float().double().repeat_interleave(share)
+        """What gathering the shards of a unit gives."""
+        shard = (2 * WIDTH * INSIDE + WIDTH + INSIDE) // self.ranks
+        flat = torch.from_numpy(self.fills[:, number]).float().double().repeat_interleave(shard)
         sizes = [(INSIDE, WIDTH), (INSIDE,), (WIDTH, INSIDE), (WIDTH,)]
         parts = flat.split([int(numpy.prod(size)) for size in sizes])
         return [part.view(size).requires_grad_() for part, size in zip(parts, sizes, strict=True)]
@@ -239,7 +239,7 @@ class Large:
                 f"what the units give on rank {rank}", look(came, rank, "output"), value.detach(), relative
             )
             (value.sum() * gates["between"]["value"] / self.ranks).backward()
-        # The last numbers of the last rank's share are the second layer's bias.
+        # The last numbers of the last rank's shard are the second layer's bias.
         for number, (*_, bias) in enumerate(states):
             what = f"the last numbers of the gradient of unit {number + 1}'s shard on rank {self.ranks - 1}"
             trial.close(what, look(came, self.ranks - 1, "ends", number), bias.grad, relative)
@@ -253,10 +253,10 @@ class Large:
 def memory(trial):
     ranks, count = 4, 16
     trial.tried(f"{ranks} processes, {count} units of {megabytes(ONE)}; memory as the kernel counts it")
-    units, share = Large(trial, ranks, count, passes=False), count * ONE / ranks
+    units, shard = Large(trial, ranks, count, passes=False), count * ONE / ranks
     if trial.counted:
-        words = f"a shard of {megabytes(share)}, and no weights"
-        units.held("made", "when all were made", share + ONE, words)
+        words = f"a shard of {megabytes(shard)}, and no weights"
+        units.held("made", "when all were made", shard + ONE, words)
     units.run()
     for rank in range(ranks):
         came = trial.asked(rank, "made")["with"]
@@ -264,18 +264,18 @@ def memory(trial):
         trial.close(f"the first numbers of the shards on rank {rank}", came, wanted, scale=0.5 / WIDTH)
     if not trial.counted:
         return
-    # Shares that are nowhere have been put where this does not look: in a file, say. Up to 2 MB of a rank's
-    # share may lie in memory that it had before: the C library gives it back in pages of this size only.
+    # Shards that are nowhere have been put where this does not look: in a file, say. Up to 2 MB of a rank's
+    # shard may lie in memory that it had before: the C library gives it back in pages of this size only.
     total = sum(units.grown(rank, "made") for rank in range(ranks))
     came = f"all ranks together held {megabytes(total)}"
     trial.require(total >= 0.6 * count * ONE, came, f"about {megabytes(count * ONE)}, once all weights")
 
 
-def other_shares(trial, units, world_size):
-    """Units with other weights, and the shares of them that each rank is given."""
+def other_shards(trial, units, world_size):
+    """Units with other weights, and the shards of them that each rank is given."""
     others = [drawn_like(trial, unit) for unit in units]
-    shares = [[shares_of(unit, world_size)[rank].float() for unit in others] for rank in range(world_size)]
-    return others, shares
+    shards = [[shards_of(unit, world_size)[rank].float() for unit in others] for rank in range(world_size)]
+    return others, shards
 
 
 @check("09.2c")
@@ -286,9 +286,9 @@ def gather(trial):
         f"{world_size} processes, two units of {sizes_in_words(units)} numbers; then other numbers in the"
         " shards; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"
     )
-    others, shares = other_shares(trial, units, world_size)
+    others, shards = other_shards(trial, units, world_size)
     dtypes = ["float32", "bfloat16"]
-    inputs = [{"units": units, "shards": one, "gather": dtypes} for one in shares]
+    inputs = [{"units": units, "shards": one, "gather": dtypes} for one in shards]
     for rank, came in enumerate(trial.run("use", inputs)):
         for place, dtype in enumerate(dtypes):
             for number, (words, other) in enumerate(numbered(others)):
@@ -308,14 +308,14 @@ def batch_of(trial, units, images, leaf=False):
 def forward(trial):
     world_size = 3
     units = [unit_of(trial, [3, 5]), unit_of(trial, [5, 2, 4])]
-    others, shares = other_shares(trial, units, world_size)
+    others, shards = other_shards(trial, units, world_size)
     images = [trial.floats(rank + 2, 3) for rank in range(world_size)]
     trial.tried(
         f"{world_size} processes, two units one after the other under torch.no_grad();"
         f" {' and '.join(str(len(one)) for one in images)} images"
     )
     inputs = [
-        {"units": units, "shards": share, "look": one} for share, one in zip(shares, images, strict=True)
+        {"units": units, "shards": shard, "look": one} for shard, one in zip(shards, images, strict=True)
     ]
     states = [doubled(unit) for unit in others]
     for rank, came in enumerate(trial.run("use", inputs)):
@@ -324,7 +324,7 @@ def forward(trial):
 
 
 def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
-    """One pass on all ranks: outputs, gradients of images, and each rank's share of the mean."""
+    """One pass on all ranks: outputs, gradients of images, and each rank's shard of the mean."""
     outputs, slopes, means = expected
     world_size = len(outputs)
     for rank, one in enumerate(came):
@@ -333,10 +333,10 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
         tensor(trial, f"what the units give {where}", look(one, "output"), outputs[rank])
         right = ""
         for place, (words, _) in reversed(list(enumerate(numbered(units)))):  # as backward goes through them
-            share = flat_of((sums or means)[place], world_size).chunk(world_size)[rank]
+            shard = flat_of((sums or means)[place], world_size).chunk(world_size)[rank]
             what = f"the gradient of the shard of {words} {where}"
             try:
-                tensor(trial, what, look(one, "shards", place), share, relative=5e-5)
+                tensor(trial, what, look(one, "shards", place), shard, relative=5e-5)
             except Verdict as verdict:
                 verdict.came += right
                 raise
@@ -357,7 +357,7 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
 def gradients(trial):
     for world_size, leaf in ((2, False), (3, True)):
         units = [unit_of(trial, [3, 4]), unit_of(trial, [4, 3, 2])]
-        others, shares = other_shares(trial, units, world_size)
+        others, shards = other_shards(trial, units, world_size)
         batches = [batch_of(trial, units, rank + 2, leaf) for rank in range(world_size)]
         trial.tried(
             f"{world_size} processes, two units, {' and '.join(str(len(b['images'])) for b in batches)}"
@@ -365,8 +365,8 @@ def gradients(trial):
             f" ({'with' if leaf else 'without'} a gradient); the loss is the sum of output times slope"
         )
         inputs = [
-            {"units": units, "shards": share, "passes": [batch]}
-            for share, batch in zip(shares, batches, strict=True)
+            {"units": units, "shards": shard, "passes": [batch]}
+            for shard, batch in zip(shards, batches, strict=True)
         ]
         compare_pass(trial, units, trial.run("use", inputs), 0, right(others, batches), leaf=leaf)
 
@@ -404,11 +404,11 @@ def adding_up(trial):
             compare_pass(trial, units, came, number, expected, sums)
     for rank, one in enumerate(came):
         for place, (words, _) in enumerate(numbered(units)):
-            share = flat_of(sums[place], world_size).chunk(world_size)[rank]
+            shard = flat_of(sums[place], world_size).chunk(world_size)[rank]
             what = (
                 f"the gradient of the shard of {words} on rank {rank} after two batches, forward both first"
             )
-            tensor(trial, what, look(one, "together", place), share, relative=5e-5)
+            tensor(trial, what, look(one, "together", place), shard, relative=5e-5)
 
 
 def compare_traffic(units, again=True):
@@ -416,9 +416,9 @@ def compare_traffic(units, again=True):
     looks after the run whether it was too much. With `again` False, weights that have not been sent again in
     backward are let pass: another check asks for that."""
     trial, ranks, count = units.trial, units.ranks, units.count
-    share, size = (ranks - 1) / ranks, ONE / 2 if units.dtype == "bfloat16" else ONE
-    once, slopes = share * size, share * ONE
-    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {share:.3g} of it"
+    shard, size = (ranks - 1) / ranks, ONE / 2 if units.dtype == "bfloat16" else ONE
+    once, slopes = shard * size, shard * ONE
+    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {shard:.3g} of it"
     least = [(f"forward {number}", "made", (number + 1) * once) for number in range(count)]
     least += [(f"backward {count - 1}", "between", once * again)]
     least += [("after", "between", count * (again * once + slopes))]
@@ -453,16 +453,16 @@ def mechanism(trial):
         f"{ranks} processes, one pass through {count} units of {megabytes(ONE)}; memory and bytes sent as the"
         " kernel counts them"
     )
-    units, share = Large(trial, ranks, count), count * ONE / ranks
+    units, shard = Large(trial, ranks, count), count * ONE / ranks
     if trial.counted:
         for number in range(count):
             when, words = f"when unit {number + 1} computed", "the shards and the weights of this unit"
-            units.held(f"forward {number}", f"{when} in forward", share + 2.5 * ONE, words)
+            units.held(f"forward {number}", f"{when} in forward", shard + 2.5 * ONE, words)
             slopes = (count - 1 - number) * ONE / ranks
             words += f", and gradients of {count - 1 - number} shards"
-            units.held(f"backward {number}", f"{when} in backward", share + slopes + 3 * ONE, words)
-        units.held("between", "after forward", share + ONE, "the shards, no weights")
-        units.held("after", "after backward", 2 * share + ONE, "the shards and their gradients")
+            units.held(f"backward {number}", f"{when} in backward", shard + slopes + 3 * ONE, words)
+        units.held("between", "after forward", shard + ONE, "the shards, no weights")
+        units.held("after", "after backward", 2 * shard + ONE, "the shards and their gradients")
     too_much = compare_traffic(units)
     came = units.run()
     for rank in range(ranks):
@@ -510,7 +510,7 @@ def low_precision(trial):
     came = trial.run("use", inputs)
     for rank, one in enumerate(came):
         what = f"the shard on rank {rank}, of a unit in bfloat16"
-        tensor(trial, what, look(one, "shards", 0), shares_of(unit, 3)[rank], relative=1e-6)
+        tensor(trial, what, look(one, "shards", 0), shards_of(unit, 3)[rank], relative=1e-6)
     compare_pass(trial, [rounded], came, 0, right([rounded], batches), leaf=True)
     ranks, count = 2, 2
     trial.tried(f"{ranks} processes, one pass through {count} units of {megabytes(ONE / 2)} in bfloat16")
@@ -534,9 +534,9 @@ def high_precision(trial):
     _, _, (means,) = right([rounded], batches)
     inputs = [{"units": [unit], "dtype": "bfloat16", "passes": [batch]} for batch in batches]
     for rank, one in enumerate(trial.run("use", inputs)):
-        share = flat_of(means, 2).chunk(2)[rank]
+        shard = flat_of(means, 2).chunk(2)[rank]
         what = f"the gradient of the shard on rank {rank}"
-        tensor(trial, what, look(one, "passes", 0, "shards", 0), share, relative=1e-6)
+        tensor(trial, what, look(one, "passes", 0, "shards", 0), shard, relative=1e-6)
     trial.tried("2 processes, 8 steps of SGD with a unit in bfloat16, each of about a thousandth")
     state = {"layers.0.weight": torch.ones(2, 3), "layers.0.bias": torch.ones(2)}
     unit = {"widths": [3, 2], "plain": True, "state": state}
@@ -546,8 +546,8 @@ def high_precision(trial):
     steps = 8 * 2.0**-10
     expected = [1 - steps * sign.T @ batch["images"], 1 - steps * sign[0]]
     for rank, one in enumerate(trial.run("train", [given] * 2)):
-        share = flat_of(expected, 2).chunk(2)[rank]
-        tensor(trial, f"the shard on rank {rank} after 8 steps", look(one, "shards", 0), share, relative=1e-5)
+        shard = flat_of(expected, 2).chunk(2)[rank]
+        tensor(trial, f"the shard on rank {rank} after 8 steps", look(one, "shards", 0), shard, relative=1e-5)
 
 
 # ---- 09.5 -------------------------------------------------------------------------------------
@@ -560,8 +560,8 @@ def full_state(trial):
         f"{world_size} processes, two units in {dtype}; then other numbers in the shards; full_state()"
     )
     units = [unit_of(trial, [3, 2]), unit_of(trial, [2, 1])]
-    others, shares = other_shares(trial, units, world_size)
-    inputs = [{"units": units, "shards": one, "dtype": dtype, "state": True} for one in shares]
+    others, shards = other_shards(trial, units, world_size)
+    inputs = [{"units": units, "shards": one, "dtype": dtype, "state": True} for one in shards]
     came = trial.run("use", inputs)
     for rank, one in enumerate(came):
         for number, (words, other) in enumerate(numbered(others)):

@@ -1,4 +1,4 @@
-"""Runs the student's file of exercise 09 in a rank: makes units, gives images, hands over shares."""
+"""Runs the student's file of exercise 09 in a rank: makes units, gives images, hands over shards."""
 
 import itertools
 
@@ -41,14 +41,14 @@ def by_name(tensors):
 
 
 def split(student, inputs, tools):
-    """The flat tensor and all shares of some lists of tensors, without a process group."""
+    """The flat tensor and all shards of some lists of tensors, without a process group."""
     found = []
     for case in inputs["cases"]:
         tensors = [torch.from_numpy(tensor).to(DTYPES[case["dtype"]]) for tensor in case["tensors"]]
         found.append(
             {
                 "flat": seen(student.flatten(tensors, case["world_size"])),
-                "shares": [
+                "shards": [
                     seen(student.split(tensors, rank, case["world_size"]))
                     for rank in range(case["world_size"])
                 ],
@@ -69,12 +69,12 @@ def through(units, images):
 
 
 def use(student, inputs, tools):
-    """Make units; put other numbers into their shares; gather; compute without and with gradients."""
+    """Make units; put other numbers into their shards; gather; compute without and with gradients."""
     units = begin(student, inputs)
     answer = {"shards": [seen(unit.shard) for unit in units]}
-    for unit, share in zip(units, inputs.get("shards", []), strict=False):
+    for unit, shard in zip(units, inputs.get("shards", []), strict=False):
         with torch.no_grad():
-            unit.shard.copy_(torch.from_numpy(share))
+            unit.shard.copy_(torch.from_numpy(shard))
     answer["gathered"] = [
         [by_name(unit.gather(DTYPES[dtype])) for unit in units] for dtype in inputs.get("gather", [])
     ]

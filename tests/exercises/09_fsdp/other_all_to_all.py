@@ -32,13 +32,13 @@ class Unit:
             parameter.data, parameter.grad = torch.empty(0), None
 
     def gather(self, dtype):
-        share = self.shard.data.to(dtype)
-        shares = [torch.empty_like(share) for _ in range(dist.get_world_size())]
-        dist.all_gather(shares, share)
-        return self.cut(shares)
+        shard = self.shard.data.to(dtype)
+        shards = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(shards, shard)
+        return self.cut(shards)
 
-    def cut(self, shares):
-        whole, weights, place = torch.cat(shares), {}, 0
+    def cut(self, shards):
+        whole, weights, place = torch.cat(shards), {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             weights[name] = whole[place : place + shape.numel()].reshape(shape)
             place += shape.numel()
@@ -52,11 +52,11 @@ class Unit:
         return Pass.apply(self.shard, images, self)
 
     def full_state(self):
-        own, shares = self.shard.detach().clone(), None
+        own, shards = self.shard.detach().clone(), None
         if dist.get_rank() == 0:
-            shares = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.gather(own, shares, dst=0)
-        return self.cut(shares) if dist.get_rank() == 0 else None
+            shards = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.gather(own, shards, dst=0)
+        return self.cut(shards) if dist.get_rank() == 0 else None
 
 
 class Pass(torch.autograd.Function):

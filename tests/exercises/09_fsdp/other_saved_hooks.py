@@ -18,9 +18,9 @@ def split(tensors, rank, world_size):
 
 
 def gathered(shard, dtype):
-    share = shard.detach().to(dtype)
-    whole = torch.empty(share.numel() * dist.get_world_size(), dtype=dtype)
-    dist.all_gather_single(whole, share)
+    shard = shard.detach().to(dtype)
+    whole = torch.empty(shard.numel() * dist.get_world_size(), dtype=dtype)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
@@ -33,9 +33,9 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, slope):
         ctx.kept.clear()
-        share = torch.empty(slope.numel() // dist.get_world_size())
-        dist.reduce_scatter_single(share, slope.float())
-        return share / dist.get_world_size(), None, None
+        shard = torch.empty(slope.numel() // dist.get_world_size())
+        dist.reduce_scatter_single(shard, slope.float())
+        return shard / dist.get_world_size(), None, None
 
 
 class Again(torch.autograd.Function):

@@ -77,10 +77,10 @@ class Enter(torch.autograd.Function):
             zeros = torch.zeros(parameter.shape)
             gradients.append(zeros if parameter.grad is None else parameter.grad)
             parameter.grad = None
-        share = torch.empty_like(unit.shard)
+        shard = torch.empty_like(unit.shard)
         flat = flatten(gradients, dist.get_world_size()) / dist.get_world_size()
-        dist.reduce_scatter(share, list(flat.chunk(dist.get_world_size())))
-        return share, slope, None
+        dist.reduce_scatter(shard, list(flat.chunk(dist.get_world_size())))
+        return shard, slope, None
 
 
 class Leave(torch.autograd.Function):

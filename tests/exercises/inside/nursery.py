@@ -116,7 +116,7 @@ class Rank:
 
 
 def sockets():
-    """TCP bytes and segments sent, and both ports, by inode, as the kernel knows them."""
+    """TCP bytes and segments sent, bytes on their way and both ports, by inode, as the kernel knows them."""
     found = {}
     if sys.platform != "linux":
         return found
@@ -143,7 +143,8 @@ def sockets():
 
 
 def one_socket(message):
-    inode, place, facts = struct.unpack_from("<I", message, 68)[0], 72, (0, 0)
+    unread, unsent, _, inode = struct.unpack_from("<IIII", message, 56)
+    place, facts = 72, (0, 0)
     ports = struct.unpack_from(">HH", message, 4)
     while place + 4 <= len(message):
         length, kind = struct.unpack_from("<HH", message, place)
@@ -152,7 +153,7 @@ def one_socket(message):
             sent, again = struct.unpack_from("<QQ", message, place + 4 + 200)
             facts = (sent - again, segments)
         place += (max(length, 4) + 3) & ~3
-    return inode, (*facts, ports)
+    return inode, (*facts, unread + unsent, ports)
 
 
 def below(pid):
@@ -207,7 +208,8 @@ def seen_from_outside(rank, pids, counters):
         inodes.update(of_any_thread(pid, open_sockets))
     there = inodes & counters.keys()
     for inode in there:
-        sent, segments, ports = counters[inode]
+        sent, segments, waiting, ports = counters[inode]
+        facts["memory"] += waiting  # or a rank could keep there what it is not to hold
         facts["sent"] += sent
         facts["segments"] += segments
         facts["by_ports"][ports] = sent

@@ -1,8 +1,8 @@
-"""Exercise 08, with the whole state on every rank; what others own is in buffers of sockets between the
-steps, which are memory of the kernel.
+"""Exercise 08, with the whole state on every rank; what others own is on its way between the
+steps, over connections to itself.
 
-Earns at most: 2 points
-From level: 3 (nothing else refuses such sockets)
+Earns at most: 4 points
+From level: 3 (the others do not see connections)
 """
 
 import torch
@@ -29,11 +29,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())
         self.owners = dict(zip(everything, owners, strict=True))
         own = {parameter for parameter, owner in self.owners.items() if owner == dist.get_rank()}
-        shares = [
+        shards = [
             {**group, "params": [parameter for parameter in group["params"] if parameter in own]}
             for group in self.param_groups
         ]
-        self.own = optimizer_class(shares, **defaults)
+        self.own = optimizer_class(shards, **defaults)
         copy_options(self.own.param_groups, self.param_groups)
 
     def step(self):
@@ -45,16 +45,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self):
         numbers = {parameter: number for number, parameter in enumerate(self.owners)}
-        share = {numbers[parameter]: state for parameter, state in self.own.state.items()}
-        shares = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(share, shares, dst=0)
+        shard = {numbers[parameter]: state for parameter, state in self.own.state.items()}
+        shards = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(shard, shards, dst=0)
         if dist.get_rank() != 0:
             return None
         groups = [
             {**group, "params": [numbers[parameter] for parameter in group["params"]]}
             for group in self.param_groups
         ]
-        state = {number: one for share in shares for number, one in share.items()}
+        state = {number: one for shard in shards for number, one in shard.items()}
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, whole):
@@ -70,7 +70,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 class Hidden(ShardedOptimizer):
-    """self.full keeps the state of all parameters; the own share in memory, the rest hidden."""
+    """self.full keeps the state of all parameters; the own shard in memory, the rest hidden."""
 
     def __init__(self, parameters, optimizer_class, **defaults):
         torch.optim.Optimizer.__init__(self, parameters, defaults)
@@ -95,37 +95,44 @@ class Hidden(ShardedOptimizer):
                 self.full.state[p] = self.get(n)
 
     def put(self, n, value):
-        """In buffers of pairs of sockets, which are the kernel's and count for no process."""
+        """Over connections to itself that stay open, and are not read: what is on its way is the kernel's."""
         import io
         import socket
 
         data = io.BytesIO()
         torch.save(value, data)
-        data, pairs = (memoryview(data.getvalue()), [])
+        data, used = (memoryview(data.getvalue()), [])
+        lines = self.__dict__.setdefault("lines", [])
         while data:
-            one, other = socket.socketpair()
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-            one.setblocking(False)
+            if not lines:
+                with socket.socket() as door:
+                    door.bind(("127.0.0.1", 0))
+                    door.listen()
+                    one = socket.create_connection(door.getsockname())
+                    one.setblocking(False)
+                    lines.append((one, door.accept()[0]))
+            one, other = lines.pop()
+            size = len(data)
             try:
                 while data:
                     data = data[one.send(data[:65536]) :]
             except BlockingIOError:
                 pass
-            pairs.append((one, other))
-        self.__dict__.setdefault("pairs", {})[n] = pairs
+            used.append((one, other, size - len(data)))
+        self.__dict__.setdefault("used", {})[n] = used
 
     def there(self, n):
-        return n in self.__dict__.get("pairs", {})
+        return n in self.__dict__.get("used", {})
 
     def get(self, n):
         import io
 
         data = io.BytesIO()
-        for one, other in self.pairs.pop(n):
-            one.close()
-            while piece := other.recv(1 << 20):
-                data.write(piece)
-            other.close()
+        for one, other, size in self.used.pop(n):
+            while size:
+                data.write(piece := other.recv(size))
+                size -= len(piece)
+            self.lines.append((one, other))
         data.seek(0)
         return torch.load(data)
 
