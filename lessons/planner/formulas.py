@@ -126,13 +126,17 @@ def activation_bytes(
 def pipeline_idle_to_ideal(stages: int, microbatches: int, interleave: int = 1) -> float:
     """Idle time of a stage over the time it works, (p - 1)/(v m) (Narayanan 2021, 2.2).
     It may exceed 1.
+
+    Of fewer micro-batches than stages, each but the first chunk also waits for those that
+    are missing: (p - 1 + (v - 1) (p - m))/(v m). So PyTorch 2.13's schedules have it.
     """
-    return (stages - 1) / (interleave * microbatches)
+    missing = max(0, stages - microbatches)
+    return (stages - 1 + (interleave - 1) * missing) / (interleave * microbatches)
 
 
 def pipeline_idle_share(stages: int, microbatches: int, interleave: int = 1) -> float:
-    """Idle time of a stage over the whole time, (p - 1)/(v m + p - 1): GPipe (Huang
-    2019). Always below 1.
+    """Idle time of a stage over the whole time; (p - 1)/(v m + p - 1) for as many
+    micro-batches as stages or more: GPipe (Huang 2019). Always below 1.
     """
     ratio = pipeline_idle_to_ideal(stages, microbatches, interleave)
     return ratio / (1 + ratio)

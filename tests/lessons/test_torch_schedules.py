@@ -1,0 +1,61 @@
+"""What the planner and lesson 10 say of pipelines, against the lists of torch.distributed.pipelining."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lessons import ROOT
+from parts import timeline
+from planner import formulas
+
+
+@pytest.fixture(scope="module")
+def listed():
+    """For (processes, chunks, microbatches): what each process does in order, or None where torch refuses."""
+    words = [sys.executable, ROOT / "tests/probes/torch_schedules.py"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    found = map(json.loads, result.stdout.splitlines())
+    return {(row["processes"], row["chunks"], row["microbatches"]): row["orders"] for row in found}
+
+
+def events_of(orders, stages, backward=2):
+    """Lesson 10's events, where a forward takes 1, a backward 2, and a message nothing."""
+    ended, seen = {}, {}
+    waiting, rows = [list(order) for order in orders], [[] for _ in orders]
+    while any(waiting):
+        before = len(ended)
+        for rank, line in enumerate(waiting):
+            while line:
+                kind, stage = line[0]
+                number = seen.get((rank, kind, stage), 0)
+                if kind == "forward":
+                    needs = [("forward", stage - 1, number)] if stage else []
+                else:
+                    is_last = stage == stages - 1
+                    needs = [("forward", stage, number) if is_last else ("backward", stage + 1, number)]
+                if any(need not in ended for need in needs):
+                    break
+                begin = max([0, *(ended[need] for need in needs), *(event["end"] for event in rows[rank][-1:])])
+                end = ended[kind, stage, number] = begin + (1 if kind == "forward" else backward)
+                rows[rank].append({"begin": begin, "end": end})
+                seen[rank, kind, stage] = number + 1
+                line.pop(0)
+        assert len(ended) > before, "the processes wait for each other for ever"
+    return rows
+
+
+def test_idle_shares_are_those_of_torchs_lists(listed):
+    for (processes, chunks, microbatches), orders in listed.items():
+        if orders is None:
+            continue
+        sizes = {"world_size": processes, "stages": processes * chunks, "microbatches": microbatches}
+        for backward in (1, 2):
+            values = sizes | {"events": events_of(orders, processes * chunks, backward)}
+            idle = timeline.idle(values)
+            share = formulas.pipeline_idle_share(processes, microbatches, chunks)
+            assert share == pytest.approx(idle, abs=1e-12), (processes, chunks, microbatches)
+            assert timeline.idle_in_theory(values) == pytest.approx(idle, abs=1e-12)
+    assert formulas.pipeline_idle_share(8, 4, 4) == pytest.approx(0.543, abs=5e-4)
