@@ -142,6 +142,21 @@ def pipeline_idle_share(stages: int, microbatches: int, interleave: int = 1) -> 
     return ratio / (1 + ratio)
 
 
+def pipeline_held(stages: int, microbatches: int, interleave: int = 1) -> float:
+    """What the first stage keeps for backward at most, over what all layers keep of one
+    micro-batch.
+
+    1F1B: p micro-batches of 1/p of the layers, so 1. Interleaved: (v - 1) r + 2 (p - 1)
+    + 1 of 1/(p v), in rounds of r micro-batches, which are p if p divides m (Korthikanti
+    2022, 4.2.3). Never more than all m. So PyTorch 2.13's schedules have it.
+    """
+    rounds = max(1, microbatches // stages)
+    held = (interleave - 1) * (microbatches // rounds) + 2 * (stages - 1) + 1
+    if interleave == 1:
+        held = stages
+    return min(held, interleave * microbatches) / (stages * interleave)
+
+
 def all_reduce_seconds(
     bytes: float,
     ranks: int,

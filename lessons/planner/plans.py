@@ -42,7 +42,7 @@ def divide(job: Job) -> tuple[int, int]:
     return data, math.ceil(texts / data / job["micro_batch"])
 
 
-def memory_bytes(job: Job, data: int) -> dict[str, float]:
+def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
     """What a GPU of the first pipeline stage holds, by part. Buffers and the framework
     come on top.
     """
@@ -59,9 +59,7 @@ def memory_bytes(job: Job, data: int) -> dict[str, float]:
         sequence_parallel=job["sequence_parallel"],
         recompute=job["recompute"],
     )
-    # More chunks on each stage, more of them in flight (Korthikanti 2022, 4.2.3).
-    in_flight = 1 + (pipeline - 1) / (pipeline * chunks) if chunks > 1 else 1
-    return parts | {"activations": kept * in_flight}
+    return parts | {"activations": kept * formulas.pipeline_held(pipeline, microbatches, chunks)}
 
 
 def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
@@ -124,7 +122,7 @@ def plan(job: Job) -> Plan:
     """
     data, microbatches = divide(job)
     layers, hidden, heads = guess(job)
-    memory, step = memory_bytes(job, data), step_seconds(job, data, microbatches)
+    memory, step = memory_bytes(job, data, microbatches), step_seconds(job, data, microbatches)
     seconds, texts = sum(step.values()), job["batch_tokens"] // job["seq"]
     between = formulas.seconds_between_failures(job["gpus"], job["failure_rate"])
     interval = formulas.checkpoint_interval(job["save_seconds"], between)

@@ -547,6 +547,16 @@ def test_plans_of_runs_that_were_made():
         assert 100 * llama["model_flops_utilization"] == pytest.approx(percent, abs=0.6)
 
 
+def test_llama_3_fits_as_it_was_trained():
+    """16,384 GPUs, 128 data-parallel ranks of 16 texts, 16 stages: with as many micro-batches as stages, no
+    more than all activations of one are held. Its authors sharded optimizer and gradients."""
+    run = {"tensor_parallel": 8, "pipeline": 16, "interleave": 8, "seq": 8192, "stage": 2}
+    model = {"params": 405e9, "layers": 126, "hidden": 16384, "heads": 128, "sequence_parallel": True}
+    found = plans.plan(job(gpus=16384, **run, **model))
+    assert found["microbatches"] == 16 and found["fits"]
+    assert sum(found["memory_bytes"].values()) / 1e9 == pytest.approx(78.5, abs=0.1)
+
+
 def test_what_a_plan_assumes():
     """SOURCES["h100"], SOURCES["llama3-network"]; half of the peak: SOURCES["activations"], table 5."""
     assumed = job()

@@ -1,5 +1,6 @@
 """What the planner and lesson 10 say of pipelines, against the lists of torch.distributed.pipelining."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -59,3 +60,19 @@ def test_idle_shares_are_those_of_torchs_lists(listed):
             assert share == pytest.approx(idle, abs=1e-12), (processes, chunks, microbatches)
             assert timeline.idle_in_theory(values) == pytest.approx(idle, abs=1e-12)
     assert formulas.pipeline_idle_share(8, 4, 4) == pytest.approx(0.543, abs=5e-4)
+
+
+def test_what_the_first_stage_holds_is_what_torchs_lists_hold(listed):
+    """Korthikanti's 1 + (p - 1)/(p v) is the case of more micro-batches than stages."""
+    for (processes, chunks, microbatches), orders in listed.items():
+        if orders is None:
+            continue
+        held = []
+        for line in orders:
+            steps = [1 if kind == "forward" else -1 for kind, _ in line]
+            held.append(max(itertools.accumulate(steps)) / (processes * chunks))
+        found = formulas.pipeline_held(processes, microbatches, chunks)
+        assert found == max(held) == held[0], (processes, chunks, microbatches)
+    assert formulas.pipeline_held(8, 64, 4) == pytest.approx(1 + 7 / 32)
+    assert formulas.pipeline_held(16, 16, 8) == formulas.pipeline_held(4, 4) == 1
+    assert formulas.pipeline_held(8, 2) == 1 / 4
