@@ -246,10 +246,20 @@ def effective_time_ratio(
     save_seconds: float,
     restart_seconds: float,
     mtbf_seconds: float,
+    order: str = "young",
 ) -> float:
     """Share of the time that moves training on: 1 - d/t - (R + t/2)/M, or 0 (Young's
     sum; Kokolis 2025).
+
+    It is right if an interval is rarely interrupted. daly: t/M e^(-R/M) / (e^((t + d)/M)
+    - 1), also where intervals, saves and restarts are often interrupted (Daly 2006). There
+    t is the time between the end of a save and the beginning of the next.
     """
+    if pick(order, ("young", "daly"), "the order") == "daly":
+        period = (interval_seconds + save_seconds) / mtbf_seconds
+        # As e^-x/(1 - e^-x), or else a large x would overflow.
+        repeated = math.exp(-restart_seconds / mtbf_seconds - period) / -math.expm1(-period)
+        return interval_seconds / mtbf_seconds * repeated
     lost = save_seconds / interval_seconds + (restart_seconds + interval_seconds / 2) / mtbf_seconds
     return max(0.0, 1 - lost)
 

@@ -39,7 +39,15 @@ def divide(job: Job) -> tuple[int, int]:
             f"{data:,} data-parallel ranks: take --batch-tokens {data * job['micro_batch'] * job['seq']} "
             "(a model may learn less from as many tokens), or more GPUs for each copy of the model"
         )
-    return data, math.ceil(texts / data / job["micro_batch"])
+    microbatches = math.ceil(texts / data / job["micro_batch"])
+    rounds = max(1, microbatches // job["pipeline"])
+    if job["interleave"] > 1 and microbatches % rounds:  # as PyTorch 2.13's schedule
+        fits = math.ceil(microbatches / job["pipeline"]) * job["pipeline"]
+        raise ValueError(
+            f"{microbatches} micro-batches do not divide by the {rounds} rounds of an interleaved schedule: "
+            f"take --batch-tokens {fits * job['micro_batch'] * data * job['seq']}"
+        )
+    return data, microbatches
 
 
 def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
@@ -125,12 +133,13 @@ def plan(job: Job) -> Plan:
     memory, step = memory_bytes(job, data, microbatches), step_seconds(job, data, microbatches)
     seconds, texts = sum(step.values()), job["batch_tokens"] // job["seq"]
     between = formulas.seconds_between_failures(job["gpus"], job["failure_rate"])
-    interval = formulas.checkpoint_interval(job["save_seconds"], between)
-    moving = formulas.effective_time_ratio(interval, job["save_seconds"], job["restart_seconds"], between)
-    if moving == 0:
+    interval = formulas.checkpoint_interval(job["save_seconds"], between, "daly")
+    lost = (job["save_seconds"], job["restart_seconds"], between)
+    moving = formulas.effective_time_ratio(interval, *lost, "daly")
+    if moving < 0.01:
         raise ValueError(
             f"{job['gpus']:,} GPUs are interrupted every {between:.0f} s: saves of {job['save_seconds']:g} s "
-            f"and restarts of {job['restart_seconds']:g} s leave no time to train; make them shorter"
+            f"and restarts of {job['restart_seconds']:g} s leave hardly any time to train; make them shorter"
         )
     tokens = job["tokens"] or 20 * job["params"]
     days = tokens / (texts * job["seq"]) * seconds / moving / formulas.DAY
