@@ -64,7 +64,9 @@ OPTIONS = {
     "latency": Option(0.0, 5e-6, "seconds of one message (%(default)s)"),
     "price-per-hour": Option(0.0, 3.0, "of a GPU, in dollars (%(default)s)"),
     "failure-rate": Option(
-        0.0, 419 / 54 / 16384, "interruptions per GPU and day (Llama 3's: 419 / 54 / 16384)"
+        0.0,
+        419 / 54 / 16384,
+        "unplanned interruptions per GPU and day (Llama 3's: 419 / 54 / 16384; 466 with the planned ones)",
     ),
     "save-seconds": Option(0.0, 60.0, "that a checkpoint holds training up (%(default)s)"),
     "restart-seconds": Option(0.0, 300.0, "from an interruption to the next step (%(default)s)"),

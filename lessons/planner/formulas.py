@@ -209,8 +209,8 @@ def bus_bandwidth(
 
 
 def seconds_between_failures(gpus: int, failure_rate: float) -> float:
-    """Their mean, for a job that any GPU interrupts. `failure_rate`: per GPU and day,
-    all causes.
+    """Their mean, for a job that any GPU interrupts. `failure_rate`: unplanned
+    interruptions per GPU and day, all causes.
     """
     return DAY / (gpus * failure_rate)
 

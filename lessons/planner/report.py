@@ -62,7 +62,7 @@ def text(found: Plan) -> str:
             line("of the peak, for what is not repeated", f"{useful:.1%}"),
             f"\n{count(job['tokens'])} tokens: {duration(found['days'] * 86400)}",
             line("cost", f"{found['dollars']:,.0f} dollars"),
-            line("interruptions to expect", f"{found['interruptions']:,.1f}"),
+            line("unplanned interruptions to expect", f"{found['interruptions']:,.1f}"),
             line("best time between checkpoints", every),
             line("of the time, training moves on", f"{found['effective_time_ratio']:.1%}"),
         ]

@@ -601,6 +601,8 @@ def test_what_a_plan_assumes():
     assert 2 <= assumed["price_per_hour"] <= 4
     assert 0.437 < assumed["mfu"] < 0.570
     assert assumed["failure_rate"] == LLAMA
+    rate = command.OPTIONS["failure-rate"].help
+    assert rate.startswith("unplanned interruptions per GPU and day") and "466 with the planned ones" in rate
 
 
 def test_a_sweep_doubles_until_the_batch_runs_out():
@@ -635,7 +637,12 @@ def test_the_command_prints_a_report(capsys):
     for words in ("fits: yes (needs 36.6 GB of 80 GB a GPU)", "a step: ", "150 billion tokens: 2.7 days"):
         assert words in said
     named = ("compute", "exposed data-parallel communication", "idle share of a pipeline stage", "cost")
-    named += ("interruptions to expect", "best time between checkpoints", "activations", "optimizer")
+    named += (
+        "unplanned interruptions to expect",
+        "best time between checkpoints",
+        "activations",
+        "optimizer",
+    )
     assert all(any(line.strip().startswith(name) for line in said.splitlines()) for name in named)
     command.main(["--params", "7.5e9", "--gpus", "64", "--stage", "0"])
     said = capsys.readouterr().out
