@@ -98,9 +98,9 @@ def idle(values):
 
 
 def idle_in_theory(values):
-    """(p - 1) / (m v + p - 1), with v stages a process: if all take the same time, messages none.
+    """(p - 1) / (m v + p - 1), if all of a process's v stages take the same time, messages none.
 
-    With m < p, each process also waits p - m times before each but the first of its stages.
+    With m < p, it also waits p - m times before each but the first of its stages.
     """
     processes, microbatches = values["world_size"], values["microbatches"]
     stages_of_each = values["stages"] / processes
