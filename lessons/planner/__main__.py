@@ -3,6 +3,7 @@ it cost?
 
     python lessons/planner --params 7.5e9 --gpus 64
     python lessons/planner --params 7.5e9 --gpus 4096 --sweep gpus
+    python lessons/planner --model llama3-70b --gpus 512 --tensor-parallel 8 --sequence-parallel
 
 Formulas only: those of formulas.py, which tests hold against published figures. What
 they leave out: stragglers, congestion, the data, a pipeline's own messages, and memory
@@ -55,6 +56,11 @@ OPTIONS = {
     "layers": Option(1, None, "of the model (guessed from --params, in GPT-3's proportions)"),
     "hidden": Option(1, None, "width of the model (guessed)"),
     "heads": Option(1, None, "of attention (one for 128 of the width)"),
+    "kv-heads": Option(1, None, "of keys and values (as many as heads)"),
+    "feed-forward": Option(1, None, "width of gated feed-forward layers (not gated: 4 times the model's)"),
+    "vocab": Option(1, plans.VOCAB, "tokens that there are (%(default)s)"),
+    "experts": Option(1, 1, "in place of each feed-forward layer (%(default)s)"),
+    "experts-used": Option(1, 1, "for each token (%(default)s)"),
     "gpus-per-node": Option(1, 8, "that the faster links connect (%(default)s)"),
     "memory": Option(0.0, 80e9, "bytes of a GPU (H100: 80e9)"),
     "peak": Option(0.0, 989e12, "operations a second of a GPU (H100, bf16: 989e12)"),
@@ -102,12 +108,13 @@ def main(words: list[str] | None = None) -> None:
             f"--{name}",
             type=kind,
             default=option.default,
-            required=name in ("params", "gpus"),
+            required=name == "gpus",
             help=option.help,
         )
     for name, (choices, text) in CHOICES.items():
         text += " (%(default)s)"
         parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=text)
+    parser.add_argument("--model", choices=plans.MODELS, help="in place of --params: its exact sizes")
     parser.add_argument("--sequence-parallel", action="store_true", help="shard norms and dropout too")
     parser.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
     parser.add_argument("--json", action="store_true", help="the same for a program")
@@ -116,6 +123,11 @@ def main(words: list[str] | None = None) -> None:
     swept = job.pop("sweep")
     as_json = job.pop("json")
     out = job.pop("out")
+    model = job.pop("model")
+    if (model is None) == (job["params"] is None):
+        parser.error("give either --params or --model")
+    if model:
+        job |= plans.named(model)
     try:
         if job["stage"] > 3 or job["mfu"] > 1:
             raise ValueError("--stage is 0 to 3, and --mfu a share: at most 1")

@@ -59,6 +59,53 @@ def transformer_params(layers: int, hidden: int, vocab: int, seq: int) -> float:
     return 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocab + seq) / (12 * layers * hidden))
 
 
+def feed_forward_weights(hidden: int, feed_forward: int | None = None) -> int:
+    """Of one layer or expert: 3 h f if gated (SwiGLU), 8 h^2 if not: a width of 4 h."""
+    return 3 * hidden * feed_forward if feed_forward else 8 * hidden**2
+
+
+def layer_weights(
+    hidden: int,
+    heads: int,
+    kv_heads: int | None = None,
+    feed_forward: int | None = None,
+    experts_used: int = 1,
+) -> float:
+    """Those that a token is multiplied with in a layer: 12 h^2 in a GPT.
+
+    With k heads of keys and values for a of queries (GQA), attention has 2 h^2 (1 + k/a).
+    """
+    attention = 2 * hidden**2 * (1 + (kv_heads or heads) / heads)
+    return attention + experts_used * feed_forward_weights(hidden, feed_forward)
+
+
+def gated_params(
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    feed_forward: int,
+    vocab: int,
+    experts: int = 1,
+) -> int:
+    """All parameters of a model as Llama's: no biases, logits of their own, norms of h.
+
+    l (2 h^2 (1 + k/a) + 3 E h f + 2 h) + 2 V h + h. More than one expert: E h for a router.
+    """
+    router = experts * hidden if experts > 1 else 0
+    layer = layer_weights(hidden, heads, kv_heads, feed_forward, experts) + router + 2 * hidden
+    return round(layers * layer + 2 * vocab * hidden + hidden)
+
+
+def attention_flops(layers: int, hidden: int, seq: int, batch: int, recompute: str = "full") -> float:
+    """Of scores and their products with the values, in one step: 12 B s^2 l h.
+
+    Full recomputation takes 16. Selective repeats these products: Korthikanti 2022 has 24.
+    """
+    factors = {"none": 12, "selective": 24, "full": 16}
+    return pick(recompute, factors, "recompute") * batch * seq**2 * layers * hidden
+
+
 def step_flops(
     layers: int,
     hidden: int,
@@ -66,18 +113,20 @@ def step_flops(
     seq: int,
     batch: int,
     recompute: str = "full",
+    weights: float | None = None,
 ) -> float:
     """Operations of one step on `batch` sequences: 72 B s l h^2 (1 + s/(6h) + V/(12 l
-    h)), products only.
+    h)), products only; `weights` in place of 12 h^2 for a layer that is not a GPT's.
 
     Selective recomputation repeats attention's products: s/(3h) (Korthikanti 2022,
     equations 7 and 8). Full repeats all of the layers' forward: 96 B s l h^2 (1 + s/(6h)
     + V/(16 l h)) (Narayanan 2021, equation 3).
     """
-    factors = {"none": (72, 6), "selective": (72, 3), "full": (96, 6)}
-    layer, attention = pick(recompute, factors, "recompute")
-    logits = 6 * vocab / (layers * hidden)  # nobody computes them twice
-    return batch * seq * layers * hidden**2 * (layer * (1 + seq / (attention * hidden)) + logits)
+    times = {"none": 6, "selective": 6, "full": 8}
+    layer = pick(recompute, times, "recompute") * (weights or 12 * hidden**2)
+    logits = 6 * vocab * hidden  # nobody computes them twice
+    attention = attention_flops(layers, hidden, seq, batch, recompute)
+    return batch * seq * (layers * layer + logits) + attention
 
 
 def training_days(
@@ -105,20 +154,30 @@ def activation_bytes(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
     recompute: str = "none",
+    kv_heads: int | None = None,
+    feed_forward: int | None = None,
+    experts_used: int = 1,
 ) -> float:
     """Bytes that one rank keeps for backward, of all layers: table 2 of Korthikanti
     2022, times the layers.
 
-    A pipeline's first stage holds as much, however long it is (equation 5). Without
-    embeddings and logits.
+    A gated layer, as PyTorch keeps it: 8 s b h for norms and what comes out of them, 4 (1
+    + k/a) for queries, keys, values and their result, 6 f/h for the gate, what it gates
+    and their product; and 2 f/h for what the gate became. A pipeline's first stage holds as
+    much, however long it is (equation 5). Without embeddings and logits.
     """
-    scores = 5 * heads * seq / hidden  # what FlashAttention does not keep either: plan with "selective"
-    split = 34 if sequence_parallel else 24  # norms and dropout are cut only along the sequence
-    whole = 34 - split
+    # What FlashAttention does not keep, nor a fused SwiGLU: plan with "selective".
+    again = 5 * heads * seq / hidden
+    whole, split = 10, 24
+    if feed_forward:
+        gated = experts_used * feed_forward / hidden
+        whole, split = 8, 4 * (1 + (kv_heads or heads) / heads) + 6 * gated
+        again += 2 * gated
+    along = tensor_parallel if sequence_parallel else 1  # norms and dropout are cut only along the sequence
     kept = {
-        "none": whole + (split + scores) / tensor_parallel,
-        "selective": whole + split / tensor_parallel,
-        "full": 2,
+        "none": whole / along + (split + again) / tensor_parallel,
+        "selective": whole / along + split / tensor_parallel,
+        "full": 2 / along,
     }
     return seq * batch * hidden * layers * pick(recompute, kept, "recompute")
 

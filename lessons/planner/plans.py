@@ -11,6 +11,21 @@ Job = dict[str, Any]  # the planner's options, with _ for -
 Plan = dict[str, Any]  # what `plan` returns
 
 VOCAB = 51_200  # Megatron-LM's. It hardly matters here.
+LLAMA3 = {"kv_heads": 8, "vocab": 128_256}
+MODELS = {  # as published; Mixtral's texts have the same vocabulary as Llama 2's
+    "llama3-8b": LLAMA3 | {"layers": 32, "hidden": 4096, "heads": 32, "feed_forward": 14_336},
+    "llama3-70b": LLAMA3 | {"layers": 80, "hidden": 8192, "heads": 64, "feed_forward": 28_672},
+    "llama3-405b": LLAMA3 | {"layers": 126, "hidden": 16_384, "heads": 128, "feed_forward": 53_248},
+    "mixtral-8x7b": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "feed_forward": 14_336}
+    | {"vocab": 32_000, "experts": 8, "experts_used": 2},
+}
+
+
+def named(model: str) -> Job:
+    """The options of a published model, its exact number of parameters with them."""
+    sizes = formulas.pick(model, MODELS, "the model")
+    counted = {name: size for name, size in sizes.items() if name != "experts_used"}
+    return sizes | {"params": formulas.gated_params(**counted)}
 
 
 def guess(job: Job) -> tuple[int, int, int]:
@@ -20,6 +35,17 @@ def guess(job: Job) -> tuple[int, int, int]:
     layers = job["layers"] or max(1, round((job["params"] / 12 / 128**2) ** (1 / 3)))
     hidden = job["hidden"] or 128 * layers
     return layers, hidden, job["heads"] or max(1, hidden // 128)
+
+
+def step_flops(job: Job, texts: int, recompute: str) -> float:
+    """Operations of one step; where the shape is guessed, those of so many parameters."""
+    layers, hidden, heads = guess(job)
+    shape = (layers, hidden, job["vocab"], job["seq"])
+    if job["feed_forward"]:
+        inside = (hidden, heads, job["kv_heads"], job["feed_forward"], job["experts_used"])
+        return formulas.step_flops(*shape, texts, recompute, formulas.layer_weights(*inside))
+    guessed = formulas.transformer_params(*shape)
+    return formulas.step_flops(*shape, texts, recompute) * job["params"] / guessed
 
 
 def divide(job: Job) -> tuple[int, int]:
@@ -66,6 +92,9 @@ def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
         tensor_parallel=tensor,
         sequence_parallel=job["sequence_parallel"],
         recompute=job["recompute"],
+        kv_heads=job["kv_heads"],
+        feed_forward=job["feed_forward"],
+        experts_used=job["experts_used"],
     )
     return parts | {"activations": kept * formulas.pipeline_held(pipeline, microbatches, chunks)}
 
@@ -97,12 +126,9 @@ def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
     them.
     """
     layers, hidden, _ = guess(job)
-    shape, recompute = (layers, hidden, VOCAB, job["seq"]), job["recompute"]
+    recompute = job["recompute"]
     texts = data * microbatches * job["micro_batch"]  # all ranks wait for the fullest
-    flops = (
-        formulas.step_flops(*shape, texts, recompute) * job["params"] / formulas.transformer_params(*shape)
-    )
-    compute = flops / (job["gpus"] * job["peak"] * job["mfu"])
+    compute = step_flops(job, texts, recompute) / (job["gpus"] * job["peak"] * job["mfu"])
     idle = formulas.pipeline_idle_to_ideal(job["pipeline"], microbatches, job["interleave"])
     link = "node" if job["tensor_parallel"] <= job["gpus_per_node"] else "network"
     sums = 6 if recompute == "full" else 4  # a layer: 2 forward, 2 backward (Narayanan 2021, 2.3)
@@ -143,8 +169,7 @@ def plan(job: Job) -> Plan:
         )
     tokens = job["tokens"] or 20 * job["params"]
     days = tokens / (texts * job["seq"]) * seconds / moving / formulas.DAY
-    shape = (layers, hidden, VOCAB, job["seq"])
-    useful = formulas.step_flops(*shape, texts, "none") * job["params"] / formulas.transformer_params(*shape)
+    useful = step_flops(job, texts, "none")
     return {
         "job": job | {"layers": layers, "hidden": hidden, "heads": heads, "tokens": tokens, "texts": texts},
         "data_parallel": data,

@@ -16,6 +16,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch.nn import functional
 
 from lessons import ROOT
 from planner import __main__ as command
@@ -53,6 +55,8 @@ SOURCES = {
     "h100": "public files 55333927927 (989e12, 80 GB, 2 to 4 dollars), 71302428171 (data sheet); "
     "900 GB/s both ways: https://github.com/scaleway/docs-content/pull/5834",
     "llama3-network": "400 Gb/s a GPU: https://ai-papers.xuzou.cn/papers/llama3_2024",
+    "llama3-table": "Dubey 2024, table 4: public file 52425891727",
+    "llama-sizes": "8, 70 and 405 billion: public file 71571056092; Mixtral: public file 70675167970",
     "ddp": "Li 2020, arXiv 2006.15704, quoted in public file 69750178051",
 }
 
@@ -193,6 +197,74 @@ def test_transformer_params():
 def test_transformer_params_of_gpt2(layers, hidden, printed):
     """SOURCES["gpt2"]: the formula lacks the norm behind the last layer, 2 x hidden parameters exactly."""
     assert round(formulas.transformer_params(layers, hidden, 50_257, 1024)) == printed - 2 * hidden
+
+
+def test_parameters_of_models_with_grouped_queries_and_gated_layers():
+    """SOURCES["llama-sizes"]: the counts of the published files, to the last parameter."""
+    published = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800}
+    published |= {"mixtral-8x7b": 46_702_792_704}
+    assert {model: plans.named(model)["params"] for model in plans.MODELS} == published
+    # As many keys as queries, not gated: the weights of a GPT.
+    assert formulas.layer_weights(4096, 32) == 12 * 4096**2
+    with pytest.raises(ValueError, match=r"the model must be one of llama3-8b, .*, not gpt-5"):
+        plans.named("gpt-5")
+
+
+def test_operations_are_six_for_each_weight_and_token():
+    """And those of attention, 12 s h a layer: of Mixtral's weights only those count that a token meets."""
+    for model, weights in (("llama3-405b", 405_853_388_800), ("mixtral-8x7b", 12_879_925_248)):
+        sizes = plans.named(model)
+        layers, hidden, vocab = (sizes[name] for name in ("layers", "hidden", "vocab"))
+        met = weights - vocab * hidden  # the embedding is looked up
+        for seq in (2048, 131_072):
+            found = plans.step_flops(job(**sizes, seq=seq), 3, "none")
+            expected = 3 * seq * (6 * met + 12 * layers * seq * hidden)
+            assert found == pytest.approx(expected, rel=1e-4), "norms, and the router"
+
+
+def test_what_a_gated_layer_keeps_is_what_pytorch_keeps():
+    """A layer as Llama's in 16 bits: what autograd saves for backward, each memory once. Attention's
+    result has a number more for each row, and so has each norm."""
+    seq, hidden, heads, kv_heads, width = 64, 256, 8, 2, 768
+    inner = hidden * kv_heads // heads
+    shapes = {"q": (hidden, hidden), "k": (inner, hidden), "v": (inner, hidden), "o": (hidden, hidden)}
+    shapes |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+
+    def tensor(*shape):
+        return torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
+
+    weights = {name: tensor(*shape) for name, shape in shapes.items()}
+    kept = {}
+
+    def note(saved):
+        kept[saved.untyped_storage().data_ptr()] = saved
+        return saved
+
+    def linear(name, x):
+        return functional.linear(x, weights[name])
+
+    def heads_of(name, x, count):
+        return linear(name, x).view(1, seq, count, -1).transpose(1, 2)
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        x = tensor(seq, hidden)
+        normed = functional.layer_norm(x, [hidden])
+        q, *kv = (
+            heads_of("q", normed, heads),
+            heads_of("k", normed, kv_heads),
+            heads_of("v", normed, kv_heads),
+        )
+        seen = functional.scaled_dot_product_attention(q, *kv, is_causal=True, enable_gqa=True)
+        x = x + linear("o", seen.transpose(1, 2).reshape(seq, hidden))
+        normed = functional.layer_norm(x, [hidden])
+        x = x + linear("down", functional.silu(linear("gate", normed)) * linear("up", normed))
+    own = {weight.untyped_storage().data_ptr() for weight in weights.values()}
+    found = sum(saved.untyped_storage().nbytes() for at, saved in kept.items() if at not in own)
+    sizes = {"kv_heads": kv_heads, "feed_forward": width}
+    flash = formulas.activation_bytes(seq, 1, hidden, heads, 1, recompute="selective", **sizes)
+    assert found == pytest.approx(flash + 2 * seq * width, rel=0.03)
+    whole = formulas.activation_bytes(seq, 1, hidden, heads, 1, **sizes)
+    assert whole == flash + 2 * seq * width + 5 * heads * seq**2
 
 
 def test_step_flops_with_full_recomputation():
@@ -584,12 +656,15 @@ def test_plans_of_runs_that_were_made():
 
 
 def test_llama_3_fits_as_it_was_trained():
-    """16,384 GPUs, 128 data-parallel ranks of 16 texts, 16 stages: with as many micro-batches as stages, no
-    more than all activations of one are held. Its authors sharded optimizer and gradients."""
+    """SOURCES["llama3-table"]: 16,384 GPUs, 128 data-parallel ranks of 16 texts, 16 stages; optimizer and
+    gradients were sharded, and no layer computed again. With as many micro-batches as stages, no
+    more than all activations of one are held."""
     run = {"tensor_parallel": 8, "pipeline": 16, "interleave": 8, "seq": 8192, "stage": 2}
-    model = {"params": 405e9, "layers": 126, "hidden": 16384, "heads": 128, "sequence_parallel": True}
-    found = plans.plan(job(gpus=16384, **run, **model))
+    found = plans.plan(job(gpus=16384, sequence_parallel=True, **run, **plans.named("llama3-405b")))
     assert found["microbatches"] == 16 and found["fits"]
+    assert sum(found["memory_bytes"].values()) / 1e9 == pytest.approx(73.8, abs=0.1)
+    as_gpt = {"params": 405e9, "layers": 126, "hidden": 16384, "heads": 128}
+    found = plans.plan(job(gpus=16384, sequence_parallel=True, **run, **as_gpt))
     assert sum(found["memory_bytes"].values()) / 1e9 == pytest.approx(78.5, abs=0.1)
 
 
@@ -683,6 +758,8 @@ def test_the_command_sweeps(tmp_path):
     ("words", "error"),
     [
         ("--params 7e9", "the following arguments are required: --gpus"),
+        ("--gpus 8", "give either --params or --model"),
+        ("--params 7e9 --gpus 8 --model llama3-8b", "give either --params or --model"),
         ("--params -1 --gpus 8", "argument --params: must be at least 1 and finite, not -1"),
         ("--params nan --gpus 8", "argument --params: must be at least 1 and finite, not nan"),
         ("--params 1e999 --gpus 8", "argument --params: must be at least 1 and finite, not 1e999"),
@@ -731,7 +808,7 @@ def test_bad_input_gets_one_line(words, error, capsys):
 
 def test_the_commands_in_the_docstring_run(tmp_path):
     commands = [line.split()[2:] for line in command.__doc__.splitlines() if line.startswith("    python ")]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for words in commands:
         assert call(*words, cwd=tmp_path).returncode == 0
 
