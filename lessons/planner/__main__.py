@@ -30,6 +30,7 @@ CHOICES = {  # the first is what a plan assumes
         ("two-level", "ring", "tree", "server"),
         "of the data-parallel ranks' all-reduce",
     ),
+    "precision": (("bf16", "fp8"), "of products with weights; what is kept and sent stays in 16 bits"),
 }
 
 
@@ -53,6 +54,9 @@ OPTIONS = {
     "tensor-parallel": Option(1, 1, "GPUs that share each matrix (%(default)s)"),
     "pipeline": Option(1, 1, "stages that the layers are split into (%(default)s)"),
     "interleave": Option(1, 1, "model chunks on each stage (%(default)s)"),
+    "context-parallel": Option(1, 1, "GPUs that share each text, by ring attention (%(default)s)"),
+    "expert-parallel": Option(1, 1, "data-parallel ranks that share the experts (%(default)s)"),
+    "replicate": Option(1, 1, "copies of what ZeRO shards: hybrid sharding, HSDP (%(default)s)"),
     "layers": Option(1, None, "of the model (guessed from --params, in GPT-3's proportions)"),
     "hidden": Option(1, None, "width of the model (guessed)"),
     "heads": Option(1, None, "of attention (one for 128 of the width)"),

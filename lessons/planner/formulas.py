@@ -98,7 +98,8 @@ def gated_params(
 
 
 def attention_flops(layers: int, hidden: int, seq: int, batch: int, recompute: str = "full") -> float:
-    """Of scores and their products with the values, in one step: 12 B s^2 l h.
+    """Of scores and their products with the values, in one step: 12 B s^2 l h. The half that
+    a causal mask hides is counted, as in the papers.
 
     Full recomputation takes 16. Selective repeats these products: Korthikanti 2022 has 24.
     """
@@ -253,6 +254,29 @@ def all_reduce_seconds(
     near = (node_bandwidth or bandwidth, latency if node_latency is None else node_latency)
     far = all_reduce_seconds(bytes / inside, ranks // inside, bandwidth, latency, "ring")
     return all_reduce_seconds(bytes, inside, *near, "ring") + far
+
+
+def ring_attention_seconds(
+    bytes: float,
+    ranks: int,
+    bandwidth: float,
+    latency: float,
+    recompute: str = "none",
+) -> float:
+    """Seconds in which n ranks pass their keys and values, S bytes of each rank, once
+    around the ring in forward, and in backward with their gradients: 3 (n - 1) (a + S/B).
+
+    Full recomputation passes them once more (Liu 2023: ring attention).
+    """
+    times = 4 if recompute == "full" else 3
+    return times * (ranks - 1) * (latency + bytes / bandwidth)
+
+
+def all_to_all_seconds(bytes: float, ranks: int, bandwidth: float, latency: float) -> float:
+    """Seconds in which each of n ranks gives each other one an nth of its S bytes: (n - 1)
+    (a + S/n/B).
+    """
+    return (ranks - 1) * (latency + bytes / ranks / bandwidth)
 
 
 def bus_bandwidth(

@@ -680,6 +680,71 @@ def test_what_a_plan_assumes():
     assert rate.startswith("unplanned interruptions per GPU and day") and "466 with the planned ones" in rate
 
 
+def test_context_parallelism_shares_a_text():
+    """Each of c ranks keeps a c-th of the activations. Its keys and values are passed three times c - 1
+    times, beside attention; with grouped queries they are few."""
+    run = {"seq": 131_072, "batch_tokens": 2**22, "tensor_parallel": 8, "stage": 3}
+    model = plans.named("llama3-70b")
+    one, four = (plans.plan(job(gpus=256, context_parallel=ranks, **run, **model)) for ranks in (1, 4))
+    assert four["data_parallel"] == one["data_parallel"] / 4 == 8
+    assert four["memory_bytes"]["activations"] == one["memory_bytes"]["activations"] / 4
+    for part in ("optimizer", "gradients", "parameters"):  # sharded over data and context
+        assert four["memory_bytes"][part] == one["memory_bytes"][part]
+    assert four["step_seconds"]["compute"] == pytest.approx(one["step_seconds"]["compute"])
+    name = "exposed context-parallel communication"
+    assert four["step_seconds"][name] == 0 and name not in one["step_seconds"]
+    pairs = 2 * 2 * 32_768 * 1024 / 8  # keys and values of a quarter of the text, 8 heads of 128, one a rank
+    once = formulas.ring_attention_seconds(pairs, 4, 1e8, 5e-6)
+    assert once == pytest.approx(9 * (pairs / 1e8 + 5e-6))
+    slow = job(gpus=256, context_parallel=4, **run, **model) | {"bandwidth_network": 1e8}
+    found = plans.plan(slow)["step_seconds"][name]
+    attention = plans.compute_seconds(slow, 32)[1]
+    assert found == pytest.approx(4 * 80 * once - attention) and found > 0
+
+
+def test_expert_parallelism_spreads_the_experts():
+    """What each rank holds of them falls with their number; each layer sends each token there and back, in
+    forward and in backward."""
+    model = plans.named("mixtral-8x7b")
+    one, eight = (plans.plan(job(gpus=64, expert_parallel=ranks, **model)) for ranks in (1, 8))
+    experts = 32 * 8 * 3 * 4096 * 14_336
+    dense = model["params"] - experts
+    assert one["memory_bytes"]["parameters"] == 2 * model["params"]
+    assert eight["memory_bytes"]["parameters"] == 2 * (dense + experts / 8)
+    assert eight["memory_bytes"]["optimizer"] == pytest.approx(one["memory_bytes"]["optimizer"])
+    tokens = 2 * 2048 * 4096 * 2  # bytes of a text, each token to two experts
+    once = formulas.all_to_all_seconds(tokens, 8, 450e9, 5e-6)
+    assert formulas.bus_bandwidth(1e9, formulas.all_to_all_seconds(1e9, 8, 7e9, 0), 8, "all-to-all") == 7e9
+    sent = eight["step_seconds"]["expert-parallel communication"]
+    assert sent == pytest.approx(32 * 4 * eight["microbatches"] * once)
+    assert eight["data_parallel_seconds"] < one["data_parallel_seconds"] / 4, (
+        "only 8 ranks have the same experts"
+    )
+
+
+def test_8_bits_make_the_products_with_weights_twice_as_fast():
+    model = plans.named("llama3-8b")
+    for seq in (2048, 131_072):
+        both = [job(gpus=8, seq=seq, precision=precision, **model) for precision in ("bf16", "fp8")]
+        slow, fast = (plans.compute_seconds(one, 8)[0] for one in both)
+        kept = (formulas.attention_flops(32, 4096, seq, 8, "selective") + 6 * 8 * seq * 128_256 * 4096) / (
+            8 * 989e12 / 2
+        )
+        assert fast - kept == pytest.approx((slow - kept) / 2)
+        assert plans.memory_bytes(both[1], 8, 1) == plans.memory_bytes(both[0], 8, 1)
+
+
+def test_hybrid_sharding_gathers_from_fewer_and_holds_more():
+    """8 copies, each sharded over a machine: what is gathered goes over the faster links."""
+    whole, hybrid = (plans.plan(job(stage=3, replicate=copies)) for copies in (1, 8))
+    for part in ("optimizer", "gradients", "parameters"):
+        assert hybrid["memory_bytes"][part] == 8 * whole["memory_bytes"][part]
+    near = formulas.all_reduce_seconds(15e9, 8, 450e9, 5e-6, "ring")
+    far = formulas.all_reduce_seconds(15e9 / 8, 8, 50e9, 5e-6, "ring")
+    assert hybrid["data_parallel_seconds"] == pytest.approx(1.5 * hybrid["microbatches"] * near + far)
+    assert hybrid["data_parallel_seconds"] < whole["data_parallel_seconds"] / 2
+
+
 def test_a_sweep_doubles_until_the_batch_runs_out():
     rows, end = plans.sweep(job(gpus=2**15, batch_tokens=2048 * 64))
     assert [found["job"]["gpus"] for found in rows] == [2**power for power in range(7)]
@@ -778,6 +843,15 @@ def test_the_command_sweeps(tmp_path):
         (
             "--params 7e9 --gpus 6 --pipeline 8 --sweep gpus",
             "6 GPUs do not divide by 8, which one copy of the",
+        ),
+        (
+            "--params 7e9 --gpus 64 --replicate 5",
+            "64 ranks that have the same layers do not divide by --replicate 5",
+        ),
+        ("--params 7e9 --gpus 64 --expert-parallel 2", "1 experts do not divide by 2 ranks"),
+        (
+            "--params 7e9 --gpus 64 --context-parallel 4 --seq 2050",
+            "2050 tokens do not divide by --context-parallel 4",
         ),
         ("--params 7e9 --gpus 12", "12 ranks do not fill nodes of 8: take 16, or another algorithm"),
         (
