@@ -4,6 +4,7 @@ it cost?
     python lessons/planner --params 7.5e9 --gpus 64
     python lessons/planner --params 7.5e9 --gpus 4096 --sweep gpus
     python lessons/planner --model llama3-70b --gpus 512 --tensor-parallel 8 --sequence-parallel
+    python lessons/planner --model llama3-405b --gpus 16384 --seq 8192 --search
 
 Formulas only: those of formulas.py, which tests hold against published figures. What
 they leave out: stragglers, congestion, the data, a pipeline's own messages, and memory
@@ -32,6 +33,9 @@ CHOICES = {  # the first is what a plan assumes
     ),
     "precision": (("bf16", "fp8"), "of products with weights; what is kept and sent stays in 16 bits"),
 }
+
+
+SEARCH = "the best few ways to shard the job; an option that says how is taken as it is given"
 
 
 class Option(NamedTuple):
@@ -120,11 +124,19 @@ def main(words: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=text)
     parser.add_argument("--model", choices=plans.MODELS, help="in place of --params: its exact sizes")
     parser.add_argument("--sequence-parallel", action="store_true", help="shard norms and dropout too")
-    parser.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
+    kind.add_argument("--search", action="store_true", help=SEARCH)
     parser.add_argument("--json", action="store_true", help="the same for a program")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
+    words = sys.argv[1:] if words is None else words
+    if "--search" in words:
+        from planner import search  # the site's planner has no use for it
+
+        parser.set_defaults(**dict.fromkeys(search.SEARCHED))
     job = vars(parser.parse_args(words))
     swept = job.pop("sweep")
+    searched = job.pop("search")
     as_json = job.pop("json")
     out = job.pop("out")
     model = job.pop("model")
@@ -133,11 +145,13 @@ def main(words: list[str] | None = None) -> None:
     if model:
         job |= plans.named(model)
     try:
-        if job["stage"] > 3 or job["mfu"] > 1:
+        if (job["stage"] or 0) > 3 or job["mfu"] > 1:
             raise ValueError("--stage is 0 to 3, and --mfu a share: at most 1")
         if swept:
             rows, end = plans.sweep(job)
             picture = report.draw(rows, out)
+        elif searched:
+            rows = search.search(job)
         else:
             found = plans.plan(job)
     except ValueError as error:
@@ -148,6 +162,8 @@ def main(words: list[str] | None = None) -> None:
         print(json.dumps({"rows": rows, "end": end, "picture": str(picture)}))
     elif swept:
         print(report.table(rows, end, picture))
+    elif searched:
+        print(json.dumps(rows) if as_json else search.table(rows))
     elif as_json:
         print(json.dumps(found))
     else:

@@ -882,7 +882,7 @@ def test_bad_input_gets_one_line(words, error, capsys):
 
 def test_the_commands_in_the_docstring_run(tmp_path):
     commands = [line.split()[2:] for line in command.__doc__.splitlines() if line.startswith("    python ")]
-    assert len(commands) == 3
+    assert len(commands) == 4
     for words in commands:
         assert call(*words, cwd=tmp_path).returncode == 0
 
