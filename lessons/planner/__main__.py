@@ -5,6 +5,7 @@ it cost?
     python lessons/planner --params 7.5e9 --gpus 4096 --sweep gpus
     python lessons/planner --model llama3-70b --gpus 512 --tensor-parallel 8 --sequence-parallel
     python lessons/planner --model llama3-405b --gpus 16384 --seq 8192 --search
+    python lessons/planner --params 70e9 --gpus 1024 --tensor-parallel 8 --play 1
 
 Formulas only: those of formulas.py, which tests hold against published figures. What
 they leave out: stragglers, congestion, the data, a pipeline's own messages, and memory
@@ -84,6 +85,8 @@ OPTIONS = {
     ),
     "save-seconds": Option(0.0, 60.0, "that a checkpoint holds training up (%(default)s)"),
     "restart-seconds": Option(0.0, 300.0, "from an interruption to the next step (%(default)s)"),
+    "spares": Option(0, 16, "machines in reserve, for --play (%(default)s)"),
+    "repair-hours": Option(0.0, 24.0, "until an interrupted machine is back, for --play (%(default)s)"),
 }
 
 
@@ -127,6 +130,7 @@ def main(words: list[str] | None = None) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
     kind.add_argument("--search", action="store_true", help=SEARCH)
+    kind.add_argument("--play", type=int, metavar="SEED", help="draw 200 runs, beside the formulas")
     parser.add_argument("--json", action="store_true", help="the same for a program")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
     words = sys.argv[1:] if words is None else words
@@ -137,6 +141,7 @@ def main(words: list[str] | None = None) -> None:
     job = vars(parser.parse_args(words))
     swept = job.pop("sweep")
     searched = job.pop("search")
+    seed = job.pop("play")
     as_json = job.pop("json")
     out = job.pop("out")
     model = job.pop("model")
@@ -154,6 +159,10 @@ def main(words: list[str] | None = None) -> None:
             rows = search.search(job)
         else:
             found = plans.plan(job)
+        if seed is not None:
+            from planner import failures
+
+            played = failures.runs(found, seed)
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:
@@ -164,6 +173,8 @@ def main(words: list[str] | None = None) -> None:
         print(report.table(rows, end, picture))
     elif searched:
         print(json.dumps(rows) if as_json else search.table(rows))
+    elif seed is not None:
+        print(json.dumps(played) if as_json else failures.text(found, played))
     elif as_json:
         print(json.dumps(found))
     else:

@@ -347,6 +347,16 @@ def effective_time_ratio(
     return max(0.0, 1 - lost)
 
 
+def waiting_share(spares: int, broken: float) -> float:
+    """Share of the time in which a job waits for a machine, if `broken` of them would be in
+    repair on average had it always a spare: Erlang's loss formula for spares + 1 (1917).
+    """
+    share = 1.0
+    for number in range(1, spares + 2):
+        share = broken * share / (number + broken * share)
+    return share
+
+
 def exposed_seconds(communication_seconds: float, hiding_seconds: float) -> float:
     """Communication that does not fit beside the computation that it may run beside (Li
     2020: DDP).

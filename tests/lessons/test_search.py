@@ -109,7 +109,7 @@ def test_published_choices_among_those_that_the_search_finds():
 def test_most_misses_come_from_what_tensor_parallelism_sends():
     """The planner hides none of it. If it cost nothing inside a machine, 21 of 29 choices would be among the
     first three, all of Megatron's with them. Llama 3's two of 8k are the fifth of those without context
-    parallelism; with it, ring attention takes a part of tensor parallelism's work, and hides what it sends."""
+    parallelism; with it, ring attention takes a part of tensor parallelism's work, and hides it."""
     among = []
     for source, model, given, *sizes, chosen in PUBLISHED:
         speeds = speeds_of(model, given | {"bandwidth_node": 1e15}, *sizes)
