@@ -16,7 +16,8 @@ ended. So parameters are put into buckets. Backward goes from the last layer to 
 made in the reverse order of `module.parameters()`: the first bucket is full first. A parameter belongs to
 the bucket before it unless that would then hold more than `bucket_bytes`; in that case it begins a new one.
 (One that is larger than `bucket_bytes` has a bucket of its own, then.) Parameters that are frozen when the
-wrapper is made belong to no bucket, and no bucket is empty. All parameters have the same dtype.
+wrapper is made belong to no bucket, and no bucket is empty. All parameters have the same dtype. Sparse
+gradients, as `nn.Embedding(sparse=True)` makes them, are outside.
 
 This is not quite what DDP does. It closes a bucket once that has reached its limit, so that it may hold more;
 and after the first step it makes the buckets again, in the order in which the gradients have come.

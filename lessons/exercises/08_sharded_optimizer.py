@@ -23,6 +23,9 @@ A class of torch.optim takes a group whose "params" is an empty list. If there i
 groups of [a, b] and [c], c has number 2 in the whole, and number 0 in the optimizer of a rank that owns
 nothing else.
 
+Two things are outside: `add_param_group` after the optimizer is made, and keys that `optimizer_class` adds to
+its groups only later, in a step.
+
     08.1 (1 point)   deal the parameters to the ranks
     08.2 (1 point)   the optimizer of one's own shard
     08.3 (10 points) a step: one's own shard, then what the others own

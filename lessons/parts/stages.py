@@ -32,8 +32,11 @@ def check(arguments):
         workload.refuse(f"{what}: take {fits}")
     if schedule == "1f1b" and count < processes:
         workload.refuse(f"1f1b on {processes} processes needs {processes} micro-batches or more, not {count}")
-    if schedule == "interleaved" and count > processes and count % processes:
-        workload.refuse(f"interleaved has rounds of {processes}: --microbatches {count} must be a multiple")
+    rounds = max(1, count // processes)
+    if schedule == "interleaved" and count % rounds:
+        fits = math.ceil(count / processes) * processes
+        what = f"interleaved has {rounds} rounds here, and {count} micro-batches do not divide by {rounds}"
+        workload.refuse(f"{what}: take {fits}")
     if not 0 <= arguments.pretend_milliseconds <= 60_000:
         workload.refuse("--pretend-milliseconds must be from 0 to 60000")
     if arguments.pretend_milliseconds and not arguments.timeline:

@@ -98,7 +98,11 @@ def idle(values):
 
 
 def idle_in_theory(values):
-    """(p - 1) / (m v + p - 1), with v stages a process: if all take the same time, messages none."""
-    others = values["world_size"] - 1
-    stages_of_each = values["stages"] / values["world_size"]
-    return others / (values["microbatches"] * stages_of_each + others)
+    """(p - 1) / (m v + p - 1), if all of a process's v stages take the same time, messages none.
+
+    With m < p, it also waits p - m times before each but the first of its stages.
+    """
+    processes, microbatches = values["world_size"], values["microbatches"]
+    stages_of_each = values["stages"] / processes
+    waiting = processes - 1 + (stages_of_each - 1) * max(0, processes - microbatches)
+    return waiting / (microbatches * stages_of_each + waiting)

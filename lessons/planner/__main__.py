@@ -3,6 +3,9 @@ it cost?
 
     python lessons/planner --params 7.5e9 --gpus 64
     python lessons/planner --params 7.5e9 --gpus 4096 --sweep gpus
+    python lessons/planner --model llama3-70b --gpus 512 --tensor-parallel 8 --sequence-parallel
+    python lessons/planner --model llama3-405b --gpus 16384 --seq 8192 --search
+    python lessons/planner --params 70e9 --gpus 1024 --tensor-parallel 8 --play 1
 
 Formulas only: those of formulas.py, which tests hold against published figures. What
 they leave out: stragglers, congestion, the data, a pipeline's own messages, and memory
@@ -29,7 +32,11 @@ CHOICES = {  # the first is what a plan assumes
         ("two-level", "ring", "tree", "server"),
         "of the data-parallel ranks' all-reduce",
     ),
+    "precision": (("bf16", "fp8"), "of products with weights; what is kept and sent stays in 16 bits"),
 }
+
+
+SEARCH = "the best few ways to shard the job; an option that says how is taken as it is given"
 
 
 class Option(NamedTuple):
@@ -52,9 +59,17 @@ OPTIONS = {
     "tensor-parallel": Option(1, 1, "GPUs that share each matrix (%(default)s)"),
     "pipeline": Option(1, 1, "stages that the layers are split into (%(default)s)"),
     "interleave": Option(1, 1, "model chunks on each stage (%(default)s)"),
+    "context-parallel": Option(1, 1, "GPUs that share each text, by ring attention (%(default)s)"),
+    "expert-parallel": Option(1, 1, "data-parallel ranks that share the experts (%(default)s)"),
+    "replicate": Option(1, 1, "copies of what ZeRO shards: hybrid sharding, HSDP (%(default)s)"),
     "layers": Option(1, None, "of the model (guessed from --params, in GPT-3's proportions)"),
     "hidden": Option(1, None, "width of the model (guessed)"),
     "heads": Option(1, None, "of attention (one for 128 of the width)"),
+    "kv-heads": Option(1, None, "of keys and values (as many as heads)"),
+    "feed-forward": Option(1, None, "width of gated feed-forward layers (not gated: 4 times the model's)"),
+    "vocab": Option(1, plans.VOCAB, "tokens that there are (%(default)s)"),
+    "experts": Option(1, 1, "in place of each feed-forward layer (%(default)s)"),
+    "experts-used": Option(1, 1, "for each token (%(default)s)"),
     "gpus-per-node": Option(1, 8, "that the faster links connect (%(default)s)"),
     "memory": Option(0.0, 80e9, "bytes of a GPU (H100: 80e9)"),
     "peak": Option(0.0, 989e12, "operations a second of a GPU (H100, bf16: 989e12)"),
@@ -64,10 +79,14 @@ OPTIONS = {
     "latency": Option(0.0, 5e-6, "seconds of one message (%(default)s)"),
     "price-per-hour": Option(0.0, 3.0, "of a GPU, in dollars (%(default)s)"),
     "failure-rate": Option(
-        0.0, 419 / 54 / 16384, "interruptions per GPU and day (Llama 3's: 419 / 54 / 16384)"
+        0.0,
+        419 / 54 / 16384,
+        "unplanned interruptions per GPU and day (Llama 3's: 419 / 54 / 16384; 466 with the planned ones)",
     ),
     "save-seconds": Option(0.0, 60.0, "that a checkpoint holds training up (%(default)s)"),
     "restart-seconds": Option(0.0, 300.0, "from an interruption to the next step (%(default)s)"),
+    "spares": Option(0, 16, "machines in reserve, for --play (%(default)s)"),
+    "repair-hours": Option(0.0, 24.0, "until an interrupted machine is back, for --play (%(default)s)"),
 }
 
 
@@ -100,28 +119,50 @@ def main(words: list[str] | None = None) -> None:
             f"--{name}",
             type=kind,
             default=option.default,
-            required=name in ("params", "gpus"),
+            required=name == "gpus",
             help=option.help,
         )
     for name, (choices, text) in CHOICES.items():
         text += " (%(default)s)"
         parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=text)
+    parser.add_argument("--model", choices=plans.MODELS, help="in place of --params: its exact sizes")
     parser.add_argument("--sequence-parallel", action="store_true", help="shard norms and dropout too")
-    parser.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--sweep", choices=["gpus"], help="a table, and OUT/planner.png")
+    kind.add_argument("--search", action="store_true", help=SEARCH)
+    kind.add_argument("--play", type=int, metavar="SEED", help="draw 200 runs, beside the formulas")
     parser.add_argument("--json", action="store_true", help="the same for a program")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
+    words = sys.argv[1:] if words is None else words
+    if "--search" in words:
+        from planner import search  # the site's planner has no use for it
+
+        parser.set_defaults(**dict.fromkeys(search.SEARCHED))
     job = vars(parser.parse_args(words))
     swept = job.pop("sweep")
+    searched = job.pop("search")
+    seed = job.pop("play")
     as_json = job.pop("json")
     out = job.pop("out")
+    model = job.pop("model")
+    if (model is None) == (job["params"] is None):
+        parser.error("give either --params or --model")
+    if model:
+        job |= plans.named(model)
     try:
-        if job["stage"] > 3 or job["mfu"] > 1:
+        if (job["stage"] or 0) > 3 or job["mfu"] > 1:
             raise ValueError("--stage is 0 to 3, and --mfu a share: at most 1")
         if swept:
             rows, end = plans.sweep(job)
             picture = report.draw(rows, out)
+        elif searched:
+            rows = search.search(job)
         else:
             found = plans.plan(job)
+        if seed is not None:
+            from planner import failures
+
+            played = failures.runs(found, seed)
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:
@@ -130,6 +171,10 @@ def main(words: list[str] | None = None) -> None:
         print(json.dumps({"rows": rows, "end": end, "picture": str(picture)}))
     elif swept:
         print(report.table(rows, end, picture))
+    elif searched:
+        print(json.dumps(rows) if as_json else search.table(rows))
+    elif seed is not None:
+        print(json.dumps(played) if as_json else failures.text(found, played))
     elif as_json:
         print(json.dumps(found))
     else:

@@ -59,6 +59,54 @@ def transformer_params(layers: int, hidden: int, vocab: int, seq: int) -> float:
     return 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocab + seq) / (12 * layers * hidden))
 
 
+def feed_forward_weights(hidden: int, feed_forward: int | None = None) -> int:
+    """Of one layer or expert: 3 h f if gated (SwiGLU), 8 h^2 if not: a width of 4 h."""
+    return 3 * hidden * feed_forward if feed_forward else 8 * hidden**2
+
+
+def layer_weights(
+    hidden: int,
+    heads: int,
+    kv_heads: int | None = None,
+    feed_forward: int | None = None,
+    experts_used: int = 1,
+) -> float:
+    """Those that a token is multiplied with in a layer: 12 h^2 in a GPT.
+
+    With k heads of keys and values for a of queries (GQA), attention has 2 h^2 (1 + k/a).
+    """
+    attention = 2 * hidden**2 * (1 + (kv_heads or heads) / heads)
+    return attention + experts_used * feed_forward_weights(hidden, feed_forward)
+
+
+def gated_params(
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    feed_forward: int,
+    vocab: int,
+    experts: int = 1,
+) -> int:
+    """All parameters of a model as Llama's: no biases, logits of their own, norms of h.
+
+    l (2 h^2 (1 + k/a) + 3 E h f + 2 h) + 2 V h + h. More than one expert: E h for a router.
+    """
+    router = experts * hidden if experts > 1 else 0
+    layer = layer_weights(hidden, heads, kv_heads, feed_forward, experts) + router + 2 * hidden
+    return round(layers * layer + 2 * vocab * hidden + hidden)
+
+
+def attention_flops(layers: int, hidden: int, seq: int, batch: int, recompute: str = "full") -> float:
+    """Of scores and their products with the values, in one step: 12 B s^2 l h. The half that
+    a causal mask hides is counted, as in the papers.
+
+    Full recomputation takes 16. Selective repeats these products: Korthikanti 2022 has 24.
+    """
+    factors = {"none": 12, "selective": 24, "full": 16}
+    return pick(recompute, factors, "recompute") * batch * seq**2 * layers * hidden
+
+
 def step_flops(
     layers: int,
     hidden: int,
@@ -66,18 +114,20 @@ def step_flops(
     seq: int,
     batch: int,
     recompute: str = "full",
+    weights: float | None = None,
 ) -> float:
     """Operations of one step on `batch` sequences: 72 B s l h^2 (1 + s/(6h) + V/(12 l
-    h)), products only.
+    h)), products only; `weights` in place of 12 h^2 for a layer that is not a GPT's.
 
     Selective recomputation repeats attention's products: s/(3h) (Korthikanti 2022,
     equations 7 and 8). Full repeats all of the layers' forward: 96 B s l h^2 (1 + s/(6h)
     + V/(16 l h)) (Narayanan 2021, equation 3).
     """
-    factors = {"none": (72, 6), "selective": (72, 3), "full": (96, 6)}
-    layer, attention = pick(recompute, factors, "recompute")
-    logits = 6 * vocab / (layers * hidden)  # nobody computes them twice
-    return batch * seq * layers * hidden**2 * (layer * (1 + seq / (attention * hidden)) + logits)
+    times = {"none": 6, "selective": 6, "full": 8}
+    layer = pick(recompute, times, "recompute") * (weights or 12 * hidden**2)
+    logits = 6 * vocab * hidden  # nobody computes them twice
+    attention = attention_flops(layers, hidden, seq, batch, recompute)
+    return batch * seq * (layers * layer + logits) + attention
 
 
 def training_days(
@@ -105,20 +155,30 @@ def activation_bytes(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
     recompute: str = "none",
+    kv_heads: int | None = None,
+    feed_forward: int | None = None,
+    experts_used: int = 1,
 ) -> float:
     """Bytes that one rank keeps for backward, of all layers: table 2 of Korthikanti
     2022, times the layers.
 
-    A pipeline's first stage holds as much, however long it is (equation 5). Without
-    embeddings and logits.
+    A gated layer, as PyTorch keeps it: 8 s b h for norms and what comes out of them, 4 (1
+    + k/a) for queries, keys, values and their result, 6 f/h for the gate, what it gates
+    and their product; and 2 f/h for what the gate became. A pipeline's first stage holds as
+    much, however long it is (equation 5). Without embeddings and logits.
     """
-    scores = 5 * heads * seq / hidden  # what FlashAttention does not keep either: plan with "selective"
-    split = 34 if sequence_parallel else 24  # norms and dropout are cut only along the sequence
-    whole = 34 - split
+    # What FlashAttention does not keep, nor a fused SwiGLU: plan with "selective".
+    again = 5 * heads * seq / hidden
+    whole, split = 10, 24
+    if feed_forward:
+        gated = experts_used * feed_forward / hidden
+        whole, split = 8, 4 * (1 + (kv_heads or heads) / heads) + 6 * gated
+        again += 2 * gated
+    along = tensor_parallel if sequence_parallel else 1  # norms and dropout are cut only along the sequence
     kept = {
-        "none": whole + (split + scores) / tensor_parallel,
-        "selective": whole + split / tensor_parallel,
-        "full": 2,
+        "none": whole / along + (split + again) / tensor_parallel,
+        "selective": whole / along + split / tensor_parallel,
+        "full": 2 / along,
     }
     return seq * batch * hidden * layers * pick(recompute, kept, "recompute")
 
@@ -126,16 +186,35 @@ def activation_bytes(
 def pipeline_idle_to_ideal(stages: int, microbatches: int, interleave: int = 1) -> float:
     """Idle time of a stage over the time it works, (p - 1)/(v m) (Narayanan 2021, 2.2).
     It may exceed 1.
+
+    Of fewer micro-batches than stages, each but the first chunk also waits for those that
+    are missing: (p - 1 + (v - 1) (p - m))/(v m). So PyTorch 2.13's schedules have it.
     """
-    return (stages - 1) / (interleave * microbatches)
+    missing = max(0, stages - microbatches)
+    return (stages - 1 + (interleave - 1) * missing) / (interleave * microbatches)
 
 
 def pipeline_idle_share(stages: int, microbatches: int, interleave: int = 1) -> float:
-    """Idle time of a stage over the whole time, (p - 1)/(v m + p - 1): GPipe (Huang
-    2019). Always below 1.
+    """Idle time of a stage over the whole time; (p - 1)/(v m + p - 1) for as many
+    micro-batches as stages or more: GPipe (Huang 2019). Always below 1.
     """
     ratio = pipeline_idle_to_ideal(stages, microbatches, interleave)
     return ratio / (1 + ratio)
+
+
+def pipeline_held(stages: int, microbatches: int, interleave: int = 1) -> float:
+    """What the first stage keeps for backward at most, over what all layers keep of one
+    micro-batch.
+
+    1F1B: p micro-batches of 1/p of the layers, so 1. Interleaved: (v - 1) r + 2 (p - 1)
+    + 1 of 1/(p v), in rounds of r micro-batches, which are p if p divides m (Korthikanti
+    2022, 4.2.3). Never more than all m. So PyTorch 2.13's schedules have it.
+    """
+    rounds = max(1, microbatches // stages)
+    held = (interleave - 1) * (microbatches // rounds) + 2 * (stages - 1) + 1
+    if interleave == 1:
+        held = stages
+    return min(held, interleave * microbatches) / (stages * interleave)
 
 
 def all_reduce_seconds(
@@ -177,6 +256,29 @@ def all_reduce_seconds(
     return all_reduce_seconds(bytes, inside, *near, "ring") + far
 
 
+def ring_attention_seconds(
+    bytes: float,
+    ranks: int,
+    bandwidth: float,
+    latency: float,
+    recompute: str = "none",
+) -> float:
+    """Seconds in which n ranks pass their keys and values, S bytes of each rank, once
+    around the ring in forward, and in backward with their gradients: 3 (n - 1) (a + S/B).
+
+    Full recomputation passes them once more (Liu 2023: ring attention).
+    """
+    times = 4 if recompute == "full" else 3
+    return times * (ranks - 1) * (latency + bytes / bandwidth)
+
+
+def all_to_all_seconds(bytes: float, ranks: int, bandwidth: float, latency: float) -> float:
+    """Seconds in which each of n ranks gives each other one an nth of its S bytes: (n - 1)
+    (a + S/n/B).
+    """
+    return (ranks - 1) * (latency + bytes / ranks / bandwidth)
+
+
 def bus_bandwidth(
     bytes: float,
     seconds: float,
@@ -190,8 +292,8 @@ def bus_bandwidth(
 
 
 def seconds_between_failures(gpus: int, failure_rate: float) -> float:
-    """Their mean, for a job that any GPU interrupts. `failure_rate`: per GPU and day,
-    all causes.
+    """Their mean, for a job that any GPU interrupts. `failure_rate`: unplanned
+    interruptions per GPU and day, all causes.
     """
     return DAY / (gpus * failure_rate)
 
@@ -227,12 +329,32 @@ def effective_time_ratio(
     save_seconds: float,
     restart_seconds: float,
     mtbf_seconds: float,
+    order: str = "young",
 ) -> float:
     """Share of the time that moves training on: 1 - d/t - (R + t/2)/M, or 0 (Young's
     sum; Kokolis 2025).
+
+    It is right if an interval is rarely interrupted. daly: t/M e^(-R/M) / (e^((t + d)/M)
+    - 1), also where intervals, saves and restarts are often interrupted (Daly 2006). There
+    t is the time between the end of a save and the beginning of the next.
     """
+    if pick(order, ("young", "daly"), "the order") == "daly":
+        period = (interval_seconds + save_seconds) / mtbf_seconds
+        # As e^-x/(1 - e^-x), or else a large x would overflow.
+        repeated = math.exp(-restart_seconds / mtbf_seconds - period) / -math.expm1(-period)
+        return interval_seconds / mtbf_seconds * repeated
     lost = save_seconds / interval_seconds + (restart_seconds + interval_seconds / 2) / mtbf_seconds
     return max(0.0, 1 - lost)
+
+
+def waiting_share(spares: int, broken: float) -> float:
+    """Share of the time in which a job waits for a machine, if `broken` of them would be in
+    repair on average had it always a spare: Erlang's loss formula for spares + 1 (1917).
+    """
+    share = 1.0
+    for number in range(1, spares + 2):
+        share = broken * share / (number + broken * share)
+    return share
 
 
 def exposed_seconds(communication_seconds: float, hiding_seconds: float) -> float:

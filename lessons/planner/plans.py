@@ -11,6 +11,21 @@ Job = dict[str, Any]  # the planner's options, with _ for -
 Plan = dict[str, Any]  # what `plan` returns
 
 VOCAB = 51_200  # Megatron-LM's. It hardly matters here.
+LLAMA3 = {"kv_heads": 8, "vocab": 128_256}
+MODELS = {  # as published; Mixtral's texts have the same vocabulary as Llama 2's
+    "llama3-8b": LLAMA3 | {"layers": 32, "hidden": 4096, "heads": 32, "feed_forward": 14_336},
+    "llama3-70b": LLAMA3 | {"layers": 80, "hidden": 8192, "heads": 64, "feed_forward": 28_672},
+    "llama3-405b": LLAMA3 | {"layers": 126, "hidden": 16_384, "heads": 128, "feed_forward": 53_248},
+    "mixtral-8x7b": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "feed_forward": 14_336}
+    | {"vocab": 32_000, "experts": 8, "experts_used": 2},
+}
+
+
+def named(model: str) -> Job:
+    """The options of a published model, its exact number of parameters with them."""
+    sizes = formulas.pick(model, MODELS, "the model")
+    counted = {name: size for name, size in sizes.items() if name != "experts_used"}
+    return sizes | {"params": formulas.gated_params(**counted)}
 
 
 def guess(job: Job) -> tuple[int, int, int]:
@@ -22,98 +37,171 @@ def guess(job: Job) -> tuple[int, int, int]:
     return layers, hidden, job["heads"] or max(1, hidden // 128)
 
 
+def step_flops(job: Job, texts: int, recompute: str) -> float:
+    """Operations of one step; where the shape is guessed, those of so many parameters."""
+    layers, hidden, heads = guess(job)
+    shape = (layers, hidden, job["vocab"], job["seq"])
+    if job["feed_forward"]:
+        inside = (hidden, heads, job["kv_heads"], job["feed_forward"], job["experts_used"])
+        return formulas.step_flops(*shape, texts, recompute, formulas.layer_weights(*inside))
+    guessed = formulas.transformer_params(*shape)
+    return formulas.step_flops(*shape, texts, recompute) * job["params"] / guessed
+
+
 def divide(job: Job) -> tuple[int, int]:
     """How many copies of the model there are, and how many micro-batches each computes
     in a step.
     """
-    copy = job["tensor_parallel"] * job["pipeline"]
+    copy = job["tensor_parallel"] * job["pipeline"] * job["context_parallel"]
     if job["gpus"] % copy:
         raise ValueError(
             f"{job['gpus']} GPUs do not divide by {copy}, which one copy of the model takes: "
             f"take {math.ceil(job['gpus'] / copy) * copy}, for instance"
         )
     data, texts = job["gpus"] // copy, job["batch_tokens"] // job["seq"]
+    ranks = data * job["context_parallel"]
+    for name in ("replicate", "expert_parallel"):
+        if ranks % job[name]:
+            option = f"--{name.replace('_', '-')} {job[name]}"
+            raise ValueError(f"{ranks:,} ranks that have the same layers do not divide by {option}")
+    if job["experts"] % job["expert_parallel"]:
+        raise ValueError(f"{job['experts']} experts do not divide by {job['expert_parallel']} ranks")
+    if job["seq"] % job["context_parallel"]:
+        raise ValueError(f"{job['seq']} tokens do not divide by --context-parallel {job['context_parallel']}")
     if texts < data * job["micro_batch"]:
         raise ValueError(
             f"a step of {job['batch_tokens']:,} tokens has {texts:,} texts of {job['seq']:,}, too few for "
             f"{data:,} data-parallel ranks: take --batch-tokens {data * job['micro_batch'] * job['seq']} "
             "(a model may learn less from as many tokens), or more GPUs for each copy of the model"
         )
-    return data, math.ceil(texts / data / job["micro_batch"])
+    microbatches = math.ceil(texts / data / job["micro_batch"])
+    rounds = max(1, microbatches // job["pipeline"])
+    if job["interleave"] > 1 and microbatches % rounds:  # as PyTorch 2.13's schedule
+        fits = math.ceil(microbatches / job["pipeline"]) * job["pipeline"]
+        raise ValueError(
+            f"{microbatches} micro-batches do not divide by the {rounds} rounds of an interleaved schedule: "
+            f"take --batch-tokens {fits * job['micro_batch'] * data * job['seq']}"
+        )
+    return data, microbatches
 
 
-def memory_bytes(job: Job, data: int) -> dict[str, float]:
+def weights_of_rank(job: Job, data: int) -> list[tuple[float, int]]:
+    """Of the parameters that one rank computes with: how many, and how many ranks have the
+    same. Experts apart, if there are several: they are spread over data-parallel ranks.
+    """
+    layers, hidden, _ = guess(job)
+    each = job["tensor_parallel"] * job["pipeline"]
+    ranks = data * job["context_parallel"]  # which have the same weights, and others' tokens
+    if job["experts"] == 1:
+        return [(job["params"] / each, ranks)]
+    experts = layers * job["experts"] * formulas.feed_forward_weights(hidden, job["feed_forward"])
+    spread = job["expert_parallel"]
+    return [((job["params"] - experts) / each, ranks), (experts / each / spread, ranks // spread)]
+
+
+def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
     """What a GPU of the first pipeline stage holds, by part. Buffers and the framework
     come on top.
     """
     layers, hidden, heads = guess(job)
-    tensor, pipeline, chunks = job["tensor_parallel"], job["pipeline"], job["interleave"]
-    parts = formulas.memory_parts(job["params"] / tensor / pipeline, data, job["stage"])
+    found = [
+        formulas.memory_parts(params, max(1, ranks // job["replicate"]), job["stage"])
+        for params, ranks in weights_of_rank(job, data)
+    ]
+    parts = {name: sum(one[name] for one in found) for name in found[0]}
     kept = formulas.activation_bytes(
         job["seq"],
         job["micro_batch"],
         hidden,
         heads,
         layers,
-        tensor_parallel=tensor,
+        tensor_parallel=job["tensor_parallel"],
         sequence_parallel=job["sequence_parallel"],
         recompute=job["recompute"],
+        kv_heads=job["kv_heads"],
+        feed_forward=job["feed_forward"],
+        experts_used=job["experts_used"],
     )
-    # More chunks on each stage, more of them in flight (Korthikanti 2022, 4.2.3).
-    in_flight = 1 + (pipeline - 1) / (pipeline * chunks) if chunks > 1 else 1
-    return parts | {"activations": kept * in_flight}
+    held = formulas.pipeline_held(job["pipeline"], microbatches, job["interleave"])
+    return parts | {"activations": kept * held / job["context_parallel"]}
 
 
 def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
     """What the data-parallel ranks send each other in a step, whether or not computation
     hides it.
     """
-    tensor = job["tensor_parallel"]
-    message = 2 * job["params"] / tensor / job["pipeline"]
     # Stage 3 also gathers the parameters, for each forward and each backward: in all one
     # and a half times as much (Rajbhandari 2020, 7.2), and for each micro-batch. The
     # others sum once a step.
     times = 1.5 * microbatches if job["stage"] == 3 else 1
-    return times * formulas.all_reduce_seconds(
-        message,
-        data,
-        job["bandwidth_network"],
-        job["latency"],
-        job["algorithm"],
-        ranks_per_node=max(1, job["gpus_per_node"] // tensor),
-        node_bandwidth=job["bandwidth_node"],
-        node_latency=job["latency"],
-    )
+    network = (job["bandwidth_network"], job["latency"])
+    node = {
+        "ranks_per_node": max(1, job["gpus_per_node"] // job["tensor_parallel"]),
+        "node_bandwidth": job["bandwidth_node"],
+        "node_latency": job["latency"],
+    }
+    seconds = 0.0
+    for params, ranks in weights_of_rank(job, data):
+        copies = job["replicate"] if job["stage"] == 3 else 1  # below, all sum in one
+        shards = max(1, ranks // copies)
+        seconds += times * formulas.all_reduce_seconds(2 * params, shards, *network, job["algorithm"], **node)
+        seconds += formulas.all_reduce_seconds(2 * params / shards, copies, *network, "ring")
+    return seconds
+
+
+def link(job: Job, ranks: int) -> tuple[float, float]:
+    """Bandwidth and latency between so many neighbouring GPUs."""
+    name = "node" if ranks <= job["gpus_per_node"] else "network"
+    return job[f"bandwidth_{name}"], job["latency"]
+
+
+def compute_seconds(job: Job, texts: int) -> tuple[float, float]:
+    """What a GPU computes in a step, and what of it is attention. In 8 bits the products
+    with weights run at twice the peak; attention and logits stay in 16.
+    """
+    layers, hidden, _ = guess(job)
+    rate = job["gpus"] * job["peak"] * job["mfu"]
+    attention = formulas.attention_flops(layers, hidden, job["seq"], texts, job["recompute"])
+    flops = step_flops(job, texts, job["recompute"])
+    if job["precision"] == "fp8":
+        logits = 6 * texts * job["seq"] * job["vocab"] * hidden
+        flops -= (flops - attention - logits) / 2
+    return flops / rate, attention / rate
 
 
 def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
     """What a step takes, by part. The parts follow each other; what is hidden is not in
     them.
     """
-    layers, hidden, _ = guess(job)
-    shape, recompute = (layers, hidden, VOCAB, job["seq"]), job["recompute"]
-    texts = data * microbatches * job["micro_batch"]  # all ranks wait for the fullest
-    flops = (
-        formulas.step_flops(*shape, texts, recompute) * job["params"] / formulas.transformer_params(*shape)
-    )
-    compute = flops / (job["gpus"] * job["peak"] * job["mfu"])
+    layers, hidden, heads = guess(job)
+    ways, around, spread = (job[f"{name}_parallel"] for name in ("tensor", "context", "expert"))
+    is_full = job["recompute"] == "full"
+    # All ranks wait for the fullest.
+    compute, attention = compute_seconds(job, data * microbatches * job["micro_batch"])
     idle = formulas.pipeline_idle_to_ideal(job["pipeline"], microbatches, job["interleave"])
-    link = "node" if job["tensor_parallel"] <= job["gpus_per_node"] else "network"
-    sums = 6 if recompute == "full" else 4  # a layer: 2 forward, 2 backward (Narayanan 2021, 2.3)
-    message = 2 * job["seq"] * job["micro_batch"] * hidden
-    bandwidth = job[f"bandwidth_{link}"]
-    tensor = formulas.all_reduce_seconds(message, job["tensor_parallel"], bandwidth, job["latency"], "ring")
-    backward = 3 / 4 if recompute == "full" else 2 / 3
-    beside = compute / microbatches * backward  # of the last micro-batch
+    times = microbatches * layers / job["pipeline"]  # that a rank computes a layer
+    message = 2 * job["seq"] // around * job["micro_batch"] * hidden
+    sums = 6 if is_full else 4  # a layer: 2 forward, 2 backward (Narayanan 2021, 2.3)
+    tensor = formulas.all_reduce_seconds(message, ways, *link(job, ways), "ring")
+    beside = compute / microbatches * (3 / 4 if is_full else 2 / 3)  # of the last micro-batch
     if job["stage"] == 3:
         beside = compute
     sent = data_parallel_seconds(job, data, microbatches)
-    return {
+    parts = {
         "compute": compute,
         "pipeline idle": compute * idle,
-        "tensor-parallel communication": microbatches * layers / job["pipeline"] * sums * tensor,
+        "tensor-parallel communication": times * sums * tensor,
         "exposed data-parallel communication": formulas.exposed_seconds(sent, beside),
     }
+    if around > 1:
+        pairs = 2 * message * (job["kv_heads"] or heads) / heads / ways
+        passed = formulas.ring_attention_seconds(pairs, around, *link(job, ways * around), job["recompute"])
+        parts["exposed context-parallel communication"] = formulas.exposed_seconds(times * passed, attention)
+    if spread > 1:
+        tokens = message * job["experts_used"] / (ways if job["sequence_parallel"] else 1)
+        once = formulas.all_to_all_seconds(tokens, spread, *link(job, ways * spread))
+        parts["expert-parallel communication"] = times * (6 if is_full else 4) * once  # there and back
+    return parts
 
 
 def plan(job: Job) -> Plan:
@@ -124,20 +212,20 @@ def plan(job: Job) -> Plan:
     """
     data, microbatches = divide(job)
     layers, hidden, heads = guess(job)
-    memory, step = memory_bytes(job, data), step_seconds(job, data, microbatches)
+    memory, step = memory_bytes(job, data, microbatches), step_seconds(job, data, microbatches)
     seconds, texts = sum(step.values()), job["batch_tokens"] // job["seq"]
     between = formulas.seconds_between_failures(job["gpus"], job["failure_rate"])
-    interval = formulas.checkpoint_interval(job["save_seconds"], between)
-    moving = formulas.effective_time_ratio(interval, job["save_seconds"], job["restart_seconds"], between)
-    if moving == 0:
+    interval = formulas.checkpoint_interval(job["save_seconds"], between, "daly")
+    lost = (job["save_seconds"], job["restart_seconds"], between)
+    moving = formulas.effective_time_ratio(interval, *lost, "daly")
+    if moving < 0.01:
         raise ValueError(
             f"{job['gpus']:,} GPUs are interrupted every {between:.0f} s: saves of {job['save_seconds']:g} s "
-            f"and restarts of {job['restart_seconds']:g} s leave no time to train; make them shorter"
+            f"and restarts of {job['restart_seconds']:g} s leave hardly any time to train; make them shorter"
         )
     tokens = job["tokens"] or 20 * job["params"]
     days = tokens / (texts * job["seq"]) * seconds / moving / formulas.DAY
-    shape = (layers, hidden, VOCAB, job["seq"])
-    useful = formulas.step_flops(*shape, texts, "none") * job["params"] / formulas.transformer_params(*shape)
+    useful = step_flops(job, texts, "none")
     return {
         "job": job | {"layers": layers, "hidden": hidden, "heads": heads, "tokens": tokens, "texts": texts},
         "data_parallel": data,

@@ -5,7 +5,7 @@ from pathlib import Path
 from planner.plans import Plan
 
 # Told apart by the colour-blind too.
-COLOURS = ("#0072B2", "#999999", "#E69F00", "#D55E00", "#000000")
+COLOURS = ("#0072B2", "#999999", "#E69F00", "#D55E00", "#000000", "#009E73", "#CC79A7")
 
 
 def duration(seconds: float) -> str:
@@ -38,6 +38,10 @@ def text(found: Plan) -> str:
     needs, whole = sum(memory.values()), sum(step.values())
     data, tensor, pipeline = found["data_parallel"], job["tensor_parallel"], job["pipeline"]
     ways = f"{data:,} data x {tensor} tensor x {pipeline} pipeline"
+    if job["context_parallel"] > 1:
+        ways += f" x {job['context_parallel']} context"
+    if job["expert_parallel"] > 1:
+        ways += f", {job['expert_parallel']} expert"
     shape = f"{job['layers']} layers of {job['hidden']:,} with {job['heads']} heads"
     verdict = f"(needs {needs / 1e9:,.1f} GB of {job['memory'] / 1e9:,.0f} GB a GPU)"
     fits = "yes" if found["fits"] else "no"
@@ -62,7 +66,7 @@ def text(found: Plan) -> str:
             line("of the peak, for what is not repeated", f"{useful:.1%}"),
             f"\n{count(job['tokens'])} tokens: {duration(found['days'] * 86400)}",
             line("cost", f"{found['dollars']:,.0f} dollars"),
-            line("interruptions to expect", f"{found['interruptions']:,.1f}"),
+            line("unplanned interruptions to expect", f"{found['interruptions']:,.1f}"),
             line("best time between checkpoints", every),
             line("of the time, training moves on", f"{found['effective_time_ratio']:.1%}"),
         ]

@@ -60,14 +60,20 @@ def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fo
     assert not same(expected[1], expected[12])
 
 
-@pytest.mark.quick("gpipe-3-2")
+@pytest.mark.quick("gpipe-3-2-44", "interleaved-2-3-45")
 @pytest.mark.parametrize(
-    ("schedule", "processes", "microbatches"), [("gpipe", 3, 2), ("1f1b", 3, 4), ("interleaved", 4, 2)]
+    ("schedule", "processes", "microbatches", "size"),
+    [
+        *(("gpipe", 3, 2, 44), ("1f1b", 3, 4, 44), ("interleaved", 4, 2, 46)),
+        # Rounds of other lengths than the number of processes: 3, 4, 6, and 5 twice.
+        *(("interleaved", 2, 3, 45), ("interleaved", 3, 4, 44)),
+        *(("interleaved", 4, 6, 42), ("interleaved", 4, 10, 50)),
+    ],
 )
 def test_few_micro_batches_and_a_batch_that_no_number_of_processes_divides(
-    fork, schedule, processes, microbatches
+    fork, schedule, processes, microbatches, size
 ):
-    sizes = (*ODD, "--batch-size", 44 if processes == 3 else 46)
+    sizes = (*ODD, "--batch-size", size)
     curve = launcher.read_curve(fork("01_single_gpu", 1, *sizes, folder="01").out, "01_single_gpu")
     words = ("--microbatches", microbatches, "--schedule", schedule)
     check(fork(STEM, processes, *sizes, *words), processes, curve)
@@ -257,8 +263,8 @@ BAD = {
         "1f1b on 4 processes needs 4 micro-batches or more, not 3",
     ),
     "no rounds": (
-        {"schedule": "interleaved", "microbatches": 6, "world_size": 4},
-        "interleaved has rounds of 4: --microbatches 6 must be a multiple",
+        {"schedule": "interleaved", "microbatches": 5},
+        "interleaved has 2 rounds here, and 5 micro-batches do not divide by 2: take 6",
     ),
     "many": ({"world_size": 5}, "the model has 4 layers with weights: 5 processes are too many"),
     "back in time": ({"pretend_milliseconds": -1.0}, "--pretend-milliseconds must be from 0 to 60000"),

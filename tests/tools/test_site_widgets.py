@@ -109,19 +109,19 @@ def inputs_of(widget, **changes):
 
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
     for processes, count in itertools.product(schedules.PROCESSES, schedules.MICROBATCHES):
-        if count < processes:
-            continue
         for name in schedules.SCHEDULES:
             values = schedules.values_of(name, inputs_of(schedules, processes=processes, microbatches=count))
             idle = schedules.timeline.idle(values)
             theory = schedules.timeline.idle_in_theory(values)
+            if name == schedules.ZERO and count < processes:
+                continue
             if name == schedules.ZERO:
                 assert idle < theory, "it has the weights' part to fill the bubble with"
                 assert values["held"] == [processes] * processes, "until the weights' part has ended"
             else:
                 assert idle == pytest.approx(theory), (name, processes, count)
             if name == "1f1b":
-                assert values["held"] == list(range(processes, 0, -1))
+                assert values["held"] == [min(count, most) for most in range(processes, 0, -1)]
             if name == "gpipe":
                 assert values["held"] == [count] * processes
 

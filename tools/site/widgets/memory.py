@@ -91,7 +91,7 @@ def answer(**inputs):
         need = f"{inputs['tensor_parallel']} GPUs"
         return found | {"said": f"One copy of the model takes {need}: there are {inputs['gpus']}."}
     copies = inputs["gpus"] // inputs["tensor_parallel"]
-    bars = [plans.memory_bytes(job_of(inputs, stage), copies) for stage in WAYS]
+    bars = [plans.memory_bytes(job_of(inputs, stage), copies, microbatches=1) for stage in WAYS]
     wholes = [sum(parts.values()) for parts in bars]
     top = next((top for top in TOPS if max(wholes) <= top), TOPS[-1])
     rows = []

@@ -60,11 +60,10 @@ CONTROLS = [
 ]
 NOTE = (
     "A forward of the whole model on the whole batch takes 480 ms, divided evenly among stages and "
-    "micro-batches; messages take no time. The formula is that of stages of equal length and, "
-    "interleaved, of at least as many micro-batches as processes. Held is what a process keeps of "
-    "activations at most, where 100% are those of the whole batch: a micro-batch's from its forward to "
-    "the end of its backward, in the zero-bubble schedule to that of the weights' part, which takes half "
-    "of a backward. Interleaved has two stages in each process, all others one."
+    "micro-batches; messages take no time. The formula is that of stages of equal length. Held is what a "
+    "process keeps of activations at most, where 100% are those of the whole batch: a micro-batch's from "
+    "its forward to the end of its backward, in the zero-bubble schedule to that of the weights' part, "
+    "which takes half of a backward. Interleaved has two stages in each process, all others one."
 )
 
 
