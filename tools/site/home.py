@@ -97,6 +97,11 @@ def readme():
     return first, picture, [line for command, why in commands for line in (why, command)], text
 
 
+def shortest(text) -> str:
+    """What README says to those who have no time for all."""
+    return re.search(r"(?m)^- (\*\*A shortest path .*)$", text)[1] + "\n"
+
+
 def home(book) -> str:
     first, picture, commands, text = readme()
     sentence, _, who = first.partition(". ")
@@ -113,6 +118,7 @@ def home(book) -> str:
         f"{ladder}\n",
         "## Read\n",
         book.relinked(begin, sources.HOME),
+        book.relinked(shortest(text), sources.HOME),
         "## Run\n",
         f"In {copy}:\n",
         "```{code-block} sh\n:class: code\n\n" + "\n".join(commands) + "\n```\n",
@@ -184,6 +190,8 @@ def syllabus(book) -> str:
         "# Syllabus\n\nA lesson a week: read the diff, predict what changes, run it, break it. Minutes are "
         "those of reading. How to give the exercises to a class and grade them: "
         "[for instructors](tests/README.md).\n\n"
+        + shortest((ROOT / "README.md").read_text())
+        + "\n"
         + "\n".join(lines)
         + '\n\n<p><button type="button" class="print">Print this page</button></p>\n'
     )

@@ -1,4 +1,5 @@
-// What is wider than the page is scrolled with the keyboard, too. Remembers in this browser which pages were read to their end; nothing is sent. Prints the syllabus.
+// Remembers in this browser which pages were read to their end; nothing is sent. Scrolls with the keyboard what is
+// wider than the page, searches with Ctrl+K, prints the syllabus.
 "use strict";
 
 const KEY = "rungs: read";
@@ -44,13 +45,29 @@ document.querySelector("p.progress button")?.addEventListener("click", () => {
   localStorage.removeItem(KEY);
   show();
 });
+
+const scrolls = new WeakSet();
+
 function letScroll() {
-  for (const part of document.querySelectorAll("pre, .table-wrapper")) {
-    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+  for (const part of document.querySelectorAll("pre, .table-wrapper, #widget .shown")) {
+    if (part.scrollWidth <= part.clientWidth) continue;
+    part.tabIndex = 0;
+    if (scrolls.has(part)) continue;
+    scrolls.add(part);
+    // Else an arrow would turn the page for a reader who wants to see the end of a line.
+    part.addEventListener("keydown", (event) => event.key.startsWith("Arrow") && event.stopPropagation());
   }
 }
 
 letScroll();
 addEventListener("resize", letScroll);
+addEventListener("toggle", letScroll, true); // what was folded has had no width until now
+addEventListener("keydown", (event) => {
+  if (!(event.ctrlKey || event.metaKey) || event.key !== "k") return;
+  event.preventDefault();
+  const box = document.querySelector("input[name=q]");
+  document.getElementById("__navigation").checked = box.getBoundingClientRect().right <= 0; // else it is folded away
+  box.focus();
+});
 document.querySelector("button.print")?.addEventListener("click", () => print());
 show();
