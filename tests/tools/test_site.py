@@ -18,7 +18,7 @@ import crawl
 import lessons
 import sources
 from lessons import ROOT
-from widgets import diff
+from widgets import diff, ring
 
 PYTHON = ROOT / ".venv-site/bin/python"
 AXE = ROOT / ".venv-site/axe.min.js"
@@ -200,6 +200,16 @@ def test_a_small_site_is_built(small):
         "<summary>Answer" in "".join(cell["source"]) for cell in cells
     )
     assert "minutes to read, " in page and "edit this page" not in page
+    home = (small / "site/index.html").read_text()
+    assert "A shortest path" in home and "Ctrl+K" in home
+    assert "A shortest path" in (small / "site/syllabus.html").read_text()
+
+
+def test_a_notebook_leads_to_the_page_on_which_its_pictures_move():
+    book = sources.Book(Path("nowhere"), (), widgets={"ring": ring, "diff": diff})
+    for stem, count in (("03a_how_gradients_travel", 1), ("04_ddp_torchrun", 0)):
+        card = sources.card(book, PurePosixPath(f"notebooks/{stem}.ipynb"), "a minute", "")
+        assert card.count('<a href="../widgets/ring.html">') == count and "widgets/diff" not in card
 
 
 # ---- the diff of any lesson to any other ----
@@ -296,6 +306,8 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(small, r
         assert page.ask(chosen) == [lesson.grown_from, lesson.stem]
         why = "[...document.querySelectorAll('#widget .why a')].map((link) => link.getAttribute('href'))"
         assert f"../notebooks/{lesson.stem}.html#sentence-0" in page.ask(why)
+    moves = "getComputedStyle(document.querySelector('#widget td.come')).animationName"
+    assert page.ask(moves) == "none", "only what arrives in the ring moves"
     assert page.complaints() == []
 
 
@@ -308,16 +320,18 @@ def press(page, key, code, modifiers=0):
 FOCUSED = """(() => {
     const { activeElement: found } = document;
     const { outlineStyle: style, outlineWidth: width } = getComputedStyle(found);
-    return [[...document.querySelectorAll(CHOSEN)].indexOf(found), style != "none" && parseFloat(width) > 0];
+    const isFramed = style != "none" && parseFloat(width) > 0;
+    return [[...document.querySelectorAll(CHOSEN)].indexOf(found), isFramed && found.checkVisibility({ opacityProperty: true })];
 })()"""
 
 
-def tabbed(page, chosen):
+def tabbed(page, chosen, start="document.querySelector('h1')"):
     """Walk with Tab from the title to all that this selector names: its numbers, as they come."""
-    page.ask("(title => { title.tabIndex = -1; title.focus(); })(document.querySelector('h1'))")
+    page.ask(f"(start => {{ start.tabIndex ||= -1; start.focus(); }})({start})")
     found, number = [], -1
     while number >= 0 or not found:
         press(page, "Tab", 9)
+        page.ask("Promise.all(document.getAnimations().map((one) => one.finished)).then(() => 0)")
         number, can_be_seen = page.ask(FOCUSED.replace("CHOSEN", repr(chosen)))
         if number >= 0:
             assert can_be_seen, f"the focus on number {number} is not to be seen"
@@ -336,6 +350,36 @@ def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(small, 
     count = page.ask(f"document.querySelectorAll({chosen!r}).length")
     assert tabbed(page, chosen) == list(range(count)) and count >= 5
     assert page.complaints() == []
+
+
+@needs_the_builder
+@needs_a_browser
+def test_whatever_a_page_has_can_be_used_with_the_keyboard(small, reader):
+    page = reader(small)
+    page.look(400, "light")
+    page.open("lessons/pages/04.html")
+    chosen = "article :is(a:not(.headerlink), button, pre)"
+    count = page.ask(f"document.querySelectorAll({chosen!r}).length")
+    assert tabbed(page, chosen) == list(range(count)) and count >= 5
+    assert page.ask("document.querySelectorAll('article .copybtn').length") >= 1
+    in_view = "document.activeElement.getBoundingClientRect().right > 0"
+    page.ask(
+        "document.activeElement.blur(); scrollTo(0, 0); document.querySelector('.skip-to-content').focus()"
+    )
+    for _ in range(5):
+        press(page, "Tab", 9)
+        assert page.ask(in_view), page.ask("document.activeElement.outerHTML")
+        if page.ask("document.activeElement.className") == "nav-overlay-icon":
+            break
+    press(page, "Enter", 13)
+    assert page.ask("document.activeElement.ariaExpanded") == "true"
+    page.until("document.querySelector('.sidebar-tree').getBoundingClientRect().left >= 0", "the menu")
+    assert tabbed(page, ".sidebar-search", "document.querySelector('.nav-overlay-icon')") == [0]
+    press(page, "Escape", 27)
+    assert (
+        page.ask("document.querySelector('.sidebar-search').checkVisibility({ visibilityProperty: true })")
+        is False
+    )
 
 
 @needs_the_builder

@@ -69,5 +69,25 @@ addEventListener("keydown", (event) => {
   document.getElementById("__navigation").checked = box.getBoundingClientRect().right <= 0; // else it is folded away
   box.focus();
 });
+
+// The theme opens its menus by labels, which only a mouse or a finger can press.
+for (const label of document.querySelectorAll("label[for]:not(.overlay)")) {
+  const box = document.getElementById(label.htmlFor);
+  const say = () => label.setAttribute("aria-expanded", box.checked);
+  label.tabIndex = 0;
+  label.setAttribute("role", "button");
+  label.setAttribute("aria-label", box.getAttribute("aria-label") || label.textContent.trim());
+  label.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    label.click();
+  });
+  box.addEventListener("change", say);
+  say();
+}
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  for (const box of document.querySelectorAll(".sidebar-toggle:checked")) box.click();
+});
 document.querySelector("button.print")?.addEventListener("click", () => print());
 show();

@@ -19,8 +19,8 @@ from planner import formulas
 
 TITLE = "The ring all-reduce, step by step"
 INTRODUCTION = """\
-After an [all-reduce](../lessons/pages/words.md#all-reduce), every process has the sum of what all had: here of
-their gradients, in chunks. The digits in a chunk say whose gradients have been added up in it.
+After an [all-reduce](../lessons/pages/words.md#all-reduce), every process has the sum of what all had: here
+of their gradients, in chunks. The digits in a chunk say whose gradients have been added up in it.
 
 Press *step* until all processes have the sum (Σ), and watch the bytes through each of them; then choose
 the server, and do it again. With four processes both take six steps, and twice as many bytes go through
