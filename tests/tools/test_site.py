@@ -321,7 +321,8 @@ FOCUSED = """(() => {
     const { activeElement: found } = document;
     const { outlineStyle: style, outlineWidth: width } = getComputedStyle(found);
     const isFramed = style != "none" && parseFloat(width) > 0;
-    return [[...document.querySelectorAll(CHOSEN)].indexOf(found), isFramed && found.checkVisibility({ opacityProperty: true })];
+    const isThere = found.checkVisibility({ opacityProperty: true });
+    return [[...document.querySelectorAll(CHOSEN)].indexOf(found), isFramed && isThere];
 })()"""
 
 

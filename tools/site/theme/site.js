@@ -61,7 +61,6 @@ function letScroll() {
 
 letScroll();
 addEventListener("resize", letScroll);
-addEventListener("toggle", letScroll, true); // what was folded has had no width until now
 addEventListener("keydown", (event) => {
   if (!(event.ctrlKey || event.metaKey) || event.key !== "k") return;
   event.preventDefault();
