@@ -24,7 +24,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## make .venv and install r
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-run: setup ## climb lessons 01 to 06 (LESSONS=all: to 14); ends with a table and out/ladder.png
+run: setup ## climb lessons 01 to 06 (LESSONS=all: to 14); ends with a table and out/ladder.svg
 	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the tests, but for the long ones; the last lines say what was skipped and left out
@@ -67,7 +67,7 @@ selftest: setup ## grade the grader of the exercises: solutions, mutants, cheats
 scaling: setup ## does it pay to have more processes? ends with a table and out/scaling.svg
 	@$(PYTHON) tools/bench/scaling.py --out $(OUT) $(ARGUMENTS)
 
-bench: setup ## measure speed and start-up; ends with a table and out/bench.png
+bench: setup ## measure speed and start-up; ends with a table and out/bench.svg
 	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)
 
 gpu: setup ## check all on this machine's GPUs in 8 minutes (ARGUMENTS=--rehearse: on the CPU, in small)
@@ -86,7 +86,7 @@ site: .venv-site/ready ## build the site from what is here, into out/site (ADDRE
 	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python tools/site/build.py --out $(OUT) $(ARGUMENTS)
 
 site-serve: site ## show it, on a port that is free
-	@.venv-site/bin/python tools/site/serve.py $(OUT)/site
+	@.venv-site/bin/python -m http.server 0 --bind 127.0.0.1 --directory $(OUT)/site
 
 # Nothing in it is for readers, so that their environment has none of it.
 .venv-site/ready: tools/site/requirements.txt tools/site/vendor.py

@@ -11,7 +11,8 @@ STYLE = {
     "figure.constrained_layout.use": True,
     "font.size": 10,
     "savefig.dpi": DPI,
-    "svg.fonttype": "none",
+    "svg.fonttype": "none",  # letters stay letters, of the machine's own sans-serif
+    "svg.hashsalt": "rungs",  # else each drawing of the same has other names in it
 }
 
 
@@ -24,3 +25,13 @@ def pyplot():
 
     plt.rcParams.update(STYLE)
     return plt
+
+
+def plain(axis):
+    """Powers of ten as 0.01 and 100: what matplotlib writes has a font that not every machine has."""
+    axis.set_major_formatter("{x:g}")
+
+
+def save(figure, path, **metadata):
+    """As SVG: the same data give the same file, on any day."""
+    figure.savefig(path, format="svg", metadata={"Date": None, **metadata})

@@ -1,6 +1,6 @@
 """Climb lessons 01 to 06 on whatever this machine has: `make run`. All of them: `make run LESSONS=all`.
 
-Ends with a table and out/ladder.png, the curves of all lessons drawn on one another. A lesson with a model
+Ends with a table and out/ladder.svg, the curves of all lessons drawn on one another. A lesson with a model
 of its own is run on one process too, and must have that run's curve. Arguments are handed on to the
 lessons: python tools/ladder.py --epochs 2 --out elsewhere
 """
@@ -58,8 +58,8 @@ def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     show(rows)
     for lesson in left_out:
         print(f"left out: {lesson.stem} needs {lesson.needs}")
-    picture(rows, arguments.out / "ladder.png")
-    print(f"\nThe curves, drawn on one another: {arguments.out / 'ladder.png'}")
+    picture(rows, arguments.out / "ladder.svg")
+    print(f"\nThe curves, drawn on one another: {arguments.out / 'ladder.svg'}")
     if failed := [row.lesson.stem for row in rows if not row.curve]:
         sys.exit(f"error: failed: {', '.join(failed)}")
     if different := [row.lesson.stem for row in rows if row.is_different()]:
@@ -178,11 +178,12 @@ def picture(rows: list[Climbed], path: Path) -> None:
         upper.plot(epochs, [point["loss"] for point in row.curve], **style)
         lower.plot(epochs, [100 * point["accuracy"] for point in row.curve], **style)
     upper.set(title="loss on the training images", xlabel="epoch", ylabel="mean cross-entropy", yscale="log")
+    ink.plain(upper.yaxis)
     lower.set(title="accuracy on the test images", xlabel="epoch", ylabel="%")
     upper.legend(title="lesson (processes)")
     for axes in (upper, lower):
         axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.savefig(path)
+    ink.save(figure, path)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Links between GPUs: what each carries, and what that means for an all-reduce. A table and a picture.
 
-`make diffs` writes the table into lessons/launch/README.md, `make pictures` draws lessons/pictures/links.png.
+`make diffs` writes the table into lessons/launch/README.md, `make pictures` draws lessons/pictures/links.svg.
 """
 
 import sys
@@ -67,8 +67,8 @@ def draw(path) -> None:
     plt = ink.pyplot()
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 3.2))
     names = [link.name for link in LINKS]
-    axes.barh(names, [link.bandwidth / 1e9 for link in LINKS], color="#0072B2")
-    for place, link in enumerate(LINKS):
-        axes.text(link.bandwidth / 1e9, place, f" {link.bandwidth / 1e9:g}", va="center")
+    bars = axes.barh(names, [link.bandwidth / 1e9 for link in LINKS], color="#0072B2")
+    axes.bar_label(bars, fmt="%g", padding=3)
     axes.set(xscale="log", xlim=(0.05, 2000), xlabel="GB/s, one way", title="What a link carries")
-    figure.savefig(path)
+    ink.plain(axes.xaxis)
+    ink.save(figure, path)

@@ -35,7 +35,6 @@ SECONDS, BYTES = 90, 2_500_000
 CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {
-    "ring.png": ("03a_how_gradients_travel", "def draw_steps"),
     "kill.png": ("05_snapshots", "draw(axes, peaceful, (0, 2)"),
 }
 ADDRESS = "https://github.com/OWNER/rungs"  # where a notebook that is alone finds the rest

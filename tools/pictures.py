@@ -1,5 +1,6 @@
 """Draw the pictures of the READMEs anew, from real runs: `make pictures`. They land in lessons/pictures/."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,9 +10,13 @@ from pathlib import Path
 import ink
 import launcher
 import links
+import notebooks
 
 sys.path.insert(0, str(launcher.ROOT / "lessons"))
+sys.path.insert(0, str(launcher.ROOT / "notebooks"))
 import workload
+from show import rings
+from show.pictures import STYLE
 
 plt = ink.pyplot()
 FOLDER = launcher.ROOT / "lessons" / "pictures"
@@ -26,6 +31,19 @@ def digits():
     axes.imshow(tiled, cmap="gray")
     axes.axis("off")
     figure.savefig(FOLDER / "digits.png", dpi=120)
+
+
+def ring(path):
+    """The ring of four processes, by the functions of the notebook's own cell."""
+    cells = notebooks.read(notebooks.FOLDER / "03a_how_gradients_travel.ipynb").cells
+    source = next(cell.source for cell in cells if "def draw_steps" in cell.source)
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    space = {"rings": rings}
+    exec("\n".join(map(ast.unparse, functions)), space)
+    with plt.rc_context(STYLE):
+        space["draw_steps"](4)
+        ink.save(plt.gcf(), path)
+    plt.close()
 
 
 def curve(folder, processes, kinked):
@@ -65,20 +83,22 @@ def kinks():
         ylabel="relative difference (none is drawn at 1e-9)",
         yscale="log",
     )
+    ink.plain(axes.yaxis)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    figure.savefig(FOLDER / "kinks.png")
+    ink.save(figure, FOLDER / "kinks.svg")
 
 
 def ladder():
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, launcher.ROOT / "tools/ladder.py", "--out", folder]
         subprocess.run(words, check=True)
-        (FOLDER / "ladder.png").write_bytes((Path(folder) / "ladder.png").read_bytes())
+        (FOLDER / "ladder.svg").write_bytes((Path(folder) / "ladder.svg").read_bytes())
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     digits()
-    links.draw(FOLDER / "links.png")
+    ring(FOLDER / "ring.svg")
+    links.draw(FOLDER / "links.svg")
     kinks()
     ladder()

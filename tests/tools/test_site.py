@@ -18,7 +18,7 @@ import crawl
 import lessons
 import sources
 from lessons import ROOT
-from widgets import diff
+from widgets import diff, ring
 
 PYTHON = ROOT / ".venv-site/bin/python"
 AXE = ROOT / ".venv-site/axe.min.js"
@@ -35,6 +35,7 @@ KINDS = (
     "widgets/diff.html",
 )
 BUDGET = 500_000  # bytes of a page before its pictures
+WIDGETS = ("diff", "memory", "planner", "ring", "schedules")
 needs_the_builder = pytest.mark.skipif(
     not (ROOT / ".venv-site/ready").exists(),
     reason="needs tools/site/requirements.txt: make tools installs it",
@@ -199,6 +200,16 @@ def test_a_small_site_is_built(small):
         "<summary>Answer" in "".join(cell["source"]) for cell in cells
     )
     assert "minutes to read, " in page and "edit this page" not in page
+    home = (small / "site/index.html").read_text()
+    assert "A shortest path" in home and "Ctrl+K" in home
+    assert "A shortest path" in (small / "site/syllabus.html").read_text()
+
+
+def test_a_notebook_leads_to_the_page_on_which_its_pictures_move():
+    book = sources.Book(Path("nowhere"), (), widgets={"ring": ring, "diff": diff})
+    for stem, count in (("03a_how_gradients_travel", 1), ("04_ddp_torchrun", 0)):
+        card = sources.card(book, PurePosixPath(f"notebooks/{stem}.ipynb"), "a minute", "")
+        assert card.count('<a href="../widgets/ring.html">') == count and "widgets/diff" not in card
 
 
 # ---- the diff of any lesson to any other ----
@@ -295,12 +306,132 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(small, r
         assert page.ask(chosen) == [lesson.grown_from, lesson.stem]
         why = "[...document.querySelectorAll('#widget .why a')].map((link) => link.getAttribute('href'))"
         assert f"../notebooks/{lesson.stem}.html#sentence-0" in page.ask(why)
+    moves = "getComputedStyle(document.querySelector('#widget td.come')).animationName"
+    assert page.ask(moves) == "none", "only what arrives in the ring moves"
     assert page.complaints() == []
 
 
-def press(page, key, code):
+def press(page, key, code, modifiers=0):
     for kind in ("keyDown", "keyUp"):
-        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+        keys = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        page.call("Input.dispatchKeyEvent", type=kind, **keys)
+
+
+FOCUSED = """(() => {
+    const { activeElement: found } = document;
+    const { outlineStyle: style, outlineWidth: width } = getComputedStyle(found);
+    const isFramed = style != "none" && parseFloat(width) > 0;
+    const isThere = found.checkVisibility({ opacityProperty: true });
+    return [[...document.querySelectorAll(CHOSEN)].indexOf(found), isFramed && isThere];
+})()"""
+
+
+def tabbed(page, chosen, start="document.querySelector('h1')"):
+    """Walk with Tab from the title to all that this selector names: its numbers, as they come."""
+    page.ask(f"(start => {{ start.tabIndex ||= -1; start.focus(); }})({start})")
+    found, number = [], -1
+    while number >= 0 or not found:
+        press(page, "Tab", 9)
+        page.ask("Promise.all(document.getAnimations().map((one) => one.finished)).then(() => 0)")
+        number, can_be_seen = page.ask(FOCUSED.replace("CHOSEN", repr(chosen)))
+        if number >= 0:
+            assert can_be_seen, f"the focus on number {number} is not to be seen"
+            found.append(number)
+    return found
+
+
+@needs_the_builder
+@needs_a_browser
+@pytest.mark.parametrize("name", WIDGETS)
+def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(small, reader, name):
+    page = reader(small)
+    page.look(1280, "light")
+    page.open(f"widgets/{name}.html")
+    chosen = "#widget :is(input, select, button):enabled"
+    count = page.ask(f"document.querySelectorAll({chosen!r}).length")
+    assert tabbed(page, chosen) == list(range(count)) and count >= 5
+    assert page.complaints() == []
+
+
+@needs_the_builder
+@needs_a_browser
+def test_whatever_a_page_has_can_be_used_with_the_keyboard(small, reader):
+    page = reader(small)
+    page.look(400, "light")
+    page.open("lessons/pages/04.html")
+    chosen = "article :is(a:not(.headerlink), button, pre)"
+    count = page.ask(f"document.querySelectorAll({chosen!r}).length")
+    assert tabbed(page, chosen) == list(range(count)) and count >= 5
+    assert page.ask("document.querySelectorAll('article .copybtn').length") >= 1
+    in_view = "document.activeElement.getBoundingClientRect().right > 0"
+    page.ask(
+        "document.activeElement.blur(); scrollTo(0, 0); document.querySelector('.skip-to-content').focus()"
+    )
+    for _ in range(5):
+        press(page, "Tab", 9)
+        assert page.ask(in_view), page.ask("document.activeElement.outerHTML")
+        if page.ask("document.activeElement.className") == "nav-overlay-icon":
+            break
+    press(page, "Enter", 13)
+    assert page.ask("document.activeElement.ariaExpanded") == "true"
+    page.until("document.querySelector('.sidebar-tree').getBoundingClientRect().left >= 0", "the menu")
+    assert tabbed(page, ".sidebar-search", "document.querySelector('.nav-overlay-icon')") == [0]
+    press(page, "Escape", 27)
+    assert (
+        page.ask("document.querySelector('.sidebar-search').checkVisibility({ visibilityProperty: true })")
+        is False
+    )
+
+
+@needs_the_builder
+@needs_a_browser
+def test_keys_turn_pages_and_search_and_scroll_what_is_wide(small, reader):
+    page = reader(small)
+    page.look(400, "light")
+    page.open("lessons/pages/04.html")
+    wide = "document.querySelector('pre[tabindex]')"
+    page.ask(f"{wide}.focus()")
+    press(page, "ArrowRight", 39)
+    page.until(f"{wide}.scrollLeft > 0", "the end of a line")
+    press(page, "/", 191)
+    press(page, "k", 75, modifiers=2)  # Ctrl
+    assert page.ask("document.activeElement.name") == "q"
+    page.until("document.activeElement.getBoundingClientRect().left >= 0", "the search box")
+    page.ask("document.activeElement.blur()")
+    press(page, "/", 191)
+    assert page.ask("document.activeElement.name") is None, "a letter alone is no shortcut"
+    press(page, "ArrowRight", 39)
+    page.until("location.pathname.endsWith('notebooks/04_ddp_torchrun.html')", "the next page")
+    page.until("document.readyState == 'complete'", "all of it")
+    press(page, "ArrowLeft", 37)
+    page.until("location.pathname.endsWith('lessons/pages/04.html')", "the page before")
+    assert page.complaints() == []
+
+
+@needs_the_builder
+@needs_a_browser
+@needs_axe
+def test_what_was_folded_can_be_scrolled_with_the_keyboard(small, reader):
+    page = reader(small)
+    page.look(400, "light")
+    page.open("notebooks/04_ddp_torchrun.html")
+    folded = (
+        "[...document.querySelectorAll('details pre')].filter((part) => part.scrollWidth > part.clientWidth)"
+    )
+    page.ask("document.querySelectorAll('details').forEach((part) => part.open = true)")
+    page.until(f"{folded}.length > 0 && {folded}.every((part) => part.tabIndex == 0)", "what was folded")
+    assert page.violations("scrollable-region-focusable", "target-size") == []
+
+
+@needs_the_builder
+@needs_a_browser
+def test_the_syllabus_is_printed_without_what_is_for_the_screen(small, reader):
+    page = reader(small)
+    page.open("syllabus.html")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    shown = "[...document.querySelectorAll({!r})].filter((part) => part.checkVisibility()).length"
+    assert page.ask(shown.format(".sidebar-drawer, .related-pages, button, .mobile-header")) == 0
+    assert page.ask(shown.format("article table tr")) == 2 + len(lessons.LESSONS)
 
 
 # ---- the whole site ----
@@ -338,6 +469,9 @@ def test_every_page_opens_and_everybody_can_read_it(whole, reader, part):
             page.look(1280, "dark")
             problems += [f"in the dark, {line}" for line in page.violations("color-contrast")]
         page.look(400, "light")
+        if name in listed:
+            page.ask(OPENED)
+            problems += [f"on a phone, {line}" for line in page.violations(*ON_A_PHONE)]
         if (wide := page.ask(WIDTH)) > 400:
             problems.append(f"{wide} pixels wide on a phone")
         if (weight := page.ask(WEIGHT)) > BUDGET:
@@ -346,6 +480,10 @@ def test_every_page_opens_and_everybody_can_read_it(whole, reader, part):
     assert not found, "\n".join(found)
 
 
+ON_A_PHONE = ("scrollable-region-focusable", "target-size")
+# All that is folded, and what the page then does in a frame or two.
+OPENED = """document.querySelectorAll("details").forEach((part) => part.open = true);
+    new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"""
 # The theme lets what is in the middle scroll, and the page seems to be narrow.
 WIDTH = "Math.max(...[...document.querySelectorAll('html, .content')].map((part) => part.scrollWidth))"
 WEIGHT = """[...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]

@@ -1,4 +1,4 @@
-"""Measure this machine: `make bench`. Ends with tables, OUT/bench.png and a dated file in results/.
+"""Measure this machine: `make bench`. Ends with tables, OUT/bench.svg and a dated file in results/.
 
     python tools/bench/bench.py                              all rows
     python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README's section from one
@@ -123,9 +123,9 @@ def main():
         sys.exit(f"{words}\n\nerror: failed: {', '.join(failed)}; what was measured is kept in {path}")
     path = arguments.results / f"{name_of(result)}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    report.draw(result, arguments.out / "bench.png")
+    report.draw(result, arguments.out / "bench.svg")
     print(report.plain(report.section(result, path)))
-    print(f"\nThe same as a picture and as data: {arguments.out / 'bench.png'}, {path}")
+    print(f"\nThe same as a picture and as data: {arguments.out / 'bench.svg'}, {path}")
 
 
 if __name__ == "__main__":

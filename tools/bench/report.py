@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE.parent))
 import ink
 
 README, PAGE = ROOT / "README.md", HERE / "README.md"
-PICTURE = ROOT / "lessons" / "pictures" / "bench.png"
+PICTURE = ROOT / "lessons" / "pictures" / "bench.svg"
 MIB = 2**20
 INSIDE = "inside the machine, 64 images"
 
@@ -325,7 +325,7 @@ def draw(result, path):
     draw_overlap(second, rows["overlap"])
     draw_reduce(third, rows["all-reduce"])
     draw_start(fourth, rows["start"])
-    figure.savefig(path, metadata={"Source": mark(result)})
+    ink.save(figure, path, Source=mark(result))
 
 
 def stack(axes, columns, parts, scale=1):
@@ -393,6 +393,7 @@ def draw_reduce(axes, found):
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    ink.plain(axes.yaxis)
     ticks = [2**10, 2**14, 2**18, 2**22, 2**26]
     axes.set_xticks(ticks, ["1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB"])
     axes.set(title="an all-reduce on two processes", xlabel="size", ylabel="MB a second")

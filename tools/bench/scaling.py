@@ -141,7 +141,7 @@ def draw(result: dict, path: Path) -> None:
         axes.set(title=name, xlabel="processes", ylabel="images a second", xticks=COUNTS)
         axes.set_ylim(bottom=0)
     both[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=9)
-    figure.savefig(path)
+    ink.save(figure, path)
 
 
 def write_pages(path: Path) -> None:

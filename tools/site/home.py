@@ -92,9 +92,14 @@ def readme():
     """README's first paragraph, its picture of the ladder, its first two commands, and all of it."""
     text = (ROOT / "README.md").read_text()
     first = text.split("\n\n")[1]
-    picture = re.search(r'<img src="lessons/pictures/ladder.png".*?>', text)[0]
-    commands = re.search(r"(?s)```sh\n(.*?)```", text)[1].splitlines()
-    return first, picture, commands[:2], text
+    picture = re.search(r'<img src="lessons/pictures/ladder.svg".*?>', text)[0]
+    commands = re.findall(r"(?m)^(make \w+) +(# .*)$", text)[:2]
+    return first, picture, [line for command, why in commands for line in (why, command)], text
+
+
+def shortest(text) -> str:
+    """What README says to those who have no time for all."""
+    return re.search(r"(?m)^- (\*\*A shortest path .*)$", text)[1] + "\n"
 
 
 def home(book) -> str:
@@ -104,6 +109,7 @@ def home(book) -> str:
     first = lessons.LESSONS[0]
     begin = f"[Begin with lesson {first.number}]({page_of(first)}). The notebooks hold all that they show, "
     begin += "and need not be run to be read.\n"
+    copy = f"[a copy of the repository]({book.address})" if book.address else "a copy of the repository"
     lines = [
         "---\nhide-toc: true\n---\n",
         f"# {text.splitlines()[0].removeprefix('# ')}\n",
@@ -112,16 +118,18 @@ def home(book) -> str:
         f"{ladder}\n",
         "## Read\n",
         book.relinked(begin, sources.HOME),
+        book.relinked(shortest(text), sources.HOME),
         "## Run\n",
-        "In a copy of the repository:\n",
+        f"In {copy}:\n",
         "```{code-block} sh\n:class: code\n\n" + "\n".join(commands) + "\n```\n",
+        "## Try\n",
+        *(f"- [{widget.TITLE}](widgets/{name}.md)\n" for name, widget in book.widgets.items()),
         f"## Who it is for\n\n{who}\n",
         "## The lessons\n",
         table(book),
         '<p class="progress" hidden><span></span> '
         '<button type="button">Forget which pages I have read</button></p>\n',
-        "## Try\n",
-        *(f"- [{widget.TITLE}](widgets/{name}.md)\n" for name, widget in book.widgets.items()),
+        "Keys: ← and → turn the pages, Ctrl+K searches.\n",
     ]
     return "\n".join(lines) + "\n" + navigation(book)
 
@@ -182,6 +190,8 @@ def syllabus(book) -> str:
         "# Syllabus\n\nA lesson a week: read the diff, predict what changes, run it, break it. Minutes are "
         "those of reading. How to give the exercises to a class and grade them: "
         "[for instructors](tests/README.md).\n\n"
+        + shortest((ROOT / "README.md").read_text())
+        + "\n"
         + "\n".join(lines)
         + '\n\n<p><button type="button" class="print">Print this page</button></p>\n'
     )
@@ -194,5 +204,5 @@ def widget(book, name) -> str:
     introduction = book.relinked(part.INTRODUCTION, PurePosixPath(f"widgets/{name}.md"))
     page, files = live.page(name, part, introduction)
     for file, text in files.items():
-        book.write_static(file, text)
+        book.write(f"static/{file}", text)
     return page

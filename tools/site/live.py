@@ -37,7 +37,7 @@ def text(path: str) -> str:
 
 
 def files_of(widget):
-    return [*widget.FILES.items(), ("tools/site/taken.py", ())]
+    return [*widget.FILES.items(), ("tools/site/taken.py", ()), ("tools/site/controls.py", ())]
 
 
 def begin(widget) -> dict:
@@ -52,7 +52,10 @@ def still(widget) -> str:
     elif hasattr(widget, "still"):
         found = widget.still()
     else:
-        return "<noscript>This page needs JavaScript.</noscript>"
+        return (
+            "<noscript>This page needs JavaScript. The page of each lesson has its diff to the lesson "
+            "that it grew from.</noscript>"
+        )
     said = html.escape(found["said"])
     noscript = "<noscript><p>With JavaScript, the page has controls and a drawing.</p></noscript>"
     return "".join(
@@ -73,17 +76,15 @@ def table(found) -> str:
 
 def page(name: str, widget, introduction: str) -> tuple[str, dict[str, str]]:
     """The Markdown of the widget's page, and the files that lie beside the theme's."""
-    scripts = [f"{name}.js", *(f"{script}.js" for script in getattr(widget, "SCRIPTS", ()))]
-    styles = [f"{style}.css" for style in getattr(widget, "STYLES", ())]
-    others = [*scripts, *styles, *(["python.js"] if hasattr(widget, "answer") else [])]
+    others = [f"{name}.js", "shared.js", "shared.css", *(["python.js"] if hasattr(widget, "answer") else [])]
     files = {file: (WIDGETS / file).read_text() for file in others}
     stored = f"{name}.data.js"
     files[stored] = f"const DATA = {json.dumps(data(widget), separators=(',', ':'))};\n"
-    tags = [f'<link rel="stylesheet" href="../_static/{style}">' for style in styles]
-    tags.append(f'<div id="widget" class="{name}">{still(widget)}</div>')
-    tags.append(f'<script src="../_static/{stored}"></script>')
-    # A module has names of its own: those of the theme's scripts and of a widget's may be the same.
-    kind = ' type="module"' if len(scripts) > 1 else ""
-    tags.append(f'<script{kind} src="../_static/{name}.js"></script>')
+    tags = [
+        '<link rel="stylesheet" href="../_static/shared.css">',
+        f'<div id="widget" class="{name}">{still(widget)}</div>',
+        f'<script src="../_static/{stored}"></script>',
+        f'<script type="module" src="../_static/{name}.js"></script>',
+    ]
     head = f"---\nhide-toc: true\n---\n\n# {widget.TITLE}\n\n{introduction}\n"
     return head + "\n".join(tags) + "\n", files

@@ -55,10 +55,6 @@ class Book:
     linked: set = field(default_factory=set)
     widgets: dict = field(default_factory=dict)
 
-    def write_static(self, name, content):
-        """A script or a style, which lies beside the theme's."""
-        self.write(PurePosixPath("static") / name, content)
-
     def write(self, path, content):
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +126,9 @@ def card(book, page, time: str, way: str) -> str:
         if page.name == lesson.page.name and lesson.grown_from:
             pair = f"{lesson.grown_from}..{lesson.stem}"
             found.append(f'<a href="../../widgets/diff.html?{pair}">its diff side by side</a>')
+    for name, widget in book.widgets.items():
+        if f"(../{page})" in widget.INTRODUCTION:
+            found.append(f'<a href="../widgets/{name}.html">{widget.TITLE}</a>')
     found += elsewhere(book.address, page)
     return f":::{{container}} card\n{' · '.join(found)}\n:::\n"
 

@@ -11,7 +11,8 @@ html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
-html_theme_options = {"navigation_with_keys": True}
+# A shortcut of one letter would be in the way of those who speak to their machine: site.js has Ctrl+K.
+html_theme_options = {"navigation_with_keys": True, "enable_search_shortcuts": False}
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

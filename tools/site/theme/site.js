@@ -1,4 +1,5 @@
-// What is wider than the page is scrolled with the keyboard, too. Remembers in this browser which pages were read to their end; nothing is sent. Prints the syllabus.
+// Remembers in this browser which pages were read to their end; nothing is sent. Scrolls with the keyboard what is
+// wider than the page, searches with Ctrl+K, prints the syllabus.
 "use strict";
 
 const KEY = "rungs: read";
@@ -44,13 +45,48 @@ document.querySelector("p.progress button")?.addEventListener("click", () => {
   localStorage.removeItem(KEY);
   show();
 });
+
+const scrolls = new WeakSet();
+
 function letScroll() {
-  for (const part of document.querySelectorAll("pre, .table-wrapper")) {
-    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+  for (const part of document.querySelectorAll("pre, .table-wrapper, #widget .shown")) {
+    if (part.scrollWidth <= part.clientWidth) continue;
+    part.tabIndex = 0;
+    if (scrolls.has(part)) continue;
+    scrolls.add(part);
+    // Else an arrow would turn the page for a reader who wants to see the end of a line.
+    part.addEventListener("keydown", (event) => event.key.startsWith("Arrow") && event.stopPropagation());
   }
 }
 
 letScroll();
 addEventListener("resize", letScroll);
+addEventListener("keydown", (event) => {
+  if (!(event.ctrlKey || event.metaKey) || event.key !== "k") return;
+  event.preventDefault();
+  const box = document.querySelector("input[name=q]");
+  document.getElementById("__navigation").checked = box.getBoundingClientRect().right <= 0; // else it is folded away
+  box.focus();
+});
+
+// The theme opens its menus by labels, which only a mouse or a finger can press.
+for (const label of document.querySelectorAll("label[for]:not(.overlay)")) {
+  const box = document.getElementById(label.htmlFor);
+  const say = () => label.setAttribute("aria-expanded", box.checked);
+  label.tabIndex = 0;
+  label.setAttribute("role", "button");
+  label.setAttribute("aria-label", box.getAttribute("aria-label") || label.textContent.trim());
+  label.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    label.click();
+  });
+  box.addEventListener("change", say);
+  say();
+}
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  for (const box of document.querySelectorAll(".sidebar-toggle:checked")) box.click();
+});
 document.querySelector("button.print")?.addEventListener("click", () => print());
 show();

@@ -1,20 +1,8 @@
 // Draws what diff.py has worked out, which is DATA: no lines are compared here.
-"use strict";
+import { element, labelled, place } from "./shared.js";
 
 const CONTEXT = 3; // lines around a change
 const lessons = new Map(DATA.lessons.map((lesson) => [lesson.stem, lesson]));
-const place = document.getElementById("widget");
-
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-function labelled(text, control) {
-  return element("label", {}, element("span", {}, text), control);
-}
 
 function choice(name) {
   const options = DATA.lessons.map((lesson) => element("option", { value: lesson.stem }, lesson.name));
@@ -152,11 +140,11 @@ columns.checked = matchMedia("(min-width: 60em)").matches;
 slider.addEventListener("input", walk);
 for (const control of [before, after, columns, whole]) control.addEventListener("change", draw);
 addEventListener("hashchange", fromAddress);
-place.append(
+place.replaceChildren(
   element(
     "form",
     {},
-    labelled("walk from the first lesson to the last", slider),
+    labelled("walk the lessons", slider),
     labelled("from", before),
     labelled("to", after),
     labelled("side by side", columns),

@@ -1,28 +1,5 @@
 // Draws what memory.py answers: a bar for each way of sharding, and lines for three kinds of GPU.
-import { INK, drawing, element, letters, live, onLines, patterns, shape } from "./shared.js";
-
-const FACES = {
-  parameters: ["#0072B2", null],
-  gradients: ["#56B4E9", "dots"],
-  optimizer: ["#009E73", "crosses"],
-  activations: ["#CC79A7", "stripes"],
-};
-
-function legend(faces) {
-  const entries = Object.entries(faces).map(([name, face]) => {
-    const sample = drawing(20, 14, "");
-    sample.setAttribute("aria-hidden", true);
-    sample.append(...filled({ x: 0, y: 0, width: 20, height: 14 }, face));
-    return element("li", {}, sample, name);
-  });
-  return element("ul", { class: "legend" }, ...entries);
-}
-
-function filled(box, [colour, pattern]) {
-  const made = [shape("rect", { ...box, fill: colour, stroke: INK, "stroke-width": 0.6 })];
-  if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
-  return made;
-}
+import { HELD, INK, drawing, filled, legend, letters, live, onLines, patterns, shape } from "./shared.js";
 
 live((answer, wide) => {
   if (!answer.bars.length) return [];
@@ -39,7 +16,7 @@ live((answer, wide) => {
     let end = 0;
     for (const { part, from, to } of parts) {
       const box = { x: left + across * from, y: y + 18, width: across * (to - from), height: high };
-      const [face, ...over] = filled(box, FACES[part]);
+      const [face, ...over] = filled(box, HELD[part]);
       face.setAttribute("data-part", `${index} ${part}`);
       made.append(face, ...over);
       end = to;
@@ -55,5 +32,5 @@ live((answer, wide) => {
     made.append(shape("line", line), letters(x, bottom + 16, size, { "text-anchor": "middle" }));
   });
   made.append(...words);
-  return [legend(FACES), made];
+  return [legend(Object.keys(HELD), HELD), made];
 });

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "lessons"))
+from controls import RECOMPUTE, choice, control, powers
 from planner import __main__ as command
 from planner import formulas, plans
 
@@ -14,8 +15,6 @@ right. You will see that ZeRO's stages shard the optimizer, the gradients and th
 only recomputation, tensor parallelism or shorter texts make the activations smaller.
 [FSDP](../notebooks/09_fsdp.ipynb) is stage 3.
 """
-SCRIPTS = ("shared",)
-STYLES = ("shared",)
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "__main__")}
 MODELS = {  # layers, width, heads: GPT-2's, those of Narayanan 2021 (table 1), GPT-3's and Llama 3's largest
     "GPT-2, 124 million": (12, 768, 12),
@@ -31,30 +30,13 @@ MODELS = {  # layers, width, heads: GPT-2's, those of Narayanan 2021 (table 1), 
 GPUS = (24e9, 80e9, 141e9)  # bytes
 TOPS = (30e9, 100e9, 160e9)  # of the drawing; a bar that is higher is cut
 POSITIONS = 2048  # that a model has embeddings of
-RECOMPUTE = {
-    "none": "nothing",
-    "selective": "attention (selective)",
-    "full": "all layers (full)",
-}
-
-
-def powers(*exponents):
-    return [[2**one, f"{2**one:,}"] for one in exponents]
-
-
-def control(name, label, values, start, kind="slider"):
-    return {"name": name, "label": label, "kind": kind, "values": values, "start": start}
-
-
 CONTROLS = [
-    control("model", "model", [[name, name] for name in MODELS], "7.5 billion", "choice"),
+    choice("model", "model", {name: name for name in MODELS}, "7.5 billion"),
     control("gpus", "GPUs", powers(*range(15)), 64),
     control("tensor_parallel", "tensor-parallel", powers(*range(4)), 1),
     control("micro_batch", "texts at once", powers(*range(5)), 1),
     control("seq", "tokens of a text", powers(*range(9, 16)), 2048),
-    control(
-        "recompute", "backward recomputes", [[*pair] for pair in RECOMPUTE.items()], "selective", "choice"
-    ),
+    choice("recompute", "backward recomputes", RECOMPUTE, "selective"),
 ]
 NOTE = (
     "By the planner's formulas, for 16-bit training with Adam: a parameter takes 2 bytes, its gradient 2, "

@@ -1,33 +1,14 @@
 // Draws what planner.py answers: the memory, where the time of a GPU goes, and the sweep.
-import { INK, drawing, element, letters, live, patterns, shape } from "./shared.js";
+import { HELD, INK, drawing, element, filled, legend, letters, live, patterns, shape } from "./shared.js";
 
 const FACES = {
-  parameters: ["#0072B2", null],
-  gradients: ["#56B4E9", "dots"],
-  optimizer: ["#009E73", "crosses"],
-  activations: ["#CC79A7", "stripes"],
+  ...HELD,
   compute: ["#0072B2", null],
   "pipeline idle": ["#F0E442", "dots"],
   "tensor-parallel communication": ["#56B4E9", "crosses"],
   "exposed data-parallel communication": ["#E69F00", "stripes"],
   "checkpoints and failures": ["#D55E00", "crosses"],
 };
-
-function filled(box, [colour, pattern]) {
-  const made = [shape("rect", { ...box, fill: colour, stroke: INK, "stroke-width": 0.6 })];
-  if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
-  return made;
-}
-
-function legend(names, words = {}) {
-  const entries = names.map((name) => {
-    const sample = drawing(20, 14, "");
-    sample.setAttribute("aria-hidden", true);
-    sample.append(...filled({ x: 0, y: 0, width: 20, height: 14 }, FACES[name]));
-    return element("li", {}, sample, words[name] ? `${name} ${words[name]}` : name);
-  });
-  return element("ul", { class: "legend" }, ...entries);
-}
 
 function bar(parts, whole, kind) {
   return parts.flatMap(({ part, from, to }) => {
@@ -45,7 +26,7 @@ function memory(answer, whole) {
   made.append(...bar(answer.memory, whole, "memory"), shape("line", { ...line, "data-limit": answer.limit.words }));
   made.append(letters(x, 74, answer.limit.words, { "text-anchor": x > whole - 30 ? "end" : "middle" }));
   made.dataset.frame = `0 ${whole}`;
-  return [made, legend(answer.memory.map(({ part }) => part))];
+  return [made, legend(answer.memory.map(({ part }) => part), FACES)];
 }
 
 function time(answer, whole) {
@@ -53,7 +34,7 @@ function time(answer, whole) {
   made.append(letters(0, 14, "an hour of a GPU", { "font-weight": "bold" }), ...bar(answer.shares, whole, "share"));
   const words = Object.fromEntries(answer.shares.map(({ part, words: said }) => [part, said]));
   made.dataset.frame = `0 ${whole}`;
-  return [made, legend(Object.keys(words), words)];
+  return [made, legend(Object.keys(words), FACES, words)];
 }
 
 function sweep(answer, whole) {

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "lessons"))
+from controls import RECOMPUTE, choice, control, powers
 from planner import __main__ as command
 from planner import plans, report
 
@@ -16,26 +17,15 @@ the step of all GPUs larger. You will see where a job no longer fits, what takes
 from where on more GPUs hardly help. [The notebook on planning](../notebooks/planning.ipynb) says what the
 formulas leave out.
 """
-SCRIPTS = ("shared",)
-STYLES = ("shared",)
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "__main__")}
 PARTS = ("parameters", "gradients", "optimizer", "activations")
-
-
-def control(name, label, values, start, kind="slider"):
-    return {"name": name, "label": label, "kind": kind, "values": values, "start": start}
 
 
 def counts(values):
     return [[value, report.count(value)] for value in values]
 
 
-def powers(*exponents):
-    return [[2**one, f"{2**one:,}"] for one in exponents]
-
-
 PARAMS = [1.25e8, 3.5e8, 7.6e8, 1.5e9, 3e9, 7.5e9, 1.3e10, 3e10, 7e10, 1.75e11, 4.05e11, 1e12]
-RECOMPUTE = {"none": "nothing", "selective": "attention (selective)", "full": "all layers (full)"}
 CONTROLS = [
     control("params", "parameters", counts(PARAMS), 7.5e9),
     control("gpus", "GPUs", powers(*range(15)), 64),
@@ -44,10 +34,8 @@ CONTROLS = [
     control("stage", "ZeRO", [[stage, f"stage {stage}"] for stage in range(4)], 1),
     control("batch_tokens", "tokens of a step", powers(*range(19, 27)), 2**24),
     control("micro_batch", "texts at once", powers(*range(5)), 1),
-    control(
-        "recompute", "backward recomputes", [[*pair] for pair in RECOMPUTE.items()], "selective", "choice"
-    ),
-    control("memory", "memory of a GPU", [[one * 1e9, f"{one} GB"] for one in (24, 80, 141)], 80e9, "choice"),
+    choice("recompute", "backward recomputes", RECOMPUTE, "selective"),
+    choice("memory", "memory of a GPU", {one * 1e9: f"{one} GB" for one in (24, 80, 141)}, 80e9),
     control(
         "bandwidth_network",
         "network, one way",

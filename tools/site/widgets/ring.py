@@ -17,15 +17,16 @@ sys.path.append(str(ROOT / "lessons"))
 from planner import __main__ as command
 from planner import formulas
 
-TITLE = "The ring, step by step"
+TITLE = "The ring all-reduce, step by step"
 INTRODUCTION = """\
+After an [all-reduce](../lessons/pages/words.md#all-reduce), every process has the sum of what all had: here
+of their gradients, in chunks. The digits in a chunk say whose gradients have been added up in it.
+
 Press *step* until all processes have the sum (Σ), and watch the bytes through each of them; then choose
 the server, and do it again. With four processes both take six steps, and twice as many bytes go through
 the server as through each process of the ring. [How gradients
 travel](../notebooks/03a_how_gradients_travel.ipynb) counts them on real wires.
 """
-SCRIPTS = ("shared",)
-STYLES = ("shared",)
 PROCESSES = range(2, 9)
 CHUNKS = range(1, 9)
 WAYS = {

@@ -1,6 +1,7 @@
 // Draws what schedules.py answers: a row for each process with its forwards and backwards, and what it holds.
-import { INK, drawing, element, letters, live, patterns, shape } from "./shared.js";
+import { INK, drawing, filled, legend, letters, live, patterns, shape } from "./shared.js";
 
+const EDGE = { stroke: "#111111", "stroke-width": 0.4 };
 // The colours of the notebook, and a pattern for those who see none.
 const FACES = {
   forward: ["#0072B2", null, "#ffffff"],
@@ -10,23 +11,6 @@ const FACES = {
   "forward, second stage": ["#56B4E9", "stripes", "#111111"],
   "backward, second stage": ["#F0E442", "stripes", "#111111"],
 };
-
-function legend(names) {
-  const entries = names.map((name) => {
-    const sample = drawing(20, 14, "");
-    sample.setAttribute("aria-hidden", true);
-    sample.append(...filled({ x: 0, y: 0, width: 20, height: 14 }, FACES[name]));
-    return element("li", {}, sample, name);
-  });
-  return element("ul", { class: "legend" }, ...entries);
-}
-
-function filled(box, [colour, pattern]) {
-  const edge = box.width > 5 ? { stroke: "#111111", "stroke-width": 0.4 } : {};
-  const made = [shape("rect", { ...box, fill: colour, ...edge })];
-  if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
-  return made;
-}
 
 live((answer, wide) => {
   const whole = Math.min(wide, 940);
@@ -46,7 +30,7 @@ live((answer, wide) => {
       const name = second ? `${kind}, second stage` : kind;
       used.add(name);
       const box = { x: left + across * from, y, width: across * (to - from), height: row - 8 };
-      const [face, ...over] = filled(box, FACES[name]);
+      const [face, ...over] = filled(box, FACES[name], box.width > 5 ? EDGE : {});
       face.setAttribute("data-event", `${process} ${kind} ${microbatch} ${second ? 1 : 0}`);
       made.append(face, ...over);
       if (box.width < 17) continue;
@@ -65,5 +49,5 @@ live((answer, wide) => {
   });
   made.append(shape("line", { x1: left, x2: left + across, y1: bottom, y2: bottom, stroke: INK }));
   made.append(letters(left, bottom + 16, "0"), letters(left + across, bottom + 16, answer.end, { "text-anchor": "end" }));
-  return [legend(Object.keys(FACES).filter((name) => used.has(name))), made];
+  return [legend(Object.keys(FACES).filter((name) => used.has(name)), FACES), made];
 });

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import taken
+from controls import choice, control
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "lessons"))
@@ -23,8 +24,6 @@ slower. You will see that gpipe and 1f1b wait equally long and differ in what th
 pipeline is as fast as its slowest stage. [Lesson 10's notebook](../notebooks/10_pipeline.ipynb) has the
 same pictures of real processes.
 """
-SCRIPTS = ("shared",)
-STYLES = ("shared",)
 JUDGE, TIMELINE = "tests/exercises/10_pipeline/check.py", "lessons/parts/timeline.py"
 ORDERS = "tools/site/widgets/orders.json"
 FILES = {
@@ -46,15 +45,11 @@ SLOW = {"none": "none", "first": "the first", "middle": "the one in the middle",
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 
 
-def control(name, label, values, start, kind="slider"):
-    return {"name": name, "label": label, "kind": kind, "values": values, "start": start}
-
-
 CONTROLS = [
-    control("schedule", "schedule", [[name, name] for name in SCHEDULES], "1f1b", "choice"),
+    choice("schedule", "schedule", {name: name for name in SCHEDULES}, "1f1b"),
     control("processes", "processes", [[count, str(count)] for count in PROCESSES], 4),
     control("microbatches", "micro-batches", [[count, str(count)] for count in MICROBATCHES], 8),
-    control("slow", "slower process", [[*pair] for pair in SLOW.items()], "none", "choice"),
+    choice("slow", "slower process", SLOW, "none"),
     control("times", "which takes", [[one, f"{one:g} times as long"] for one in (1, 1.25, 1.5, 2, 3)], 1.5),
     control("backward", "a backward takes", [[one, f"{one:g} forwards"] for one in (1, 1.5, 2, 3)], 2),
 ]

@@ -58,6 +58,32 @@ export function patterns() {
   );
 }
 
+// The colours and patterns of what a GPU holds.
+export const HELD = {
+  parameters: ["#0072B2", null],
+  gradients: ["#56B4E9", "dots"],
+  optimizer: ["#009E73", "crosses"],
+  activations: ["#CC79A7", "stripes"],
+};
+
+// A box of a colour, with a pattern over it.
+export function filled(box, [colour, pattern], edge = { stroke: INK, "stroke-width": 0.6 }) {
+  const made = [shape("rect", { ...box, fill: colour, ...edge })];
+  if (pattern) made.push(shape("rect", { ...box, fill: `url(#${pattern})` }));
+  return made;
+}
+
+// What the colours and patterns mean, and more words on some of them.
+export function legend(names, faces, words = {}) {
+  const entries = names.map((name) => {
+    const sample = drawing(20, 14, "");
+    sample.setAttribute("aria-hidden", true);
+    sample.append(...filled({ x: 0, y: 0, width: 20, height: 14 }, faces[name]));
+    return element("li", {}, sample, words[name] ? `${name} ${words[name]}` : name);
+  });
+  return element("ul", { class: "legend" }, ...entries);
+}
+
 export function table({ caption, head, rows, chosen }) {
   const row = (cells, index) =>
     element(

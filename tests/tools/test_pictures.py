@@ -1,0 +1,49 @@
+"""The pictures of the READMEs: readable on any ground, nothing fetched, the same each time."""
+
+import re
+from pathlib import PurePosixPath
+from xml.etree import ElementTree
+
+import pytest
+
+import ink
+import lessons
+import pictures
+
+SVG = "{http://www.w3.org/2000/svg}"
+DRAWN = sorted(pictures.FOLDER.glob("*.svg"))
+# Digits are dots, and the run that was killed is stored nowhere but in its notebook's picture.
+AS_DOTS = {"digits.png", "kill.png"}
+BYTES = 100_000
+
+
+def test_each_is_drawn_but_those_that_cannot_be():
+    names = {path.name for path in pictures.FOLDER.iterdir()}
+    assert {name for name in names if not name.endswith(".svg")} == AS_DOTS
+    pages = "".join((lessons.ROOT / name).read_text() for name in ("README.md", "lessons/README.md"))
+    pages += (lessons.ROOT / "lessons/launch/README.md").read_text()
+    shown = {PurePosixPath(path).name for path in re.findall(r"pictures/[\w.]+", pages)}
+    assert shown == names, "each is shown on a page"
+
+
+@pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.name)
+def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
+    text = path.read_text()
+    assert len(text) < BYTES and "<script" not in text and "<image" not in text
+    assert not re.findall(r"url\((?!#)|href=\"(?!#)|@import|@font-face", text), "nothing is fetched"
+    words = list(ElementTree.fromstring(text).iter(f"{SVG}text"))
+    assert len(words) > 10, "letters are letters, and no outlines"
+    for word in words:
+        style = word.get("style", "")
+        is_in_a_tile = path.name == "ring.svg" and "fill: #111111" in style
+        assert f"fill: {ink.INK}" in style or is_in_a_tile, f"{word.text} has a colour of its own"
+        assert "sans-serif" in style, f"{word.text} has a font that a machine may lack"
+    ground = ElementTree.fromstring(text).find(f".//{SVG}g[@id='patch_1']/{SVG}path")
+    assert "fill: none" in ground.get("style")
+
+
+def test_the_same_is_drawn_again(tmp_path):
+    pictures.ring(tmp_path / "ring.svg")
+    pictures.links.draw(tmp_path / "links.svg")
+    for path in tmp_path.iterdir():
+        assert path.read_text() == (pictures.FOLDER / path.name).read_text(), "make pictures"
