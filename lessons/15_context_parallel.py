@@ -26,8 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import workload
 from parts import limericks
-from parts.ring_attention import ORDERS, positions_of, ring_attention
-from parts.sharded_snapshot import Snapshots  # the other half of this lesson
+from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half of this lesson
+from parts.sharded_snapshot import Snapshots
 from parts.transformer import Transformer
 
 HEADS = 4
@@ -106,7 +106,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
 
 def shard(model, mesh, order):
     """Shard the weights in "context", and keep a copy of each shard in every row of "data"."""
-    # It takes the mean of the gradients over both, as if each process had texts of its own.
+    # FSDP takes the mean of the gradients over both, as if each process had texts of its own.
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order=order)
         fully_shard(block, mesh=mesh)

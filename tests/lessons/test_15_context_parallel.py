@@ -122,6 +122,7 @@ def test_ring_attention_is_attention(forks, tmp_path, processes):
         assert all(each["off"] < 1e-13 for each in found)
         assert sorted(itertools.chain.from_iterable(each["positions"] for each in found)) == list(range(48))
         assert [each["work"] for each in found] == work(processes, order, 2, 3, 48, 5)
+        assert [each["correct"] for each in found] == [4 * shard] * processes
         steps = processes - 1
         for each in found:
             # Keys and values there; back again, with gradients, which go one step further, to be at home.

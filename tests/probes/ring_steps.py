@@ -1,11 +1,13 @@
 """Ring attention against torch's own, in 64 bits: its results and gradients, what each process sends, and
-the longest tensors that it ever makes; RANK.json."""
+the longest tensors that it ever makes. And what the lesson's model foresees, sharded or not; RANK.json."""
 
+import importlib
 import json
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -52,6 +54,22 @@ def batch_isend_irecv(operations):
 
 
 dist.batch_isend_irecv = batch_isend_irecv
+lesson = importlib.import_module("15_context_parallel")
+mesh = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("data", "context"))
+cpu = torch.device("cpu")
+
+
+def build_model():
+    torch.manual_seed(0)
+    model = lesson.build_model(61, LENGTH)
+    torch.nn.init.normal_(model.position.weight)  # what it foresees depends on the position too
+    return model
+
+
+texts = torch.randint(61, (4, LENGTH), generator=generator)
+with torch.no_grad():
+    foreseen = build_model()(texts).argmax(dim=2)
+
 found = {}
 for order in ring_attention.ORDERS:
     positions = ring_attention.positions_of(rank, world_size, order, LENGTH)
@@ -64,7 +82,10 @@ for order in ring_attention.ORDERS:
     off = [(result - expected[:, :, positions]).abs().max().item()]
     for tensor, mine in zip(inputs, own, strict=True):
         off.append((mine.grad - tensor.grad[:, :, positions]).abs().max().item())
+    model = build_model()
+    lesson.shard(model, mesh, order)
     found[order] = {
+        "correct": lesson.count_correct(model, [(texts, foreseen)], positions, cpu).item(),
         "off": max(off),
         "positions": positions.tolist(),
         "forward": forward,
@@ -72,6 +93,7 @@ for order in ring_attention.ORDERS:
         "longest": (longest.positions, longest.scores),
         "work": counter.get_total_flops() // 2,
     }
+del model
 Path(f"{rank}.json").write_text(json.dumps(found))
 workload.release_group()
 dist.destroy_process_group()
