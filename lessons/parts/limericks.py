@@ -1,4 +1,4 @@
-"""The text of lesson 13: limericks by Edward Lear.
+"""The text of lessons 13 and 15: limericks by Edward Lear.
 
 They are of "A Book of Nonsense" and "More Nonsense", which he published in 1846 and 1872, and
 in the public domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982
@@ -21,42 +21,52 @@ LENGTH = 176  # of a sequence: nearly all limericks are shorter
 
 
 def options(parser):
-    parser.set_defaults(data="limericks", train_size=704, test_size=28, width=64)
-    parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
-    parser.set_defaults(items="texts")
+    """Of a lesson that trains on limericks, and writes some."""
     option = parser.add_argument
     option("--characters", type=int, default=LENGTH, help="to write of each text (176)")
-    option("--temperature", type=float, default=0.3, help="low writes what is likely (0.3)")
+    option("--temperature", type=temperature, default=0.3, help="low writes what is likely (0.3)")
+    options_of_training(parser)
+
+
+def options_of_training(parser):
+    parser.set_defaults(data="limericks", train_size=704, test_size=28, width=64)
+    parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
+    parser.set_defaults(items="texts", length=LENGTH)
+    option = parser.add_argument
     option("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
     option("--crash-at", type=int, help="the epoch in which a process dies")
+
+
+def temperature(text):
+    if not 0 < float(text) < math.inf:
+        workload.refuse(f"--temperature must be a number above 0, not {float(text)}")
+    return float(text)
 
 
 def load(arguments):
     """The characters; sequences of them, as numbers, to learn from; and others of limericks held back."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
-    if not 0 < arguments.temperature < math.inf:
-        workload.refuse(f"--temperature must be a number above 0, not {arguments.temperature}")
     text = Path(__file__).with_suffix(".txt").read_text()
     characters = sorted(set(text))
     limericks = text.strip().split("\n\n")
     held_back = limericks[6::7]
     kept = [limerick for number, limerick in enumerate(limericks) if number % 7 < 6]
     # Four times: with each sequence once, an epoch would have 11 steps.
-    train_set = sequences(kept, characters, arguments.train_size, times=4)
-    test_set = sequences(held_back, characters, arguments.test_size)
+    train_set = sequences(kept, characters, arguments.train_size, arguments.length, times=4)
+    test_set = sequences(held_back, characters, arguments.test_size, arguments.length)
     return characters, train_set, test_set
 
 
-def sequences(limericks, characters, count, times=1):
+def sequences(limericks, characters, count, length=LENGTH, times=1):
     """A sequence from the start of each limerick, and what follows each character."""
     text = "\n\n".join(limericks)
     numbers = torch.tensor([characters.index(character) for character in text])
     starts = [0, *(found.end() for found in re.finditer("\n\n", text))]
-    starts = [start for start in starts if start + LENGTH < len(numbers)] * times
+    starts = [start for start in starts if start + length < len(numbers)] * times
     if count > len(starts):
-        workload.refuse(f"the limericks make {len(starts)} sequences of {LENGTH} characters, not {count}")
-    rows = numbers.unfold(0, LENGTH + 1, 1)[starts[:count]]
+        workload.refuse(f"the limericks make {len(starts)} sequences of {length} characters, not {count}")
+    rows = numbers.unfold(0, length + 1, 1)[starts[:count]]
     return workload.Images(rows[:, :-1], rows[:, 1:])
 
 

@@ -292,4 +292,41 @@ SENTENCES = {
         "def count_correct(model, test_set": "The same function counts validation and test images.",
         "tuning.options(parser)": "This lesson has options of its own, and their checks.",
     },
+    "15_context_parallel": {
+        "grown from lesson 13": "The command. Two processes are enough to see a ring.",
+        "- You will see what it writes": "This one does not write.",
+        "from functools import partial": "Attention is given its group and its order beforehand.",
+        "FlopCounterMode": "No matrix is sharded by columns or rows here.",
+        "+ from torch.distributed.tensor import DTensor": "PyTorch's own counter counts what is multiplied.",
+        "from parts.ring_attention": "The ring is in a file of its own.",
+        "those that share a text": "Those that share a text read the same one, and each a part of it.",
+        "positions_of": "Which positions are this process's, and a model for longer texts.",
+        'write(f"before epoch': "Nothing is written.",
+        "scores = model(texts, positions)": "Each process takes its own positions of each text, and says "
+        "to the model which they are.",
+        "dist.all_reduce(mean)": "The loss is the mean over all processes: each has other positions, or "
+        "other texts.",
+        'group=mesh.get_group("context")': "The right answers of those that share a text are added up. All "
+        "test on all texts, so not those of `data`.",
+        "part.unshard()": "The weights are sharded by FSDP alone, so `gather` has all of them.",
+        "nn.Embedding(characters": "Lesson 13's embedding mixes each character with the three before, which "
+        "may be on a different process. This one looks at one at a time, as do norms and feed-forward.",
+        "def shard": "`shard` no longer shards matrices by columns and rows,",
+        "+ def shard": "but puts ring attention into each block. FSDP gets the whole mesh: it shards in the "
+        "last dimension, copies in the first, and takes the mean of the gradients over both.",
+        "- def make_plan": "The plan of lesson 11 is gone:",
+        '- "blocks.*.attention.query"': "all matrices are ordinary ones again.",
+        "- @torch.no_grad()": "So is the function that writes,",
+        "- while texts": "character by character.",
+        "+ def compare_orders": "In its stead one that measures attention alone, in both orders,",
+        "+ for order in ORDERS": "first what each process multiplies,",
+        "+ start = time": "and then the time of all.",
+        "count_correct(model, test_loader, positions": "The accuracy counts this process's positions.",
+        "limericks.options_of_training": "The length of a text, the order of positions, and how many share "
+        "a text.",
+        "if arguments.tensor_parallel": "Who shares a text must divide the processes,",
+        "+ if arguments.context_parallel": "by default it is all of them.",
+        "+ if arguments.length": "A text must divide into two chunks for each.",
+        '"context"': "The mesh has `context` where lesson 13 has `tensor`.",
+    },
 }

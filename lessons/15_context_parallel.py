@@ -1,0 +1,189 @@
+"""Lesson 15, grown from lesson 13: the positions of long texts are sharded, and attention goes round a ring.
+
+    torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
+
+You will see how much each process multiplies in attention, in two orders of the positions, and
+then one process's losses. Each process reads its own part of every text. Keys and values travel
+from process to process, until all queries have met all keys before them.
+"""
+
+import os
+import time
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.flop_counter import FlopCounterMode
+
+import workload
+from parts import limericks
+from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half of this lesson
+from parts.sharded_snapshot import Snapshots
+from parts.transformer import Transformer
+
+HEADS = 4
+
+
+@workload.let_the_first_speak
+def train(rank, mesh, device, arguments):
+    # Layers that are not sharded begin alike only because the seed is the same.
+    workload.set_seed(arguments.seed)
+    characters, train_set, test_set = limericks.load(arguments)
+    # Not rank and world_size: those that share a text must read the same one.
+    data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
+    sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // data_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    # All test on all texts: shards may differ by a batch, and FSDP's forward waits for all.
+    test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
+
+    context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
+    positions = positions_of(context_rank, context_size, arguments.order, arguments.length).to(device)
+    model = build_model(len(characters), arguments.length, arguments.width).to(device)
+    shard(model, mesh, arguments.order)
+    compare_orders(rank, mesh, device, arguments)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, fused=True)
+    steps = arguments.epochs * len(train_loader)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
+    snapshots = Snapshots(arguments, model, optimizer, scheduler)
+    first, done, loss_sum = snapshots.load_newest(device)
+
+    for epoch in range(first, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = islice(batches, done, None)  # not those that a killed run had taken
+        for step, (texts, following) in enumerate(batches, done + 1):
+            texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
+            scores = model(texts, positions)  # without them, each shard would begin at position 0
+            loss = cross_entropy(scores.flatten(0, 1), following.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
+            mean = loss.detach() / arguments.world_size
+            dist.all_reduce(mean)
+            loss_sum += mean
+            if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                snapshots.save(epoch, step, loss_sum)
+            workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
+        mean_loss = loss_sum.item() / len(train_loader)
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model, test_loader, positions, device)
+        dist.all_reduce(correct, group=mesh.get_group("context"))
+        speed = (len(train_loader) - done) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
+        done, loss_sum = 0, torch.zeros_like(loss_sum)
+        snapshots.save(epoch + 1, done, loss_sum)
+
+    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    weights = {name: gather(value) for name, value in model.named_parameters()}
+    if rank == 0:
+        torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
+
+
+def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
+    """A transformer that answers, for each position of a text, which character comes next."""
+    embedding = nn.Embedding(characters, hidden)  # lesson 13's looks at characters that are not here
+    head = nn.Linear(hidden, characters, bias=False)  # with one, FSDP warns that the result is a view
+    model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
+    nn.init.normal_(model.position.weight, std=0.02)
+    nn.init.normal_(embedding.weight, std=0.02)  # large ones would learn more slowly
+    return model
+
+
+def shard(model, mesh, order):
+    """Shard the weights in "context", and keep a copy of each shard in every row of "data"."""
+    # FSDP takes the mean of the gradients over both, as if each process had texts of its own.
+    for block in model.blocks:
+        block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order=order)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # what is in no block
+
+
+def compare_orders(rank, mesh, device, arguments):
+    """Attention alone, forward and backward, in either order: the work of each process, the time of all."""
+    group, context_size = mesh.get_group("context"), mesh["context"].size()
+    texts = arguments.batch_size // mesh["data"].size()
+    shape = (texts, HEADS, arguments.length // context_size, arguments.width // HEADS)
+    query, key, value = (torch.randn(shape, device=device, requires_grad=True) for _ in range(3))
+    for order in ORDERS:
+        with FlopCounterMode(display=False) as counter:
+            ring_attention(query, key, value, group, order).sum().backward()
+        work = torch.zeros(arguments.world_size, dtype=torch.int64, device=device)
+        work[rank] = counter.get_total_flops() // 2  # a multiplication and an addition
+        dist.all_reduce(work)
+        start = time.perf_counter()
+        ring_attention(query, key, value, group, order).sum().backward()
+        dist.barrier()  # those that have less to do have ended earlier
+        seconds = time.perf_counter() - start
+        if rank == 0:
+            millions = " ".join(f"{count / 1e6:.0f}" for count in work.tolist())
+            print(f"{order:10} | {1000 * seconds:.0f} ms | multiply-adds: {millions} million", flush=True)
+
+
+def gather(value):
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().cpu()
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, positions, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for texts, following in test_loader:
+        scores = model(texts.to(device)[:, positions], positions)
+        correct += (scores.argmax(dim=2) == following.to(device)[:, positions]).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    workload.end_with_parent()
+    parser = workload.parser(__file__, __doc__)
+    limericks.options_of_training(parser)
+    parser.set_defaults(train_size=96, test_size=12, epochs=6, batch_size=12)
+    parser.add_argument("--length", type=int, default=576, help="characters of a text (576)")
+    parser.add_argument("--order", choices=ORDERS, default="zigzag", help="of positions (zigzag)")
+    parser.add_argument("--context-parallel", type=int, help="processes that share a text (all)")
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    if arguments.context_parallel is None:
+        arguments.context_parallel = arguments.world_size
+    context_size = arguments.context_parallel
+    if context_size < 1 or arguments.world_size % context_size:
+        workload.refuse(
+            f"--context-parallel {context_size} does not divide {arguments.world_size} processes: take 1"
+        )
+    if arguments.length < 1 or arguments.length % (2 * context_size):
+        fits = max(1, arguments.length // (2 * context_size)) * 2 * context_size
+        workload.refuse(
+            f"--length {arguments.length} does not divide into {2 * context_size} chunks, "
+            f"two for each process: take {fits}"
+        )
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
+    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=limit,
+    )
+    shape = (arguments.world_size // context_size, context_size)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context"))
+    for name in mesh.mesh_dim_names:
+        _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
+    train(rank, mesh, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
+    dist.destroy_process_group()

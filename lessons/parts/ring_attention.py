@@ -1,0 +1,124 @@
+"""The other half of lesson 15: attention in which keys and values travel around a ring of processes.
+
+Each process holds a shard of the positions of every text: two chunks of them. A query reads the keys of
+its own chunk and of the ones before. Those of later chunks are masked, so they are not even multiplied.
+"""
+
+import torch
+import torch.distributed as dist
+
+ORDERS = ("contiguous", "zigzag")
+
+
+def chunks_of(rank, size, order):
+    """The numbers of the two chunks that a process holds, of 0 to 2 * size - 1."""
+    if order == "zigzag":
+        return rank, 2 * size - 1 - rank  # an early one, for which there is little to do, and a late one
+    return 2 * rank, 2 * rank + 1
+
+
+def positions_of(rank, size, order, length):
+    """Which positions of a text a process holds."""
+    chunks = torch.arange(length).chunk(2 * size)
+    return torch.cat([chunks[number] for number in chunks_of(rank, size, order)])
+
+
+def ring_attention(query, key, value, group, order):
+    """Causal attention of this process's queries over the keys of all, of which no process ever holds all."""
+    return RingAttention.apply(query, key, value, group, order)
+
+
+class RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, group, order):
+        result = torch.zeros_like(query)
+        log_sum = torch.full_like(query[..., :1], -torch.inf)  # of the exponents of all scores so far
+        for owner, held in around_the_ring(torch.stack([key, value]), group):
+            for mine, theirs, masked in blocks(query, owner, group, order):
+                scores = score(query[..., mine, :], held[0, ..., theirs, :], masked)
+                more_log_sum = scores.logsumexp(dim=-1, keepdim=True)
+                more = (scores - more_log_sum).exp() @ held[1, ..., theirs, :]
+                merge(result[..., mine, :], log_sum[..., mine, :], more, more_log_sum)
+        ctx.save_for_backward(query, key, value, result, log_sum)
+        ctx.group, ctx.order = group, order
+        return result
+
+    @staticmethod
+    def backward(ctx, result_grad):
+        query, key, value, result, log_sum = ctx.saved_tensors
+        own = torch.stack([key, value])
+        query_grad, grads = torch.zeros_like(query), torch.zeros_like(own)
+        # A softmax adds up to 1: what its scores gain together is taken from each of them again.
+        taken = (result_grad * result).sum(dim=-1, keepdim=True)
+        for owner, held in around_the_ring(own, ctx.group):
+            for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):
+                own_query, own_grad = query[..., mine, :], result_grad[..., mine, :]
+                their_key, their_value = held[0, ..., theirs, :], held[1, ..., theirs, :]
+                # Computed again: to keep the weights of all blocks would take the square of the length.
+                weights = (score(own_query, their_key, masked) - log_sum[..., mine, :]).exp()
+                scores_grad = weights * (own_grad @ their_value.mT - taken[..., mine, :])
+                scores_grad = scores_grad / query.shape[-1] ** 0.5
+                query_grad[..., mine, :] += scores_grad @ their_key
+                grads[0, ..., theirs, :] += scores_grad.mT @ own_query
+                grads[1, ..., theirs, :] += weights.mT @ own_grad
+            # The gradients travel with their keys and values, and after the last step they are at home.
+            grads = receive(*pass_on(grads, ctx.group))
+        return query_grad, grads[0], grads[1], None, None
+
+
+def around_the_ring(held, group):
+    """For each step, whose keys and values this process holds, and these. It begins with its own."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    for step in range(size):
+        if step == size - 1:
+            yield (rank - step) % size, held
+            return
+        arriving, requests = pass_on(held, group)
+        yield (rank - step) % size, held  # the caller computes while the next ones travel
+        held = receive(arriving, requests)
+
+
+def pass_on(tensor, group):
+    """Begin to send this to the next process, and to receive the same from the one before."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return tensor, []
+    arriving = torch.empty_like(tensor)
+    send = dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size)
+    receive = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % size)
+    return arriving, dist.batch_isend_irecv([send, receive])
+
+
+def receive(arriving, requests):
+    for request in requests:
+        request.wait()
+    return arriving
+
+
+def blocks(query, owner, group, order):
+    """Which chunks of queries meet which chunks of the owner's keys, and whether these begin together.
+
+    Only then some of the keys are later than some of the queries. What is later altogether is left out.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    half = query.shape[-2] // 2
+    halves = slice(0, half), slice(half, 2 * half)
+    for number, mine in zip(chunks_of(rank, size, order), halves, strict=True):
+        for other, theirs in zip(chunks_of(owner, size, order), halves, strict=True):
+            if other <= number:
+                yield mine, theirs, other == number
+
+
+def score(query, key, masked):
+    scores = (query / query.shape[-1] ** 0.5) @ key.mT
+    if masked:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
+
+
+def merge(result, log_sum, more, more_log_sum):
+    """Add the result of more keys, in place: each counts by what its own softmax has divided by."""
+    total = torch.logaddexp(log_sum, more_log_sum)
+    result.mul_((log_sum - total).exp()).add_(more * (more_log_sum - total).exp())
+    log_sum.copy_(total)

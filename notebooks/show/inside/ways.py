@@ -1,0 +1,58 @@
+"""Attention over sharded positions in three ways. The positions are in a row: rank 0 has the first ones."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention
+
+from parts.ring_attention import ring_attention
+
+
+class AllGather(torch.autograd.Function):
+    """The shards of all processes, one behind the other."""
+
+    @staticmethod
+    def forward(ctx, shard):
+        whole = torch.empty(dist.get_world_size(), *shard.shape)
+        dist.all_gather(list(whole), shard.contiguous())
+        return whole
+
+    @staticmethod
+    def backward(ctx, whole_grad):
+        # A reduce-scatter, in two lines: gloo's own sends twice as much as it has to.
+        grads = torch.empty(whole_grad.shape)
+        dist.all_to_all_single(grads, whole_grad.contiguous())
+        return grads.sum(dim=0)
+
+
+class AllToAll(torch.autograd.Function):
+    """Part n of this process goes to process n, and part n of the result is from there."""
+
+    @staticmethod
+    def forward(ctx, parts):
+        received = torch.empty(parts.shape)
+        dist.all_to_all_single(received, parts.contiguous())
+        return received
+
+    @staticmethod
+    def backward(ctx, received_grad):
+        return AllToAll.forward(ctx, received_grad)  # the same way back
+
+
+def ring(query, key, value, mask):
+    return ring_attention(query, key, value, dist.group.WORLD, "contiguous")
+
+
+def gather(query, key, value, mask):
+    key, value = (AllGather.apply(shard).movedim(0, 2).flatten(2, 3) for shard in (key, value))
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def ulysses(query, key, value, mask):
+    def all_positions(shard):  # but only some of the heads
+        heads = shard.unflatten(1, (dist.get_world_size(), -1)).movedim(1, 0)
+        return AllToAll.apply(heads).movedim(0, 2).flatten(2, 3)
+
+    query, key, value = map(all_positions, (query, key, value))
+    result = scaled_dot_product_attention(query, key, value, is_causal=True)
+    chunks = result.unflatten(2, (dist.get_world_size(), -1)).movedim(2, 0)
+    return AllToAll.apply(chunks).movedim(0, 1).flatten(1, 2)
