@@ -131,6 +131,7 @@ def test_activation_bytes():
         for alone in ((True, "none"), (False, "selective")):
             assert 0.49 < kept(*model, 8, *alone) / whole < 0.67
         assert kept(*model, 8, True) == pytest.approx(kept(*model) / 8)  # "equation 1 divided by" t
+        assert kept(*model, 8, True, "full") == kept(*model, 8, False, "full") / 8  # what a layer is given
     # Equation 2 at GPT-3's size: 10 + 24/8 + 80/8 = 23 times s b h.
     assert kept(2048, 1, 12288, 96, 1, 8) == pytest.approx(23 * 2048 * 12288)
     # "s b h p = 2.73 GB" of 2-byte elements, p = 35: what full recomputation keeps of 35 layers, in GiB.
@@ -696,6 +697,8 @@ def test_context_parallelism_shares_a_text():
     pairs = 2 * 2 * 32_768 * 1024 / 8  # keys and values of a quarter of the text, 8 heads of 128, one a rank
     once = formulas.ring_attention_seconds(pairs, 4, 1e8, 5e-6)
     assert once == pytest.approx(9 * (pairs / 1e8 + 5e-6))
+    again = formulas.ring_attention_seconds(pairs, 4, 1e8, 5e-6, "full")  # forward passes them twice
+    assert again == pytest.approx(12 * (pairs / 1e8 + 5e-6))
     slow = job(gpus=256, context_parallel=4, **run, **model) | {"bandwidth_network": 1e8}
     found = plans.plan(slow)["step_seconds"][name]
     attention = plans.compute_seconds(slow, 32)[1]

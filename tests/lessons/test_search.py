@@ -202,5 +202,14 @@ def test_what_cannot_be_searched_gets_one_line(words, error, capsys):
 
 
 def test_layers_that_are_guessed_forbid_no_number_of_stages():
+    """33 of them: neither they nor 35 divide by two."""
     found = search.search(searched(params=7e9, gpus=64, stage=0, pipeline=2))
     assert {one["job"]["pipeline"] for one in found} == {2}
+    assert 2 in {one["job"]["pipeline"] for one in search.search(searched(params=7e9, gpus=64), None)}
+
+
+def test_no_rank_waits_for_one_that_has_more_texts():
+    found = search.search(searched(params=7e9, gpus=64, batch_tokens=96 * 2048), None)
+    for one in found:
+        assert 96 % (one["data_parallel"] * one["job"]["micro_batch"]) == 0
+    assert max(one["data_parallel"] for one in found) == 32
