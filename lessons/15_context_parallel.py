@@ -1,10 +1,10 @@
-"""Lesson 15, grown from lesson 13: the positions of long texts are sharded, and attention goes round a ring.
+"""Lesson 15, grown from lesson 13: long texts are sharded, and attention goes round a ring.
 
     torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
 
-You will see how much each process multiplies in attention, in two orders of the positions, and
-then one process's losses. Each process reads its own part of every text. Keys and values travel
-from process to process, until all queries have met all keys before them.
+You will see how much each process multiplies in attention, in two orders of the
+positions, and then one process's losses. Each process has some positions of every text.
+Keys and values travel around a ring, until all queries have met all keys before them.
 """
 
 import os
@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import workload
 from parts import limericks
-from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half of this lesson
+from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half
 from parts.sharded_snapshot import Snapshots
 from parts.transformer import Transformer
 
@@ -47,7 +47,8 @@ def train(rank, mesh, device, arguments):
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
-    positions = positions_of(context_rank, context_size, arguments.order, arguments.length).to(device)
+    positions = positions_of(context_rank, context_size, arguments.order, arguments.length)
+    positions = positions.to(device)
     model = build_model(len(characters), arguments.length, arguments.width).to(device)
     shard(model, mesh, arguments.order)
     compare_orders(rank, mesh, device, arguments)
@@ -63,9 +64,9 @@ def train(rank, mesh, device, arguments):
         batches = workload.progress(train_loader, epoch, quiet=rank > 0)
         batches = islice(batches, done, None)  # not those that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
-            texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
-            scores = model(texts, positions)  # without them, each shard would begin at position 0
-            loss = cross_entropy(scores.flatten(0, 1), following.flatten())
+            texts, following = texts.to(device), following.to(device)
+            scores = model(texts[:, positions], positions)  # by default they begin at 0
+            loss = cross_entropy(scores.flatten(0, 1), following[:, positions].flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -96,8 +97,8 @@ def train(rank, mesh, device, arguments):
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
     """A transformer that answers, for each position of a text, which character comes next."""
-    embedding = nn.Embedding(characters, hidden)  # lesson 13's looks at characters that are not here
-    head = nn.Linear(hidden, characters, bias=False)  # with one, FSDP warns that the result is a view
+    embedding = nn.Embedding(characters, hidden)  # it looks at one at a time
+    head = nn.Linear(hidden, characters, bias=False)  # with one, FSDP warns of a view
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
     nn.init.normal_(embedding.weight, std=0.02)  # large ones would learn more slowly
@@ -105,16 +106,17 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
 
 
 def shard(model, mesh, order):
-    """Shard the weights in "context", and keep a copy of each shard in every row of "data"."""
-    # FSDP takes the mean of the gradients over both, as if each process had texts of its own.
+    """Shard the weights in "context", and keep copies of each shard in "data"."""
+    # FSDP averages gradients over both, as if each process had texts of its own.
+    group = mesh.get_group("context")
     for block in model.blocks:
-        block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order=order)
+        block.attention.attend = partial(ring_attention, group=group, order=order)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)  # what is in no block
 
 
 def compare_orders(rank, mesh, device, arguments):
-    """Attention alone, forward and backward, in either order: the work of each process, the time of all."""
+    """In either order, what each process multiplies in attention, and the time of all."""
     group, context_size = mesh.get_group("context"), mesh["context"].size()
     texts = arguments.batch_size // mesh["data"].size()
     shape = (texts, HEADS, arguments.length // context_size, arguments.width // HEADS)
@@ -153,9 +155,10 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     limericks.options_of_training(parser)
     parser.set_defaults(train_size=96, test_size=12, epochs=6, batch_size=12)
-    parser.add_argument("--length", type=int, default=576, help="characters of a text (576)")
-    parser.add_argument("--order", choices=ORDERS, default="zigzag", help="of positions (zigzag)")
-    parser.add_argument("--context-parallel", type=int, help="processes that share a text (all)")
+    option = parser.add_argument
+    option("--length", type=int, default=576, help="characters of a text (576)")
+    option("--order", choices=ORDERS, default="zigzag", help="of positions (zigzag)")
+    option("--context-parallel", type=int, help="processes that share a text (all)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,7 +1,7 @@
-"""The other half of lesson 15: attention in which keys and values travel around a ring of processes.
+"""The other half of lesson 15: attention, in which keys and values travel around a ring.
 
-Each process holds a shard of the positions of every text: two chunks of them. A query reads the keys of
-its own chunk and of the ones before. Those of later chunks are masked, so they are not even multiplied.
+Each process holds two chunks of the positions of every text. A query reads the keys of its
+own chunk and of the ones before. Those of later chunks are masked, so they are not multiplied.
 """
 
 import torch
@@ -13,7 +13,7 @@ ORDERS = ("contiguous", "zigzag")
 def chunks_of(rank, size, order):
     """The numbers of the two chunks that a process holds, of 0 to 2 * size - 1."""
     if order == "zigzag":
-        return rank, 2 * size - 1 - rank  # an early one, for which there is little to do, and a late one
+        return rank, 2 * size - 1 - rank  # an early one has little to do, a late one much
     return 2 * rank, 2 * rank + 1
 
 
@@ -24,7 +24,7 @@ def positions_of(rank, size, order, length):
 
 
 def ring_attention(query, key, value, group, order):
-    """Causal attention of this process's queries over the keys of all, of which no process ever holds all."""
+    """Attention of this process's queries over the keys of all; no process ever holds all."""
     return RingAttention.apply(query, key, value, group, order)
 
 
@@ -48,26 +48,26 @@ class RingAttention(torch.autograd.Function):
         query, key, value, result, log_sum = ctx.saved_tensors
         own = torch.stack([key, value])
         query_grad, grads = torch.zeros_like(query), torch.zeros_like(own)
-        # A softmax adds up to 1: what its scores gain together is taken from each of them again.
+        # A softmax adds up to 1: what all its scores gain is taken from each of them.
         taken = (result_grad * result).sum(dim=-1, keepdim=True)
         for owner, held in around_the_ring(own, ctx.group):
             for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):
                 own_query, own_grad = query[..., mine, :], result_grad[..., mine, :]
                 their_key, their_value = held[0, ..., theirs, :], held[1, ..., theirs, :]
-                # Computed again: to keep the weights of all blocks would take the square of the length.
+                # Kept by forward, they would take the square of the length.
                 weights = (score(own_query, their_key, masked) - log_sum[..., mine, :]).exp()
                 scores_grad = weights * (own_grad @ their_value.mT - taken[..., mine, :])
                 scores_grad = scores_grad / query.shape[-1] ** 0.5
                 query_grad[..., mine, :] += scores_grad @ their_key
                 grads[0, ..., theirs, :] += scores_grad.mT @ own_query
                 grads[1, ..., theirs, :] += weights.mT @ own_grad
-            # The gradients travel with their keys and values, and after the last step they are at home.
+            # They travel with their keys and values. The last step takes them home.
             grads = receive(*pass_on(grads, ctx.group))
         return query_grad, grads[0], grads[1], None, None
 
 
 def around_the_ring(held, group):
-    """For each step, whose keys and values this process holds, and these. It begins with its own."""
+    """For each step, whose keys and values are here, and these. The first are its own."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(size):
         if step == size - 1:

@@ -302,11 +302,11 @@ SENTENCES = {
         "those that share a text": "Those that share a text read the same one, and each a part of it.",
         "positions_of": "Which positions are this process's, and a model for longer texts.",
         'write(f"before epoch': "Nothing is written.",
-        "scores = model(texts, positions)": "Each process takes its own positions of each text, and says "
+        "scores = model(texts[:, positions]": "Each process takes its own positions of each text, and says "
         "to the model which they are.",
         "dist.all_reduce(mean)": "The loss is the mean over all processes: each has other positions, or "
         "other texts.",
-        'group=mesh.get_group("context")': "The right answers of those that share a text are added up. All "
+        "dist.all_reduce(correct, group=": "The right answers of those that share a text are added up. All "
         "test on all texts, so not those of `data`.",
         "part.unshard()": "The weights are sharded by FSDP alone, so `gather` has all of them.",
         "nn.Embedding(characters": "Lesson 13's embedding mixes each character with the three before, which "
