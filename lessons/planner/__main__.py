@@ -133,12 +133,12 @@ def main(words: list[str] | None = None) -> None:
     kind.add_argument("--play", type=int, metavar="SEED", help="draw 200 runs, beside the formulas")
     parser.add_argument("--json", action="store_true", help="the same for a program")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
-    words = sys.argv[1:] if words is None else words
-    if "--search" in words:
+    job = vars(parser.parse_args(words))
+    if job["search"]:  # once more: what was not given is searched
         from planner import search  # the site's planner has no use for it
 
         parser.set_defaults(**dict.fromkeys(search.SEARCHED))
-    job = vars(parser.parse_args(words))
+        job = vars(parser.parse_args(words))
     swept = job.pop("sweep")
     searched = job.pop("search")
     seed = job.pop("play")

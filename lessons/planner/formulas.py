@@ -2,8 +2,9 @@
 No tensors in here.
 
 Bytes, seconds, days, each named in the function or its docstring. Sizes are for 16-bit
-training with Adam, for GPTs as Megatron-LM builds them and for models as Llama's. tests/lessons/test_planner.py
-has what the papers printed, and where the formulas depart from it.
+training with Adam, for GPTs as Megatron-LM builds them and for models as Llama's.
+tests/lessons/test_planner.py has what the papers printed, and where the formulas depart
+from it.
 """
 
 import math

@@ -64,6 +64,10 @@ def divide(job: Job) -> tuple[int, int]:
         if ranks % job[name]:
             option = f"--{name.replace('_', '-')} {job[name]}"
             raise ValueError(f"{ranks:,} ranks that have the same layers do not divide by {option}")
+    if job["experts"] > 1 and not job["feed_forward"]:
+        raise ValueError("--experts needs --feed-forward, the width of each")
+    if job["experts"] < job["experts_used"]:
+        raise ValueError(f"a token cannot use {job['experts_used']} of {job['experts']} experts")
     if job["experts"] % job["expert_parallel"]:
         raise ValueError(f"{job['experts']} experts do not divide by {job['expert_parallel']} ranks")
     if job["seq"] % job["context_parallel"]:
@@ -95,6 +99,8 @@ def weights_of_rank(job: Job, data: int) -> list[tuple[float, int]]:
     if job["experts"] == 1:
         return [(job["params"] / each, ranks)]
     experts = layers * job["experts"] * formulas.feed_forward_weights(hidden, job["feed_forward"])
+    if experts > job["params"]:
+        raise ValueError(f"the experts alone have {experts:.3g} parameters: more than --params")
     spread = job["expert_parallel"]
     return [((job["params"] - experts) / each, ranks), (experts / each / spread, ranks // spread)]
 

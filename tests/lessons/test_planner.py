@@ -851,6 +851,12 @@ def test_the_command_sweeps(tmp_path):
             "--params 7e9 --gpus 64 --replicate 5",
             "64 ranks that have the same layers do not divide by --replicate 5",
         ),
+        ("--params 7e9 --gpus 64 --experts 8", "--experts needs --feed-forward, the width of each"),
+        ("--model llama3-8b --gpus 64 --experts-used 2", "a token cannot use 2 of 1 experts"),
+        (
+            "--params 7e9 --gpus 64 --experts 8 --feed-forward 14336",
+            "the experts alone have 4.8e+10 parameters: more than --params",
+        ),
         ("--params 7e9 --gpus 64 --expert-parallel 2", "1 experts do not divide by 2 ranks"),
         (
             "--params 7e9 --gpus 64 --context-parallel 4 --seq 2050",
