@@ -148,18 +148,19 @@ def test_only_where_there_is_a_limit_tokens_are_dropped(probes):
 
 # ---- who is at work -----------------------------------------------------------------------------
 
-LITTLE = ("--train-size", 176, "--test-size", 2, "--epochs", 4, "--characters", 12)
+# Many short steps: 176 of them, with 4 texts each.
+STEPS = ("--train-size", 352, "--batch-size", 4, "--epochs", 2, "--test-size", 2, "--characters", 12)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.quick("0")
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_without_the_balancing_loss_one_expert_has_most_of_the_work(fork, seed):
-    found = {}
+    loads_of = {}
     for balance in (0, 0.01):
-        result = fork(STEM, 1, *LITTLE, "--seed", seed, "--balance", balance, folder=str(balance))
-        found[balance] = loads(result.stdout)[-1]
-    print(found)
-    assert max(map(max, found[0])) > 55 and min(map(min, found[0])) < 8
-    assert max(map(max, found[0.01])) < 50 and min(map(min, found[0.01])) > 8
+        result = fork(STEM, 1, *STEPS, "--seed", seed, "--balance", balance, folder=str(balance))
+        loads_of[balance] = sum(loads(result.stdout)[-1], [])
+    assert max(loads_of[0]) > 45 and min(loads_of[0]) < 9
+    assert max(loads_of[0.01]) < 40 and min(loads_of[0.01]) > 9
 
 
 REFUSED = {
@@ -196,5 +197,5 @@ def test_the_documented_command_learns_and_balances(run):
     result = run(STEM, 2, "--train-size", 240, "--epochs", 3, "--characters", 30)
     curve = launcher.read_curve(result.out, STEM)
     assert curve[2]["loss"] < curve[1]["loss"] < curve[0]["loss"] < 4.2
-    assert all(8 < share < 50 for load in loads(result.stdout)[-1] for share in load)
+    assert all(5 < share < 60 for load in loads(result.stdout)[-1] for share in load)
     assert result.stderr == ""

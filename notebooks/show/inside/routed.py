@@ -1,0 +1,71 @@
+"""The model of lesson 16 and its steps, for the scripts of notebook 16."""
+
+import importlib
+
+import torch
+import torch.distributed as dist
+from group import rank, world_size
+from sockets import count_bytes
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+
+import workload
+from parts import experts, limericks
+
+lesson = importlib.import_module("16_experts")
+mesh = init_device_mesh("cpu", (world_size,))
+
+
+def settings(**changed):
+    parser = workload.parser("16_experts.py", "")
+    limericks.options(parser)
+    experts.options(parser)
+    chosen = parser.parse_args([])
+    vars(chosen).update(changed)
+    return chosen
+
+
+def build(characters=61, **changed):
+    """The lesson's model, with one seed on all processes."""
+    workload.set_seed(0)
+    model = lesson.build_model(characters)
+    lesson.add_experts(model, mesh, settings(**changed))
+    return model
+
+
+def layers(model):
+    return [block.feed_forward for block in model.blocks]
+
+
+def loss_of(model, texts, following):
+    """The mean over this process's texts, and the balancing loss beside it."""
+    loss = cross_entropy(model(texts).flatten(0, 1), following.flatten())
+    return loss, sum(layer.balance for layer in layers(model))
+
+
+def train(steps, size, seed=0, **changed):
+    """What each step sends to which expert, as fractions; the model and the texts held back."""
+    characters, train_set, test_set = limericks.load(settings())
+    model = build(len(characters), **changed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.008)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.008, steps, pct_start=0.2)
+    generator, loads = torch.Generator().manual_seed(seed), []
+    for _ in range(steps):
+        chosen = torch.randint(len(train_set), (size,), generator=generator)
+        loss, balance = loss_of(model, *train_set[chosen])
+        optimizer.zero_grad()
+        (loss + balance).backward()
+        optimizer.step()
+        scheduler.step()
+        loads.append([layer.load.tolist() for layer in layers(model)])
+    return model, test_set, loads
+
+
+def wait_for_bytes():
+    """What has left this process so far, once all have taken what was sent to them."""
+    dist.barrier()
+    return count_bytes()
+
+
+__all__ = ["build", "dist", "layers", "lesson", "limericks", "loss_of", "rank", "settings", "train"]
+__all__ += ["wait_for_bytes", "world_size"]
