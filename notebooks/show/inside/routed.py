@@ -16,6 +16,27 @@ lesson = importlib.import_module("16_experts")
 mesh = init_device_mesh("cpu", (world_size,))
 
 
+noted = []  # one for each layer that has run: how many tokens each process (down) has for each expert
+gather, weigh = experts.gather, experts.Experts.weigh
+
+
+def note(own):
+    noted.append(gather(own))
+    return noted[-1]
+
+
+experts.gather = note
+
+
+def balance_own(on):
+    """Whether each process balances the load of its own tokens only."""
+    experts.Experts.weigh = weigh_own if on else weigh
+
+
+def weigh_own(layer, counts, chances):
+    weigh(layer, counts[rank : rank + 1], chances)
+
+
 def settings(**changed):
     parser = workload.parser("16_experts.py", "")
     limericks.options(parser)
@@ -61,11 +82,27 @@ def train(steps, size, seed=0, **changed):
     return model, test_set, loads
 
 
+def leaving():
+    """Rows that left this process in forward and backward, by what has been noted."""
+    rows = 0
+    for counts in noted:
+        counts = counts.unflatten(1, (world_size, -1)).sum(dim=2)  # from which process, to which
+        rows += counts[rank].sum() - counts[rank, rank]  # its tokens
+        rows += counts[:, rank].sum() - counts[rank, rank]  # answers to the others'
+    return 2 * rows.item()  # in backward their gradients
+
+
+def mean_of_all(loss):
+    mean = loss.detach() / world_size
+    dist.all_reduce(mean)
+    return mean.item()
+
+
 def wait_for_bytes():
     """What has left this process so far, once all have taken what was sent to them."""
     dist.barrier()
     return count_bytes()
 
 
-__all__ = ["build", "dist", "layers", "lesson", "limericks", "loss_of", "rank", "settings", "train"]
-__all__ += ["wait_for_bytes", "world_size"]
+__all__ = ["balance_own", "build", "dist", "layers", "leaving", "lesson", "limericks", "loss_of"]
+__all__ += ["mean_of_all", "noted", "rank", "settings", "train", "wait_for_bytes", "world_size"]
