@@ -93,7 +93,8 @@ def test_a_killed_run_goes_on_with_its_curve_on_another_number_of_processes(fork
     assert loads(resumed.stdout) == loads(stdout)[1:]
     assert resumed.stdout.endswith(stdout.partition("---- after training")[2])
     weights = torch.load(resumed.out / f"{STEM}.pt", weights_only=True)
-    assert weights["blocks.0.feed_forward.up"].shape == (4, 64, 256)
+    experts = weights["blocks.0.feed_forward.up"]
+    assert (experts.shape, experts.dtype) == ((4, 64, 256), torch.float64)
 
 
 # ---- the layer, beside one that knows of no process ---------------------------------------------

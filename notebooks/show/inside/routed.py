@@ -46,10 +46,13 @@ def settings(**changed):
     return chosen
 
 
-def build(characters=61, **changed):
+characters, train_set, test_set = limericks.load(settings())
+
+
+def build(**changed):
     """The lesson's model, with one seed on all processes."""
     workload.set_seed(0)
-    model = lesson.build_model(characters)
+    model = lesson.build_model(len(characters))
     lesson.add_experts(model, mesh, settings(**changed))
     return model
 
@@ -65,9 +68,8 @@ def loss_of(model, texts, following):
 
 
 def train(steps, size, seed=0, **changed):
-    """What each step sends to which expert, as fractions; the model and the texts held back."""
-    characters, train_set, test_set = limericks.load(settings())
-    model = build(len(characters), **changed)
+    """The model, and what each step has sent to which expert, as fractions."""
+    model = build(**changed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.008)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.008, steps, pct_start=0.2)
     generator, loads = torch.Generator().manual_seed(seed), []
@@ -79,7 +81,7 @@ def train(steps, size, seed=0, **changed):
         optimizer.step()
         scheduler.step()
         loads.append([layer.load.tolist() for layer in layers(model)])
-    return model, test_set, loads
+    return model, loads
 
 
 def leaving():
@@ -104,5 +106,5 @@ def wait_for_bytes():
     return count_bytes()
 
 
-__all__ = ["balance_own", "build", "dist", "layers", "leaving", "lesson", "limericks", "loss_of"]
-__all__ += ["mean_of_all", "noted", "rank", "settings", "train", "wait_for_bytes", "world_size"]
+__all__ = ["balance_own", "build", "dist", "layers", "leaving", "lesson", "loss_of", "mean_of_all", "noted"]
+__all__ += ["rank", "test_set", "train", "train_set", "wait_for_bytes", "world_size"]
