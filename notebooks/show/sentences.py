@@ -329,4 +329,33 @@ SENTENCES = {
         "+ if arguments.length": "A text must divide into two chunks for each.",
         '"context"': "The mesh has `context` where lesson 13 has `tensor`.",
     },
+    "16_experts": {
+        "grown from lesson 13": "Two processes are enough.",
+        "- You will see": "Lesson 13 said what it shows.",
+        "+ You will see": "This lesson shows the same, and the load of the experts.",
+        "import fully_shard": "FSDP and the plan of tensor parallelism go.",
+        "from parts import experts": "The layer with the experts is in a file of its own.",
+        "world_size = mesh.size()": "Each process reads its own texts again, as in lesson 04.",
+        "add_experts(model, mesh": "The experts are put in place. They are DTensors and the rest are plain "
+        "tensors, which the fused AdamW does not take together.",
+        "add_up_gradients(model)": "The balancing loss is added. Each process divides by their number, so "
+        "that gradients only have to be added up.",
+        "dist.all_reduce(mean)": "The loss is averaged over all processes: each has texts of its own.",
+        "show_load": "After each epoch it prints the load of the experts, in the last step.",
+        "part.unshard()": "FSDP has nothing to gather any more.",
+        "def add_experts": "`add_experts` is in place of `shard`.",
+        "- fully_shard(block": "Experts take the place of each feed-forward layer, and each process keeps "
+        "its own.",
+        "- def make_plan": "The plan goes.",
+        '- "blocks.*.attention.value': "This too.",
+        "+ def add_up_gradients": "What is no DTensor is replicated, and its gradients are added up over all "
+        "processes. An expert's need no collective.",
+        "+ def show_load": "The load is that of all processes together, so one of them prints it.",
+        "Of its own": "No two processes share matrices here. The generator has a different reason now.",
+        "[:, -1].cpu()": "Each process has all scores.",
+        "model(texts.to(device))": "Here too.",
+        "experts.options": "The lesson has options of its own, and fewer epochs.",
+        "experts.check": "The number of processes must divide that of the experts.",
+        "init_device_mesh": "The mesh has one dimension: all processes.",
+    },
 }

@@ -1,0 +1,174 @@
+"""Lesson 16, grown from lesson 13: a GPT with experts, some of them on each process.
+
+    torchrun --standalone --nproc-per-node 2 lessons/16_experts.py
+
+You will see what lesson 13 shows, and after each epoch how many of the tokens went to each
+expert: about as many to all of them. With --balance 0, most go to one or two. Each process
+reads its own texts and has its own experts, to which all send their tokens.
+"""
+
+import os
+import time
+from datetime import timedelta
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+from parts import experts, limericks
+from parts.sharded_snapshot import Snapshots  # the other half of this lesson
+from parts.transformer import Transformer
+
+HEADS = 4
+
+
+@workload.let_the_first_speak
+def train(rank, mesh, device, arguments):
+    # Layers that are not sharded begin alike only because the seed is the same.
+    workload.set_seed(arguments.seed)
+    characters, train_set, test_set = limericks.load(arguments)
+    world_size = mesh.size()
+    sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // world_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    # All test on all texts: shards may differ by a batch, and experts wait for all.
+    test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
+
+    model = build_model(len(characters), hidden=arguments.width).to(device)
+    add_experts(model, mesh, arguments)
+    if arguments.double:
+        model.double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    steps = arguments.epochs * len(train_loader)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
+    snapshots = Snapshots(arguments, model, optimizer, scheduler)
+    first, done, loss_sum = snapshots.load_newest(device)
+    write(f"before epoch {first}", min(60, arguments.characters), model, characters, device, arguments)
+
+    for epoch in range(first, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = islice(batches, done, None)  # not those that a killed run had taken
+        for step, (texts, following) in enumerate(batches, done + 1):
+            texts, following = texts.to(device), following.to(device)
+            loss = cross_entropy(model(texts).flatten(0, 1), following.flatten())
+            balance = sum(block.feed_forward.balance for block in model.blocks)
+            optimizer.zero_grad()
+            ((loss + balance) / world_size).backward()
+            add_up_gradients(model)
+            optimizer.step()
+            scheduler.step()
+            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
+            mean = loss.detach() / world_size
+            dist.all_reduce(mean)
+            loss_sum += mean
+            if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                snapshots.save(epoch, step, loss_sum)
+            workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
+        show_load(rank, model)
+        mean_loss = loss_sum.item() / len(train_loader)
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model, test_loader, device)
+        speed = (len(train_loader) - done) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
+        done, loss_sum = 0, torch.zeros_like(loss_sum)
+        snapshots.save(epoch + 1, done, loss_sum)
+
+    write("after training", arguments.characters, model, characters, device, arguments)
+    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    weights = {name: gather(value) for name, value in model.named_parameters()}
+    if rank == 0:
+        torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
+
+
+def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
+    """A transformer that answers, for each position of a text, which character comes next."""
+    embedding = limericks.Recent(characters, hidden)
+    head = nn.Linear(hidden, characters)
+    model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
+    nn.init.normal_(model.position.weight, std=0.02)  # as small as those of the characters
+    return model
+
+
+def add_experts(model, mesh, arguments):
+    """In place of the feed-forward layers. All else is replicated, as in lesson 04."""
+    for block in model.blocks:
+        block.feed_forward = experts.Experts(arguments).to(mesh.device_type)
+        block.feed_forward.shard(mesh)
+
+
+def add_up_gradients(model):
+    """Those of experts have been: the tokens of all processes are in them."""
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor):
+            dist.all_reduce(parameter.grad)
+
+
+def show_load(rank, model):
+    for number, block in enumerate(model.blocks, 1):
+        load = " ".join(f"{share:4.0%}" for share in block.feed_forward.load.tolist())
+        if rank == 0:
+            print(f"block {number}  | load of its experts {load}", flush=True)
+
+
+@torch.no_grad()
+def write(when, length, model, characters, device, arguments):
+    """Print four texts. No process can compute a character alone: all write together."""
+    # Of its own: drawn from torch's, a resumed run's texts would differ from an uninterrupted one's.
+    generator = torch.Generator().manual_seed(arguments.seed)
+    beginning = [characters.index(character) for character in "There was a"]
+    texts = torch.tensor([beginning] * 4)
+    while texts.shape[1] < length:
+        read = texts[:, -limericks.LENGTH :].to(device)
+        scores = model(read)[:, -1].cpu()  # the last position has read all
+        chances = (scores / arguments.temperature).softmax(dim=1)
+        following = chances.multinomial(1, generator=generator)
+        texts = torch.cat([texts, following], dim=1)
+    limericks.show(when, texts, characters)
+
+
+def gather(value):
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().cpu()
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for texts, following in test_loader:
+        scores = model(texts.to(device))
+        correct += (scores.argmax(dim=2) == following.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    workload.end_with_parent()
+    parser = workload.parser(__file__, __doc__)
+    limericks.options(parser)
+    parser.set_defaults(epochs=10)
+    experts.options(parser)
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workload.check(arguments)
+    experts.check(arguments)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
+    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=limit,
+    )
+    mesh = init_device_mesh(device.type, (arguments.world_size,))
+    train(rank, mesh, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
+    dist.destroy_process_group()

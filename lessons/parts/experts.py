@@ -1,0 +1,141 @@
+"""The feed-forward layer of lesson 16: a router, and experts. Each token passes one or two.
+
+A token is a position of a text. It travels to the process that has its expert, and back.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.functional import gelu
+
+import workload
+
+
+def options(parser):
+    option = parser.add_argument
+    option("--experts", type=int, default=4, help="in each block (%(default)s)")
+    option("--experts-per-token", type=int, default=1, help="1 or 2 (%(default)s)")
+    option("--balance", type=float, default=0.01, help="of the balancing loss (%(default)s)")
+    option("--double", action="store_true", help="compute in 64 bits: no two experts tie")
+    option("--capacity", type=float, help="of an expert, in even loads (unlimited)")
+
+
+def check(arguments):
+    experts, world_size = arguments.experts, arguments.world_size
+    if experts < 1 or experts % world_size:
+        fits = math.ceil(max(experts, 1) / world_size) * world_size
+        workload.refuse(
+            f"--experts {experts} does not divide by {world_size} processes: take {fits}, for instance"
+        )
+    if not 1 <= arguments.experts_per_token <= min(2, experts):
+        each = arguments.experts_per_token
+        workload.refuse(f"--experts-per-token is 1 or 2, and no more than --experts, not {each}")
+    if not 0 <= arguments.balance < math.inf:
+        workload.refuse(f"--balance must be a number from 0 up, not {arguments.balance}")
+    if arguments.capacity is not None and not 0 < arguments.capacity < math.inf:
+        workload.refuse(f"--capacity must be a number above 0, not {arguments.capacity}")
+
+
+class Experts(nn.Module):
+    def __init__(self, arguments):
+        super().__init__()
+        hidden, self.count = arguments.width, arguments.experts
+        self.per_token = arguments.experts_per_token
+        self.capacity = arguments.capacity
+        self.weight = arguments.balance
+        self.router = nn.Linear(hidden, self.count, bias=False)
+        # Each expert is what a feed-forward layer is, but for its biases: two matrices.
+        self.up = nn.Parameter(torch.empty(self.count, hidden, 4 * hidden))
+        self.down = nn.Parameter(torch.empty(self.count, 4 * hidden, hidden))
+        for matrices in (self.up, self.down):
+            bound = matrices.shape[1] ** -0.5  # nn.Linear's
+            nn.init.uniform_(matrices, -bound, bound)
+
+    def extra_repr(self):
+        # A snapshot knows a model by its text. A run of other settings must not go on from it.
+        choices = f"{self.per_token} a token, capacity {self.capacity}"
+        return f"{choices}, balance {self.weight}, {self.up.dtype}"
+
+    def shard(self, mesh):
+        """Keep the experts of this process: of 4 on 2 processes, the first two or the last."""
+        self.up = nn.Parameter(distribute_tensor(self.up.detach(), mesh, [Shard(0)]))
+        self.down = nn.Parameter(distribute_tensor(self.down.detach(), mesh, [Shard(0)]))
+
+    def forward(self, x):
+        tokens = x.flatten(0, 1)
+        chances = self.router(tokens).softmax(dim=1)
+        # Not made to add up to 1: a single one would be 1, and the router would learn nothing.
+        weights, chosen = chances.topk(self.per_token)
+        weights, chosen = weights.T.flatten(), chosen.T.flatten()  # first choices first
+        order = chosen.argsort(stable=True)  # those for expert 0, those for expert 1, ...
+        counts = gather(chosen.bincount(minlength=self.count))
+        self.weigh(counts, chances)
+        if self.capacity:
+            order, counts = self.drop(order, counts)
+        answers = self.exchange(tokens[order % len(tokens)], counts)
+        # A token that was dropped has no answer: it leaves the layer as 0.
+        rows = answers.new_zeros(len(chosen), tokens.shape[1]).index_copy(0, order, answers)
+        rows = rows * weights[:, None]
+        return rows.unflatten(0, (self.per_token, -1)).sum(dim=0).view_as(x)
+
+    def weigh(self, counts, chances):
+        """The load of each expert, and a loss that is least where all have the same load."""
+        # Of all processes: even where each of them is uneven, all together may be even.
+        self.load = counts.sum(dim=0) / counts.sum()
+        balance = self.count * (self.load * chances.mean(dim=0)).sum()
+        self.balance = self.weight * balance
+
+    def drop(self, order, counts):
+        """Each process may send an expert so many tokens, and drops those that come later."""
+        limit = math.ceil(self.capacity * len(order) / self.count)
+        own = counts[dist.get_rank()].tolist()
+        order = torch.cat([rows[:limit] for rows in order.split(own)])
+        return order, counts.clamp(max=limit)
+
+    def exchange(self, rows, counts):
+        """Each row goes to the process of its expert, through the expert, and comes back."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        # From which process, to which, for which of its experts.
+        counts = counts.unflatten(1, (world_size, -1))
+        sent = counts[rank].sum(dim=1).tolist()
+        received = counts[:, rank].sum(dim=1).tolist()
+        arrived = AllToAll.apply(rows, sent, received)
+        up, down = self.up.to_local(), self.down.to_local()
+        answers = []
+        # From process 0 for each expert that is here, then from process 1 for each, ...
+        for number, part in enumerate(arrived.split(counts[:, rank].flatten().tolist())):
+            expert = number % len(up)
+            answers.append(gelu(part @ up[expert]) @ down[expert])
+        return AllToAll.apply(torch.cat(answers), received, sent)
+
+
+def gather(own):
+    """Row r is process r's: how many tokens it has for each expert."""
+    counts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, own)
+    return torch.stack(counts)
+
+
+class AllToAll(torch.autograd.Function):
+    """The first `sent[0]` rows go to process 0, the next `sent[1]` to process 1, and so on.
+
+    In the backward pass the gradients of the rows travel back to where the rows came from.
+    """
+
+    @staticmethod
+    def forward(context, rows, sent, received):
+        context.sent, context.received = sent, received
+        return all_to_all(rows, sent, received)
+
+    @staticmethod
+    def backward(context, gradients):
+        return all_to_all(gradients, context.received, context.sent), None, None
+
+
+def all_to_all(rows, sent, received):
+    arrived = rows.new_empty(sum(received), rows.shape[1])
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent)
+    return arrived

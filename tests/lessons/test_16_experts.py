@@ -1,0 +1,202 @@
+"""Lesson 16: one curve on 1, 2 and 4 processes, each token at its expert and back, and what balances them."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import launcher
+import lessons
+from lines import refusal
+from meshes import run_probe
+
+STEM = "16_experts"
+SMALL = ("--train-size", 133, "--batch-size", 12, "--test-size", 13, "--epochs", 2, "--characters", 14)
+TWO = ("--experts-per-token", 2)
+
+
+@pytest.fixture(scope="module")
+def one(forks, tmp_path_factory):
+    """The job in one process, with one expert a token or two. Made once."""
+    made = {}
+
+    def one(*options):
+        if options not in made:
+            folder = tmp_path_factory.mktemp("one")
+            words, environment = launcher.command(STEM, 1, *SMALL, *options)
+            code, left = forks.run(words, folder, environment, limit=240)
+            assert (code, left) == (0, []), (folder / ".err").read_text()
+            made[options] = launcher.read_curve(folder / "out", STEM), (folder / ".out").read_text()
+        return made[options]
+
+    return one
+
+
+def loads(stdout):
+    """For each epoch, the load of each expert in each block, in percent."""
+    found = re.findall(r"^block (\d)  \| load of its experts((?: +\d+%)+)$", stdout, re.M)
+    lines = [[int(share) for share in re.findall(r"\d+", line)] for _, line in found]
+    assert [int(number) for number, _ in found] == [1, 2] * (len(found) // 2)
+    return [lines[number : number + 2] for number in range(0, len(lines), 2)]
+
+
+def close(curve, expected):
+    """In 64 bits: what is reported has been added up in 32, which is as much as can be seen of it."""
+    return [row["loss"] for row in curve] == pytest.approx([row["loss"] for row in expected], rel=1e-6)
+
+
+@pytest.mark.quick("4-options1")
+@pytest.mark.parametrize("options", [(), TWO])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_one_curve_on_any_number_of_processes(fork, one, processes, options):
+    expected, stdout = one("--double", *options)
+    result = fork(STEM, processes, *SMALL, "--double", *options)
+    curve = launcher.read_curve(result.out, STEM)
+    assert len(curve) == 2 and close(curve, expected)
+    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in expected]
+    assert {row["world_size"] for row in curve} == {processes}
+    assert loads(result.stdout) == loads(stdout)
+    # What it writes, too: all but the speeds is what one process printed.
+    without_speed = [re.sub(r"\S+ texts/s", "", text) for text in (result.stdout, stdout)]
+    assert without_speed[0] == without_speed[1]
+    assert {path.name for path in result.out.iterdir()} == {
+        f"{STEM}.jsonl",
+        f"{STEM}.pt",
+        *(f"{STEM}.epoch000{epoch}-step000000.snapshot" for epoch in (2, 3)),
+    }
+
+
+@pytest.mark.quick("4-options0")
+@pytest.mark.parametrize("options", [(), TWO])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_in_32_bits_it_is_one_curve_but_for_ties(fork, one, processes, options):
+    """Where two experts tie, the last digit decides who gets the token: the curves may be that far apart."""
+    curve = launcher.read_curve(fork(STEM, processes, *SMALL, *options).out, STEM)
+    assert launcher.difference(curve, one(*options)[0], lessons.get(STEM).curve) == ""
+
+
+@pytest.mark.long
+def test_the_same_command_gives_the_same_bytes(fork):
+    first, again = (fork(STEM, 4, *SMALL, *TWO, folder=folder) for folder in ("first", "again"))
+    assert (first.out / f"{STEM}.pt").read_bytes() == (again.out / f"{STEM}.pt").read_bytes()
+
+
+def test_a_killed_run_goes_on_with_its_curve_on_another_number_of_processes(fork, one):
+    sizes = (*SMALL, "--double", "--snapshot-every", 2)
+    killed = fork(STEM, 4, *sizes, "--crash-at", 2, folder="killed", refused=True)
+    assert killed.code != 0
+    resumed = fork(STEM, 2, *sizes, folder="killed")
+    assert "resumed in epoch 2 after step 4\n" in resumed.stdout
+    expected, stdout = one("--double")
+    assert close(launcher.read_curve(resumed.out, STEM), expected)
+    assert loads(resumed.stdout) == loads(stdout)[1:]
+    assert resumed.stdout.endswith(stdout.partition("---- after training")[2])
+    weights = torch.load(resumed.out / f"{STEM}.pt", weights_only=True)
+    experts = weights["blocks.0.feed_forward.up"]
+    assert (experts.shape, experts.dtype) == ((4, 64, 256), torch.float64)
+
+
+# ---- the layer, beside one that knows of no process ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def probes(forks, tmp_path_factory):
+    """What the processes of a job find, for each number of them. Made once."""
+    made = {}
+
+    def probes(processes):
+        if processes not in made:
+            folder = tmp_path_factory.mktemp(f"on{processes}")
+            result = run_probe(forks, folder, "experts_step", launcher.command(STEM, processes))
+            assert result.code == 0, result.stderr
+            found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+            made[processes] = {case: [probe[case] for probe in found] for case in found[0]}
+        return made[processes]
+
+    return probes
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_answers_and_gradients_are_those_of_a_layer_that_sends_nothing(probes, processes):
+    for case, found in probes(processes).items():
+        for probe in found:
+            for name, off in probe["off"].items():
+                assert off <= 1e-5 * probe["sizes"][name] + 1e-12, (case, name)
+            assert probe["held"] == 4 // processes
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_as_many_bytes_leave_a_process_as_the_formula_says(probes, processes):
+    """For each token that leaves, and each that comes, hidden x 4 bytes: and again in the backward pass."""
+    for case, found in probes(processes).items():
+        assert [probe["sent"] for probe in found] == [probe["expected"] for probe in found], case
+        assert (sum(sum(probe["sent"]) for probe in found) > 0) == (processes > 1)
+
+
+def test_a_process_may_get_all_tokens_or_none(probes):
+    *others, last = probes(4)["all to the last"]
+    assert last["load"] == [0, 0, 0, 1]
+    assert all(probe["sent"] == [6 * 8 * 4, 0] * 2 for probe in others)  # its own 6 tokens, and no answer
+    assert last["sent"] == [0, 18 * 8 * 4] * 2
+
+
+def test_only_where_there_is_a_limit_tokens_are_dropped(probes):
+    dropped = {case: found[0]["dropped"] for case, found in probes(4).items()}
+    assert dropped.pop("limited") > 0
+    assert not any(dropped.values())
+
+
+# ---- who is at work -----------------------------------------------------------------------------
+
+# Many short steps: 176 of them, with 4 texts each.
+STEPS = ("--train-size", 352, "--batch-size", 4, "--epochs", 2, "--test-size", 2, "--characters", 12)
+
+
+@pytest.mark.quick("0")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_without_the_balancing_loss_one_expert_has_most_of_the_work(fork, seed):
+    loads_of = {}
+    for balance in (0, 0.01):
+        result = fork(STEM, 1, *STEPS, "--seed", seed, "--balance", balance, folder=str(balance))
+        loads_of[balance] = [share for block in loads(result.stdout)[-1] for share in block]
+    assert max(loads_of[0]) > 45 and min(loads_of[0]) < 9
+    assert max(loads_of[0.01]) < 40 and min(loads_of[0.01]) > 9
+
+
+REFUSED = {
+    "three": ((), 3, "--experts 4 does not divide by 3 processes: take 6, for instance"),
+    "none": (("--experts", 0), 1, "--experts 0 does not divide by 1 processes: take 1, for instance"),
+    "one of none": (
+        ("--experts-per-token", 3),
+        1,
+        "--experts-per-token is 1 or 2, and no more than --experts, not 3",
+    ),
+    "two of one": (("--experts", 1, *TWO), 1, "no more than --experts, not 2"),
+    "unbalanced": (("--balance", -1), 1, "--balance must be a number from 0 up, not -1.0"),
+    "no room": (("--capacity", 0), 1, "--capacity must be a number above 0, not 0.0"),
+    "digits": (("--data", "digits"), 1, "this lesson reads limericks, not digits: leave --data out"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line(fork, case):
+    options, processes, message = REFUSED[case]
+    assert message in refusal(fork(STEM, processes, *SMALL, *options, refused=True))
+
+
+@pytest.mark.parametrize("options", [("--balance", 0.1), ("--capacity", 1), ("--double",), TWO])
+def test_a_snapshot_of_other_settings_is_refused(fork, options):
+    fork(STEM, 1, *SMALL, "--train-size", 24, "--epochs", 1)
+    result = fork(STEM, 2, *SMALL, "--train-size", 24, "--epochs", 1, *options, refused=True)
+    assert result.code != 0
+    assert re.search(r"has model Transformer of .*: remove it, or name another --out\n", result.stderr)
+
+
+@pytest.mark.long
+def test_the_documented_command_learns_and_balances(run):
+    result = run(STEM, 2, "--train-size", 240, "--epochs", 3, "--characters", 30)
+    curve = launcher.read_curve(result.out, STEM)
+    assert curve[2]["loss"] < curve[1]["loss"] < curve[0]["loss"] < 4.2
+    assert all(5 < share < 60 for load in loads(result.stdout)[-1] for share in load)
+    assert result.stderr == ""
