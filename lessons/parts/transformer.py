@@ -1,4 +1,4 @@
-"""The model of lessons 11, 12, 13 and 15: a small transformer, whose layers have names to shard by.
+"""The model of lessons 11, 12, 13, 15 and 16: a small transformer, whose layers have names to shard by.
 
 Attention works with the heads that it finds: all of them, or one process's shard.
 """
@@ -75,9 +75,9 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, x, positions=None):
+        x = self.embedding(x)
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
-        x = self.embedding(x)
         x = x + self.position(positions)
         for block in self.blocks:
             x = block(x)
