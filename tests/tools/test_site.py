@@ -35,7 +35,7 @@ KINDS = (
     "widgets/diff.html",
 )
 BUDGET = 500_000  # bytes of a page before its pictures
-WIDGETS = ("diff", "memory", "planner", "ring", "schedules")
+WIDGETS = ("diff", "memory", "planner", "ring", "schedules", "sharding")
 needs_the_builder = pytest.mark.skipif(
     not (ROOT / ".venv-site/ready").exists(),
     reason="needs tools/site/requirements.txt: make tools installs it",
