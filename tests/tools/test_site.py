@@ -350,6 +350,7 @@ def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(small, 
     chosen = "#widget :is(input, select, button):enabled"
     count = page.ask(f"document.querySelectorAll({chosen!r}).length")
     assert tabbed(page, chosen) == list(range(count)) and count >= 5
+    assert page.ask(WIDTH) <= 1280, "a wide table scrolls, and the page does not"
     assert page.complaints() == []
 
 

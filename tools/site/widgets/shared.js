@@ -173,7 +173,8 @@ class Python {
       if (data.ready) this.said(`Python is there, after ${this.since()} s: each answer is its own.`);
       if (data.failed) this.said(`Python could not be loaded (${data.failed}): reload the page.`);
       if (data.answer) this.show(JSON.parse(data.answer));
-      if (data.answer && this.isLate) this.said(`Python's answer took ${this.since()} s.`);
+      const took = this.isLate ? `Python's answer took ${this.since()} s.` : "Python is there: each answer is its own.";
+      if (data.answer) this.said(took);
       this.busy = false;
       this.next();
     };
@@ -209,7 +210,7 @@ export function live(draw) {
   const [tables, loading] = [element("div", { class: "tables" }), element("p", { class: "loading", role: "status" })];
   let answer = DATA.answer;
   const python = new Python((text) => {
-    loading.textContent = text;
+    if (loading.textContent !== text) loading.textContent = text; // or it would be read aloud each time
   });
   const { all, inputs, fromAddress } = form(ask);
 
