@@ -234,7 +234,7 @@ def test_the_best_ways_are_those_that_the_command_above_them_prints():
             parts = {part["part"]: part["to"] - part["from"] for part in way["parts"]}
             times = {part: seconds / longest for part, seconds in one["step_seconds"].items() if seconds}
             assert parts == pytest.approx(times)
-            assert way["name"] in printed(*command_of(one)), "as the report of that plan has it"
+            assert f" GPUs: {way['name']}\n" in printed(*command_of(one)), "as the report of that plan has it"
             assert way["words"] == f"a step {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
         assert f"The fastest is {found['ways'][0]['name']}: {shown['rows'][0][11]} and " in found["said"]
     assert count >= 15
