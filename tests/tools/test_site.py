@@ -35,7 +35,7 @@ KINDS = (
     "widgets/diff.html",
 )
 BUDGET = 500_000  # bytes of a page before its pictures
-WIDGETS = ("diff", "memory", "planner", "ring", "schedules")
+WIDGETS = ("diff", "memory", "planner", "ring", "schedules", "sharding")
 needs_the_builder = pytest.mark.skipif(
     not (ROOT / ".venv-site/ready").exists(),
     reason="needs tools/site/requirements.txt: make tools installs it",
@@ -350,6 +350,7 @@ def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(small, 
     chosen = "#widget :is(input, select, button):enabled"
     count = page.ask(f"document.querySelectorAll({chosen!r}).length")
     assert tabbed(page, chosen) == list(range(count)) and count >= 5
+    assert page.ask(WIDTH) <= 1280, "a wide table scrolls, and the page does not"
     assert page.complaints() == []
 
 

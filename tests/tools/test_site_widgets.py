@@ -1,4 +1,4 @@
-"""The ring, the schedules, the memory and the planner of the site show what Python says."""
+"""The ring, the schedules, the memory, the planner and its search show on the site what Python says."""
 
 import ast
 import contextlib
@@ -19,12 +19,12 @@ import taken
 import vendor
 from lessons import ROOT
 from planner import __main__ as command
-from planner import formulas, plans, report
-from widgets import memory, planner, ring, schedules
+from planner import formulas, plans, report, search
+from widgets import memory, planner, ring, schedules, sharding
 
 JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline")
 judge = taken.functions(ROOT / schedules.JUDGE, *JUDGE)
-LIVE = {"memory": memory, "planner": planner, "schedules": schedules}
+LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
 
 # ---- what Python says ----
 
@@ -206,6 +206,65 @@ def test_memory_is_that_of_the_planner():
     assert [bar["is_cut"] for bar in found["bars"]] == [True, False, False, False]
 
 
+def drawn_inputs(widget, drawn):
+    return {control["name"]: drawn.choice(control["values"])[0] for control in widget.CONTROLS}
+
+
+def test_the_best_ways_are_those_that_the_command_above_them_prints():
+    drawn, count = random.Random(1), 0
+    for inputs in (inputs_of(sharding), *(drawn_inputs(sharding, drawn) for _ in range(20))):
+        found = sharding.answer(**inputs)
+        if not found["tables"]:
+            continue
+        [shown] = found["tables"]
+        count += 1
+        words = shown["caption"].removeprefix("python lessons/planner ").split()
+        assert len(words) < 18 and "--latency" not in words, "only what differs from the defaults"
+        best = json.loads(printed(*words, "--json"))
+        assert best == json.loads(json.dumps(search.search(sharding.job_of(inputs))))
+        _, _, head, *rows = printed(*words).splitlines()
+        assert [" ".join(cells) for cells in (shown["head"], *shown["rows"])] == [
+            " ".join(line.split()) for line in (head, *rows)
+        ]
+        longest = sum(best[-1]["step_seconds"].values())
+        assert [way["parts"][-1]["to"] for way in found["ways"]] == pytest.approx(
+            [sum(one["step_seconds"].values()) / longest for one in best]
+        )
+        for way, one, cells in zip(found["ways"], best, shown["rows"], strict=True):
+            parts = {part["part"]: part["to"] - part["from"] for part in way["parts"]}
+            times = {part: seconds / longest for part, seconds in one["step_seconds"].items() if seconds}
+            assert parts == pytest.approx(times)
+            assert f" GPUs: {way['name']}\n" in printed(*command_of(one)), "as the report of that plan has it"
+            assert way["words"] == f"a step {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
+        assert f"The fastest is {found['ways'][0]['name']}: {shown['rows'][0][11]} and " in found["said"]
+    assert count >= 15
+
+
+def command_of(one):
+    """The options of one plan."""
+    job = {name: value for name, value in one["job"].items() if name not in ("texts", "sequence_parallel")}
+    words = [word for name, value in job.items() if value for word in (f"--{name.replace('_', '-')}", value)]
+    return [*words, *(["--sequence-parallel"] if one["job"]["sequence_parallel"] else [])]
+
+
+def test_the_fastest_way_changes_as_the_page_of_the_search_says():
+    def fastest(name, values):
+        return [search.search(sharding.job_of(inputs_of(sharding, **{name: one})))[0] for one in values]
+
+    control = {one["name"]: [value for value, _ in one["values"]] for one in sharding.CONTROLS}
+    slower = fastest("bandwidth_network", control["bandwidth_network"][::-1])
+    assert [one["data_parallel"] for one in slower] == [2048, 128, 32, 32, 32]
+    assert [one["job"]["pipeline"] for one in slower] == [1, 8, 16, 16, 32]
+    longer = fastest("seq", control["seq"])
+    assert [one["job"]["context_parallel"] for one in longer] == [1, 2, 4, 4, 16, 32, 64]
+
+
+def test_a_job_that_fits_in_no_way_is_said_as_the_planner_says_it():
+    found = sharding.answer(**inputs_of(sharding, gpus=64))
+    assert found["said"].startswith("No way: no way to shard 405.9 billion parameters over 64 GPUs fits")
+    assert found["tables"] == found["ways"] == []
+
+
 # ---- the pages ----
 
 
@@ -306,7 +365,7 @@ SHOWN = """(() => {
         part: parts("part"), line: parts("line"), event: parts("event"), dots,
         memory: parts("memory"), share: parts("share"), limit: parts("limit"),
         held: [...document.querySelectorAll("#widget [data-held]")].map((node) => number(node, "width")),
-        words: words("svg [data-words]"),
+        words: words("[data-words]"),
     };
 })()"""
 
@@ -347,6 +406,15 @@ def compare_live(name, shown, expected):
         same_spans(shown["event"], rows)
         assert shown["held"] == pytest.approx([90 * one["share"] for one in expected["held"]], abs=0.1)
         assert shown["words"] == [one["words"] for one in expected["held"]]
+    elif name == "sharding":
+        rows = [
+            (f"{index} {part['part']}", part["from"], part["to"] - part["from"])
+            for index, way in enumerate(expected["ways"])
+            for part in way["parts"]
+        ]
+        same_spans(shown["part"], rows)
+        words = [f"{index}. {way['name']}: {way['words']}" for index, way in enumerate(expected["ways"], 1)]
+        assert shown["words"] == words
     else:
         for key, parts in (("memory", expected["memory"]), ("share", expected["shares"])):
             same_spans(
@@ -368,8 +436,9 @@ def use(page, name, times, seed):
             index = drawn.randrange(len(control["values"]))
             choose(page, control["name"], index, len(control["values"]), drawn.random() < 0.5)
             chosen[control["name"]] = control["values"][index][0]
-        said = "document.getElementById('widget').dataset.inputs"
-        page.until(f"{said} == JSON.stringify({json.dumps(chosen)})", f"an answer to {chosen}")
+            # A page that an answer makes shorter scrolls, and the next press would miss its slider.
+            said = "document.getElementById('widget').dataset.inputs"
+            page.until(f"{said} == JSON.stringify({json.dumps(chosen)})", f"an answer to {chosen}")
         compare_live(name, page.ask(SHOWN), json.loads(json.dumps(widget.answer(**chosen))))
     assert page.complaints() == []
 
@@ -377,9 +446,32 @@ def use(page, name, times, seed):
 @pytest.mark.long
 @needs_the_builder
 @needs_a_browser
-@pytest.mark.parametrize(("name", "times"), [("memory", 25), ("planner", 25), ("schedules", 25)])
+@pytest.mark.parametrize(
+    ("name", "times"), [("memory", 25), ("planner", 25), ("schedules", 25), ("sharding", 25)]
+)
 def test_pages_show_what_python_answers(page, name, times):
     use(page, name, times, seed=1)
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+def test_a_search_that_takes_long_says_that_it_is_at_work_and_how_long_it_took(page):
+    is_there(page, "sharding")
+    page.ask("""(() => {
+        window.said = [];
+        const place = document.querySelector("#widget .loading");
+        new MutationObserver(() => said.push(place.textContent)).observe(place, { childList: true });
+    })()""")
+    begin = live.begin(sharding)
+    page.ask("location.hash = 'model=mixtral-8x7b&gpus=1024&seq=131072'")
+    page.until("said.length == 2", "the end of the search")
+    at_work, took = page.ask("said")
+    assert at_work == "Python is at work; until its answer is there, the page shows the one before."
+    assert took.startswith("Python's answer took ")
+    chosen = begin | {"model": "mixtral-8x7b", "gpus": 1024, "seq": 131072}
+    compare_live("sharding", page.ask(SHOWN), json.loads(json.dumps(sharding.answer(**chosen))))
+    assert page.complaints() == []
 
 
 RING = """(() => {

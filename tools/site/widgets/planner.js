@@ -1,14 +1,7 @@
 // Draws what planner.py answers: the memory, where the time of a GPU goes, and the sweep.
-import { HELD, INK, drawing, element, filled, legend, letters, live, patterns, shape } from "./shared.js";
+import { HELD, INK, SPENT, drawing, element, filled, legend, letters, live, patterns, shape } from "./shared.js";
 
-const FACES = {
-  ...HELD,
-  compute: ["#0072B2", null],
-  "pipeline idle": ["#F0E442", "dots"],
-  "tensor-parallel communication": ["#56B4E9", "crosses"],
-  "exposed data-parallel communication": ["#E69F00", "stripes"],
-  "checkpoints and failures": ["#D55E00", "crosses"],
-};
+const FACES = { ...HELD, ...SPENT };
 
 function bar(parts, whole, kind) {
   return parts.flatMap(({ part, from, to }) => {

@@ -66,6 +66,17 @@ export const HELD = {
   activations: ["#CC79A7", "stripes"],
 };
 
+// Those of what the time of a GPU is spent on.
+export const SPENT = {
+  compute: ["#0072B2", null],
+  "pipeline idle": ["#F0E442", "dots"],
+  "tensor-parallel communication": ["#56B4E9", "crosses"],
+  "exposed data-parallel communication": ["#E69F00", "stripes"],
+  "exposed context-parallel communication": ["#009E73", "dots"],
+  "expert-parallel communication": ["#CC79A7", "stripes"],
+  "checkpoints and failures": ["#D55E00", "crosses"],
+};
+
 // A box of a colour, with a pattern over it.
 export function filled(box, [colour, pattern], edge = { stroke: INK, "stroke-width": 0.6 }) {
   const made = [shape("rect", { ...box, fill: colour, ...edge })];
@@ -158,10 +169,12 @@ class Python {
     this.worker = new Worker(`${folder}python.js`, { type: "module" });
     this.busy = true;
     this.worker.onmessage = ({ data }) => {
-      if (data.ready) this.seconds = (performance.now() - this.began) / 1000;
-      if (data.ready) this.said(`Python is there, after ${this.seconds.toFixed(1)} s: each answer is its own.`);
+      clearTimeout(this.late);
+      if (data.ready) this.said(`Python is there, after ${this.since()} s: each answer is its own.`);
       if (data.failed) this.said(`Python could not be loaded (${data.failed}): reload the page.`);
       if (data.answer) this.show(JSON.parse(data.answer));
+      const took = this.isLate ? `Python's answer took ${this.since()} s.` : "Python is there: each answer is its own.";
+      if (data.answer) this.said(took);
       this.busy = false;
       this.next();
     };
@@ -179,6 +192,15 @@ class Python {
   next() {
     if (this.busy || !this.waiting) return;
     [this.busy, this.waiting] = [true, (this.worker.postMessage({ inputs: this.waiting }), null)];
+    [this.began, this.isLate] = [performance.now(), false];
+    this.late = setTimeout(() => {
+      this.isLate = true;
+      this.said("Python is at work; until its answer is there, the page shows the one before.");
+    }, 300);
+  }
+
+  since() {
+    return ((performance.now() - this.began) / 1000).toFixed(1);
   }
 }
 
@@ -188,7 +210,7 @@ export function live(draw) {
   const [tables, loading] = [element("div", { class: "tables" }), element("p", { class: "loading", role: "status" })];
   let answer = DATA.answer;
   const python = new Python((text) => {
-    loading.textContent = text;
+    if (loading.textContent !== text) loading.textContent = text; // or it would be read aloud each time
   });
   const { all, inputs, fromAddress } = form(ask);
 
