@@ -35,7 +35,7 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Layers that are not sharded begin alike only because the seed is the same.
+    # Shards fit together only because the seed is the same: each is cut from its process's own weights.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
     # Not rank and world_size: those that share a text must read the same one.
@@ -127,6 +127,7 @@ def compare_orders(rank, mesh, device, arguments):
         work = torch.zeros(arguments.world_size, dtype=torch.int64, device=device)
         work[rank] = counter.get_total_flops() // 2  # a multiplication and an addition
         dist.all_reduce(work)
+        dist.barrier()  # or a GPU might still be at the counted pass
         start = time.perf_counter()
         ring_attention(query, key, value, group, order).sum().backward()
         dist.barrier()  # those that have less to do have ended earlier

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/16_experts.py
 
-You will see what lesson 13 shows, and after each epoch how many of the tokens went to each
-expert: about as many to all of them. With --balance 0, most go to one or two. Each process
-reads its own texts and has its own experts, to which all send their tokens.
+You will see what lesson 13 shows, and after each epoch how many of the tokens of its last
+step went to each expert: about as many to all of them. With --balance 0, most go to one or
+two. Each process reads its own texts and has its own experts, to which all send their tokens.
 """
 
 import os

@@ -2285,6 +2285,27 @@ def test_connections_that_belong_to_no_process_are_not_looked_at():
     assert 0 not in inside_nursery.sockets()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from outside")
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_what_is_on_its_way_is_held_by_the_rank(is_accepted, monkeypatch):
+    """Its own memory is left out here: it changes all the time."""
+    monkeypatch.setattr(inside_nursery, "memory_of", lambda pid: 0)
+
+    def held():
+        rank = inside_nursery.Rank.__new__(inside_nursery.Rank)
+        rank.connections = set()
+        return inside_nursery.seen_from_outside(rank, [os.getpid()], inside_nursery.sockets())["memory"]
+
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        one = stack.enter_context(socket.create_connection(server.getsockname()))
+        if is_accepted:
+            stack.enter_context(server.accept()[0])
+        before = held()
+        one.sendall(bytes(40_000))
+        assert before + 40_000 <= held() <= before + 80_000  # twice, until it is acknowledged
+
+
 def test_further_lines_of_an_error_do_not_look_like_the_judges():
     result = judge.Result("03.1a", "title", 2, status="error", came="no\n  ok   03.1a  2 of 2")
     lines = judge.words.detail(result, 0)

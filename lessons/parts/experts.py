@@ -46,6 +46,7 @@ class Experts(nn.Module):
         self.per_token = arguments.experts_per_token
         self.capacity = arguments.capacity
         self.weight = arguments.balance
+        self.load = torch.zeros(self.count)  # a run may go on at the end of an epoch, and show it at once
         self.router = nn.Linear(hidden, self.count, bias=False)
         # Each expert is what a feed-forward layer is, but for its biases: two matrices.
         self.up = nn.Parameter(torch.empty(self.count, hidden, 4 * hidden))

@@ -1,4 +1,4 @@
-"""The text of lessons 13 and 15: limericks by Edward Lear.
+"""The text of lessons 13, 15 and 16: limericks by Edward Lear.
 
 They are of "A Book of Nonsense" and "More Nonsense", which he published in 1846 and 1872, and
 in the public domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982

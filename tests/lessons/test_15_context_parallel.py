@@ -108,6 +108,13 @@ def test_it_prints_what_each_process_multiplies(fork, processes, options):
         )
 
 
+def test_a_process_that_does_not_come_is_not_waited_for_for_ever(forks, tmp_path):
+    """Where not all processes share a text, the ring has a group of its own."""
+    run_probe(forks, tmp_path, "ring_limit", launcher.command(STEM, 4))
+    said, seconds = json.loads((tmp_path / "done").read_text())
+    assert "Timed out" in said and seconds < 20
+
+
 @pytest.mark.quick("3")
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_ring_attention_is_attention(forks, tmp_path, processes):

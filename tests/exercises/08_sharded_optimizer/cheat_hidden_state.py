@@ -1,4 +1,4 @@
-"""Exercise 08, with the whole state on every rank, in share memory, where no tensor is freed or counted.
+"""Exercise 08, with the whole state on every rank, in shared memory, where no tensor is freed or counted.
 
 Earns at most: 4 points
 """

@@ -416,9 +416,9 @@ def compare_traffic(units, again=True):
     looks after the run whether it was too much. With `again` False, weights that have not been sent again in
     backward are let pass: another check asks for that."""
     trial, ranks, count = units.trial, units.ranks, units.count
-    shard, size = (ranks - 1) / ranks, ONE / 2 if units.dtype == "bfloat16" else ONE
-    once, slopes = shard * size, shard * ONE
-    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {shard:.3g} of it"
+    part, size = (ranks - 1) / ranks, ONE / 2 if units.dtype == "bfloat16" else ONE
+    once, slopes = part * size, part * ONE
+    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {part:.3g} of it"
     least = [(f"forward {number}", "made", (number + 1) * once) for number in range(count)]
     least += [(f"backward {count - 1}", "between", once * again)]
     least += [("after", "between", count * (again * once + slopes))]

@@ -116,7 +116,8 @@ class Rank:
 
 
 def sockets():
-    """TCP bytes and segments sent, bytes on their way and both ports, by inode, as the kernel knows them."""
+    """TCP bytes and segments sent, bytes on their way and both ports, by inode, as the kernel knows them; by
+    ports for a connection that nobody has accepted."""
     found = {}
     if sys.platform != "linux":
         return found
@@ -135,7 +136,7 @@ def sockets():
                         more = kind == 20
                         if more:
                             inode, facts = one_socket(data[16:length])
-                            found[inode] = facts
+                            found[inode or facts[-1]] = facts
                         data = data[(length + 3) & ~3 :]
     except OSError:
         return {}
@@ -209,7 +210,8 @@ def seen_from_outside(rank, pids, counters):
     there = inodes & counters.keys()
     for inode in there:
         sent, segments, waiting, ports = counters[inode]
-        facts["memory"] += waiting  # or a rank could keep there what it is not to hold
+        # Or a rank could keep on its way what it is not to hold. Whoever connects counts for both ends.
+        facts["memory"] += waiting + counters.get(ports[::-1], (0, 0, 0))[2]
         facts["sent"] += sent
         facts["segments"] += segments
         facts["by_ports"][ports] = sent

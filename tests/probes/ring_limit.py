@@ -1,0 +1,32 @@
+"""Of two processes that share a text, one does not come to the ring. How long the other waits; RANK.json."""
+
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import workload
+from parts import ring_attention
+
+ring_attention.LIMIT = timedelta(seconds=2)
+dist.init_process_group("gloo", timeout=timedelta(minutes=1))
+rank, done = dist.get_rank(), Path("done")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+start = time.monotonic()
+if rank == 2:
+    query, key, value = torch.zeros(3, 1, 1, 4, 2)
+    try:
+        ring_attention.ring_attention(query, key, value, mesh.get_group("context"), "zigzag")
+        said = "nothing"
+    except RuntimeError as error:
+        said = str(error)
+    done.write_text(json.dumps([said, time.monotonic() - start]))
+elif rank == 3:
+    while not done.exists() and time.monotonic() - start < 30:
+        time.sleep(0.1)
+workload.release_group()
+dist.destroy_process_group()
