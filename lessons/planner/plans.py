@@ -89,20 +89,25 @@ def divide(job: Job) -> tuple[int, int]:
     return data, microbatches
 
 
-def weights_of_rank(job: Job, data: int) -> list[tuple[float, int]]:
-    """Of the parameters that one rank computes with: how many, and how many ranks have the
-    same. Experts apart, if there are several: they are spread over data-parallel ranks.
+def weights_of_rank(job: Job, data: int) -> list[tuple[float, int, int]]:
+    """Of the parameters that one rank computes with: how many, how many ranks have the same,
+    and how far apart in a row these are. Experts apart, if there are several: they are
+    spread over neighbouring data-parallel ranks.
     """
     layers, hidden, _ = guess(job)
     each = job["tensor_parallel"] * job["pipeline"]
     ranks = data * job["context_parallel"]  # which have the same weights, and others' tokens
+    apart = job["tensor_parallel"]
     if job["experts"] == 1:
-        return [(job["params"] / each, ranks)]
+        return [(job["params"] / each, ranks, apart)]
     experts = layers * job["experts"] * formulas.feed_forward_weights(hidden, job["feed_forward"])
     if experts > job["params"]:
         raise ValueError(f"the experts alone have {experts:.3g} parameters: more than --params")
     spread = job["expert_parallel"]
-    return [((job["params"] - experts) / each, ranks), (experts / each / spread, ranks // spread)]
+    return [
+        ((job["params"] - experts) / each, ranks, apart),
+        (experts / each / spread, ranks // spread, apart * spread),
+    ]
 
 
 def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
@@ -112,7 +117,7 @@ def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
     layers, hidden, heads = guess(job)
     found = [
         formulas.memory_parts(params, max(1, ranks // job["replicate"]), job["stage"])
-        for params, ranks in weights_of_rank(job, data)
+        for params, ranks, _ in weights_of_rank(job, data)
     ]
     parts = {name: sum(one[name] for one in found) for name in found[0]}
     kept = formulas.activation_bytes(
@@ -141,15 +146,12 @@ def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
     # others sum once a step.
     times = 1.5 * microbatches if job["stage"] == 3 else 1
     network = (job["bandwidth_network"], job["latency"])
-    node = {
-        "ranks_per_node": max(1, job["gpus_per_node"] // job["tensor_parallel"]),
-        "node_bandwidth": job["bandwidth_node"],
-        "node_latency": job["latency"],
-    }
+    node = {"node_bandwidth": job["bandwidth_node"], "node_latency": job["latency"]}
     seconds = 0.0
-    for params, ranks in weights_of_rank(job, data):
-        copies = job["replicate"] if job["stage"] == 3 else 1  # below, all sum in one
-        shards = max(1, ranks // copies)
+    for params, ranks, apart in weights_of_rank(job, data):
+        node["ranks_per_node"] = max(1, job["gpus_per_node"] // apart)
+        copies = min(job["replicate"], ranks) if job["stage"] == 3 else 1  # below, all sum in one
+        shards = ranks // copies
         seconds += times * formulas.all_reduce_seconds(2 * params, shards, *network, job["algorithm"], **node)
         seconds += formulas.all_reduce_seconds(2 * params / shards, copies, *network, "ring")
     return seconds

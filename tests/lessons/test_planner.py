@@ -720,9 +720,18 @@ def test_expert_parallelism_spreads_the_experts():
     assert formulas.bus_bandwidth(1e9, formulas.all_to_all_seconds(1e9, 8, 7e9, 0), 8, "all-to-all") == 7e9
     sent = eight["step_seconds"]["expert-parallel communication"]
     assert sent == pytest.approx(32 * 4 * eight["microbatches"] * once)
-    assert eight["data_parallel_seconds"] < one["data_parallel_seconds"] / 4, (
-        "only 8 ranks have the same experts"
-    )
+    # 8 ranks have the same experts, each in a machine of its own: all of their sums go over the network.
+    apart = formulas.all_reduce_seconds(2 * experts / 8, 8, 50e9, 5e-6, "ring")
+    rest = formulas.all_reduce_seconds(2 * dense, 64, 50e9, 5e-6, "two-level", 8, 450e9)
+    assert eight["data_parallel_seconds"] == pytest.approx(apart + rest)
+    assert apart == pytest.approx(0.395, abs=5e-4)
+    # With 2, a machine has each expert four times; with tensor parallelism too, twice.
+    for ways in (1, 2):
+        two = plans.plan(job(gpus=64, tensor_parallel=ways, expert_parallel=2, **model))
+        nodes = (50e9, 5e-6, "two-level")
+        sums = formulas.all_reduce_seconds(experts / ways, 32 // ways, *nodes, 4 // ways, 450e9)
+        sums += formulas.all_reduce_seconds(2 * dense / ways, 64 // ways, *nodes, 8 // ways, 450e9)
+        assert two["data_parallel_seconds"] == pytest.approx(sums)
 
 
 def test_8_bits_make_the_products_with_weights_twice_as_fast():
@@ -746,6 +755,21 @@ def test_hybrid_sharding_gathers_from_fewer_and_holds_more():
     far = formulas.all_reduce_seconds(15e9 / 8, 8, 50e9, 5e-6, "ring")
     assert hybrid["data_parallel_seconds"] == pytest.approx(1.5 * hybrid["microbatches"] * near + far)
     assert hybrid["data_parallel_seconds"] < whole["data_parallel_seconds"] / 2
+
+
+def test_experts_have_no_more_copies_than_ranks_that_hold_them():
+    """8 ranks have the same experts: of 32 copies of the rest, they hold 8, and shard none."""
+    model = plans.named("mixtral-8x7b")
+    run = {"stage": 3, "expert_parallel": 8, "replicate": 32, "bandwidth_network": 5e9}
+    found = plans.plan(job(gpus=64, **run, **model))
+    experts = 32 * 8 * 3 * 4096 * 14_336
+    copied = formulas.all_reduce_seconds(2 * experts / 8, 8, 5e9, 5e-6, "ring")
+    dense = 2 * (model["params"] - experts)
+    gathered = formulas.all_reduce_seconds(dense, 2, 450e9, 5e-6, "ring")
+    rest = formulas.all_reduce_seconds(dense / 2, 32, 5e9, 5e-6, "ring")
+    assert found["data_parallel_seconds"] == pytest.approx(
+        copied + 1.5 * found["microbatches"] * gathered + rest
+    )
 
 
 def test_a_sweep_doubles_until_the_batch_runs_out():
