@@ -37,6 +37,14 @@ def guess(job: Job) -> tuple[int, int, int]:
     return layers, hidden, job["heads"] or max(1, hidden // 128)
 
 
+def scale(job: Job) -> float:
+    """The parameters over those of the shape, which is a guess but for gated layers."""
+    if job["feed_forward"]:
+        return 1.0
+    layers, hidden, _ = guess(job)
+    return job["params"] / formulas.transformer_params(layers, hidden, job["vocab"], job["seq"])
+
+
 def step_flops(job: Job, texts: int, recompute: str) -> float:
     """Operations of one step; where the shape is guessed, those of so many parameters."""
     layers, hidden, heads = guess(job)
@@ -44,8 +52,7 @@ def step_flops(job: Job, texts: int, recompute: str) -> float:
     if job["feed_forward"]:
         inside = (hidden, heads, job["kv_heads"], job["feed_forward"], job["experts_used"])
         return formulas.step_flops(*shape, texts, recompute, formulas.layer_weights(*inside))
-    guessed = formulas.transformer_params(*shape)
-    return formulas.step_flops(*shape, texts, recompute) * job["params"] / guessed
+    return formulas.step_flops(*shape, texts, recompute) * scale(job)
 
 
 def divide(job: Job) -> tuple[int, int]:
@@ -169,10 +176,10 @@ def compute_seconds(job: Job, texts: int) -> tuple[float, float]:
     """
     layers, hidden, _ = guess(job)
     rate = job["gpus"] * job["peak"] * job["mfu"]
-    attention = formulas.attention_flops(layers, hidden, job["seq"], texts, job["recompute"])
+    attention = formulas.attention_flops(layers, hidden, job["seq"], texts, job["recompute"]) * scale(job)
     flops = step_flops(job, texts, job["recompute"])
     if job["precision"] == "fp8":
-        logits = 6 * texts * job["seq"] * job["vocab"] * hidden
+        logits = 6 * texts * job["seq"] * job["vocab"] * hidden * scale(job)
         flops -= (flops - attention - logits) / 2
     return flops / rate, attention / rate
 
@@ -254,10 +261,11 @@ def plan(job: Job) -> Plan:
 
 
 def sweep(job: Job) -> tuple[list[Plan], str]:
-    """The same job on ever more GPUs, doubled up to job["gpus"] or until it cannot run;
-    and why it stops.
+    """The same job on ever more GPUs: the fewest that it divides over, doubled up to
+    job["gpus"] or until it cannot run; and why it stops.
     """
-    rows, gpus = [], job["tensor_parallel"] * job["pipeline"]
+    ranks = math.lcm(*(job[name] for name in ("context_parallel", "expert_parallel", "replicate")))
+    rows, gpus = [], job["tensor_parallel"] * job["pipeline"] * ranks
     while gpus <= job["gpus"]:
         try:
             rows.append(plan(job | {"gpus": gpus}))

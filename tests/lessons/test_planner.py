@@ -746,6 +746,26 @@ def test_8_bits_make_the_products_with_weights_twice_as_fast():
         assert plans.memory_bytes(both[1], 8, 1) == plans.memory_bytes(both[0], 8, 1)
 
 
+@pytest.mark.parametrize("params", [1e6, 7.5e9])
+def test_attention_and_logits_are_parts_of_the_operations_where_the_shape_is_guessed(params):
+    """A guessed shape has not quite as many parameters, at 1 million 15 times as many: all products are
+    scaled."""
+    both = [job(params=params, gpus=1, precision=precision) for precision in ("bf16", "fp8")]
+    (slow, attention), (fast, same) = (plans.compute_seconds(one, 8) for one in both)
+    layers, hidden, _ = plans.guess(both[0])
+    scale = params / formulas.transformer_params(layers, hidden, 51_200, 2048)
+    assert (scale < 1 / 10) == (params == 1e6)
+    rate = 989e12 / 2 / scale
+    assert (
+        attention
+        == same
+        == pytest.approx(formulas.attention_flops(layers, hidden, 2048, 8, "selective") / rate)
+    )
+    weights = 6 * 8 * 2048 * layers * 12 * hidden**2 / rate
+    assert slow - fast == pytest.approx(weights / 2)
+    assert attention + weights < slow
+
+
 def test_hybrid_sharding_gathers_from_fewer_and_holds_more():
     """8 copies, each sharded over a machine: what is gathered goes over the faster links."""
     whole, hybrid = (plans.plan(job(stage=3, replicate=copies)) for copies in (1, 8))
@@ -781,6 +801,17 @@ def test_a_sweep_doubles_until_the_batch_runs_out():
     rows, end = plans.sweep(job(gpus=48, tensor_parallel=3))
     assert [found["job"]["gpus"] for found in rows] == [3, 6, 12, 24, 48]
     assert end == ""
+    mixtral = plans.named("mixtral-8x7b")
+    for first, given in (
+        (4, {"context_parallel": 4, "seq": 8192}),
+        (8, mixtral | {"expert_parallel": 8}),
+        (8, mixtral | {"context_parallel": 2, "expert_parallel": 8}),  # of those that share a text too
+        (8, {"stage": 3, "replicate": 8}),
+        (32, {"stage": 3, "replicate": 8, "tensor_parallel": 2, "pipeline": 2}),
+    ):
+        found, end = plans.sweep(job(**given))
+        doubled = [gpus for gpus in (1, 2, 4, 8, 16, 32, 64) if gpus >= first]
+        assert [one["job"]["gpus"] for one in found] == doubled and end == ""
     for found in rows:
         parts = report.shares(found)
         assert sum(parts.values()) == pytest.approx(1)
@@ -870,6 +901,10 @@ def test_the_command_sweeps(tmp_path):
         (
             "--params 7e9 --gpus 6 --pipeline 8 --sweep gpus",
             "6 GPUs do not divide by 8, which one copy of the",
+        ),
+        (
+            "--params 7e9 --gpus 6 --replicate 8 --sweep gpus",
+            "6 ranks that have the same layers do not divide by --replicate 8",
         ),
         (
             "--params 7e9 --gpus 64 --replicate 5",
