@@ -884,6 +884,11 @@ def test_the_command_sweeps(tmp_path):
         ("--params 7e9", "the following arguments are required: --gpus"),
         ("--gpus 8", "give either --params or --model"),
         ("--params 7e9 --gpus 8 --model llama3-8b", "give either --params or --model"),
+        (
+            "--model llama3-8b --gpus 8 --vocab 51200",
+            "--model llama3-8b has its own --vocab: leave that out, or give --params and all sizes",
+        ),
+        ("--model llama3-8b --gpus 8 --layers 8 --search", "--model llama3-8b has its own --layers: leave"),
         ("--params -1 --gpus 8", "argument --params: must be at least 1 and finite, not -1"),
         ("--params nan --gpus 8", "argument --params: must be at least 1 and finite, not nan"),
         ("--params 1e999 --gpus 8", "argument --params: must be at least 1 and finite, not 1e999"),
