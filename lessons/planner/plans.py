@@ -55,6 +55,20 @@ def step_flops(job: Job, texts: int, recompute: str) -> float:
     return formulas.step_flops(*shape, texts, recompute) * scale(job)
 
 
+def experts_params(job: Job) -> int:
+    layers, hidden, _ = guess(job)
+    return layers * job["experts"] * formulas.feed_forward_weights(hidden, job["feed_forward"])
+
+
+def check_experts(job: Job) -> None:
+    if job["experts"] > 1 and not job["feed_forward"]:
+        raise ValueError("--experts needs --feed-forward, the width of each")
+    if job["experts"] < job["experts_used"]:
+        raise ValueError(f"a token cannot use {job['experts_used']} of {job['experts']} experts")
+    if job["experts"] > 1 and experts_params(job) > job["params"]:
+        raise ValueError(f"the experts alone have {experts_params(job):.3g} parameters: more than --params")
+
+
 def divide(job: Job) -> tuple[int, int]:
     """How many copies of the model there are, and how many micro-batches each computes
     in a step.
@@ -71,10 +85,6 @@ def divide(job: Job) -> tuple[int, int]:
         if ranks % job[name]:
             option = f"--{name.replace('_', '-')} {job[name]}"
             raise ValueError(f"{ranks:,} ranks that have the same layers do not divide by {option}")
-    if job["experts"] > 1 and not job["feed_forward"]:
-        raise ValueError("--experts needs --feed-forward, the width of each")
-    if job["experts"] < job["experts_used"]:
-        raise ValueError(f"a token cannot use {job['experts_used']} of {job['experts']} experts")
     if job["experts"] % job["expert_parallel"]:
         raise ValueError(f"{job['experts']} experts do not divide by {job['expert_parallel']} ranks")
     if job["seq"] % job["context_parallel"]:
@@ -101,16 +111,12 @@ def weights_of_rank(job: Job, data: int) -> list[tuple[float, int, int]]:
     and how far apart in a row these are. Experts apart, if there are several: they are
     spread over neighbouring data-parallel ranks.
     """
-    layers, hidden, _ = guess(job)
     each = job["tensor_parallel"] * job["pipeline"]
     ranks = data * job["context_parallel"]  # which have the same weights, and others' tokens
     apart = job["tensor_parallel"]
     if job["experts"] == 1:
         return [(job["params"] / each, ranks, apart)]
-    experts = layers * job["experts"] * formulas.feed_forward_weights(hidden, job["feed_forward"])
-    if experts > job["params"]:
-        raise ValueError(f"the experts alone have {experts:.3g} parameters: more than --params")
-    spread = job["expert_parallel"]
+    experts, spread = experts_params(job), job["expert_parallel"]
     return [
         ((job["params"] - experts) / each, ranks, apart),
         (experts / each / spread, ranks // spread, apart * spread),
@@ -225,6 +231,7 @@ def plan(job: Job) -> Plan:
 
     ValueError, with a line for the reader, if it cannot run.
     """
+    check_experts(job)
     data, microbatches = divide(job)
     layers, hidden, heads = guess(job)
     memory, step = memory_bytes(job, data, microbatches), step_seconds(job, data, microbatches)
