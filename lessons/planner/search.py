@@ -65,7 +65,7 @@ def search(job: Job, most: int | None = 5) -> list[Plan]:
 
     An option of SEARCHED that is None is searched.
     """
-    plans.check_experts(job)  # or no layout would run, and none say why
+    plans.check_experts(job)  # or it might say that nothing fits
     best: dict[tuple, tuple[float, Job]] = {}
     for layout in layouts(job):
         key = tuple(layout[name] for name in WAYS)

@@ -192,7 +192,10 @@ def test_the_command_searches_16_384_gpus_in_two_seconds():
         ),
         ("--params 7e9 --gpus 8 --search --stage 4", "--stage is 0 to 3"),
         ("--params 50e9 --gpus 64 --experts 8 --search", "--experts needs --feed-forward, the width of each"),
-        ("--model llama3-8b --gpus 64 --experts-used 2 --search", "a token cannot use 2 of 1 experts"),
+        (
+            "--model llama3-8b --gpus 64 --experts-used 2 --memory 1e9 --search",  # nor would it fit
+            "a token cannot use 2 of 1 experts",
+        ),
         (
             "--params 7e9 --gpus 64 --experts 8 --feed-forward 14336 --search",
             "the experts alone have 4.8e+10 parameters: more than --params",
