@@ -148,7 +148,16 @@ def main(words: list[str] | None = None) -> None:
     if (model is None) == (job["params"] is None):
         parser.error("give either --params or --model")
     if model:
-        job |= plans.named(model)
+        sizes = plans.named(model)
+        parser.set_defaults(**dict.fromkeys(sizes))  # once more: which of them were given?
+        given = vars(parser.parse_args(words))
+        for name in sizes:
+            if given[name] is not None:
+                option = f"--{name.replace('_', '-')}"
+                parser.error(
+                    f"--model {model} has its own {option}: leave that out, or give --params and all sizes"
+                )
+        job |= sizes
     try:
         if (job["stage"] or 0) > 3 or job["mfu"] > 1:
             raise ValueError("--stage is 0 to 3, and --mfu a share: at most 1")

@@ -264,13 +264,16 @@ def ring_attention_seconds(
     latency: float,
     recompute: str = "none",
 ) -> float:
-    """Seconds in which n ranks pass their keys and values, S bytes of each rank, once
-    around the ring in forward, and in backward with their gradients: 3 (n - 1) (a + S/B).
+    """Seconds in which n ranks pass their keys and values, S bytes of each rank, n - 1 times
+    in forward and again in backward, and their gradients n times, back home: (3 n - 2)
+    (a + S/B), as lesson 15.
 
-    Full recomputation passes them once more (Liu 2023: ring attention).
+    Full recomputation passes keys and values n - 1 times more (Liu 2023: ring attention).
     """
-    times = 4 if recompute == "full" else 3
-    return times * (ranks - 1) * (latency + bytes / bandwidth)
+    if ranks == 1:
+        return 0.0
+    times = 4 * ranks - 3 if recompute == "full" else 3 * ranks - 2
+    return times * (latency + bytes / bandwidth)
 
 
 def all_to_all_seconds(bytes: float, ranks: int, bandwidth: float, latency: float) -> float:

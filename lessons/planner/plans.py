@@ -37,6 +37,14 @@ def guess(job: Job) -> tuple[int, int, int]:
     return layers, hidden, job["heads"] or max(1, hidden // 128)
 
 
+def scale(job: Job) -> float:
+    """The parameters over those of the shape, which is a guess but for gated layers."""
+    if job["feed_forward"]:
+        return 1.0
+    layers, hidden, _ = guess(job)
+    return job["params"] / formulas.transformer_params(layers, hidden, job["vocab"], job["seq"])
+
+
 def step_flops(job: Job, texts: int, recompute: str) -> float:
     """Operations of one step; where the shape is guessed, those of so many parameters."""
     layers, hidden, heads = guess(job)
@@ -44,8 +52,21 @@ def step_flops(job: Job, texts: int, recompute: str) -> float:
     if job["feed_forward"]:
         inside = (hidden, heads, job["kv_heads"], job["feed_forward"], job["experts_used"])
         return formulas.step_flops(*shape, texts, recompute, formulas.layer_weights(*inside))
-    guessed = formulas.transformer_params(*shape)
-    return formulas.step_flops(*shape, texts, recompute) * job["params"] / guessed
+    return formulas.step_flops(*shape, texts, recompute) * scale(job)
+
+
+def experts_params(job: Job) -> int:
+    layers, hidden, _ = guess(job)
+    return layers * job["experts"] * formulas.feed_forward_weights(hidden, job["feed_forward"])
+
+
+def check_experts(job: Job) -> None:
+    if job["experts"] > 1 and not job["feed_forward"]:
+        raise ValueError("--experts needs --feed-forward, the width of each")
+    if job["experts"] < job["experts_used"]:
+        raise ValueError(f"a token cannot use {job['experts_used']} of {job['experts']} experts")
+    if job["experts"] > 1 and experts_params(job) > job["params"]:
+        raise ValueError(f"the experts alone have {experts_params(job):.3g} parameters: more than --params")
 
 
 def divide(job: Job) -> tuple[int, int]:
@@ -64,10 +85,6 @@ def divide(job: Job) -> tuple[int, int]:
         if ranks % job[name]:
             option = f"--{name.replace('_', '-')} {job[name]}"
             raise ValueError(f"{ranks:,} ranks that have the same layers do not divide by {option}")
-    if job["experts"] > 1 and not job["feed_forward"]:
-        raise ValueError("--experts needs --feed-forward, the width of each")
-    if job["experts"] < job["experts_used"]:
-        raise ValueError(f"a token cannot use {job['experts_used']} of {job['experts']} experts")
     if job["experts"] % job["expert_parallel"]:
         raise ValueError(f"{job['experts']} experts do not divide by {job['expert_parallel']} ranks")
     if job["seq"] % job["context_parallel"]:
@@ -89,20 +106,21 @@ def divide(job: Job) -> tuple[int, int]:
     return data, microbatches
 
 
-def weights_of_rank(job: Job, data: int) -> list[tuple[float, int]]:
-    """Of the parameters that one rank computes with: how many, and how many ranks have the
-    same. Experts apart, if there are several: they are spread over data-parallel ranks.
+def weights_of_rank(job: Job, data: int) -> list[tuple[float, int, int]]:
+    """Of the parameters that one rank computes with: how many, how many ranks have the same,
+    and how far apart in a row these are. Experts apart, if there are several: they are
+    spread over neighbouring data-parallel ranks.
     """
-    layers, hidden, _ = guess(job)
     each = job["tensor_parallel"] * job["pipeline"]
     ranks = data * job["context_parallel"]  # which have the same weights, and others' tokens
+    apart = job["tensor_parallel"]
     if job["experts"] == 1:
-        return [(job["params"] / each, ranks)]
-    experts = layers * job["experts"] * formulas.feed_forward_weights(hidden, job["feed_forward"])
-    if experts > job["params"]:
-        raise ValueError(f"the experts alone have {experts:.3g} parameters: more than --params")
-    spread = job["expert_parallel"]
-    return [((job["params"] - experts) / each, ranks), (experts / each / spread, ranks // spread)]
+        return [(job["params"] / each, ranks, apart)]
+    experts, spread = experts_params(job), job["expert_parallel"]
+    return [
+        ((job["params"] - experts) / each, ranks, apart),
+        (experts / each / spread, ranks // spread, apart * spread),
+    ]
 
 
 def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
@@ -112,7 +130,7 @@ def memory_bytes(job: Job, data: int, microbatches: int) -> dict[str, float]:
     layers, hidden, heads = guess(job)
     found = [
         formulas.memory_parts(params, max(1, ranks // job["replicate"]), job["stage"])
-        for params, ranks in weights_of_rank(job, data)
+        for params, ranks, _ in weights_of_rank(job, data)
     ]
     parts = {name: sum(one[name] for one in found) for name in found[0]}
     kept = formulas.activation_bytes(
@@ -141,15 +159,12 @@ def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
     # others sum once a step.
     times = 1.5 * microbatches if job["stage"] == 3 else 1
     network = (job["bandwidth_network"], job["latency"])
-    node = {
-        "ranks_per_node": max(1, job["gpus_per_node"] // job["tensor_parallel"]),
-        "node_bandwidth": job["bandwidth_node"],
-        "node_latency": job["latency"],
-    }
+    node = {"node_bandwidth": job["bandwidth_node"], "node_latency": job["latency"]}
     seconds = 0.0
-    for params, ranks in weights_of_rank(job, data):
-        copies = job["replicate"] if job["stage"] == 3 else 1  # below, all sum in one
-        shards = max(1, ranks // copies)
+    for params, ranks, apart in weights_of_rank(job, data):
+        node["ranks_per_node"] = max(1, job["gpus_per_node"] // apart)
+        copies = min(job["replicate"], ranks) if job["stage"] == 3 else 1  # below, all sum in one
+        shards = ranks // copies
         seconds += times * formulas.all_reduce_seconds(2 * params, shards, *network, job["algorithm"], **node)
         seconds += formulas.all_reduce_seconds(2 * params / shards, copies, *network, "ring")
     return seconds
@@ -167,10 +182,10 @@ def compute_seconds(job: Job, texts: int) -> tuple[float, float]:
     """
     layers, hidden, _ = guess(job)
     rate = job["gpus"] * job["peak"] * job["mfu"]
-    attention = formulas.attention_flops(layers, hidden, job["seq"], texts, job["recompute"])
+    attention = formulas.attention_flops(layers, hidden, job["seq"], texts, job["recompute"]) * scale(job)
     flops = step_flops(job, texts, job["recompute"])
     if job["precision"] == "fp8":
-        logits = 6 * texts * job["seq"] * job["vocab"] * hidden
+        logits = 6 * texts * job["seq"] * job["vocab"] * hidden * scale(job)
         flops -= (flops - attention - logits) / 2
     return flops / rate, attention / rate
 
@@ -216,6 +231,7 @@ def plan(job: Job) -> Plan:
 
     ValueError, with a line for the reader, if it cannot run.
     """
+    check_experts(job)
     data, microbatches = divide(job)
     layers, hidden, heads = guess(job)
     memory, step = memory_bytes(job, data, microbatches), step_seconds(job, data, microbatches)
@@ -252,10 +268,11 @@ def plan(job: Job) -> Plan:
 
 
 def sweep(job: Job) -> tuple[list[Plan], str]:
-    """The same job on ever more GPUs, doubled up to job["gpus"] or until it cannot run;
-    and why it stops.
+    """The same job on ever more GPUs: the fewest that it divides over, doubled up to
+    job["gpus"] or until it cannot run; and why it stops.
     """
-    rows, gpus = [], job["tensor_parallel"] * job["pipeline"]
+    ranks = math.lcm(*(job[name] for name in ("context_parallel", "expert_parallel", "replicate")))
+    rows, gpus = [], job["tensor_parallel"] * job["pipeline"] * ranks
     while gpus <= job["gpus"]:
         try:
             rows.append(plan(job | {"gpus": gpus}))

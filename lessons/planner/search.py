@@ -29,7 +29,7 @@ def layouts(job: Job) -> Iterator[Job]:
     if job["layers"] is None:  # their number is a guess, and no reason against two stages
         even = powers(layers)
     for tensor in tried(job, "tensor_parallel", powers(job["gpus_per_node"])):
-        for context in tried(job, "context_parallel", powers(min(64, job["seq"] // 2048))):
+        for context in tried(job, "context_parallel", powers(max(1, min(64, job["seq"] // 2048)))):
             for pipeline in tried(job, "pipeline", even):
                 if heads % tensor or job["gpus"] % (tensor * context * pipeline):
                     continue
@@ -65,6 +65,7 @@ def search(job: Job, most: int | None = 5) -> list[Plan]:
 
     An option of SEARCHED that is None is searched.
     """
+    plans.check_experts(job)  # or it might say that nothing fits
     best: dict[tuple, tuple[float, Job]] = {}
     for layout in layouts(job):
         key = tuple(layout[name] for name in WAYS)

@@ -191,6 +191,15 @@ def test_the_command_searches_16_384_gpus_in_two_seconds():
             "argument --sweep: not allowed with argument --search",
         ),
         ("--params 7e9 --gpus 8 --search --stage 4", "--stage is 0 to 3"),
+        ("--params 50e9 --gpus 64 --experts 8 --search", "--experts needs --feed-forward, the width of each"),
+        (
+            "--model llama3-8b --gpus 64 --experts-used 2 --memory 1e9 --search",  # nor would it fit
+            "a token cannot use 2 of 1 experts",
+        ),
+        (
+            "--params 7e9 --gpus 64 --experts 8 --feed-forward 14336 --search",
+            "the experts alone have 4.8e+10 parameters: more than --params",
+        ),
     ],
 )
 def test_what_cannot_be_searched_gets_one_line(words, error, capsys):
@@ -206,6 +215,12 @@ def test_layers_that_are_guessed_forbid_no_number_of_stages():
     found = search.search(searched(params=7e9, gpus=64, stage=0, pipeline=2))
     assert {one["job"]["pipeline"] for one in found} == {2}
     assert 2 in {one["job"]["pipeline"] for one in search.search(searched(params=7e9, gpus=64), None)}
+
+
+def test_short_texts_are_searched_too():
+    found = search.search(searched(params=7.5e9, gpus=64, seq=1024), None)
+    assert {one["job"]["context_parallel"] for one in found} == {1}
+    assert len(found) > 5
 
 
 def test_no_rank_waits_for_one_that_has_more_texts():

@@ -92,6 +92,6 @@ def test_lesson_10_refuses_what_torch_refuses(listed, capsys):
                 stages.check(Namespace(**options))
             said = capsys.readouterr().err
             taken = re.search("take (.+)", said) or re.search("needs (.+) micro-batches", said)
-            assert listed.get((processes, chunks, int(taken[1])), True), said
+            assert listed[processes, chunks, int(taken[1])], said
         else:
             stages.check(Namespace(**options))

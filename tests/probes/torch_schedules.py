@@ -43,7 +43,7 @@ def order(processes, chunks, microbatches):
 for processes in range(2, 9):
     dist.init_process_group("fake", rank=0, world_size=processes)
     for chunks in (1, 2, 3, 4):
-        for microbatches in (*range(1, 13), 16, 22, 32):
+        for microbatches in (*range(1, 13), 16, 18, 22, 24, 32, 33, 34, 36):
             sizes = {"processes": processes, "chunks": chunks, "microbatches": microbatches}
             print(json.dumps(sizes | {"orders": order(**sizes)}))
     dist.destroy_process_group()
