@@ -18,7 +18,8 @@ class Page:
             [
                 *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
                 *("--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={folder}"),
-                *(f"--window-size={width},{height}", "about:blank"),
+                # Else it leaves out changes of the address once there are 200 in ten seconds.
+                *("--disable-ipc-flooding-protection", f"--window-size={width},{height}", "about:blank"),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -234,12 +234,12 @@ def rows(before, after):
 
 
 def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
-    for lesson in diff.data()["lessons"]:
+    for position, lesson in enumerate(diff.data()["lessons"]):
         stem, before = lesson["stem"], lesson["from"]
         if not before:
             assert lesson["because"] == [None] * len(lesson["lines"]) and not lesson["sentences"]
             continue
-        own = {number: why[1] for number, why in enumerate(lesson["because"]) if why and why[0] == stem}
+        own = {number: why[1] for number, why in enumerate(lesson["because"]) if why and why[0] == position}
         lines = list(rows(before, stem))
         assert [texts()[stem][number] for number in own] == [line[1:] for line in lines if line[0] == "+"]
         gone = [texts()[before][number] for number in lesson["gone"]]

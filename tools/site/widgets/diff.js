@@ -36,8 +36,13 @@ function* places(one, other) {
 // Why a line of the one is gone, or why a line of the other has come: the lesson, and which of its sentences.
 function whyGone(one, other, number) {
   const lesson = lessons.get(other);
-  if (lesson.from !== one) return lessons.get(one).because[number];
+  if (lesson.from !== one) return because(one, number);
   return number in lesson.gone ? [other, lesson.gone[number]] : null;
+}
+
+function because(stem, number) {
+  const why = lessons.get(stem).because[number];
+  return why && [DATA.lessons[why[0]].stem, why[1]];
 }
 
 function cells(stem, number, sign) {
@@ -76,7 +81,7 @@ function draw() {
   function row(left, right) {
     if (left !== null && right === null) tell(whyGone(one, other, left));
     if (left !== null && right !== null) tell(whyGone(one, other, left));
-    if (right !== null) tell(lessons.get(other).because[right]);
+    if (right !== null) tell(because(other, right));
     const [first, second] = [cells(one, left, "-"), cells(other, right, "+")];
     body.append(element("tr", {}, ...(isWide ? [...first, ...second] : left !== null ? first : second)));
   }

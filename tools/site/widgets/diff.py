@@ -74,10 +74,11 @@ def signed(before: list[str], after: list[str]):
 
 
 def sentences(texts):
-    """For each lesson its sentences; for each of its lines the lesson and the sentence that explain it, if
-    there is one ("because"); for each line of the lesson that it grew from, why it is gone ("gone")."""
+    """For each lesson its sentences; for each of its lines the lesson, by its position, and the sentence that
+    explain it, if there is one ("because"); for each line of the lesson that it grew from, why it is gone
+    ("gone")."""
     found = {}
-    for lesson in lessons.LESSONS:
+    for position, lesson in enumerate(lessons.LESSONS):
         own = found[lesson.stem] = {"sentences": [], "because": [None] * len(texts[lesson.stem]), "gone": {}}
         if not lesson.grown_from:
             continue
@@ -95,7 +96,7 @@ def sentences(texts):
                         f"{sign} {line!r}: make notebooks ARGUMENTS={lesson.stem}"
                     )
                 if sign == "+":
-                    own["because"][place] = [lesson.stem, number]
+                    own["because"][place] = [position, number]
                 elif sign == "-":
                     own["gone"][place] = number
     return found
