@@ -17,7 +17,7 @@ import pytest
 import launcher
 import lessons
 from forks import Forks
-from processes import alive
+from processes import alive, wait_for
 
 
 def pytest_addoption(parser):
@@ -185,6 +185,14 @@ class Started:
             code=self.process.returncode, stdout=stdout, stderr=self.stderr(), out=self.out
         )
 
+    def wait_for(self, condition, seconds=120):
+        """While it runs: a run that has ended does nothing more, and what it wrote says why."""
+        try:
+            wait_for(lambda: condition() or self.process.poll() is not None, seconds)
+            assert condition(), f"it ended with {self.process.returncode}"
+        except AssertionError as error:
+            pytest.fail(f"{error}; it wrote:\n{self.stderr()}")
+
     def stderr(self):
         return (self.folder / ".log").read_text()
 
@@ -213,9 +221,8 @@ def start(tmp_path):
         return started[-1]
 
     yield start
-    for run in started:
-        if run.process.poll() is None or alive(run.mark):
-            run.end()
+    for run in started:  # also one whose test failed while it ran: its open files would fail another test
+        run.end()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def wait_for(condition, seconds=120):
 
 def trained(run, stem):
     """The processes of a run that train, once its first epoch is over."""
-    wait_for(lambda: (run.out / f"{stem}.jsonl").exists())
+    run.wait_for(lambda: (run.out / f"{stem}.jsonl").exists())
     launchers = ("bin/torchrun", "resource_tracker")
     return [
         pid
