@@ -175,8 +175,8 @@ def true_launch(script, tmp_path):
     words = shlex.split(diffs.command(FOLDER / f"{script}.py").replace("\\\n", " "))
     # What two of them would leave in the reader's home: a list of fonts, and a token.
     environment = {"MPLCONFIGDIR": str(tmp_path / "fonts"), "RAY_AUTH_TOKEN": "0" * 32}
-    # Beside other tests Ray comes too late: it gives its workers the priority 15, and they begin to train after
-    # nine minutes; and it ends when a process of its own has not started within a minute.
+    # Beside other tests Ray comes too late: it gives its workers the priority 15, and they train after nine
+    # minutes; and it ends when a process of its own has not started within a minute.
     environment |= {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "300"}
     if script in WARN:
         environment["PYTHONWARNINGS"] = "default"
