@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy
 import torch
-from judge import check, look, so_many
+from judge import Verdict, check, look, so_many
 from torch.nn.functional import gelu
 
 # ---- what is right ----------------------------------------------------------------------------
@@ -56,6 +56,17 @@ def rows_in_words(count):
     return so_many(count, "row")
 
 
+def run(trial, driver, inputs, **more):
+    """Trial.run, with words for what gloo says by ending the process."""
+    try:
+        return trial.run(driver, inputs, **more)
+    except Verdict as verdict:
+        if "SIGABRT" not in verdict.came:
+            raise
+        came = f"{verdict.came}; gloo does this when more comes from a process than is expected from it"
+        raise Verdict(verdict.status, came, verdict.expected) from None
+
+
 # ---- 16.1 -------------------------------------------------------------------------------------
 
 
@@ -90,9 +101,8 @@ def compare_route(trial, given, got):
     tokens, experts = two(wanted)
     leaf = logits.double().requires_grad_()
     weights = softmax(leaf)[tokens, experts]
-    known = {"as if they were those of one token added up to 1": renormalised(weights, tokens, count)}
-    if top_k > 1:
-        named_mistakes(trial, f"the weights {where}", came[2], weights, known, "softmax over all experts")
+    known = {"those of each token add up to 1": renormalised(weights, tokens, count)}
+    named_mistakes(trial, f"the weights {where}", came[2], weights, known, "the softmax over all experts")
     close(trial, f"the weights {where}", came[2], weights)
     if len(tokens):
         weights.backward(given["above"].double())
@@ -223,17 +233,17 @@ def parts(logits, chosen):
     right = [number * (load * one).sum() / total for one in scores]
     known = [{} for _ in logits]
     for rank, one in enumerate(logits):
+        known[rank]["not multiplied by the number of experts"] = right[rank] / number
+        known[rank]["as if not divided by the number of tokens"] = right[rank] * total
         if len(logits) == 1 or not len(one):
             continue
         own = number * (loads([chosen[rank]], number) * scores[rank]).sum()
         known[rank] |= {
             "this is the loss of all processes, not this one's part": sum(right),
-            "as if the scores were divided by the number of this process's tokens": right[rank]
-            * total
-            / len(one),
-            "as if the load were that of this process's tokens": own / total,
+            "as if divided by the number of this process's tokens": right[rank] * total / len(one),
+            "as if the load were that of this process's choices": own / total,
             "as if there were no other processes": own / len(one),
-            "as if the load were divided by the number of processes": right[rank] / len(logits),
+            "as if also divided by the number of processes": right[rank] / len(logits),
         }
     return right, known
 
@@ -247,7 +257,7 @@ def balance(trial, gradients):
         spread = " and ".join(map(str, counts))
         trial.tried(f"{so_many(world_size, 'process')} with {spread} tokens, {number} experts, top_k {top_k}")
         given = [[{"logits": one, "chosen": its}] for one, its in zip(logits, chosen, strict=True)]
-        ranks, (right, known) = trial.run("balance", given), parts(logits, chosen)
+        ranks, (right, known) = run(trial, "balance", given), parts(logits, chosen)
         for rank, came in enumerate(ranks):
             what = f"the part of the balancing loss on rank {rank}"
             got, word = look(came, 0, "part"), look(came, 0, "kind")
@@ -343,7 +353,8 @@ def compare_arrived(trial, one, rank, came):
     kind, arrived = look(came, "kind"), look(came, "arrived")
     trial.require(
         kind in ("list", "tuple") and len(arrived or []) == one.local,
-        f"on rank {rank}, arrived is {kind}" + (f" of {len(arrived)}" if kind in ("list", "tuple") else ""),
+        f"on rank {rank}, arrived is a {kind}"
+        + (f" of {so_many(len(arrived), 'thing')}" if kind in ("list", "tuple") else ""),
         f"a list with {so_many(one.local, 'tensor')}: one for each expert of this process",
     )
     everything = {expert: one.rows(expert).double().numpy() for expert in range(one.number)}
@@ -365,7 +376,21 @@ def compare_arrived(trial, one, rank, came):
         if len(right) and not near(got, torch.from_numpy(right)) and in_another_order(got, right):
             order = ", ".join(f"token {token} of rank {source}" for source, token in one.for_expert(expert))
             trial.require(False, f"the rows that came {what} are right, but not their order", order)
+        strangers(trial, one, rank, expert, what, got, right)
         trial.close(f"what came {what}", got, right)
+
+
+def strangers(trial, one, rank, expert, what, got, right):
+    """If a row is of a token that goes somewhere else, say of which."""
+    if near(got, torch.from_numpy(right)):
+        return
+    for place, row in enumerate(got):
+        for source, x in enumerate(one.x):
+            for token, own in enumerate(x.double().numpy()):
+                if row.shape == own.shape and numpy.allclose(row, own, rtol=0, atol=1e-5):
+                    goes = [its for other, its in one.pairs[source] if other == token]
+                    came = f"row {place} of what came {what} is token {token} of rank {source}"
+                    trial.require(expert in goes, came, f"that token goes to {named(goes)}")
 
 
 def in_another_order(got, right):
@@ -379,7 +404,7 @@ def in_another_order(got, right):
 def arrivals(trial):
     for one, words in journeys(trial):
         trial.tried(f"{one.words}; {words}")
-        ranks = trial.run("dispatch", [[one.case(rank)] for rank in range(one.world_size)])
+        ranks = run(trial, "dispatch", [[one.case(rank)] for rank in range(one.world_size)])
         for rank, came in enumerate(ranks):
             compare_arrived(trial, one, rank, look(came, 0))
 
@@ -394,7 +419,7 @@ def round_trip(trial, one, words, backward):
         own = matrices[rank * one.local :][: one.local]
         case = one.case(rank, matrices=own, weights=one.weights[rank], above=above)
         given.append({"cases": [case], "backward": backward})
-    ranks = trial.run("there_and_back", given)
+    ranks = run(trial, "there_and_back", given)
     xs, weights, experts = (
         [value.double().requires_grad_() for value in some] for some in (one.x, one.weights, matrices)
     )
@@ -452,6 +477,16 @@ def wrong_rows(trial, one, rank, got, right, weights, experts):
                 other != token and right[other].any() and torch.allclose(row, right[other], atol=1e-5, rtol=0)
             )
             trial.require(not taken, f"{which}: combine gives it what token {other} is to get", "its own row")
+        if len(mine) == 1:
+            weight, expert = weights[rank][mine[0][0]].detach(), mine[0][1]
+            for source, pairs in enumerate(one.pairs):
+                for other, which_expert in pairs:
+                    answer = weight * (one.x[source][other].double() @ experts[which_expert]).detach()
+                    came = f"{which}: combine gives it the answer to token {other} of rank {source}"
+                    amiss = (source, other) != (rank, token) and torch.allclose(
+                        row, answer, rtol=0, atol=1e-5
+                    )
+                    trial.require(not amiss, came, f"the answer of expert {expert} to the token itself")
         return
 
 
@@ -520,7 +555,7 @@ def traffic(trial):
         given = [
             one.case(rank, weights=one.weights[rank], above=aboves[rank]) for rank in range(one.world_size)
         ]
-        ranks = trial.run("traffic", given, gates=gates)
+        ranks = run(trial, "traffic", given, gates=gates)
         times = [one_gate["dispatched"]["value"] for one_gate in gates]
         xs, weights = ([value.double().requires_grad_() for value in some] for some in (one.x, one.weights))
 
@@ -623,15 +658,28 @@ def whole_layer(trial):
             f" Mixture of {number} experts, top_k {top_k}, capacity {limit}"
         )
         given = [[{"layer": own_layer(layer, rank, world_size), "x": x}] for rank, x in enumerate(xs)]
-        ranks = trial.run("layer", given)
+        ranks = run(trial, "layer", given)
         experts = [{name: value.double() for name, value in one.items()} for one in layer["experts"]]
-        outputs, balances = mixture(layer, [x.double() for x in xs], layer["router"].double(), experts)
+        doubled, router = [x.double() for x in xs], layer["router"].double()
+        outputs, balances = mixture(layer, doubled, router, experts)
+        unlimited, _ = mixture(layer | {"capacity": None}, doubled, router, experts)
+        logits = [x @ router.T for x in doubled]
+        kept, _ = parts(logits, [two(route(one, top_k, limit))[1] for one in logits])
         for rank, came in enumerate(ranks):
             got = look(came, 0, "came")
             count = len(got) if isinstance(got, list) else 0
             trial.require(count == 2, f"a Mixture gave {so_many(count, 'thing')}", "(output, balancing loss)")
-            close(trial, f"the output on rank {rank}", got[0], outputs[rank])
-            close(trial, f"the part of the balancing loss on rank {rank}", got[1], balances[rank])
+            what, known = f"the output on rank {rank}", {}
+            if limit is not None:
+                known["as if nothing had been dropped"] = unlimited[rank]
+            named_mistakes(trial, what, got[0], outputs[rank], known, "zeros for tokens that are dropped")
+            close(trial, what, got[0], outputs[rank])
+            what, known = (
+                f"the part of the balancing loss on rank {rank}",
+                {"as if of kept choices": kept[rank]},
+            )
+            named_mistakes(trial, what, got[1], balances[rank], known, "that of all choices, dropped or not")
+            close(trial, what, got[1], balances[rank])
 
 
 # ---- training ---------------------------------------------------------------------------------
@@ -710,6 +758,37 @@ def its_name(name, rank, local):
     return f"{before}.experts.{place}.{key}" if 0 <= place < local else None
 
 
+def mistakes(ranks, gradients, name, rank, local):
+    """What this gradient would be, were it added up where it is not to be, or the other way round."""
+    right, its = gradients[name], its_name(name, rank, local)
+    if ".experts." not in name:
+        came = [look(one, "gradients", name) for one in ranks]
+        there = [torch.from_numpy(one) for one in came if isinstance(one, numpy.ndarray)]
+        alike = len(there) == len(ranks) > 1 and all(one.shape == right.shape for one in there)
+        own = there[rank] if alike and near(sum(there).numpy(), right) else right * 0
+        return {
+            "this is this process's part": own,
+            "the mean of all processes, not the sum": right / len(ranks),
+        }
+    before, _, after = name.partition(".experts.")
+    key, place = after.partition(".")[2], int(its.rpartition(".experts.")[2].partition(".")[0])
+    there = [gradients[f"{before}.experts.{one * local + place}.{key}"] for one in range(len(ranks))]
+    return {
+        "those of a different expert on each process, added up": sum(there),
+        "those of a different expert on each process, their mean": sum(there) / len(ranks),
+        "as if divided by the number of processes": right / len(ranks),
+    }
+
+
+def expected_sum(name):
+    own = (
+        "that of this expert, as backward has left it"
+        if ".experts." in name
+        else "the parts of all, added up"
+    )
+    return own
+
+
 @check("16.4b")
 def one_curve(trial):
     given = training(trial)
@@ -720,7 +799,7 @@ def one_curve(trial):
             f"{so_many(world_size, 'process')} with {' and '.join(map(str, sizes))} tokens, 3 steps of a"
             " model with two Mixtures of 12 experts, top_k 1 and 2 (float64)"
         )
-        ranks = trial.run("train", [own_training(given, rank, sizes) for rank in range(world_size)])
+        ranks = run(trial, "train", [own_training(given, rank, sizes) for rank in range(world_size)])
         for kind, right in (("gradients", gradients), ("weights", weights)):
             when = "in the first step" if kind == "gradients" else "after 3 steps"
             what = "the gradient of " if kind == "gradients" else ""
@@ -733,7 +812,11 @@ def one_curve(trial):
                     # An expert to which nothing came may have no gradient at all.
                     if got is None and kind == "gradients" and not value.any():
                         continue
-                    close(trial, f"{what}{name} on rank {rank} {when}", got, value, relative=1e-6)
+                    words = f"{what}{name} on rank {rank} {when}"
+                    if kind == "gradients":
+                        known = mistakes(ranks, gradients, name, rank, local)
+                        named_mistakes(trial, words, got, value, known, expected_sum(name))
+                    close(trial, words, got, value, relative=1e-6)
         for step, loss in enumerate(losses):
             parts_of = [look(came, "losses", step) for came in ranks]
             there = [part for part in parts_of if isinstance(part, float)]
@@ -782,7 +865,7 @@ def own_experts(trial):
         }
         for rank in range(world_size)
     ]
-    ranks = trial.run("large", given, gates=gates)
+    ranks = run(trial, "large", given, gates=gates)
     experts = []
     for expert, ((up, up_more), (down, down_more)) in enumerate(thin):
         times = gates[expert // local]["made"]["value"]
