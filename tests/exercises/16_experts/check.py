@@ -249,7 +249,7 @@ def parts(logits, chosen):
 
 
 def balance(trial, gradients):
-    for counts, number, top_k in (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2)):
+    for counts, number, top_k in (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2))[: 2 if gradients else 3]:
         world_size = len(counts)
         logits = [distinct(trial, count, number) for count in counts]
         # Not those of the logits: what is asked for is what is done with them.
@@ -338,15 +338,19 @@ class Journey:
 
 
 def journeys(trial):
-    """A plain one first, then one for each thing that may be empty, full or dropped."""
-    yield Journey(trial, (4, 6), 2, 1, 3), "an expert on each process"
-    yield Journey(trial, (5, 3, 6), 6, 2, 4), "two experts on each"
-    yield Journey(trial, (7, 4), 4, 2, 3, capacity=1, double=True), "some choices were dropped"
-    yield Journey(trial, (6, 0, 5, 1), 4, 1, 3), "a process has no tokens"
-    yield Journey(trial, (5, 4, 6), 3, 1, 3, bias=[9.0, 0.0, 0.0]), "all go to expert 0"
-    yield Journey(trial, (4, 5), 4, 1, 3, bias=[0.0, 0.0, -9.0, -9.0]), "none go to experts 2 and 3"
-    yield Journey(trial, (6,), 3, 2, 3), "one process"
-    yield Journey(trial, (0, 0), 2, 1, 3), "no tokens at all"
+    """In groups of as many processes: a plain one first, then what may be empty, full or dropped."""
+    yield [(Journey(trial, (4, 6), 2, 1, 3), "an expert on each process")]
+    yield [
+        (Journey(trial, (5, 3, 6), 6, 1, 4), "two experts on each"),
+        (Journey(trial, (5, 4, 6), 3, 1, 3, bias=[9.0, 0.0, 0.0]), "all go to expert 0"),
+    ]
+    yield [(Journey(trial, (6, 0, 5, 1), 4, 1, 3), "a process has no tokens")]
+    yield [
+        (Journey(trial, (7, 4), 4, 2, 3, capacity=1, double=True), "some choices were dropped"),
+        (Journey(trial, (4, 5), 4, 1, 3, bias=[0.0, 0.0, -9.0, -9.0]), "none go to experts 2 and 3"),
+        (Journey(trial, (0, 0), 2, 1, 3), "no tokens at all"),
+    ]
+    yield [(Journey(trial, (6,), 3, 2, 3), "one process")]
 
 
 def compare_arrived(trial, one, rank, came):
@@ -402,56 +406,76 @@ def in_another_order(got, right):
 
 @check("16.3a")
 def arrivals(trial):
-    for one, words in journeys(trial):
-        trial.tried(f"{one.words}; {words}")
-        ranks = run(trial, "dispatch", [[one.case(rank)] for rank in range(one.world_size)])
-        for rank, came in enumerate(ranks):
-            compare_arrived(trial, one, rank, look(came, 0))
+    for group in journeys(trial):
+        trial.tried("; then ".join(f"{one.words}; {words}" for one, words in group))
+        world_size = group[0][0].world_size
+        ranks = run(trial, "dispatch", [[one.case(rank) for one, _ in group] for rank in range(world_size)])
+        for number, (one, words) in enumerate(group):
+            trial.tried(f"{one.words}; {words}")
+            for rank, came in enumerate(ranks):
+                compare_arrived(trial, one, rank, look(came, number))
 
 
-def round_trip(trial, one, words, backward):
-    trial.tried(f"{one.words}; {words}; each expert is a matrix of {one.x[0].shape[1]} x 2")
-    kind = one.x[0].dtype
-    matrices = [trial.floats(one.x[0].shape[1], 2).to(kind) for _ in range(one.number)]
-    aboves = [trial.floats(count, 2).to(kind) for count in one.counts]
-    given = []
-    for rank, above in enumerate(aboves):
-        own = matrices[rank * one.local :][: one.local]
-        case = one.case(rank, matrices=own, weights=one.weights[rank], above=above)
-        given.append({"cases": [case], "backward": backward})
-    ranks = run(trial, "there_and_back", given)
-    xs, weights, experts = (
-        [value.double().requires_grad_() for value in some] for some in (one.x, one.weights, matrices)
-    )
+def round_trips(trial, backward):
+    for group in journeys(trial):
+        trial.tried("; then ".join(f"{one.words}; {words}" for one, words in group))
+        drawn, world_size = [], group[0][0].world_size
+        given = [{"cases": [], "backward": backward} for _ in range(world_size)]
+        for one, _ in group:
+            kind, width = one.x[0].dtype, one.x[0].shape[1]
+            matrices = [trial.floats(width, 2).to(kind) for _ in range(one.number)]
+            aboves = [trial.floats(count, 2).to(kind) for count in one.counts]
+            drawn.append((matrices, aboves))
+            for rank, above in enumerate(aboves):
+                own = matrices[rank * one.local :][: one.local]
+                case = one.case(rank, matrices=own, weights=one.weights[rank], above=above)
+                given[rank]["cases"].append(case)
+        ranks = run(trial, "there_and_back", given)
+        for number, (one, words) in enumerate(group):
+            trial.tried(f"{one.words}; {words}; each expert is a matrix of {one.x[0].shape[1]} x 2")
+            came = [look(its, number) for its in ranks]
+            (compare_gradients if backward else compare_outputs)(trial, one, came, *drawn[number])
 
-    def compute(expert, row):
+
+def leaves_of(*lists):
+    return ([value.double().requires_grad_() for value in some] for some in lists)
+
+
+def compare_outputs(trial, one, ranks, matrices, aboves):
+    xs, weights, experts = leaves_of(one.x, one.weights, matrices)
+
+    def answer(expert, row):
         return row @ experts[expert]
 
-    outputs = [one.output(rank, xs, weights, compute, 2) for rank in range(one.world_size)]
-    if not backward:
-        ones = [torch.ones_like(value) for value in weights]
-        plain = [one.output(rank, xs, ones, compute, 2) for rank in range(one.world_size)]
-        for rank, came in enumerate(ranks):
-            what, got = f"what combine gives on rank {rank}", look(came, 0, "output")
-            known = {"as if all weights were 1": plain[rank]}
-            shaped = isinstance(got, numpy.ndarray) and got.shape == tuple(outputs[rank].shape)
-            if shaped and not near(got, plain[rank]):
-                wrong_rows(trial, one, rank, got, outputs[rank], weights, experts)
-            named_mistakes(
-                trial, what, got, outputs[rank], known, "each answer times the weight of its choice"
-            )
-            close(trial, what, got, outputs[rank])
-        return
-    total = sum((output * above.double()).sum() for output, above in zip(outputs, aboves, strict=True))
+    def outputs(factors):
+        return [one.output(rank, xs, factors, answer, 2) for rank in range(one.world_size)]
+
+    right, plain = outputs(weights), outputs([torch.ones_like(value) for value in weights])
+    for rank, came in enumerate(ranks):
+        what, got = f"what combine gives on rank {rank}", look(came, "output")
+        known = {"as if all weights were 1": plain[rank]}
+        shaped = isinstance(got, numpy.ndarray) and got.shape == tuple(right[rank].shape)
+        if shaped and not near(got, plain[rank]):
+            wrong_rows(trial, one, rank, got, right[rank], weights, experts)
+        named_mistakes(trial, what, got, right[rank], known, "each answer times the weight of its choice")
+        close(trial, what, got, right[rank])
+
+
+def compare_gradients(trial, one, ranks, matrices, aboves):
+    xs, weights, experts = leaves_of(one.x, one.weights, matrices)
+    total = 0
+    for rank, above in enumerate(aboves):
+        output = one.output(rank, xs, weights, lambda expert, row: row @ experts[expert], 2)
+        total = total + (output * above.double()).sum()
     if total.requires_grad:  # it does not where there are no tokens at all
         total.backward()
     for rank, came in enumerate(ranks):
-        for name, value in (("x", xs[rank]), ("weights", weights[rank])):
-            slope(trial, f"the gradient of {name} on rank {rank}", look(came, 0, name), value)
+        slope(trial, f"the gradient of x on rank {rank}", look(came, "x"), xs[rank])
+        slope(trial, f"the gradient of weights on rank {rank}", look(came, "weights"), weights[rank])
         for place in range(one.local):
             expert = rank * one.local + place
             what = f"the gradient of expert {expert} (on rank {rank})"
-            slope(trial, what, look(came, 0, "experts", place), experts[expert])
+            slope(trial, what, look(came, "experts", place), experts[expert])
 
 
 def wrong_rows(trial, one, rank, got, right, weights, experts):
@@ -492,14 +516,12 @@ def wrong_rows(trial, one, rank, got, right, weights, experts):
 
 @check("16.3b")
 def combined(trial):
-    for one, words in journeys(trial):
-        round_trip(trial, one, words, False)
+    round_trips(trial, False)
 
 
 @check("16.3c")
 def gradients(trial):
-    for one, words in journeys(trial):
-        round_trip(trial, one, words, True)
+    round_trips(trial, True)
 
 
 COUNTS = 1500  # bytes between two processes for the counts, and for what gloo adds in each phase
@@ -765,11 +787,10 @@ def mistakes(ranks, gradients, name, rank, local):
         came = [look(one, "gradients", name) for one in ranks]
         there = [torch.from_numpy(one) for one in came if isinstance(one, numpy.ndarray)]
         alike = len(there) == len(ranks) > 1 and all(one.shape == right.shape for one in there)
-        own = there[rank] if alike and near(sum(there).numpy(), right) else right * 0
-        return {
-            "this is this process's part": own,
-            "the mean of all processes, not the sum": right / len(ranks),
-        }
+        known = {"the mean of all processes, not the sum": right / len(ranks)}
+        if alike and near(sum(there).numpy(), right):
+            known["this is this process's part"] = there[rank]
+        return known
     before, _, after = name.partition(".experts.")
     key, place = after.partition(".")[2], int(its.rpartition(".experts.")[2].partition(".")[0])
     there = [gradients[f"{before}.experts.{one * local + place}.{key}"] for one in range(len(ranks))]
@@ -781,12 +802,9 @@ def mistakes(ranks, gradients, name, rank, local):
 
 
 def expected_sum(name):
-    own = (
-        "that of this expert, as backward has left it"
-        if ".experts." in name
-        else "the parts of all, added up"
-    )
-    return own
+    if ".experts." in name:
+        return "that of this expert, as backward has left it"
+    return "the parts of all, added up"
 
 
 @check("16.4b")
