@@ -327,6 +327,13 @@ HINTED = [
     ("11", "norms are added up, and the root taken", "as if norms were added up", "cannot be added"),
     ("11", "scaled also where the norm is small enough", "the gradient of .* 3 times", "The norm is right"),
     ("11", "gelu comes last", "^the output on rank", "What comes between them"),
+    ("16", "answers go back in the order of the experts", "the answer to token", "in which the rows came"),
+    (
+        "16",
+        "gradients of experts are added up, too",
+        "a different expert on each",
+        "gradients may be added up",
+    ),
 ]
 
 

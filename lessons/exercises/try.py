@@ -289,6 +289,26 @@ def try_11(answers, rank, world_size):
     show("norm of the gradients:", answers.clip_gradients(block, 1.0))
 
 
+def try_16(answers, rank, world_size):
+    logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
+    show("tokens, experts, weights:", answers.route(logits, 1, None))
+    show("with capacity 1:", answers.route(logits, 1, 1))
+    show("part of the balancing loss:", answers.balancing_loss(logits, torch.tensor([0, 1, 0])))
+    x = torch.tensor([[10.0 * rank], [10.0 * rank + 1], [10.0 * rank + 2]], requires_grad=True)
+    arrived, plan = answers.dispatch(x, torch.tensor([0, 2, 1]), torch.tensor([0, 0, 1]), 2)
+    show(f"for expert {rank}:", arrived)
+    output = answers.combine([rows * (rank + 1) for rows in arrived], plan, torch.ones(3))
+    show("back, times 1 from expert 0, times 2 from expert 1:", output)
+    output.sum().backward()
+    show("gradient of x:", x.grad)
+    torch.manual_seed(0)
+    layer = answers.Mixture(nn.Linear(1, 2), [nn.Linear(1, 1)], 1, None)
+    output, balance = layer(x.detach())
+    (output.sum() + balance).backward()
+    answers.add_up_gradients(layer)
+    show("gradients:", {name: one.grad.flatten() for name, one in layer.named_parameters()})
+
+
 TRIALS = {  # what is called, and on how many processes
     "01": (try_01, 1),
     "02": (try_02, 1),
@@ -302,6 +322,7 @@ TRIALS = {  # what is called, and on how many processes
     "09": (try_09, 2),
     "10": (try_10, 2),
     "11": (try_11, 2),
+    "16": (try_16, 2),
 }
 
 

@@ -1,0 +1,116 @@
+"""Exercise 16, with single messages, and none where there is nothing to send."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def route(logits, top_k, capacity):
+    number = logits.shape[1]
+    places = torch.arange(number).expand_as(logits)
+    # By number first, then by logit: two stable sorts, the last one counts most.
+    chosen = places.gather(1, (-logits.detach()).sort(dim=1, stable=True).indices)[:, :top_k]
+    tokens, experts = [], []
+    for expert in range(number):
+        mine = torch.cat([(chosen[:, place] == expert).nonzero()[:, 0] for place in range(top_k)])
+        tokens.append(mine if capacity is None else mine[:capacity])
+        experts.append(torch.full_like(tokens[-1], expert))
+    tokens, experts = torch.cat(tokens), torch.cat(experts)
+    scores = (logits - logits.logsumexp(dim=1, keepdim=True)).exp()
+    return tokens, experts, scores[tokens, experts]
+
+
+def balancing_loss(logits, chosen):
+    number = logits.shape[1]
+    counts = torch.zeros(number + 1, dtype=torch.float64)
+    counts.index_add_(0, chosen, torch.ones(len(chosen), dtype=torch.float64))
+    counts[number] = len(logits)
+    dist.reduce(counts, 0)
+    dist.broadcast(counts, 0)
+    factors = (number * counts[:number] / counts[:number].sum() / counts[number]).to(logits.dtype)
+    return (logits.softmax(dim=1) * factors).sum()
+
+
+def messages(parts, shapes):
+    """The part for each process goes there, and one of a given shape comes from each."""
+    rank, came = dist.get_rank(), [parts[0].new_empty(shape) for shape in shapes]
+    came[rank].copy_(parts[rank])
+    works, kept = [], [part.contiguous() for part in parts]
+    for process, (part, room) in enumerate(zip(kept, came, strict=True)):
+        if process == rank:
+            continue
+        if room.numel():
+            works.append(dist.irecv(room, process))
+        if part.numel():
+            works.append(dist.isend(part, process))
+    for work in works:
+        work.wait()
+    return came
+
+
+class Travel(torch.autograd.Function):
+    @staticmethod
+    def forward(context, rows, sent, received):
+        context.ways = sent, received
+        return torch.cat(messages(rows.split(sent), [(count, rows.shape[1]) for count in received]))
+
+    @staticmethod
+    def backward(context, gradient):
+        sent, received = context.ways
+        shapes = [(count, gradient.shape[1]) for count in sent]
+        return torch.cat(messages(gradient.split(received), shapes)), None, None
+
+
+def dispatch(x, tokens, experts, number):
+    world_size = dist.get_world_size()
+    local = number // world_size
+    counts = list(experts.bincount(minlength=number).view(world_size, local))
+    there = torch.stack(messages(counts, [(local,)] * world_size))
+    sent, received = [int(one.sum()) for one in counts], there.sum(dim=1).tolist()
+    rows = Travel.apply(x[tokens], sent, received)
+    starts = (there.flatten().cumsum(0) - there.flatten()).view_as(there)
+    order = [
+        torch.cat([torch.arange(starts[p, e], starts[p, e] + there[p, e]) for p in range(world_size)])
+        for e in range(local)
+    ]
+    return [rows[one] for one in order], (torch.cat(order), sent, received, tokens, x)
+
+
+def combine(answers, plan, weights):
+    order, sent, received, tokens, x = plan
+    answers = torch.cat(answers)
+    rows = torch.zeros_like(answers).index_copy(0, order, answers)
+    rows = Travel.apply(rows, received, sent)
+    output = [rows.new_zeros(rows.shape[1])] * len(x)
+    for token, weight, row in zip(tokens.tolist(), weights, rows, strict=True):
+        output[token] = output[token] + weight * row
+    # A process whose tokens are all dropped takes part in backward, too.
+    return (torch.stack(output) if output else rows.new_zeros(0, rows.shape[1])) + rows.sum() * 0
+
+
+class Mixture(nn.Module):
+    def __init__(self, router, experts, top_k, capacity):
+        super().__init__()
+        self.router, self.experts = router, nn.ModuleList(experts)
+        self.top_k, self.capacity = top_k, capacity
+
+    def forward(self, x):
+        logits = self.router(x)
+        balance = balancing_loss(logits, route(logits, self.top_k, None)[1])
+        tokens, experts, weights = route(logits, self.top_k, self.capacity)
+        arrived, plan = dispatch(x, tokens, experts, logits.shape[1])
+        return combine(
+            [e(rows) for e, rows in zip(self.experts, arrived, strict=True)], plan, weights
+        ), balance
+
+
+def add_up_gradients(model):
+    for layer in model.modules():
+        if isinstance(layer, Mixture):
+            for parameter in layer.experts.parameters():
+                parameter.is_elsewhere = True
+    for parameter in model.parameters():
+        if not hasattr(parameter, "is_elsewhere"):
+            total = parameter.grad.clone()
+            dist.all_reduce(total)
+            parameter.grad.copy_(total)
