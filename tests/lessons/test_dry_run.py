@@ -102,7 +102,7 @@ def test_it_says_what_four_real_processes_do(measured, number):
 
 
 def compare(mesh, options, found):
-    """Each stage's dry run, with what its real processes found: all the same, since all shards are as long."""
+    """Each stage's dry run, with what its real processes found. All shards of a stage are as long."""
     stages = {}
     for each in found:
         stage = each["rank"] // (len(found) // mesh["data"] // mesh["pipeline"]) % mesh["pipeline"]
