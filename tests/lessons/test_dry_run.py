@@ -18,6 +18,7 @@ from lessons import ROOT
 from meshes import run_probe
 from parts import limericks
 from planner import dry_run
+from planner import formulas as planner
 
 TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # shards of these are uneven
 MESHES = [
@@ -246,6 +247,80 @@ def test_blocks_that_are_alike_cost_alike():
     )
     for name in two["memory"]:
         assert four["memory"][name] - three["memory"][name] == three["memory"][name] - two["memory"][name]
+
+
+# ---- all dimensions, and the planner's formulas ----
+
+MESHES_OF_16384 = [
+    (sizes_of(64, pipeline=8, context=4, tensor=8), {"microbatches": 8}),
+    (sizes_of(128, pipeline=16, context=1, tensor=8), {"microbatches": 40, "batch": 2}),
+    (sizes_of(128, context=16, tensor=8), {}),
+    (sizes_of(16, pipeline=8, context=2, expert=8, tensor=8), {"microbatches": 12, "experts": 64}),
+]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(("mesh", "options"), MESHES_OF_16384)
+def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):
+    """At a byte a second and without latency, a formula's seconds are bytes."""
+    stages, context, tensor = (mesh[name] for name in ("pipeline", "context", "tensor"))
+    stage = stages - 1 if is_last else 0
+    dry = dry_run.report(16384, mesh, stage, **options)
+    model, batch = dry_run.MODEL, options.get("batch", 1)
+    microbatches = options.get("microbatches", 1)
+    layers = microbatches * model["layers"] // stages
+    message = 4 * batch * model["length"] // context * model["hidden"]
+    passes = Counter()
+    for row in dry["collectives"]:
+        if row["when"] in ("forward", "backward"):
+            passes[row["dimension"], row["kind"]] += row["times"] * row["sent"]
+    expected = {
+        ("context", "send"): layers * planner.ring_attention_seconds(2 * message / tensor, context, 1, 0),
+        ("tensor", "all-reduce"): layers * 4 * planner.all_reduce_seconds(message, tensor, 1, 0, "ring"),
+        ("pipeline", "send"): microbatches * message if stages > 1 else 0,
+    }
+    if experts := options.get("experts"):
+        counts = 8 * experts * mesh["expert"]  # what each rank has for each expert
+        expected["expert", "all-to-all"] = (
+            layers * 4 * planner.all_to_all_seconds(message, mesh["expert"], 1, 0)
+        )
+        expected["expert", "all-gather"] = layers * counts * (mesh["expert"] - 1) // mesh["expert"]
+    assert +passes == {key: size for key, size in expected.items() if size}
+
+    hidden, blocks, own = model["hidden"], model["layers"] // stages, Counter()
+    own["all"] = blocks * ((4 * hidden**2 + 3 * hidden) / tensor + 5 * hidden)  # attention, and two norms
+    if experts:
+        own["all"] += blocks * experts * hidden  # the router
+        own["expert"] = blocks * experts / mesh["expert"] * 8 * hidden**2 / tensor
+    else:
+        own["all"] += blocks * ((8 * hidden**2 + 4 * hidden) / tensor + hidden)
+    if stage == 0:
+        own["all"] += (model["vocabulary"] + model["length"]) * hidden
+    if stage == stages - 1:
+        own["all"] += 2 * hidden + model["vocabulary"] * hidden
+    assert dry["memory"]["parameters"] == dry["memory"]["gradients"] == 4 * own.total()
+    for name in ("data", "context", "expert"):
+        count = own["all"] if name == "expert" else own.total()
+        sent = sum(
+            row["times"] * row["sent"]
+            for row in dry["collectives"]
+            if (row["when"], row["dimension"]) == ("gradients", name)
+        )
+        assert sent == pytest.approx(planner.all_reduce_seconds(4 * count, mesh.get(name, 1), 1, 0, "ring"))
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 2), (4, 4), (4, 9)])
+def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):
+    mesh = sizes_of(2, pipeline=stages)
+    model = STAGED | {"layers": 4}
+    first = dry_run.report(2 * stages, mesh, model=model, microbatches=microbatches)["memory"]["activations"]
+    once = dry_run.report(2 * stages, mesh, model=model, microbatches=1)["memory"]["activations"]
+    assert first == once * planner.pipeline_held(stages, microbatches) * stages
+    last, of_one = (
+        dry_run.report(2 * stages, mesh, stages - 1, model=model, microbatches=count)["memory"]["activations"]
+        for count in (microbatches, 1)
+    )
+    assert last == of_one
 
 
 # ---- the command ----
