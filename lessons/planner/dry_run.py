@@ -1,14 +1,17 @@
 """Lesson 13's model on as many ranks as you like, in one process that computes nothing.
 
     python lessons/planner/dry_run.py 16384 --tensor-parallel 8
+    python lessons/planner/dry_run.py 16384 --pipeline-parallel 8 --context-parallel 4 --tensor-parallel 8
 
-You will see every collective of a training step, and what one rank holds in memory. The
-sharding is lesson 13's own code, on PyTorch's "fake" backend, whose collectives move nothing,
-and on fake tensors, which have a shape and no content. What it cannot tell: seconds,
-congestion, failures.
+You will see every collective of a training step, and what one rank holds in memory. The first
+is sharded by lesson 13's own code, on PyTorch's "fake" backend, whose collectives move nothing,
+and on fake tensors, which have a shape and no content. The second has stages, and rings in which
+keys and values travel; `--experts 64 --expert-parallel 8` adds experts. one_mesh.py shards these.
+What it cannot tell: seconds, congestion, failures.
 """
 
 import argparse
+import gc
 import importlib
 import json
 import math
@@ -32,6 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import workload
+from planner import one_mesh
 
 gpt = importlib.import_module("13_gpt")
 MODEL = {"vocabulary": 50_304, "length": 2048, "hidden": 4096, "heads": 32, "layers": 32}
@@ -48,14 +52,18 @@ KINDS = {
     "reduce_scatter_tensor": "reduce-scatter",
     "allreduce_": "all-reduce",
     "all_reduce": "all-reduce",
+    "allgather_": "all-gather",
+    "alltoall_base_": "all-to-all",
+    "send": "send",
+    "recv_": "receive",
     "wait_tensor": None,  # sends nothing
     "_wrap_tensor_autograd": None,
 }
 
 
 class Collective(NamedTuple):
-    when: str  # forward, backward, optimizer or loss
-    kind: str
+    when: str  # forward, backward, gradients, optimizer or loss
+    kind: str  # a message too: send or receive
     dimension: str  # of the mesh
     ranks: int  # in it
     dtype: str
@@ -94,8 +102,11 @@ class Recorder(TorchDispatchMode):
         dimension = self.dimensions[group]
         ranks = self.sizes[dimension]
         size = max(nbytes(tensors) for tensors in (*args, result))
-        times = 2 if kind == "all-reduce" else 1  # round the ring: to add up, and to hand out
-        sent = times * size * (ranks - 1) // ranks
+        if kind in ("send", "receive"):
+            sent = size if kind == "send" else 0
+        else:
+            times = 2 if kind == "all-reduce" else 1  # round the ring: to add up, and to hand out
+            sent = times * size * (ranks - 1) // ranks
         dtype = str(leaves(args)[0].dtype).removeprefix("torch.")
         self.counts[Collective(self.when, kind, dimension, ranks, dtype, size, sent)] += 1
 
@@ -122,6 +133,8 @@ def measure(
     model: dict[str, int] = MODEL,
     batch: int = 1,
     precision: str = "fp32",
+    experts: int = 0,
+    microbatches: int = 1,
 ) -> dict[str, Any]:
     """Build, shard, take a step, and say what this rank sent and held.
 
@@ -129,25 +142,25 @@ def measure(
     do this too.
     """
     debug._clear_sharding_prop_cache()  # it knows the groups of an earlier mesh of this shape
-    network = build(mesh, model, precision)
+    if "pipeline" in mesh.mesh_dim_names:
+        network, count = one_mesh.build(mesh, model, experts)
+        step, at_once = one_mesh.step, one_mesh.held_at_once(mesh, microbatches)
+    else:
+        network = build(mesh, model, precision)
+        count = sum(weight.numel() for weight in network.parameters())
+        step, at_once = take_step, 1
     recorder = Recorder(mesh)
     saved = {}
     with tensors, recorder:
         network.to_empty(device="cpu")
         optimizer = torch.optim.AdamW(network.parameters())
-        text = torch.zeros(batch, model["length"], dtype=torch.int64)
-        recorder.when = "forward"
         with saved_tensors_hooks(partial(keep, saved), lambda tensor: tensor):
-            scores = network(text).full_tensor()  # from here on, as in lesson 13
-            loss = cross_entropy(scores.flatten(0, 1), text.flatten())
-        recorder.when = "backward"
-        loss.backward()
+            step(network, recorder, mesh, model, batch)
         recorder.when = "optimizer"
         optimizer.step()
-        recorder.when = "loss"
-        for name in mesh.mesh_dim_names[:-1]:  # all but "tensor"
-            dist.all_reduce(loss.detach(), group=mesh.get_group(name))
     parameters = list(network.parameters())
+    for weight in parameters:  # saved too. What FSDP has gathered, it has emptied by now
+        saved.pop(leaves(weight)[0].untyped_storage()._cdata, None)
     gathers = [
         collective.bytes
         for collective in recorder.counts
@@ -157,13 +170,30 @@ def measure(
         "parameters": nbytes(parameters),
         "gradients": nbytes([weight.grad for weight in parameters]),
         "optimizer": nbytes(list(optimizer.state.values())),
-        "gathered group": max(gathers, default=0),
-        # Parameters were saved too, gathered ones. FSDP has emptied their storages by now.
-        "activations": sum(storage.nbytes() for storage in saved.values()),
+        "gathered group": max(gathers, default=0),  # by FSDP
+        "activations": at_once * sum(storage.nbytes() for storage in saved.values()),
     }
-    rows = [collective._asdict() | {"times": times} for collective, times in recorder.counts.items()]
-    count = sum(weight.numel() for weight in parameters)
-    return {"parameters": count, "collectives": rows, "memory": memory}
+    if "pipeline" in mesh.mesh_dim_names:
+        del memory["gathered group"]
+    rows = []
+    for collective, times in recorder.counts.items():
+        # All micro-batches are alike, so one was taken.
+        if collective.when in ("forward", "backward"):
+            times *= microbatches
+        rows.append(collective._asdict() | {"times": times})
+    return {"rank": dist.get_rank(), "parameters": count, "collectives": rows, "memory": memory}
+
+
+def take_step(network, recorder, mesh, model, batch):
+    text = torch.zeros(batch, model["length"], dtype=torch.int64)
+    recorder.when = "forward"
+    scores = network(text).full_tensor()  # from here on, as in lesson 13
+    loss = cross_entropy(scores.flatten(0, 1), text.flatten())
+    recorder.when = "backward"
+    loss.backward()
+    recorder.when = "loss"
+    for name in mesh.mesh_dim_names[:-1]:  # all but "tensor"
+        dist.all_reduce(loss.detach(), group=mesh.get_group(name))
 
 
 def build(mesh: DeviceMesh, model: dict[str, int], precision: str) -> torch.nn.Module:
@@ -183,21 +213,48 @@ def build(mesh: DeviceMesh, model: dict[str, int], precision: str) -> torch.nn.M
     return network
 
 
-def report(world_size: int, mesh: dict[str, int], **options: Any) -> dict[str, Any]:
-    """What `measure` finds on rank 0 of a world that is not there.
+def report(
+    world_size: int,
+    mesh: dict[str, int],
+    stage: int = 0,
+    model: dict[str, int] = MODEL,
+    **options: Any,
+) -> dict[str, Any]:
+    """What `measure` finds on the first rank of a stage, in a world that is not there.
 
-    `mesh` has the size of each dimension. Those of the last are neighbours.
+    `mesh` has the size of each dimension. Those of the last are neighbours. All blocks are alike:
+    two steps are enough, with one block in each stage and with two. The rest is `grow`'s.
     """
     if math.prod(mesh.values()) != world_size:
         workload.refuse(f"a mesh of {mesh} has {math.prod(mesh.values())} ranks, not {world_size}")
-    dist.init_process_group("fake", rank=0, world_size=world_size)
+    stages = mesh.get("pipeline", 1)
+    rank = stage * (world_size // stages // mesh["data"]) if stage else 0
+    dist.init_process_group("fake", rank=rank, world_size=world_size)
     made = dist.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+    found = []
     try:
-        with mock.patch(CHUNKS, only_the_first_chunk):
-            found = measure(made, FakeTensorMode(allow_non_fake_inputs=True), **options)
+        for layers in (stages, 2 * stages):
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            with mock.patch(CHUNKS, only_the_first_chunk):
+                found.append(measure(made, fake, model=model | {"layers": layers}, **options))
     finally:
         dist.destroy_process_group()
-    return {"mesh": mesh} | found
+    return {"mesh": mesh} | grow(*found, model["layers"] // stages)
+
+
+def grow(one: dict[str, Any], two: dict[str, Any], blocks: int) -> dict[str, Any]:
+    """What a step with so many blocks needs: what two need more than one, each further one needs."""
+
+    def more(small: int, large: int) -> int:
+        return small + (blocks - 1) * (large - small)
+
+    rows = [
+        row | {"times": more(row["times"], other["times"])}
+        for row, other in zip(one["collectives"], two["collectives"], strict=True)
+    ]
+    memory = {name: more(size, two["memory"][name]) for name, size in one["memory"].items()}
+    count = more(one["parameters"], two["parameters"])
+    return one | {"parameters": count, "collectives": rows, "memory": memory}
 
 
 # FSDP splits each matrix into the chunks of all ranks, and takes its own: for 16,384 of them, this
@@ -214,14 +271,16 @@ def only_the_first_chunk(tensor, num_chunks, dim):
 
 def show(found: dict[str, Any]) -> None:
     mesh = " x ".join(f"{name} {size:,}" for name, size in found["mesh"].items())
-    print(f"{found['parameters']:,} parameters on {mesh} ranks. A step of rank 0:\n")
+    rank = f"rank {found['rank']:,}"
+    print(f"{found['parameters']:,} parameters on {mesh} ranks. A step of {rank}:\n")
     print("when      collective      over        ranks  dtype     times     bytes each    bytes sent in all")
     line = "{when:9} {kind:15} {dimension:10}{ranks:7,}  {dtype:9}{times:6,}{bytes:15,}{all:21,}"
     for row in found["collectives"]:
         print(line.format(all=row["times"] * row["sent"], **row))
     print("\nEach: the input or the output of one rank, the longer one. Sent: by one rank in a ring of n,")
     print("(n-1)/n of each, for an all-reduce twice that.")
-    print("\nBytes that rank 0 holds (of FSDP's groups, one):")
+    groups = " (of FSDP's groups, one)" if "gathered group" in found["memory"] else ""
+    print(f"\nBytes that {rank} holds{groups}:")
     for name, size in found["memory"].items():
         print(f"    {name:16}{size:18,}")
 
@@ -231,35 +290,100 @@ def read(words: list[str] | None) -> argparse.Namespace:
     parser = workload.Parser(description=__doc__.splitlines()[0])
     option = partial(parser.add_argument, type=int)
     option("ranks", help="in all")
+    option("--pipeline-parallel", default=1, help="stages (%(default)s)")
+    option("--context-parallel", default=1, help="ranks that share a text (%(default)s)")
+    option("--expert-parallel", default=1, help="ranks that share the experts of a block (%(default)s)")
     option("--tensor-parallel", default=1, help="ranks that share a matrix (%(default)s)")
-    option("--replicate", default=1, help="copies of all that is sharded (%(default)s)")
-    option("--batch", default=1, help="texts for each rank of data (%(default)s)")
+    option("--replicate", default=1, help="copies of all that FSDP shards (%(default)s)")
+    option("--batch", default=1, help="texts of a micro-batch, for each rank of data (%(default)s)")
+    option("--microbatches", help="of a step (as many as stages)")
+    option("--experts", default=0, help="in each block, in place of a feed-forward layer (none)")
+    option("--stage", default=0, help="whose first rank is shown (%(default)s)")
     for name, size in MODEL.items():
         option(f"--{name}", default=size, help="of the model (%(default)s)")
-    parser.add_argument("--precision", choices=POLICIES, default="fp32", help="of gathers (fp32)")
+    parser.add_argument("--precision", choices=POLICIES, default="fp32", help="of FSDP's gathers (fp32)")
     parser.add_argument("--json", action="store_true", help="the same for a program")
     given = parser.parse_args(words)
+    if given.microbatches is None:
+        given.microbatches = given.pipeline_parallel
     for name, size in vars(given).items():
-        if type(size) is int and size < 1:
-            workload.refuse(f"{name} must be at least 1, not {size}")
-    refuse_remainder("ranks", given.ranks, given.tensor_parallel * given.replicate)
-    refuse_remainder("heads", given.heads, given.tensor_parallel)
-    refuse_remainder("hidden", given.hidden, given.heads)
+        least = 0 if name in ("experts", "stage") else 1
+        if type(size) is int and size < least:
+            workload.refuse(f"{name} must be at least {least}, not {size}")
+    check(given)
     return given
 
 
-def refuse_remainder(name, size, part):
+def mesh_of(given: argparse.Namespace) -> dict[str, int]:
+    """The size of each dimension. Two have FSDP and lesson 13's sharding; as soon as one of the others
+    is asked for, all are there.
+    """
+    names = ["pipeline", "context", "expert", "tensor"]
+    if is_lesson_13(given):
+        names = ["tensor"]
+    elif not given.experts:
+        names.remove("expert")
+    mesh = {name: getattr(given, f"{name}_parallel") for name in names}
+    replicate = {"replicate": given.replicate} if given.replicate > 1 else {}
+    copy = given.replicate * math.prod(mesh.values())
+    refuse_remainder(f"{given.ranks} ranks do", given.ranks, copy)
+    return replicate | {"data": given.ranks // copy} | mesh
+
+
+def is_lesson_13(given: argparse.Namespace) -> bool:
+    return given.pipeline_parallel == given.context_parallel == 1 and not given.experts
+
+
+def check(given: argparse.Namespace) -> None:
+    """Refuse what cannot be sharded so."""
+    mesh_of(given)
+    stages = given.pipeline_parallel
+    refuse_divisor("--tensor-parallel", given.tensor_parallel, given.heads, "heads")
+    refuse_remainder(f"--hidden {given.hidden} does", given.hidden, given.heads)
+    if given.stage >= stages:
+        workload.refuse(f"--stage {given.stage} is not one of {stages}, the first of which is 0")
+    if is_lesson_13(given):
+        if given.microbatches > 1 or given.expert_parallel > 1:
+            workload.refuse("--expert-parallel needs --experts, and --microbatches stages: leave it out")
+        return
+    if given.replicate > 1 or given.precision != "fp32":
+        workload.refuse("--replicate and --precision are FSDP's, for data and tensor alone: leave them out")
+    refuse_divisor("--pipeline-parallel", stages, given.layers, "layers")
+    if given.microbatches < stages:
+        workload.refuse(f"{stages} stages need {stages} micro-batches or more, not {given.microbatches}")
+    # Each rank of a ring has two chunks of a text.
+    refuse_remainder(f"--length {given.length} does", given.length, 2 * given.context_parallel)
+    if given.experts:
+        refuse_divisor("--expert-parallel", given.expert_parallel, given.experts, "experts")
+        # All experts get as many tokens.
+        tokens = given.batch * given.length // given.context_parallel
+        refuse_divisor("--experts", given.experts, tokens, "tokens of a rank")
+
+
+def refuse_remainder(what: str, size: int, part: int) -> None:
     if size % part:
-        workload.refuse(f"{size} {name} do not divide by {part}")
+        fits = math.ceil(size / part) * part
+        workload.refuse(f"{what} not divide by {part}: take {fits}, for instance")
+
+
+def refuse_divisor(option: str, size: int, count: int, what: str) -> None:
+    if count % size:
+        fits = max(number for number in range(1, size) if count % number == 0)
+        workload.refuse(f"{option} {size} does not divide {count} {what}: take {fits}, for instance")
 
 
 def main(words: list[str] | None = None) -> None:
     given = read(words)
-    mesh = {"replicate": given.replicate} if given.replicate > 1 else {}
-    mesh["data"] = given.ranks // (given.tensor_parallel * given.replicate)
-    mesh["tensor"] = given.tensor_parallel
-    model = {name: getattr(given, name) for name in MODEL}
-    found = report(given.ranks, mesh, model=model, batch=given.batch, precision=given.precision)
+    found = report(
+        given.ranks,
+        mesh_of(given),
+        given.stage,
+        model={name: getattr(given, name) for name in MODEL},
+        batch=given.batch,
+        precision=given.precision,
+        experts=given.experts,
+        microbatches=given.microbatches,
+    )
     if given.json:
         print(json.dumps(found))
     else:
@@ -268,3 +392,4 @@ def main(words: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+    gc.freeze()  # or Python would look through all of torch's objects once more, for 0.4 s

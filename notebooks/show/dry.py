@@ -1,4 +1,4 @@
-"""Notebook 13a: dry runs of many blocks from those of two, and the pictures of what they find."""
+"""Notebook 13a: dry runs, and the pictures of what they find."""
 
 import functools
 
@@ -19,23 +19,10 @@ PARTS = {
 
 @functools.cache
 def at(ranks, tensor=1, replicate=1, batch=1):
-    """What a dry run of all blocks would find, from one with one block and one with two."""
+    """A dry run on so many ranks."""
     mesh = {"replicate": replicate} if replicate > 1 else {}
     mesh |= {"data": ranks // tensor // replicate, "tensor": tensor}
-    options = {"batch": batch, "precision": "bf16"}
-    models = (dry_run.MODEL | {"layers": layers} for layers in (1, 2))
-    one, two = (dry_run.report(ranks, mesh, model=model, **options) for model in models)
-
-    def grow(small, large):
-        return small + (dry_run.MODEL["layers"] - 1) * (large - small)
-
-    rows = [
-        row | {"times": grow(row["times"], more["times"])}
-        for row, more in zip(one["collectives"], two["collectives"], strict=True)
-    ]
-    memory = {name: grow(size, two["memory"][name]) for name, size in one["memory"].items()}
-    parameters = grow(one["parameters"], two["parameters"])
-    return {"mesh": mesh, "parameters": parameters, "collectives": rows, "memory": memory}
+    return dry_run.report(ranks, mesh, batch=batch, precision="bf16")
 
 
 def sent(found, dimension=None):

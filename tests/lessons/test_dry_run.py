@@ -18,6 +18,7 @@ from lessons import ROOT
 from meshes import run_probe
 from parts import limericks
 from planner import dry_run
+from planner import formulas as planner
 
 TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # shards of these are uneven
 MESHES = [
@@ -32,16 +33,43 @@ EVEN = TINY | {"vocabulary": 16, "layers": 3}
 CASES += [(MESHES[0], {"model": EVEN, "batch": 1, "precision": "bf16"}), (MESHES[4], {"model": EVEN})]
 
 
+def sizes_of(data=1, pipeline=1, context=1, tensor=1, expert=None):
+    spread = {"expert": expert} if expert else {}
+    return {"data": data, "pipeline": pipeline, "context": context} | spread | {"tensor": tensor}
+
+
+STAGED = EVEN | {"length": 8, "layers": 6}
+ALL = {"model": STAGED, "batch": 2, "microbatches": 3}
+WITH_EXPERTS = ALL | {"experts": 4}
+MANY_CASES = [
+    (sizes_of(pipeline=2, context=2), ALL),
+    (sizes_of(data=2, pipeline=2), ALL),
+    (sizes_of(context=2, tensor=2), ALL),
+    (sizes_of(pipeline=2, tensor=2), ALL),
+    (sizes_of(context=4), {"model": STAGED}),
+    (sizes_of(expert=4), WITH_EXPERTS),
+    (sizes_of(expert=2, tensor=2), WITH_EXPERTS),
+    (sizes_of(pipeline=2, expert=2), WITH_EXPERTS),
+    (sizes_of(context=2, expert=2), WITH_EXPERTS | {"experts": 2}),
+    (sizes_of(data=4, expert=1), WITH_EXPERTS),
+]
+ON_EIGHT = [
+    (sizes_of(pipeline=2, context=2, tensor=2), ALL),
+    (sizes_of(data=2, pipeline=2, tensor=2), ALL),
+    (sizes_of(pipeline=2, expert=2, tensor=2), WITH_EXPERTS),
+]
+
+
 @pytest.fixture(scope="module")
 def real(forks, tmp_path_factory):
-    """What each of four real processes found: on gloo, with tensors that have a content."""
+    """What each of several real processes found: on gloo, with tensors that have a content."""
 
-    def run(probe):
+    def run(probe, cases=CASES, processes=4):
         folder = tmp_path_factory.mktemp(probe)
-        (folder / "cases.json").write_text(json.dumps(CASES))
-        result = run_probe(forks, folder, probe, launcher.command("13_gpt", 4), folder / "cases.json")
+        (folder / "cases.json").write_text(json.dumps(cases))
+        result = run_probe(forks, folder, probe, launcher.command("13_gpt", processes), folder / "cases.json")
         assert result.code == 0, result.stderr
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
 
     return run
 
@@ -49,6 +77,11 @@ def real(forks, tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(real):
     return real("dry_run_measure")
+
+
+@pytest.fixture(scope="module")
+def measured_on_all_dimensions(real):
+    return real("dry_run_measure", MANY_CASES)
 
 
 def as_json(found):
@@ -67,6 +100,30 @@ def test_it_says_what_four_real_processes_do(measured, number):
             assert other["collectives"] == dry["collectives"]
         for name, size in other["memory"].items():
             assert size <= dry["memory"][name], name
+
+
+def compare(mesh, options, found):
+    """Each stage's dry run, with what its real processes found. All shards of a stage are as long."""
+    stages = {}
+    for each in found:
+        stage = each["rank"] // (len(found) // mesh["data"] // mesh["pipeline"]) % mesh["pipeline"]
+        if stage not in stages:
+            stages[stage] = as_json(dry_run.report(len(found), mesh, stage, **options))
+            assert each["rank"] == stages[stage]["rank"]
+        assert each | {"rank": 0} == stages[stage] | {"rank": 0}
+    assert len(stages) == mesh["pipeline"]
+
+
+@pytest.mark.quick("0", "6", "7")
+@pytest.mark.parametrize("number", range(len(MANY_CASES)))
+def test_on_all_dimensions_too(measured_on_all_dimensions, number):
+    compare(*MANY_CASES[number], [found[number] for found in measured_on_all_dimensions])
+
+
+def test_and_on_eight_processes(real):
+    found = real("dry_run_measure", ON_EIGHT, 8)
+    for number, case in enumerate(ON_EIGHT):
+        compare(*case, [each[number] for each in found])
 
 
 def test_it_says_what_a_step_of_lesson_13_does(real):
@@ -192,6 +249,80 @@ def test_blocks_that_are_alike_cost_alike():
         assert four["memory"][name] - three["memory"][name] == three["memory"][name] - two["memory"][name]
 
 
+# ---- all dimensions, and the planner's formulas ----
+
+MESHES_OF_16384 = [
+    (sizes_of(64, pipeline=8, context=4, tensor=8), {"microbatches": 8}),
+    (sizes_of(128, pipeline=16, context=1, tensor=8), {"microbatches": 40, "batch": 2}),
+    (sizes_of(128, context=16, tensor=8), {}),
+    (sizes_of(16, pipeline=8, context=2, expert=8, tensor=8), {"microbatches": 12, "experts": 64}),
+]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(("mesh", "options"), MESHES_OF_16384)
+def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):
+    """At a byte a second and without latency, a formula's seconds are bytes."""
+    stages, context, tensor = (mesh[name] for name in ("pipeline", "context", "tensor"))
+    stage = stages - 1 if is_last else 0
+    dry = dry_run.report(16384, mesh, stage, **options)
+    model, batch = dry_run.MODEL, options.get("batch", 1)
+    microbatches = options.get("microbatches", 1)
+    layers = microbatches * model["layers"] // stages
+    message = 4 * batch * model["length"] // context * model["hidden"]
+    passes = Counter()
+    for row in dry["collectives"]:
+        if row["when"] in ("forward", "backward"):
+            passes[row["dimension"], row["kind"]] += row["times"] * row["sent"]
+    expected = {
+        ("context", "send"): layers * planner.ring_attention_seconds(2 * message / tensor, context, 1, 0),
+        ("tensor", "all-reduce"): layers * 4 * planner.all_reduce_seconds(message, tensor, 1, 0, "ring"),
+        ("pipeline", "send"): microbatches * message if stages > 1 else 0,
+    }
+    if experts := options.get("experts"):
+        counts = 8 * experts * mesh["expert"]  # what each rank has for each expert
+        expected["expert", "all-to-all"] = (
+            layers * 4 * planner.all_to_all_seconds(message, mesh["expert"], 1, 0)
+        )
+        expected["expert", "all-gather"] = layers * counts * (mesh["expert"] - 1) // mesh["expert"]
+    assert +passes == {key: size for key, size in expected.items() if size}
+
+    hidden, blocks, own = model["hidden"], model["layers"] // stages, Counter()
+    own["all"] = blocks * ((4 * hidden**2 + 3 * hidden) / tensor + 5 * hidden)  # attention, and two norms
+    if experts:
+        own["all"] += blocks * experts * hidden  # the router
+        own["expert"] = blocks * experts / mesh["expert"] * 8 * hidden**2 / tensor
+    else:
+        own["all"] += blocks * ((8 * hidden**2 + 4 * hidden) / tensor + hidden)
+    if stage == 0:
+        own["all"] += (model["vocabulary"] + model["length"]) * hidden
+    if stage == stages - 1:
+        own["all"] += 2 * hidden + model["vocabulary"] * hidden
+    assert dry["memory"]["parameters"] == dry["memory"]["gradients"] == 4 * own.total()
+    for name in ("data", "context", "expert"):
+        count = own["all"] if name == "expert" else own.total()
+        sent = sum(
+            row["times"] * row["sent"]
+            for row in dry["collectives"]
+            if (row["when"], row["dimension"]) == ("gradients", name)
+        )
+        assert sent == pytest.approx(planner.all_reduce_seconds(4 * count, mesh.get(name, 1), 1, 0, "ring"))
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 2), (4, 4), (4, 9)])
+def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):
+    mesh = sizes_of(2, pipeline=stages)
+    model = STAGED | {"layers": 4}
+    first = dry_run.report(2 * stages, mesh, model=model, microbatches=microbatches)["memory"]["activations"]
+    once = dry_run.report(2 * stages, mesh, model=model, microbatches=1)["memory"]["activations"]
+    assert first == once * planner.pipeline_held(stages, microbatches) * stages
+    last, of_one = (
+        dry_run.report(2 * stages, mesh, stages - 1, model=model, microbatches=count)["memory"]["activations"]
+        for count in (microbatches, 1)
+    )
+    assert last == of_one
+
+
 # ---- the command ----
 
 
@@ -228,10 +359,37 @@ def test_the_mesh_and_the_model_are_the_readers(capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("10 --tensor-parallel 4", "10 ranks do not divide by 4"),
-        ("16 --tensor-parallel 2 --replicate 3", "16 ranks do not divide by 6"),
-        ("12 --tensor-parallel 3", "32 heads do not divide by 3"),
-        ("8 --hidden 100", "100 hidden do not divide by 32"),
+        ("10 --tensor-parallel 4", "10 ranks do not divide by 4: take 12, for instance"),
+        ("16 --tensor-parallel 2 --replicate 3", "16 ranks do not divide by 6: take 18, for instance"),
+        ("20 --pipeline 2 --context 2 --tensor 2", "20 ranks do not divide by 8: take 24, for instance"),
+        ("12 --tensor-parallel 3", "--tensor-parallel 3 does not divide 32 heads: take 2, for instance"),
+        ("12 --pipeline 6", "--pipeline-parallel 6 does not divide 32 layers: take 4, for instance"),
+        (
+            "6 --expert-parallel 6 --experts 8",
+            "--expert-parallel 6 does not divide 8 experts: take 4, for instance",
+        ),
+        ("8 --hidden 100", "--hidden 100 does not divide by 32: take 128, for instance"),
+        ("8 --context 4 --length 100", "--length 100 does not divide by 8: take 104, for instance"),
+        ("8 --experts 3", "--experts 3 does not divide 2048 tokens of a rank: take 2, for instance"),
+        (
+            "8 --pipeline 8 --microbatches 4",
+            "8 stages need 8 micro-batches or more, not 4",
+        ),
+        ("8 --pipeline 8 --stage 8", "--stage 8 is not one of 8, the first of which is 0"),
+        ("8 --stage 1", "--stage 1 is not one of 1, the first of which is 0"),
+        (
+            "8 --pipeline 2 --replicate 2",
+            "--replicate and --precision are FSDP's, for data and tensor alone: leave them out",
+        ),
+        (
+            "8 --context 2 --precision bf16",
+            "--replicate and --precision are FSDP's, for data and tensor alone: leave them out",
+        ),
+        (
+            "8 --expert-parallel 2",
+            "--expert-parallel needs --experts, and --microbatches stages: leave it out",
+        ),
+        ("8 --microbatches 2", "--expert-parallel needs --experts, and --microbatches stages: leave it out"),
         ("0", "ranks must be at least 1, not 0"),
         ("8 --layers 0", "layers must be at least 1, not 0"),
         ("many", "argument ranks: invalid int value: 'many'"),
