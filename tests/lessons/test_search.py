@@ -51,8 +51,8 @@ MODELS = {
     "80b": nanotron(80, 8192, 64, 28_672),
 }
 # 4,096 tokens in a text, 256 texts in a step, on H100s. Model, GPUs; the layout (tensor, pipeline) that was
-# the fastest of all that were run, and its tokens a second on each GPU; the layout that the search puts first,
-# and its tokens (0: all runs of it failed); the same for gradients that are added up in 32 bits.
+# the fastest of all that were run, and its tokens a second on each GPU; the layout that the search puts
+# first, and its tokens (0: all runs of it failed); the same for gradients that are added up in 32 bits.
 PLAYBOOK = [
     ("1b", 8, (1, 1), 40150, (1, 1), 40150, (1, 1), 40150),
     ("1b", 16, (1, 1), 38840, (1, 1), 38840, (1, 1), 38840),
@@ -183,10 +183,10 @@ def test_what_the_search_puts_first_was_measured_too():
     """SOURCES["playbook"], whose authors ran nearly every layout: what would the planner's advice have cost?
 
     For the two small models, the first of the search has at least 88% of the best measured speed in 9 rows of
-    14, and less from 128 GPUs on. The planner expects next to no loss there, and what was measured falls: to a
-    ninth of the speed on 8 GPUs for 1b, to a quarter for 3b. For the two large models all runs of the first
-    failed. nanotron adds gradients up in 32 bits, which takes 4 bytes for each parameter that the planner does
-    not count. Where they are counted, what comes first ran in 7 of the 12 rows."""
+    14, and less from 128 GPUs on. The planner expects next to no loss there, and what was measured falls: to
+    a ninth of the speed on 8 GPUs for 1b, to a quarter for 3b. For the two large models all runs of the first
+    failed. nanotron adds gradients up in 32 bits, which takes 4 bytes for each parameter that the planner
+    does not count. Where they are counted, what comes first ran in 7 of the 12 rows."""
     form = "{:7}{:>6}  {:8}{:>7}  {:8}{:>7}{:>9}  {:8}{:>7}"
     lines = [form.format("model", "GPUs", "fastest", "was", "first", "was", "planned", "32 bits", "was")]
     for name, gpus, best, speed, first, speed_of_first, leaner, speed_of_leaner in PLAYBOOK:
