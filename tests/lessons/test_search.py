@@ -19,12 +19,16 @@ SOURCES = {
     "megatron-2021": "Narayanan 2021, table 1: public file 66766946069",
     "megatron-2022": "Korthikanti 2022, table 3: public file 69442322288",
     "torchtitan": "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
+    "playbook": "Hugging Face 2025, The Ultra-Scale Playbook, the picture of all its runs: "
+    "vinjn/nanotron-ultrascale-playbook, assets/data/benchmarks/benchmarks_interactive.html; its models: "
+    "huggingface/nanotron, scripts/scaling_benchmarks.py, public file 5793370883",
 }
 A100 = {"peak": 312e12, "bandwidth_node": 300e9, "bandwidth_network": 25e9}
 OLD = A100 | {"stage": 0, "recompute": "full", "context_parallel": 1}
 NEWER = A100 | {"stage": 0, "recompute": "selective", "context_parallel": 1}
 TITAN = {"memory": 96e9}
 FP8 = TITAN | {"precision": "fp8"}
+NANOTRON = {"stage": 1, "recompute": "selective", "context_parallel": 1, "interleave": 1}
 LLAMA = {size: plans.named(f"llama3-{size}") for size in ("8b", "70b", "405b")}
 
 
@@ -32,6 +36,51 @@ def gpt(layers, hidden, heads):
     params = round(formulas.transformer_params(layers, hidden, 51_200, 2048))
     return {"params": params, "layers": layers, "hidden": hidden, "heads": heads}
 
+
+def nanotron(layers, hidden, heads, feed_forward, logits=1):
+    """No grouped queries; the two small ones have no logits of their own."""
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads}
+    sizes |= {"feed_forward": feed_forward, "vocab": 131_072}
+    return sizes | {"params": formulas.gated_params(**sizes) - (1 - logits) * sizes["vocab"] * hidden}
+
+
+MODELS = {
+    "1b": nanotron(16, 2048, 32, 8192, logits=0),
+    "3b": nanotron(28, 3072, 32, 8192, logits=0),
+    "8b": nanotron(32, 4096, 32, 14_336),
+    "80b": nanotron(80, 8192, 64, 28_672),
+}
+# 4,096 tokens in a text, 256 texts in a step, on H100s. Model, GPUs; the layout (tensor, pipeline) that was
+# the fastest of all that were run, and its tokens a second on each GPU; the layout that the search puts
+# first, and its tokens (0: all runs of it failed); the same for gradients that are added up in 32 bits.
+PLAYBOOK = [
+    ("1b", 8, (1, 1), 40150, (1, 1), 40150, (1, 1), 40150),
+    ("1b", 16, (1, 1), 38840, (1, 1), 38840, (1, 1), 38840),
+    ("1b", 32, (1, 1), 36990, (1, 1), 36990, (1, 1), 36990),
+    ("1b", 64, (1, 1), 31297, (1, 1), 31297, (1, 1), 31297),
+    ("1b", 128, (2, 1), 30186, (1, 1), 26446, (1, 1), 26446),
+    ("1b", 256, (4, 1), 23775, (1, 1), 15700, (1, 1), 15700),
+    ("1b", 512, (2, 2), 4603, (2, 1), 697, (2, 1), 697),
+    ("3b", 8, (1, 2), 16426, (1, 1), 16341, (1, 1), 16341),
+    ("3b", 16, (1, 1), 16385, (1, 1), 16385, (1, 1), 16385),
+    ("3b", 32, (1, 1), 15387, (1, 1), 15387, (1, 1), 15387),
+    ("3b", 64, (1, 1), 13312, (1, 1), 13312, (1, 1), 13312),
+    ("3b", 128, (4, 1), 13337, (1, 1), 10116, (1, 1), 10116),
+    ("3b", 256, (4, 1), 10323, (1, 1), 5518, (1, 1), 5518),
+    ("3b", 512, (4, 1), 4045, (2, 1), 1692, (2, 1), 1692),
+    ("8b", 8, (1, 4), 7503, (1, 1), 0, (1, 2), 2752),
+    ("8b", 16, (4, 1), 7290, (1, 1), 0, (1, 2), 2681),
+    ("8b", 32, (1, 2), 7186, (1, 1), 0, (2, 1), 6783),
+    ("8b", 64, (1, 2), 6555, (1, 1), 0, (2, 1), 6539),
+    ("8b", 128, (8, 1), 6028, (1, 1), 0, (2, 1), 5440),
+    ("8b", 256, (8, 1), 5428, (1, 1), 0, (2, 1), 3751),
+    ("8b", 512, (4, 1), 3101, (2, 1), 0, (2, 1), 0),
+    ("80b", 32, (8, 4), 285, (4, 4), 0, (4, 8), 0),
+    ("80b", 64, (4, 16), 665, (4, 2), 0, (4, 4), 0),
+    ("80b", 128, (4, 32), 662, (4, 2), 0, (4, 4), 0),
+    ("80b", 256, (4, 16), 594, (8, 1), 0, (4, 4), 0),
+    ("80b", 512, (16, 1), 343, (8, 1), 0, (8, 2), 308),
+]
 
 # Source, model, what was given, GPUs, tokens of a text, texts of a step; tensor, pipeline, context.
 PUBLISHED = [
@@ -64,6 +113,7 @@ PUBLISHED = [
     ("torchtitan", LLAMA["405b"], FP8, 512, 65_536, 32, (8, 8, 2)),
     ("torchtitan", LLAMA["405b"], FP8, 512, 131_072, 16, (8, 8, 4)),
     ("torchtitan", LLAMA["405b"], FP8, 512, 262_144, 8, (8, 8, 8)),
+    *[("playbook", MODELS[name], NANOTRON, gpus, 4096, 256, (*best, 1)) for name, gpus, best, *_ in PLAYBOOK],
 ]
 
 
@@ -83,41 +133,81 @@ def speeds_of(model, given, gpus, seq, texts):
 
 
 def test_published_choices_among_those_that_the_search_finds():
-    """SOURCES["llama3"], SOURCES["megatron-2021"], SOURCES["megatron-2022"], SOURCES["torchtitan"].
+    """SOURCES["llama3"], SOURCES["megatron-2021"], SOURCES["megatron-2022"], SOURCES["torchtitan"],
+    SOURCES["playbook"].
 
-    Every published choice is found to fit, and none is planned to have less than 80% of the best speed. 14 of
-    29 are among the first three; but in 5 of those rows no more than four layouts fit at all."""
+    30 of 55 published choices are among the first three; but in 5 of those rows no more than four layouts fit
+    at all. Two are not among what the search tries: 32 stages for 80 layers, and tensor parallelism over two
+    machines. Three are planned to have less than 80% of the best speed, the lowest 68%."""
     form = "{:15}{:>9}{:>8}{:>9}  {:13}{:>5}{:>4}{:>8}  {}"
     lines = [form.format("source", "params", "GPUs", "text", "published", "is", "of", "speed", "first")]
-    among, few, shares = 0, 0, []
+    among, few, shares, untried = 0, 0, [], []
     for source, model, given, gpus, seq, texts, chosen in PUBLISHED:
         speeds = speeds_of(model, given, gpus, seq, texts)
-        position, first = list(speeds).index(chosen) + 1, next(iter(speeds))
-        shares.append(speeds[chosen] / speeds[first])
-        among += position <= 3
-        few += len(speeds) <= 4
+        first = next(iter(speeds))
+        position, share = "-", "-"
+        if chosen in speeds:
+            position = list(speeds).index(chosen) + 1
+            shares.append(speeds[chosen] / speeds[first])
+            share = f"{shares[-1]:.0%}"
+            among += position <= 3
+            few += position <= 3 and len(speeds) <= 4
+        else:
+            untried.append(chosen)
         sizes = (f"{model['params'] / 1e9:.1f}e9", f"{gpus:,}", f"{seq:,}")
-        found = (position, len(speeds), f"{shares[-1]:.0%}", str(first))
-        lines.append(form.format(source, *sizes, str(chosen), *found))
-    lines.append(f"Among the first three: {among} of {len(shares)} (tensor, pipeline, context)")
+        lines.append(form.format(source, *sizes, str(chosen), position, len(speeds), share, str(first)))
+    lines.append(f"Among the first three: {among} of {len(PUBLISHED)} (tensor, pipeline, context)")
     print("\n".join(lines))
-    assert (among, few, len(shares)) == (14, 5, 29)
-    assert 0.80 < min(shares) < 0.81
-    assert sum(share > 0.9 for share in shares) == 23
+    assert (among, few, len(PUBLISHED)) == (30, 5, 55)
+    assert untried == [(4, 32, 1), (16, 1, 1)]
+    assert 0.68 < min(shares) < 0.69
+    assert [sum(share > least for share in shares) for least in (0.8, 0.9)] == [50, 38]
 
 
 def test_most_misses_come_from_what_tensor_parallelism_sends():
-    """The planner hides none of it. If it cost nothing inside a machine, 21 of 29 choices would be among the
-    first three, all of Megatron's with them. Llama 3's two of 8k are the fifth of those without context
-    parallelism; with it, ring attention takes a part of tensor parallelism's work, and hides it."""
+    """The planner hides none of it. If it cost nothing inside a machine, 21 of 29 choices (without the
+    playbook's) would be among the first three, all of Megatron's with them. Llama 3's two of 8k are the fifth
+    of those without context parallelism; with it, ring attention takes a part of tensor parallelism's work,
+    and hides it."""
     among = []
     for source, model, given, *sizes, chosen in PUBLISHED:
         speeds = speeds_of(model, given | {"bandwidth_node": 1e15}, *sizes)
-        if chosen in list(speeds)[:3]:
+        if chosen in list(speeds)[:3] and source != "playbook":
             among.append(source)
     assert len(among) == 21 and sum(source.startswith("megatron") for source in among) == 14
     for _, model, given, *sizes, chosen in PUBLISHED[:2]:
         assert list(speeds_of(model, given | {"context_parallel": 1}, *sizes)).index(chosen) == 4
+
+
+def test_what_the_search_puts_first_was_measured_too():
+    """SOURCES["playbook"], whose authors ran nearly every layout: what would the planner's advice have cost?
+
+    For the two small models, the first of the search has at least 88% of the best measured speed in 9 rows of
+    14, and less from 128 GPUs on. The planner expects next to no loss there, and what was measured falls: to
+    a ninth of the speed on 8 GPUs for 1b, to a quarter for 3b. For the two large models all runs of the first
+    failed. nanotron adds gradients up in 32 bits, which takes 4 bytes for each parameter that the planner
+    does not count. Where they are counted, what comes first ran in 7 of the 12 rows."""
+    form = "{:7}{:>6}  {:8}{:>7}  {:8}{:>7}{:>9}  {:8}{:>7}"
+    lines = [form.format("model", "GPUs", "fastest", "was", "first", "was", "planned", "32 bits", "was")]
+    for name, gpus, best, speed, first, speed_of_first, leaner, speed_of_leaner in PLAYBOOK:
+        sizes = {"gpus": gpus, "seq": 4096, "batch_tokens": 256 * 4096}
+        found = search.search(searched(**MODELS[name] | NANOTRON | sizes), None)
+        planned = f"{found[0]['tokens_per_second'] / gpus:,.0f}"
+        said = (str(best), speed, str(first), speed_of_first, planned, str(leaner), speed_of_leaner)
+        lines.append(form.format(name, gpus, *said))
+        assert layout_of(found[0])[:2] == first, "look up what was measured of the new first"
+        fits = [one for one in found if sum(one["memory_bytes"].values()) + sums_bytes(one) <= 80e9]
+        assert layout_of(fits[0])[:2] == leaner, "look up what was measured of it"
+    print("\n".join(lines))
+    small, large = PLAYBOOK[:14], PLAYBOOK[14:]
+    assert sum(row[5] >= 0.875 * row[3] for row in small) == 9
+    assert [row[1] for row in small if row[5] < 0.8 * row[3]] == [256, 512, 128, 256, 512]
+    assert not any(row[5] for row in large) and sum(row[7] > 0 for row in large) == 7
+
+
+def sums_bytes(found):
+    """Of gradients in 32 bits, beside those in 16."""
+    return 4 * found["job"]["params"] / found["job"]["tensor_parallel"] / found["job"]["pipeline"]
 
 
 def test_a_search_is_a_plan_of_each_and_none_is_faster():

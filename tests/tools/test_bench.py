@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pieces
 import pytest
 import report
 import rows
@@ -37,6 +38,45 @@ def test_the_page_says_of_scaling_what_the_file_that_it_names_holds():
     name = re.search(r"<!-- scaling (\S+) -->", page)[1]
     result = json.loads((scaling.RESULTS / name).read_text())
     assert page == scaling.replaced(page, scaling.section(result), name)
+
+
+def test_the_page_says_of_the_ring_what_the_file_that_it_names_holds():
+    page = report.PAGE.read_text()
+    name = re.search(r"<!-- pieces (\S+) -->", page)[1]
+    result = json.loads((pieces.RESULTS / name).read_text())
+    assert page == pieces.replaced(page, pieces.section(result), name)
+    assert name == f"{bench.name_of(result)}.json"
+    for way in ("gloo", "ring", "memory kept", "two connections", "in pieces"):
+        other = copy.deepcopy(result)
+        sizes = other["rows"]["2"][way]
+        sizes[str(2**22)]["seconds"] = [3 * value for value in sizes[str(2**22)]["seconds"]]
+        assert pieces.section(other) != pieces.section(result), way
+
+
+SUMS = """
+import torch, wires
+from pieces import ring_in_pieces
+import torch.distributed as dist
+wires.meet()
+groups, kept = [dist.new_group(), dist.new_group()], torch.empty(2, 4)
+for length in (0, 1, 2, 12, 13, 100):  # empty chunks, and up to nine pieces of four numbers
+    tensor = torch.arange(float(length)) * (wires.rank + 1)
+    ring_in_pieces(tensor, groups, kept)
+    ranks = wires.world_size * (wires.world_size + 1) // 2
+    assert tensor.tolist() == [float(ranks * number) for number in range(length)], length
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_the_ring_in_pieces_is_right(tmp_path, processes):
+    environment = {"STORE": str(tmp_path / "store"), "WORLD_SIZE": str(processes)}
+    environment["PYTHONPATH"] = str(pieces.RACE.parent)
+    words = [sys.executable, "-c", SUMS]
+    ranks = [rows.start(words, tmp_path, RANK=str(rank), **environment) for rank in range(processes)]
+    for process in ranks:
+        rows.finish(process)
 
 
 def test_scaling_writes_a_line_for_each_number_of_processes(tmp_path):

@@ -1,0 +1,135 @@
+"""What makes a ring of send and receive as fast as gloo's: one thing after the other.
+
+    python tools/bench/pieces.py                        a table, and a dated file in results/pieces
+    python tools/bench/pieces.py --pages FILE.json      measure nothing: write README's section from this file
+
+The ways are those of notebook 03a (notebooks/show/travel/race.py), and take turns in the same processes. A
+repeat takes half a minute; each of its numbers is the median on rank 0.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import report
+import rows
+
+import bench
+
+RESULTS = rows.HERE / "results" / "pieces"
+RACE = rows.launcher.ROOT / "notebooks/show/travel/race.py"
+COUNTS = (2, 4)
+SECONDS = 0.4  # for a way and a size
+MIB = 2**20
+ENDS = ("<!-- pieces ", "<!-- end -->")
+
+
+def race(folder: Path, processes: int) -> dict:
+    """For each way and size, the median milliseconds of one all-reduce, and those of CPU time."""
+    environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(processes), "SECONDS_EACH": str(SECONDS)}
+    environment["PYTHONPATH"] = str(rows.launcher.ROOT / "notebooks/show/inside")
+    ranks = [
+        rows.start(
+            [sys.executable, RACE], folder, RANK=str(rank), RESULT=str(folder / str(rank)), **environment
+        )
+        for rank in range(processes)
+    ]
+    for process in ranks:
+        rows.finish(process)
+    found = json.loads((folder / "0").read_text())
+    return {
+        way: {
+            size: {name: 1000 * statistics.median(times) for name, times in both.items()}
+            for size, both in sizes.items()
+        }
+        for way, sizes in found.items()
+    }
+
+
+def measure(repeats: int) -> dict:
+    found = {}
+    for repeat in range(repeats):
+        for processes in COUNTS:
+            with rows.empty_folder() as folder:
+                bench.collect(found, {str(processes): race(folder, processes)})
+            print(f"repeat {repeat + 1} of {repeats}, {processes} processes", flush=True)
+    return found
+
+
+def table(ways: dict) -> str:
+    lines = []
+    for size in ways["gloo"]:
+        times = {way: sizes[size]["seconds"] for way, sizes in ways.items()}
+        name = f"{int(size) // MIB} MiB" if int(size) >= MIB else f"{int(size) // 1024} KiB"
+        ratios = [f"{report.ratio(times['gloo'], times[way]):.2f}" for way in times if way != "gloo"]
+        used = [report.middle(ways[way][size]["cpu_seconds"], 1, 1) for way in ("gloo", "ring", "in pieces")]
+        lines.append([name, report.middle(times["gloo"], 1, 2), *ratios, *used])
+    head = ["of", "gloo's, ms", *[way for way in ways if way != "gloo"]]
+    return report.table([*head, "CPU ms: gloo's", "ring", "in pieces"], lines)
+
+
+def least(ways: dict) -> float:
+    """Of the speed of gloo's, from 1 MiB up."""
+    times = {way: ways[way] for way in ("gloo", "in pieces")}
+    return min(
+        report.ratio(times["gloo"][size]["seconds"], times["in pieces"][size]["seconds"])
+        for size in times["gloo"]
+        if int(size) >= MIB
+    )
+
+
+def longer(ways: dict, size: int) -> str:
+    """By how many milliseconds the ring in pieces takes longer than gloo's."""
+    ours, theirs = (ways[way][str(size)]["seconds"] for way in ("in pieces", "gloo"))
+    return f"{statistics.median(one - other for one, other in zip(ours, theirs, strict=True)):.2f}"
+
+
+def section(result: dict) -> str:
+    two, four = (result["rows"][str(count)] for count in COUNTS)
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. All ways take turns in the same processes; each number is the middle of {result["repeats"]} repeats. The columns after gloo's milliseconds are the speed as a part of gloo's, the last three what one process spends of its CPU time. Each way has one thing more than the one before it: memory that is kept, a connection for each direction, and pieces of 2 MiB, of which one is added while the next travels.
+
+Two processes. From 1 MiB up, the ring in pieces has at least {least(two):.2f} of gloo's speed {report.verdict(least(two), 1)}. At 64 KiB, where next to nothing travels, it takes {longer(two, 2**16)} ms longer than gloo's, and at 1 MiB {longer(two, MIB)}: this is the price of the messages, not of the bytes.
+
+{table(two)}
+
+Four processes: at least {least(four):.2f} {report.verdict(least(four), 1)}. Each has two threads, and all share {result["machine"]["cores"]} cores: at each step the slowest waits until it has one.
+
+{table(four)}
+"""
+
+
+def replaced(text: str, words: str, source: str) -> str:
+    before, mark, rest = text.partition(ENDS[0])
+    if not mark:
+        sys.exit(f"error: the page has no line that begins with {ENDS[0].strip()}")
+    _, end, after = rest.partition(ENDS[1])
+    return f"{before}{mark}{source} -->\n{words}{end}{after}"
+
+
+def main() -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README's section from this file")
+    arguments = parser.parse_args()
+    if arguments.pages:
+        result = json.loads(arguments.pages.read_text())
+        report.PAGE.write_text(replaced(report.PAGE.read_text(), section(result), arguments.pages.name))
+        return
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
+    date = datetime.date.today().isoformat()
+    result = {"date": date, "machine": bench.machine(), "versions": bench.versions()}
+    result |= {"repeats": arguments.repeats, "rows": measure(arguments.repeats)}
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{bench.name_of(result)}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{section(result)}\nKept: {path}")
+
+
+if __name__ == "__main__":
+    main()
