@@ -126,6 +126,21 @@ def test_and_on_eight_processes(real):
         compare(*case, [each[number] for each in found])
 
 
+@pytest.mark.parametrize("number", [0])
+def test_torchs_own_schedule_sends_as_much_and_holds_as_many(real, number):
+    """The dry run takes one micro-batch and multiplies. Here four processes take them all."""
+    mesh, options = MANY_CASES[number]
+    for rank, found in enumerate(real("dry_run_schedule", (mesh, options))):
+        stage, sent, expected = rank // 2, Counter(), Counter()
+        for row in found["collectives"]:
+            sent[tuple(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
+        for row in dry_run.report(4, mesh, stage, **options)["collectives"]:
+            if row["when"] in ("forward", "backward"):
+                expected[tuple(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
+        assert sent == expected
+        assert found["most"] == min(2 - stage, options["microbatches"])
+
+
 def test_it_says_what_a_step_of_lesson_13_does(real):
     """Three steps less two: what is left is one step, whatever comes before and after."""
     for found in real("gpt_steps")[::2]:  # ranks 1 and 3 have a character less
