@@ -11,6 +11,7 @@ import pytest
 import report
 import rows
 import scaling
+import small
 
 import bench
 from lessons import ROOT
@@ -51,6 +52,27 @@ def test_the_page_says_of_the_ring_what_the_file_that_it_names_holds():
         sizes = other["rows"]["2"][way]
         sizes[str(2**22)]["seconds"] = [3 * value for value in sizes[str(2**22)]["seconds"]]
         assert pieces.section(other) != pieces.section(result), way
+
+
+def test_the_page_says_of_a_small_step_what_the_file_that_it_names_holds():
+    page = report.PAGE.read_text()
+    name = re.search(r"<!-- small (\S+) -->", page)[1]
+    result = json.loads((small.RESULTS / name).read_text())
+    assert page == pieces.replaced(page, small.section(result), name, small.ENDS)
+    assert name == f"{bench.name_of(result)}.json"
+    for bound in small.BOUND:
+        for kind in small.KINDS:
+            other = copy.deepcopy(result)
+            times = other["rows"][bound][kind]
+            times["seconds"] = [3 * value for value in times["seconds"]]
+            assert small.section(other) != small.section(result), (bound, kind)
+
+
+@pytest.mark.long
+def test_the_small_steps_come_from_two_processes(tmp_path):
+    found = small.run(tmp_path, "bound")
+    assert list(found) == list(small.KINDS)
+    assert all(0 < value < 10_000 for times in found.values() for value in times.values())
 
 
 SUMS = """

@@ -101,11 +101,11 @@ Four processes: at least {least(four):.2f} {report.verdict(least(four), 1)}. Eac
 """
 
 
-def replaced(text: str, words: str, source: str) -> str:
-    before, mark, rest = text.partition(ENDS[0])
+def replaced(text: str, words: str, source: str, ends: tuple[str, str] = ENDS) -> str:
+    before, mark, rest = text.partition(ends[0])
     if not mark:
-        sys.exit(f"error: the page has no line that begins with {ENDS[0].strip()}")
-    _, end, after = rest.partition(ENDS[1])
+        sys.exit(f"error: the page has no line that begins with {ends[0].strip()}")
+    _, end, after = rest.partition(ends[1])
     return f"{before}{mark}{source} -->\n{words}{end}{after}"
 
 
