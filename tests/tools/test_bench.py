@@ -75,6 +75,17 @@ def test_the_small_steps_come_from_two_processes(tmp_path):
     assert all(0 < value < 10_000 for times in found.values() for value in times.values())
 
 
+def test_four_processes_are_predicted_from_the_cpu_time_of_two():
+    """1.5 times the bytes each, in twice as many processes, on the cores that there are."""
+    two = {"gloo": {"1024": {"cpu_seconds": [2.0, 4.0], "seconds": [0, 0]}}}
+    assert pieces.predicted(two, "1024", cores=2) == [6.0, 12.0]
+    assert pieces.predicted(two, "1024", cores=4) == [3.0, 6.0]
+    for measured, verdict in ((9.0, "1 KiB"), (7.6, "1 KiB"), (7.4, "none"), (11.3, "none")):
+        four = {"gloo": {"1024": {"seconds": [measured]}}}
+        result = {"rows": {"2": two, "4": four}, "machine": {"cores": 2}}
+        assert f"Within 20% (the aim): {verdict};" in pieces.prediction(result), measured
+
+
 SUMS = """
 import torch, wires
 from pieces import ring_in_pieces
