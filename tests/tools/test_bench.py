@@ -11,6 +11,7 @@ import pytest
 import report
 import rows
 import scaling
+import small
 
 import bench
 from lessons import ROOT
@@ -51,6 +52,38 @@ def test_the_page_says_of_the_ring_what_the_file_that_it_names_holds():
         sizes = other["rows"]["2"][way]
         sizes[str(2**22)]["seconds"] = [3 * value for value in sizes[str(2**22)]["seconds"]]
         assert pieces.section(other) != pieces.section(result), way
+
+
+def test_the_page_says_of_a_small_step_what_the_file_that_it_names_holds():
+    page = report.PAGE.read_text()
+    name = re.search(r"<!-- small (\S+) -->", page)[1]
+    result = json.loads((small.RESULTS / name).read_text())
+    assert page == pieces.replaced(page, small.section(result), name, small.ENDS)
+    assert name == f"{bench.name_of(result)}.json"
+    for bound in small.BOUND:
+        for kind in small.KINDS:
+            other = copy.deepcopy(result)
+            times = other["rows"][bound][kind]
+            times["seconds"] = [3 * value for value in times["seconds"]]
+            assert small.section(other) != small.section(result), (bound, kind)
+
+
+@pytest.mark.long
+def test_the_small_steps_come_from_two_processes(tmp_path):
+    found = small.run(tmp_path, "bound")
+    assert list(found) == list(small.KINDS)
+    assert all(0 < value < 10_000 for times in found.values() for value in times.values())
+
+
+def test_four_processes_are_predicted_from_the_cpu_time_of_two():
+    """1.5 times the bytes each, in twice as many processes, on the cores that there are."""
+    two = {"gloo": {"1024": {"cpu_seconds": [2.0, 4.0], "seconds": [0, 0]}}}
+    assert pieces.predicted(two, "1024", cores=2) == [6.0, 12.0]
+    assert pieces.predicted(two, "1024", cores=4) == [3.0, 6.0]
+    for measured, verdict in ((9.0, "1 KiB"), (7.6, "1 KiB"), (7.4, "none"), (11.3, "none")):
+        four = {"gloo": {"1024": {"seconds": [measured]}}}
+        result = {"rows": {"2": two, "4": four}, "machine": {"cores": 2}}
+        assert f"Within 20% (the aim): {verdict};" in pieces.prediction(result), measured
 
 
 SUMS = """

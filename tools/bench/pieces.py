@@ -63,10 +63,9 @@ def table(ways: dict) -> str:
     lines = []
     for size in ways["gloo"]:
         times = {way: sizes[size]["seconds"] for way, sizes in ways.items()}
-        name = f"{int(size) // MIB} MiB" if int(size) >= MIB else f"{int(size) // 1024} KiB"
         ratios = [f"{report.ratio(times['gloo'], times[way]):.2f}" for way in times if way != "gloo"]
         used = [report.middle(ways[way][size]["cpu_seconds"], 1, 1) for way in ("gloo", "ring", "in pieces")]
-        lines.append([name, report.middle(times["gloo"], 1, 2), *ratios, *used])
+        lines.append([name_of(size), report.middle(times["gloo"], 1, 2), *ratios, *used])
     head = ["of", "gloo's, ms", *[way for way in ways if way != "gloo"]]
     return report.table([*head, "CPU ms: gloo's", "ring", "in pieces"], lines)
 
@@ -87,6 +86,34 @@ def longer(ways: dict, size: int) -> str:
     return f"{statistics.median(one - other for one, other in zip(ours, theirs, strict=True)):.2f}"
 
 
+def predicted(two: dict, size: str, cores: int) -> list[float]:
+    """Milliseconds of gloo's all-reduce on four processes, from the CPU time that one of two spends.
+
+    Each of four moves 6/4 of the tensor where each of two moves 2/2, and four share the cores. Nothing waits.
+    """
+    return [1.5 * used * 4 / cores for used in two["gloo"][size]["cpu_seconds"]]
+
+
+def name_of(size: str) -> str:
+    return f"{int(size) // MIB} MiB" if int(size) >= MIB else f"{int(size) // 1024} KiB"
+
+
+def prediction(result: dict) -> str:
+    """The table, and for which sizes it is within 20%."""
+    two, four = (result["rows"][str(count)] for count in COUNTS)
+    lines, near = [], []
+    for size, found in four["gloo"].items():
+        times, measured = predicted(two, size, result["machine"]["cores"]), found["seconds"]
+        off = statistics.median(times) / statistics.median(measured) - 1
+        reached = report.reach(measured, 1, 1)
+        middles = (report.middle(times, 1, 1), report.middle(measured, 1, 1))
+        lines.append([name_of(size), *middles, reached, f"{off:+.0%}"])
+        near += [name_of(size)] * (abs(off) <= 0.2)
+    head = ["gloo's, ms", "predicted", "measured", "least to most", "off"]
+    verdict = f"Within 20% (the aim): {', '.join(near) or 'none'}; the others are missed."
+    return f"{report.table(head, lines)}\n\n{verdict}"
+
+
 def section(result: dict) -> str:
     two, four = (result["rows"][str(count)] for count in COUNTS)
     return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. All ways take turns in the same processes; each number is the middle of {result["repeats"]} repeats. The columns after gloo's milliseconds are the speed as a part of gloo's, the last three what one process spends of its CPU time. Each way has one thing more than the one before it: memory that is kept, a connection for each direction, and pieces of 2 MiB, of which one is added while the next travels.
@@ -98,14 +125,20 @@ Two processes. From 1 MiB up, the ring in pieces has at least {least(two):.2f} o
 Four processes: at least {least(four):.2f} {report.verdict(least(four), 1)}. Each has two threads, and all share {result["machine"]["cores"]} cores: at each step the slowest waits until it has one.
 
 {table(four)}
+
+**Four predicted from two.** CPU time is what the processes share: a process that moves 1.5 times the bytes needs 1.5 times the CPU time, and four need twice what two do. gloo's all-reduce on four processes should take this total, divided by the cores. The formula was written down before what follows was measured.
+
+{prediction(result)}
+
+Where bytes cost most of the time, CPU time says how long it takes. Where messages do, it does not: each of six steps waits until the system gives a core to a thread, out of eight or more, and how long that takes is the system's choice.
 """
 
 
-def replaced(text: str, words: str, source: str) -> str:
-    before, mark, rest = text.partition(ENDS[0])
+def replaced(text: str, words: str, source: str, ends: tuple[str, str] = ENDS) -> str:
+    before, mark, rest = text.partition(ends[0])
     if not mark:
-        sys.exit(f"error: the page has no line that begins with {ENDS[0].strip()}")
-    _, end, after = rest.partition(ENDS[1])
+        sys.exit(f"error: the page has no line that begins with {ends[0].strip()}")
+    _, end, after = rest.partition(ends[1])
     return f"{before}{mark}{source} -->\n{words}{end}{after}"
 
 
