@@ -62,7 +62,7 @@ def train(rank, mesh, device, arguments):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
         for texts, following in workload.progress(train_loader, epoch, quiet=rank > 0):
-            texts, following = texts[:, positions].to(device), following[:, positions].to(device)
+            texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
             losses = []  # of the micro-batches; stays empty where the last stage is not
             optimizer.zero_grad()
             # For each text: a schedule splits all that it gets into micro-batches.
@@ -103,7 +103,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
 
 
 def shard(model, mesh):
-    """Heads in "tensor", positions in "context", blocks in "pipeline"; texts are, in "data"."""
+    """Matrices over "tensor", positions over "context", blocks over "pipeline"."""
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order="zigzag")
@@ -154,7 +154,7 @@ def gather(value):
 def count_correct(schedule, test_loader, positions, device):
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for texts, following in test_loader:
-        texts, following = texts[:, positions].to(device), following[:, positions].to(device)
+        texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
         scores = schedule.eval(texts, positions.expand_as(texts), target=following)
         if scores is not None:  # where the last stage is
             correct += (scores.argmax(dim=2) == following).sum()

@@ -11,37 +11,16 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import workload
+from meshes import ROOT
 from parts import one_mesh
 from parts.ring_attention import positions_of
 
+sys.path.append(str(ROOT / "notebooks/show/inside"))
 lesson = importlib.import_module("17_one_mesh")
+Sent = importlib.import_module("by_dimension").Sent  # the notebook counts with it
 CHARACTERS, LENGTH, HIDDEN, TEXTS, MICROBATCHES = 11, 24, 8, 8, 2
-
-
-class Sent(TorchDispatchMode):
-    """For each dimension: how often this process calls what sends, and how many bytes it gives to it."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = {name: {} for name in one_mesh.NAMES}
-
-    def add(self, group, kind, tensors):
-        if dist.get_world_size(group) > 1:  # alone, there is nobody to send to
-            counts = self.found[group.group_desc.removeprefix("mesh_")].setdefault(kind, [0, 0])
-            counts[0] += 1
-            counts[1] += sum(tensor.nbytes for tensor in tensors)
-
-    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        kind = operator.__name__.partition(".")[0].strip("_")
-        if operator.namespace == "_c10d_functional" and isinstance(arguments[-1], str):  # else it waits
-            group = dist.distributed_c10d._resolve_process_group(arguments[-1])
-            self.add(group, kind.replace("_", ""), arguments[:1])
-        elif operator.namespace == "c10d" and kind != "recv":
-            self.add(dist.ProcessGroup.unbox(arguments[1]), kind, arguments[0])
-        return operator(*arguments, **(options or {}))
 
 
 def build_model():
