@@ -363,8 +363,8 @@ SENTENCES = {
         "- You will see": "Lesson 13 said what it writes.",
         "+ You will see": "This one says who has what.",
         "from functools import partial": "Attention is given its group beforehand, as in lesson 15.",
-        "import fully_shard": "FSDP goes, so that all averaging is in sight. A schedule comes, from lesson 10.",
-        "one_mesh  # the other": "What checks the sizes, makes the mesh and keeps a stage is in a file of its "
+        "import fully_shard": "FSDP goes, so that averaging is in sight. A schedule comes, from lesson 10.",
+        "one_mesh  # the other": "What checks sizes, makes the mesh and keeps a stage is in a file of its "
         "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
         "those that share a text": "Those that share a text read the same one.",
         "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches.",

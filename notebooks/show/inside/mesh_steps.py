@@ -15,14 +15,14 @@ from parts import one_mesh
 from parts.ring_attention import positions_of
 
 lesson = importlib.import_module("17_one_mesh")
-numbers = torch.randint(61, (16, 97), generator=torch.Generator().manual_seed(0))
+numbers = torch.randint(61, (8, 49), generator=torch.Generator().manual_seed(0))
 texts, following = numbers[:, :-1], numbers[:, 1:]
 cpu, two = torch.device("cpu"), SimpleNamespace(microbatches=2)
 
 
 def build():
     workload.set_seed(0)
-    return lesson.build_model(61, 96, 32)
+    return lesson.build_model(61, 48, 16)
 
 
 class Job:
@@ -32,7 +32,7 @@ class Job:
         sizes = dict(zip(one_mesh.NAMES, shape, strict=True))
         self.mesh = one_mesh.make_mesh(sizes, cpu, timedelta(seconds=60))
         where = dict(zip(one_mesh.NAMES, self.mesh.get_coordinate(), strict=True))
-        self.positions = positions_of(where["context"], sizes["context"], "zigzag", 96)
+        self.positions = positions_of(where["context"], sizes["context"], "zigzag", 48)
         rows = slice(where["data"], None, sizes["data"])
         self.texts, self.following = (each[rows][:, self.positions] for each in (texts, following))
         self.model = build()
@@ -56,13 +56,13 @@ class Job:
                 gradient /= self.mesh[name].size()
 
 
-def three_losses(shape, averaged=("data", "context"), places=None, added=("data", "pipeline", "context")):
-    """The losses of three steps. Gradients are averaged over these dimensions, losses added up over those."""
+def two_losses(shape, averaged=("data", "context"), places=None, added=("data", "pipeline", "context")):
+    """The losses of two steps. Gradients are averaged over these dimensions, losses added up over those."""
     job, losses = Job(*shape), []
     if places is not None:
         job.positions = places
     optimizer = torch.optim.AdamW(job.model.parameters(), lr=0.01)
-    for _ in range(3):
+    for _ in range(2):
         loss = job.gradients()
         job.average(*averaged)
         optimizer.step()
@@ -73,10 +73,10 @@ def three_losses(shape, averaged=("data", "context"), places=None, added=("data"
 
 
 def one_process():
-    """The same three steps, on the whole batch, with nothing sharded."""
+    """The same two steps, on the whole batch, with nothing sharded."""
     model, losses = build(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for _ in range(3):
+    for _ in range(2):
         loss = lesson.loss_of(model(texts), following)
         optimizer.zero_grad()
         loss.backward()
@@ -96,4 +96,4 @@ def sent_in_a_step(*shape):
     return {"sent": sent.found, "weights": sum(shard.nbytes for shard in own)}
 
 
-__all__ = ["one_process", "rank", "sent_in_a_step", "three_losses"]
+__all__ = ["one_process", "rank", "sent_in_a_step", "two_losses"]
