@@ -301,6 +301,10 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(small, r
     page.open("widgets/diff.html?03_ddp_spawn..05_snapshots")
     chosen = "[...document.querySelectorAll('#widget select')].map((choice) => choice.value)"
     assert page.ask(chosen) == ["03_ddp_spawn", "05_snapshots"]
+    page.until("document.querySelectorAll('#widget .why').length", "a sentence")
+    loaded = "performance.getEntriesByType('resource').map((entry) => entry.name.split('/').pop())"
+    found = {name for name in page.ask(loaded) if name.startswith("diff.") and name[5].isdigit()}
+    assert found == {"diff.03_ddp_spawn.js", "diff.05_snapshots.js"}, "not the lines of all lessons"
     page.ask("document.querySelector('[name=walk]').focus()")
     press(page, "Home", 36)
     for lesson in lessons.LESSONS[1:]:
