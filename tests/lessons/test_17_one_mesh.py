@@ -59,8 +59,8 @@ def plain():
     return curve, model.state_dict()
 
 
-@pytest.mark.quick("1x2x2x2")
-@pytest.mark.parametrize("shape", [*SHAPES, "1x1x1x1", "1x4x1x1", "1x1x3x1", "1x1x1x4", "2x1x2x1"])
+@pytest.mark.quick("1x2x2x2", "2x1x1x1")
+@pytest.mark.parametrize("shape", [*SHAPES, "1x1x1x1", "1x4x1x1", "1x1x3x1", "1x1x1x4", "2x1x1x1"])
 def test_one_curve_on_every_mesh(fork, plain, shape):
     more = ("--microbatches", 4) if "4" in shape else ()  # as many as stages
     result = fork(STEM, processes_of(shape), *SMALL, *more, *options_of(shape))
