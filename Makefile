@@ -24,7 +24,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## make .venv and install r
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-run: setup ## climb lessons 01 to 06 (LESSONS=all: to 16); ends with a table and out/ladder.svg
+run: setup ## climb lessons 01 to 06 (LESSONS=all: to 17); ends with a table and out/ladder.svg
 	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the tests, but for the long ones; the last lines say what was skipped and left out

@@ -1,4 +1,4 @@
-"""The text of lessons 13, 15 and 16: limericks by Edward Lear.
+"""The text of lessons 13, 15, 16 and 17: limericks by Edward Lear.
 
 They are of "A Book of Nonsense" and "More Nonsense", which he published in 1846 and 1872, and
 in the public domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982
@@ -29,12 +29,17 @@ def options(parser):
 
 
 def options_of_training(parser):
-    parser.set_defaults(data="limericks", train_size=704, test_size=28, width=64)
-    parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
-    parser.set_defaults(items="texts", length=LENGTH)
+    sizes(parser)
     option = parser.add_argument
     option("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
     option("--crash-at", type=int, help="the epoch in which a process dies")
+
+
+def sizes(parser):
+    """What all of them begin with."""
+    parser.set_defaults(data="limericks", train_size=704, test_size=28, width=64)
+    parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
+    parser.set_defaults(items="texts", length=LENGTH)
 
 
 def temperature(text):

@@ -1,4 +1,4 @@
-"""The model of lessons 11, 12, 13, 15 and 16: a small transformer, whose layers have names to shard by.
+"""The model of lessons 11, 12, 13, 15, 16 and 17: a small transformer, whose layers have names to shard by.
 
 Attention works with the heads that it finds: all of them, or one process's shard.
 """
@@ -75,13 +75,16 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, x, positions=None):
-        x = self.embedding(x)
-        if positions is None:
-            positions = torch.arange(x.shape[1], device=x.device)
-        x = x + self.position(positions)
+        x = self.embed(x, positions)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+    def embed(self, x, positions):  # lesson 17 has stages that begin later
+        x = self.embedding(x)
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device)
+        return x + self.position(positions)
 
 
 class ImageTransformer(Transformer):

@@ -234,8 +234,10 @@ def rows(before, after):
 
 
 def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
+    parts = diff.parts()
     for position, lesson in enumerate(diff.data()["lessons"]):
         stem, before = lesson["stem"], lesson["from"]
+        lesson |= parts[stem]
         if not before:
             assert lesson["because"] == [None] * len(lesson["lines"]) and not lesson["sentences"]
             continue
@@ -299,13 +301,18 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(small, r
     page.open("widgets/diff.html?03_ddp_spawn..05_snapshots")
     chosen = "[...document.querySelectorAll('#widget select')].map((choice) => choice.value)"
     assert page.ask(chosen) == ["03_ddp_spawn", "05_snapshots"]
+    page.until("document.querySelectorAll('#widget .why').length", "a sentence")
+    loaded = "performance.getEntriesByType('resource').map((entry) => entry.name.split('/').pop())"
+    found = {name for name in page.ask(loaded) if name.startswith("diff.") and name[5].isdigit()}
+    assert found == {"diff.03_ddp_spawn.js", "diff.05_snapshots.js"}, "not the lines of all lessons"
     page.ask("document.querySelector('[name=walk]').focus()")
     press(page, "Home", 36)
     for lesson in lessons.LESSONS[1:]:
         press(page, "ArrowRight", 39)
         assert page.ask(chosen) == [lesson.grown_from, lesson.stem]
         why = "[...document.querySelectorAll('#widget .why a')].map((link) => link.getAttribute('href'))"
-        assert f"../notebooks/{lesson.stem}.html#sentence-0" in page.ask(why)
+        # Its lines come from a file of their own, when they are asked for.
+        page.until(f"{why}.includes('../notebooks/{lesson.stem}.html#sentence-0')", lesson.stem)
     moves = "getComputedStyle(document.querySelector('#widget td.come')).animationName"
     assert page.ask(moves) == "none", "only what arrives in the ring moves"
     assert page.complaints() == []

@@ -32,6 +32,10 @@ def data(widget) -> dict:
     }
 
 
+def written(found) -> str:
+    return json.dumps(found, separators=(",", ":"))
+
+
 def text(path: str) -> str:
     return (ROOT / path).read_text()
 
@@ -79,7 +83,11 @@ def page(name: str, widget, introduction: str) -> tuple[str, dict[str, str]]:
     others = [f"{name}.js", "shared.js", "shared.css", *(["python.js"] if hasattr(widget, "answer") else [])]
     files = {file: (WIDGETS / file).read_text() for file in others}
     stored = f"{name}.data.js"
-    files[stored] = f"const DATA = {json.dumps(data(widget), separators=(',', ':'))};\n"
+    files[stored] = f"const DATA = {written(data(widget))};\n"
+    if hasattr(widget, "parts"):  # a script asks for those that it needs
+        files[stored] += "const PARTS = {};\n"
+        for part, found in widget.parts().items():
+            files[f"{name}.{part}.js"] = f"PARTS[{json.dumps(part)}] = {written(found)};\n"
     tags = [
         '<link rel="stylesheet" href="../_static/shared.css">',
         f'<div id="widget" class="{name}">{still(widget)}</div>',

@@ -1,8 +1,10 @@
-// Draws what diff.py has worked out, which is DATA: no lines are compared here.
+// Draws what diff.py has worked out, which is DATA and PARTS: no lines are compared here.
 import { element, labelled, place } from "./shared.js";
 
 const CONTEXT = 3; // lines around a change
 const lessons = new Map(DATA.lessons.map((lesson) => [lesson.stem, lesson]));
+const order = [...lessons.keys()];
+const asked = new Map();
 
 function choice(name) {
   const options = DATA.lessons.map((lesson) => element("option", { value: lesson.stem }, lesson.name));
@@ -17,16 +19,31 @@ const whole = element("input", { type: "checkbox", name: "whole" });
 const status = element("p", { role: "status" });
 const shown = element("div", { class: "shown highlight", role: "region", tabindex: 0, "aria-label": "The difference" });
 
+// The lines of a lesson are in a script of their own. (A page from a disk may not fetch, but may have scripts.)
+function load(stem) {
+  if (!asked.has(stem)) {
+    const script = element("script", { src: new URL(`diff.${stem}.js`, import.meta.url).href });
+    const loaded = new Promise((done, fail) => {
+      script.addEventListener("load", done);
+      script.addEventListener("error", fail);
+    });
+    asked.set(stem, loaded);
+    document.head.append(script);
+  }
+  return asked.get(stem);
+}
+
 // The runs of lines that two lessons have in common.
 function common(one, other) {
-  if (one === other) return [[0, 0, lessons.get(one).lines.length]];
-  return DATA.same[`${one} ${other}`] || DATA.same[`${other} ${one}`].map(([a, b, size]) => [b, a, size]);
+  if (one === other) return [[0, 0, PARTS[one].lines.length]];
+  if (order.indexOf(one) < order.indexOf(other)) return PARTS[other].same[one];
+  return PARTS[one].same[other].map(([a, b, size]) => [b, a, size]);
 }
 
 // Where the two differ: from, to (in the one), from, to (in the other), and how many lines are the same after it.
 function* places(one, other) {
   let [left, right] = [0, 0];
-  const ends = [lessons.get(one).lines.length, lessons.get(other).lines.length, 0];
+  const ends = [PARTS[one].lines.length, PARTS[other].lines.length, 0];
   for (const [a, b, size] of [...common(one, other), ends]) {
     yield [left, a, right, b, size];
     [left, right] = [a + size, b + size];
@@ -35,20 +52,20 @@ function* places(one, other) {
 
 // Why a line of the one is gone, or why a line of the other has come: the lesson, and which of its sentences.
 function whyGone(one, other, number) {
-  const lesson = lessons.get(other);
-  if (lesson.from !== one) return because(one, number);
-  return number in lesson.gone ? [other, lesson.gone[number]] : null;
+  if (lessons.get(other).from !== one) return because(one, number);
+  const { gone } = PARTS[other];
+  return number in gone ? [other, gone[number]] : null;
 }
 
 function because(stem, number) {
-  const why = lessons.get(stem).because[number];
+  const why = PARTS[stem].because[number];
   return why && [DATA.lessons[why[0]].stem, why[1]];
 }
 
 function cells(stem, number, sign) {
   if (number === null) return [element("td", { colspan: 3, class: "none" })];
   const code = element("code");
-  code.innerHTML = DATA.lines[lessons.get(stem).lines[number]];
+  code.innerHTML = PARTS[stem].lines[number];
   const kind = { "-": "gone", "+": "come", " ": "same" }[sign];
   return [
     element("td", { class: `number ${kind}` }, String(number + 1)),
@@ -64,8 +81,15 @@ function sentenceRow([stem, number], width) {
   return element("tr", { class: "why" }, element("td", { colspan: width }, text, " (", link, ")"));
 }
 
-function draw() {
+async function draw() {
   const [one, other] = [before.value, after.value];
+  try {
+    await Promise.all([load(one), load(other)]);
+  } catch {
+    status.textContent = "The lines of these lessons could not be loaded.";
+    return;
+  }
+  if (one !== before.value || other !== after.value) return; // while they came, others were chosen
   const isWide = columns.checked && one !== other;
   const width = isWide ? 6 : 3;
   const body = element("tbody");
@@ -103,7 +127,7 @@ function draw() {
       for (let at = low; at < high; at += 1) row(at, null);
       for (let at = start; at < end; at += 1) row(null, at);
     }
-    const [isFirst, isLast] = [!high && !end, high + size === lessons.get(one).lines.length];
+    const [isFirst, isLast] = [!high && !end, high + size === PARTS[one].lines.length];
     const [head, tail] = [isFirst ? 0 : CONTEXT, isLast ? 0 : CONTEXT];
     const isFolded = !whole.checked && one !== other && size > head + tail + 1;
     for (let at = 0; at < size; at += 1) {

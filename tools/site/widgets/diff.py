@@ -5,7 +5,6 @@ script beside this file only draws what it gets: rows of line numbers, lines in 
 """
 
 import difflib
-import itertools
 import json
 import re
 
@@ -25,29 +24,42 @@ PART = re.compile(r"(?ms)^(\S[^\n]*)\n\n```diff\n(.*?)^```$")
 
 
 def data():
-    """What the page needs: the lines of each lesson, the rows of each pair, the sentences."""
-    texts = {lesson.stem: lesson.path.read_text().splitlines() for lesson in lessons.LESSONS}
-    why, lines = sentences(texts), {}
+    """What the page needs of all lessons: their names, and the sentences."""
+    why = sentences(texts())
     return {
         "lessons": [
             {
                 "stem": lesson.stem,
                 "name": f"{lesson.number}. {lesson.title}",
                 "from": lesson.grown_from,
-                # Lessons have most of their lines in common: each is stored once.
-                "lines": [lines.setdefault(line, len(lines)) for line in coloured(lesson.path.read_text())],
-                "because": why[lesson.stem]["because"],
-                "gone": why[lesson.stem]["gone"],
                 "sentences": why[lesson.stem]["sentences"],
             }
             for lesson in lessons.LESSONS
         ],
-        "same": {
-            f"{before} {after}": same(texts[before], texts[after])
-            for before, after in itertools.combinations(texts, 2)
-        },
-        "lines": list(lines),
     }
+
+
+def parts():
+    """What it needs of the two that are chosen, by stem: the lines, which of them each earlier lesson has,
+    and why they have come or gone. In one file, all of it would grow with every lesson."""
+    lines = texts()
+    why = sentences(lines)
+    return {
+        lesson.stem: {
+            "lines": coloured(lesson.path.read_text()),
+            "because": why[lesson.stem]["because"],
+            "gone": why[lesson.stem]["gone"],
+            "same": {
+                before.stem: same(lines[before.stem], lines[lesson.stem])
+                for before in lessons.LESSONS[:position]
+            },
+        }
+        for position, lesson in enumerate(lessons.LESSONS)
+    }
+
+
+def texts():
+    return {lesson.stem: lesson.path.read_text().splitlines() for lesson in lessons.LESSONS}
 
 
 def coloured(text: str) -> list[str]:

@@ -1,0 +1,185 @@
+"""Lesson 17, grown from lesson 13: data, pipeline, context and tensor, all on one mesh.
+
+    torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
+
+You will see the sizes of the mesh, and then one process's losses. On eight processes two
+hold the halves of each matrix, two have different positions of a text, and two are stages
+of the model, each with half of its blocks: 2 x 2 x 2. Sixteen would read two batches.
+"""
+
+import os
+import time
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+from parts import limericks, one_mesh  # the other half of this lesson
+from parts.ring_attention import positions_of, ring_attention
+from parts.transformer import Transformer
+
+HEADS, LAYERS = 4, 4
+
+
+@workload.let_the_first_speak
+def train(rank, mesh, device, arguments):
+    # Layers that are not sharded begin alike only because the seed is the same.
+    workload.set_seed(arguments.seed)
+    characters, train_set, test_set = limericks.load(arguments)
+    # Not rank and world_size: those that share a text must read the same one.
+    data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
+    sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // data_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    test_loader = DataLoader(test_set, len(test_set), collate_fn=workload.collate)
+
+    context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
+    positions = positions_of(context_rank, context_size, "zigzag", arguments.length).to(device)
+    model = build_model(len(characters), arguments.length, arguments.width).to(device)
+    shard(model, mesh)
+    schedule = make_schedule(model, mesh, device, arguments)
+    one_mesh.show(mesh)
+    # Not fused, which cannot mix sharded matrices and ordinary ones.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    steps = arguments.epochs * len(train_loader)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
+
+    for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        loss_sum = torch.zeros((), device=device)
+        for texts, following in workload.progress(train_loader, epoch, quiet=rank > 0):
+            texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
+            losses = []  # of the micro-batches; stays empty where the last stage is not
+            optimizer.zero_grad()
+            # For each text: a schedule splits all that it gets into micro-batches.
+            places = positions.expand_as(texts)
+            schedule.step(texts, places, target=following, losses=losses, return_outputs=False)
+            average_gradients(model, mesh)
+            optimizer.step()
+            scheduler.step()
+            loss_sum += sum(loss.detach() for loss in losses) / arguments.microbatches
+        # Not in "tensor": those that share matrices have the same loss.
+        for name in ("data", "pipeline", "context"):
+            dist.all_reduce(loss_sum, group=mesh.get_group(name))
+        mean_loss = loss_sum.item() / len(train_loader) / data_size / context_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(schedule, test_loader, positions, device)
+        for name in ("pipeline", "context"):  # not in "data": all test on all texts
+            dist.all_reduce(correct, group=mesh.get_group(name))
+        speed = len(train_loader) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
+
+    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    weights = {name: gather(value) for name, value in model.named_parameters()}
+    weights = one_mesh.gather_stages(weights, mesh)
+    if rank == 0:
+        torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
+
+
+def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=LAYERS):
+    """A transformer that answers, for each position of a text, which character comes next."""
+    embedding = nn.Embedding(characters, hidden)  # it looks at one at a time
+    head = nn.Linear(hidden, characters)
+    model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
+    nn.init.normal_(model.position.weight, std=0.02)
+    nn.init.normal_(embedding.weight, std=0.02)  # large ones would learn more slowly
+    return model
+
+
+def shard(model, mesh):
+    """Matrices over "tensor", positions over "context", blocks over "pipeline"."""
+    parallelize_module(model, mesh["tensor"], make_plan())
+    for block in model.blocks:
+        block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order="zigzag")
+    one_mesh.keep_stage(model, mesh)  # last: the plan looks for all blocks
+
+
+def make_plan():
+    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    replicated = Replicate()  # all of it, on every process
+    return {
+        # Once for the three that follow: else each of them would all_reduce its gradient.
+        "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
+        "blocks.*.attention.query": ColwiseParallel(),
+        "blocks.*.attention.key": ColwiseParallel(),
+        "blocks.*.attention.value": ColwiseParallel(),
+        "blocks.*.attention.project": RowwiseParallel(),
+        "blocks.*.feed_forward.up": ColwiseParallel(),
+        "blocks.*.feed_forward.down": RowwiseParallel(),
+    }
+
+
+def make_schedule(model, mesh, device, arguments):
+    number, count = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
+    stage = PipelineStage(model, number, count, device, group=mesh.get_group("pipeline"))
+    return Schedule1F1B(stage, arguments.microbatches, loss_of)
+
+
+def loss_of(scores, following):
+    return cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def average_gradients(model, mesh):
+    """Over those that have other texts, and over those that have other positions of the same."""
+    for parameter in model.parameters():
+        # In "tensor" each process has a gradient of its own, as it has a shard of its own.
+        gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
+        for name in ("data", "context"):
+            dist.all_reduce(gradient, group=mesh.get_group(name))
+            gradient /= mesh[name].size()
+
+
+def gather(value):
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().cpu()
+
+
+@torch.no_grad()
+def count_correct(schedule, test_loader, positions, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for texts, following in test_loader:
+        texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
+        scores = schedule.eval(texts, positions.expand_as(texts), target=following)
+        if scores is not None:  # where the last stage is
+            correct += (scores.argmax(dim=2) == following).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    workload.end_with_parent()
+    parser = workload.parser(__file__, __doc__)
+    limericks.sizes(parser)
+    parser.set_defaults(train_size=96, test_size=12, epochs=4, width=32)
+    one_mesh.options(parser)
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__, torch="2.13")  # older ones know one size of a batch
+    workload.check(arguments)  # for one process: a batch need not divide by their number
+    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    sizes = one_mesh.check(arguments, HEADS, LAYERS)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
+    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        device_id=None if device.type == "cpu" else device,
+        timeout=limit,
+    )
+    mesh = one_mesh.make_mesh(sizes, device, limit)
+    train(rank, mesh, device, arguments)
+    workload.release_group()  # a thread of it that is left may abort the process at exit
+    dist.destroy_process_group()

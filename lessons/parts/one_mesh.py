@@ -1,0 +1,106 @@
+"""The other half of lesson 17: the sizes of its mesh, and what a stage keeps."""
+
+import math
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import workload
+
+# Ranks that follow each other differ in the last dimension, and are mostly on one machine. So
+# that is where processes wait for each other most often. In the first, they talk once a step.
+NAMES = ("data", "pipeline", "context", "tensor")
+
+
+def options(parser):
+    option = parser.add_argument
+    option("--length", type=int, default=96, help="characters of a text (96)")
+    option("--microbatches", type=int, default=2, help="parts of a process's batch (2)")
+    option("--pipeline-parallel", type=int, help="stages (2, or 1 if odd)")
+    option("--context-parallel", type=int, help="processes that share a text (2 or 1)")
+    option("--tensor-parallel", type=int, help="processes that share heads (2 or 1)")
+
+
+def check(arguments, heads, layers):
+    """The sizes of the mesh, now that the number of processes is known."""
+    sizes = sizes_of(arguments)
+    stages, tensor_size = sizes["pipeline"], sizes["tensor"]
+    if heads % tensor_size:
+        workload.refuse(f"--tensor-parallel {tensor_size} does not divide {heads} heads: take 1")
+    if layers % stages:
+        workload.refuse(f"--pipeline-parallel {stages} does not divide {layers} blocks: take 1")
+    parts = arguments.microbatches
+    if parts < stages:
+        workload.refuse(f"{stages} stages need {stages} micro-batches or more, not {parts}")
+    split("--batch-size", arguments.batch_size, sizes["data"] * parts, "micro-batches of all")
+    split("--test-size", arguments.test_size, parts, "micro-batches")
+    split("--length", arguments.length, 2 * sizes["context"], "chunks, two for each process")
+    return sizes
+
+
+def split(option, value, count, what):
+    if value < 1 or value % count:
+        fits = max(1, math.ceil(value / count)) * count
+        workload.refuse(f"{option} {value} does not divide into {count} {what}: take {fits}")
+
+
+def sizes_of(arguments):
+    """Those that are asked for; of what is left, two share matrices, two a text, two are stages."""
+    left = arguments.world_size
+    sizes = {name: getattr(arguments, f"{name}_parallel") for name in NAMES[1:]}
+    for name, size in sizes.items():
+        if size is not None:
+            if size < 1 or left % size:
+                what = f"--{name}-parallel {size}"
+                workload.refuse(f"{what} does not divide {left} processes: take 1")
+            left //= size
+    for name in ("tensor", "context", "pipeline"):
+        if sizes[name] is None:
+            sizes[name] = 1 if left % 2 else 2
+            left //= sizes[name]
+    return {"data": left} | sizes  # those that are left read other texts
+
+
+def make_mesh(sizes, device, limit):
+    """A mesh with these dimensions. Each of its groups is made with the limit."""
+    is_cpu = device.type == "cpu"
+    kind = dist.ProcessGroupGloo._Options if is_cpu else dist.ProcessGroupNCCL.Options
+    options = {name: kind() for name in sizes}
+    for each in options.values():
+        # Set later, as in lesson 15, it does not reach gloo's single messages: stages send such.
+        each._timeout = limit
+    shape, names = tuple(sizes.values()), tuple(sizes)
+    return init_device_mesh(device.type, shape, mesh_dim_names=names, backend_override=options)
+
+
+def show(mesh):
+    if dist.get_rank() == 0:
+        sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
+        said = ", ".join(f"{name} {size}" for name, size in sizes)
+        print(f"mesh      | {said}", flush=True)
+
+
+def keep_stage(model, mesh):
+    """Drop what the other stages have. What is left keeps its name."""
+    stage, stages = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
+    layers = len(model.blocks)
+    for number in range(layers):
+        if number * stages // layers != stage:
+            model.blocks[number] = nn.Identity()
+    if stage > 0:
+        model.embedding = model.position = nn.Identity()
+        model.embed = lambda x, positions: x  # what the stage before has sent
+    if stage < stages - 1:
+        model.norm = model.head = nn.Identity()
+
+
+def gather_stages(own, mesh):
+    """The weights of all stages, at the first; nothing at the others."""
+    stage, stages = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
+    everyone = [None] * stages if stage == 0 else None
+    dist.gather_object(own, everyone, group=mesh.get_group("pipeline"), group_dst=0)
+    weights = {}
+    for part in everyone or []:
+        weights |= part
+    return weights
