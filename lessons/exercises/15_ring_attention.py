@@ -49,13 +49,13 @@ import torch.distributed as dist
 def pass_on(tensor):
     """Send a tensor to the right (rank + 1; the last one to rank 0), and return the one of the same size
     that has come from the left. On one process there is nobody to send to. Yours to use."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    world_size = dist.get_world_size()
     if world_size == 1:
         return tensor
+    right, left = (dist.get_rank() + 1) % world_size, (dist.get_rank() - 1) % world_size
     outgoing, incoming = tensor.contiguous(), torch.empty(tensor.shape, dtype=tensor.dtype)
-    send = dist.P2POp(dist.isend, outgoing, (rank + 1) % world_size)
-    receive = dist.P2POp(dist.irecv, incoming, (rank - 1) % world_size)
-    for request in dist.batch_isend_irecv([send, receive]):
+    messages = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, incoming, left)]
+    for request in dist.batch_isend_irecv(messages):
         request.wait()
     return incoming
 

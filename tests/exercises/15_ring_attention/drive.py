@@ -1,6 +1,7 @@
 """Runs the student's file of exercise 15 in a rank: hands over tensors, and what became of them."""
 
 import torch
+import torch.distributed.tensor.experimental._context_parallel  # what is not there cannot be taken away
 from give_back import own_pages, settle
 
 NAMES = ("query", "key", "value")
@@ -11,7 +12,7 @@ def tensor(value):
 
 
 def view(value):
-    """Given as texts x positions x heads x size, as a model has it. What is seen has heads before positions."""
+    """Given as texts x positions x heads x size, as a model has it; seen with heads before positions."""
     return tensor(value).transpose(1, 2)
 
 

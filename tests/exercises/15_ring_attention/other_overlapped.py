@@ -107,7 +107,7 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
             found[:, :, own] += leaves[0].grad
             part[:, :, its, :size] += leaves[1].grad
             part[:, :, its, size:] += leaves[2].grad
-            leaves = mine = total = share = above = taken = gain = None
+            leaves = mine = total = share = above = gain = None
         its_key = its_value = None
         if travelling:
             part += end(travelling)
