@@ -110,7 +110,7 @@ def at(wrong):
 
 
 def number(value):
-    return f"{float(value):.6g}"
+    return f"{float(value):.6g}".replace("nan", "NaN")
 
 
 # ---- 15.1 -------------------------------------------------------------------------------------
@@ -363,12 +363,12 @@ def forward_mistakes(given, rank, world_size):
     rows = [in_a_row(length, other, world_size) for other in range(world_size)]
     query = given["query"][..., places[rank], :]
 
-    def over(keys, at=None, own=places[rank], **more):
-        """Over the keys of these ranks, taken for those at the positions `at`."""
+    def over(keys, at=None, own=places[rank], place=0, **more):
+        """The output over the keys of these ranks, taken for those at the positions `at`."""
         there = joined(places[other] for other in keys)
         at = there if at is None else joined(at)
         tensors = (given[name][..., there, :] for name in ("key", "value"))
-        return attention(query, *tensors, own, at, **more)[0]
+        return attention(query, *tensors, own, at, **more)[place]
 
     every, around = range(world_size), [(rank - step) % world_size for step in range(world_size)]
     half = len(places[rank]) // 2
@@ -386,6 +386,7 @@ def forward_mistakes(given, rank, world_size):
         ),
         "they travelled the other way round": over(around, [places[one] for one in (rank, *around[:0:-1])]),
         "all keys had the positions of this rank": over(every, [places[rank]] * world_size),
+        "there was one more key, of score 0, whose value is zeros": begun_with_zero(over, every),
         "the outputs over the keys of each rank were added up": sum(each),
         "the outputs over the keys of each half were added up": sum(blocks),
         "the mean of the outputs over the keys of each rank was taken": sum(each) / world_size,
@@ -395,6 +396,11 @@ def forward_mistakes(given, rank, world_size):
         wrong[f"only the keys of {name} counted"] = each[other]
         wrong[f"the keys of {name} were left out"] = over([one for one in every if one != other])
     return wrong if world_size > 1 else {}
+
+
+def begun_with_zero(over, every):
+    """The log_sum_exp before any key is -inf. With 0 it is as if a key had been met."""
+    return over(every) * torch.sigmoid(over(every, place=1))
 
 
 def forward(trial, given, world_size, relative=2e-5):
@@ -629,6 +635,13 @@ def backward_mistakes(given, right, name, rank, world_size):
         plain = weights * above * scale
         whole_one = {"query": plain @ key, "key": plain.mT @ query}[name]
         wrong["nothing was taken away from the gradient of the scores"] = shard(whole_one, rank, world_size)
+        apart = torch.zeros_like(plain)
+        for some in torch.arange(length).chunk(2 * world_size):
+            block = (weights * above)[..., some]
+            apart[..., some] = block - weights[..., some] * block.sum(-1, keepdim=True)
+        whole_one = {"query": apart @ key, "key": apart.mT @ query}[name] * scale
+        words = "the sum that is taken away were over the keys of each half alone"
+        wrong[words] = shard(whole_one, rank, world_size)
     if name == "query" or world_size == 1:
         return wrong
     at_scores = weights * (above - (gradient * right["output"]).sum(-1, keepdim=True)) * scale
