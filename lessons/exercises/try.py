@@ -289,6 +289,26 @@ def try_11(answers, rank, world_size):
     show("norm of the gradients:", answers.clip_gradients(block, 1.0))
 
 
+def try_15(answers, rank, world_size):
+    length = 4 * world_size
+    mine, last = answers.positions(length, rank, world_size), world_size - 1
+    show("positions of this rank:", mine)
+    show("halves that meet those of the last rank:", answers.meetings(rank, last))
+    torch.manual_seed(0)
+    query, key, value, gradient = torch.randn(4, 1, 1, length, 2).unbind()
+    every = torch.arange(length)
+    output, log_sum_exp = answers.attend(query, key, value, every, every)
+    show("output over all keys, as on one process:", output[0, 0, mine])
+    half = every.chunk(2)
+    parts = [answers.attend(query, key[..., some, :], value[..., some, :], every, some) for some in half]
+    show("two halves of the keys, merged:", answers.merge(*parts[0], *parts[1])[0][0, 0, mine])
+    own = [one[..., mine, :] for one in (query, key, value, gradient)]
+    output, log_sum_exp = answers.ring_forward(*own[:3])
+    show("output, around the ring:", output[0, 0])
+    gradients = answers.ring_backward(*own[:3], output, log_sum_exp, own[3])
+    show("gradient of the key:", gradients[1][0, 0])
+
+
 def try_16(answers, rank, world_size):
     logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
     show("tokens, experts, weights:", answers.route(logits, 1, None))
@@ -322,6 +342,7 @@ TRIALS = {  # what is called, and on how many processes
     "09": (try_09, 2),
     "10": (try_10, 2),
     "11": (try_11, 2),
+    "15": (try_15, 2),
     "16": (try_16, 2),
 }
 

@@ -190,6 +190,16 @@ def resident(place):
     return held
 
 
+def most_resident(place):
+    """What a process holds, files that it has mapped too, and the most that it has ever held."""
+    found = {"VmRSS": 0, "VmHWM": 0}
+    with contextlib.suppress(OSError):
+        for line in (place / "status").read_text().splitlines():
+            if line.startswith(tuple(found)):
+                found[line[:5]] = int(line.split()[1]) << 10
+    return found if found["VmRSS"] else {}
+
+
 def open_sockets(place):
     """The inodes of the sockets that a process or a thread has open."""
     found = []
@@ -205,6 +215,8 @@ def seen_from_outside(rank, pids, counters):
     """What the kernel knows of these processes, whatever they say of themselves."""
     facts, inodes = {"sent": 0, "segments": 0, "by_ports": {}}, set()
     facts["memory"] = sum(map(memory_of, pids))
+    pages = [of_any_thread(pid, most_resident) for pid in pids]
+    facts["resident"], facts["peak"] = (sum(one.get(name, 0) for one in pages) for name in ("VmRSS", "VmHWM"))
     for pid in pids:
         inodes.update(of_any_thread(pid, open_sockets))
     there = inodes & counters.keys()

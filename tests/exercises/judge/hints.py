@@ -14,7 +14,7 @@ ALWAYS = {
     "not begun": (r"^not written yet", ""),
     "no keyboard": (r"cannot work here: no process of the judge has a keyboard", ""),
     "no files": (
-        r"Permission denied",
+        r"Permission denied|Read-only file system",
         "Ranks can write no file here but where the exercise is about files, and make no new group: they "
         "tell each other everything through the group that there is. For a look at something, print it.",
     ),

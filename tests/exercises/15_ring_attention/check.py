@@ -1,0 +1,694 @@
+"""What exercise 15 is held against. Runs in the judge."""
+
+import functools
+import operator
+
+import numpy
+import torch
+from judge import Verdict, check, look, so_many
+
+# ---- what is right ----------------------------------------------------------------------------
+
+
+def places_of(length, rank, world_size):
+    """The positions of a rank in zigzag order."""
+    chunk = length // (2 * world_size)
+    early, late = rank * chunk, (2 * world_size - 1 - rank) * chunk
+    return [*range(early, early + chunk), *range(late, late + chunk)]
+
+
+def joined(lists):
+    return [one for some in lists for one in some]
+
+
+def in_a_row(length, rank, world_size):
+    return list(range(rank * length // world_size, (rank + 1) * length // world_size))
+
+
+def attention(query, key, value, query_places, key_places, scale=None, later=operator.gt):
+    """Output and log-sum-exp, in 64 bits."""
+    query, key, value = (one.double() for one in (query, key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    masked = later(torch.tensor(key_places), torch.tensor(query_places)[:, None])
+    scores = scores.masked_fill(masked, -torch.inf)
+    total = scores.logsumexp(-1, keepdim=True)
+    return (scores - total.nan_to_num(neginf=0.0)).exp() @ value, total
+
+
+def whole(given):
+    """All of it on one process: output, log_sum_exp, and the gradients if there is one to begin from."""
+    leaves = [given[name].double().clone().requires_grad_() for name in ("query", "key", "value")]
+    every = range(given["query"].shape[-2])
+    output, total = attention(*leaves, every, every)
+    found = {"output": output.detach(), "log_sum_exp": total.detach()}
+    if "gradient" in given:
+        output.backward(given["gradient"].double())
+        found |= {name: one.grad for name, one in zip(("query", "key", "value"), leaves, strict=True)}
+    return found
+
+
+def shard(value, rank, world_size):
+    return value[..., places_of(value.shape[-2], rank, world_size), :]
+
+
+def part(value, number):
+    """An item of a list that came, or None: it may be anything."""
+    return value[number] if isinstance(value, list) and number < len(value) else None
+
+
+def two(trial, what, came):
+    """Output and log_sum_exp, as they came."""
+    right = isinstance(came, list) and len(came) == 2
+    trial.require(right, f"what {what} gives is no pair", "a pair: (output, log_sum_exp)")
+    return came
+
+
+def apart(trial, what, got, expected, relative=2e-5, wrong=dict):
+    """Like trial.close. -inf may be right, NaN has words of its own, and so have some known mistakes: `wrong`
+    works out what they come to, by name. It is only asked if something is wrong."""
+    expected = expected.detach().numpy()
+    if isinstance(got, numpy.ndarray) and got.shape == expected.shape and got.dtype.kind == "f":
+        bad = numpy.isnan(got)
+        trial.require(
+            not bad.any(),
+            f"{what} is NaN{at(bad)} ({int(bad.sum())} of {bad.size} numbers are)",
+            number(expected[bad][0]) if bad.any() else "",
+        )
+        nothing = numpy.isneginf(expected)
+        off = nothing != numpy.isneginf(got)
+        trial.require(
+            not off.any(),
+            f"{what} is {number(got[off][0]) if off.any() else ''}{at(off)}",
+            number(expected[off][0]) if off.any() else "",
+        )
+        got, expected = numpy.where(nothing, 0, got), numpy.where(nothing, 0, expected)
+    try:
+        trial.close(what, got, expected, relative)
+    except Verdict as verdict:
+        alike = isinstance(got, numpy.ndarray) and got.shape == expected.shape
+        for words, one in wrong().items() if alike else ():
+            one = numpy.where(nothing, 0, one.detach().numpy())
+            near = functools.partial(numpy.allclose, one, rtol=0, atol=1e-4 * max(0.05, abs(one).max()))
+            # Some mistakes make no difference to some ranks.
+            if near(got) and not near(expected):
+                verdict.came += f"; as if {words}"
+                break
+        raise
+
+
+def zeros_without_keys(trial, what, got, total):
+    """Whether the output of a query that meets no key is zeros: the log-sum-exp is -inf there."""
+    alone = torch.isneginf(total).expand(*total.shape[:-1], 8).numpy()
+    if isinstance(got, numpy.ndarray) and got.shape == alone.shape:
+        off = alone & (got != 0)
+        came = f"{what} is {number(got[off][0])}{at(off)}, for a query that meets no key" if off.any() else ""
+        trial.require(not off.any(), came, "0")
+
+
+def at(wrong):
+    return f" at {numpy.argwhere(wrong)[0].tolist()}" if wrong.any() else ""
+
+
+def number(value):
+    return f"{float(value):.6g}".replace("nan", "NaN")
+
+
+# ---- 15.1 -------------------------------------------------------------------------------------
+
+
+def order(trial):
+    sizes = (1, 2, 3, 4, int(trial.integers(5, 9)))
+    cases, pairs = [], []
+    for world_size in sizes:
+        length = 2 * world_size * (1 if world_size == 2 else int(trial.integers(2, 6)))
+        cases += [[length, rank, world_size] for rank in range(world_size)]
+        pairs += [[rank, owner] for rank in range(world_size) for owner in range(world_size)]
+    ((found,),) = [trial.run("order", [{"positions": cases, "meetings": pairs}], group=False)]
+    return sizes, cases, pairs, found
+
+
+@check("15.1a")
+def zigzag(trial):
+    trial.tried("positions for every rank of 1, 2, 3, 4 and more processes")
+    _, cases, _, found = order(trial)
+    for number, (length, rank, world_size) in enumerate(cases):
+        got, right = look(found, "positions", number), places_of(length, rank, world_size)
+        what = f"positions({length}, {rank}, {world_size})"
+        trial.require(isinstance(got, numpy.ndarray), f"{what} is no tensor", "a tensor of whole numbers")
+        words = f"; that is in a row, {so_many(world_size, 'process')} with one stretch each"
+        came = f"{what} is {short(got.tolist())}"
+        same = got.tolist() == right
+        row = got.tolist() == in_a_row(length, rank, world_size)
+        trial.require(same, came + words * row, short(right))
+        trial.require(got.dtype.kind == "i", f"{what} is of {got.dtype}", "whole numbers: int64")
+
+
+def short(values):
+    text = str(values)
+    return text if len(text) < 120 else f"{text[:100]} ..."
+
+
+def meet(rank, owner):
+    """The pairs of halves that meet: the chunk of the keys is not later than that of the queries."""
+    world_size = max(rank, owner) + 1
+    mine, theirs = ([one, 2 * world_size - 1 - one] for one in (rank, owner))
+    return [[own, its] for own in (0, 1) for its in (0, 1) if theirs[its] <= mine[own]]
+
+
+@check("15.1b")
+def halves(trial):
+    trial.tried("meetings for all pairs of a rank and an owner of 1, 2, 3, 4 and more processes")
+    _, _, pairs, found = order(trial)
+    for number, (rank, owner) in enumerate(pairs):
+        got, right = look(found, "meetings", number), meet(rank, owner)
+        what = f"meetings({rank}, {owner})"
+        more = [pair for pair in got if pair not in right] if isinstance(got, list) else []
+        less = [pair for pair in right if pair not in got] if isinstance(got, list) else []
+        words = f"; in {more[0]} all keys are later" if more else f"; {less[0]} is not there" if less else ""
+        trial.require(got == right, f"{what} is {got}{words}", f"{right}")
+
+
+# ---- 15.2 -------------------------------------------------------------------------------------
+
+
+def text(trial, positions, size=8, texts=2, heads=3):
+    names = ("query", "key", "value", "gradient")
+    return {name: trial.floats(texts, heads, positions, size) for name in names}
+
+
+def no_mask(key, query):
+    return (key < 0) & (query < 0)
+
+
+def some_keys(trial, cases, relative=2e-5):
+    """attend on cases of (words, query, key, value, query's positions, key's positions)."""
+    inputs = [[*case[1:4], *map(torch.tensor, case[4:])] for case in cases]
+    (found,) = trial.run("some_keys", [{"cases": inputs}], group=False)
+    for number, (words, *given) in enumerate(cases):
+        came, right = two(trial, "attend", part(found, number)), attention(*given)
+        zeros_without_keys(trial, f"the output of attend{words}", came[0], right[1])
+        for place, name in enumerate(("output", "log_sum_exp")):
+            wrong = functools.partial(attend_mistakes, given, place)
+            apart(trial, f"the {name} of attend{words}", came[place], right[place], relative, wrong)
+
+
+def attend_mistakes(given, place):
+    """What attend comes to by a mistake: the output (place 0), or the log_sum_exp."""
+    wrong = {
+        "scores were not divided by the square root of the size": {"scale": 1.0},
+        "scores were divided by the size": {"scale": 1 / given[0].shape[-1]},
+        "later keys were not masked": {"later": no_mask},
+        "the key at a query's own position was masked": {"later": operator.ge},
+        "the mask was turned round": {"later": operator.lt},
+    }
+    return {words: attention(*given, **more)[place] for words, more in wrong.items()}
+
+
+def some(trial, queries, keys, among, size=8):
+    """Tensors for attend, and positions among so many, those of the keys in any order."""
+    places = [sorted(trial.random.choice(among, count, replace=False).tolist()) for count in (queries, keys)]
+    given = text(trial, max(queries, keys), size)
+    cut = (given["query"][..., :queries, :], given["key"][..., :keys, :], given["value"][..., :keys, :])
+    return [one.contiguous() for one in cut], places
+
+
+@check("15.2a")
+def attend(trial):
+    trial.tried("attend with 6 queries and 6 keys at positions 0 to 5, then with 5 queries and 9 keys, at")
+    trial.words.append("positions of which each query meets some, all in 2 texts with 3 heads of size 8")
+    given = text(trial, 6)
+    first = [given[name] for name in ("query", "key", "value")]
+    tensors, (_, keys) = some(trial, 5, 9, 30)
+    queries = sorted((trial.integers(keys[0], 30, 5)).tolist())
+    shuffled = trial.random.permutation(9).tolist()
+    tensors[1:] = [one[..., shuffled, :].contiguous() for one in tensors[1:]]
+    cases = [
+        ("", *first, list(range(6)), list(range(6))),
+        (" for 5 queries and 9 keys", *tensors, queries, [keys[one] for one in shuffled]),
+    ]
+    some_keys(trial, cases)
+
+
+def shifted(trial, tensors, by):
+    """Tensors whose scores are larger by so much, all of them."""
+    query, key, value = (one.clone() for one in tensors)
+    query[..., 0] = (abs(by) * query.shape[-1] ** 0.5) ** 0.5
+    key[..., 0] = query[..., 0].amax() * (1 if by > 0 else -1)
+    return query, key, value
+
+
+@check("15.2b")
+def large_scores(trial):
+    trial.tried("attend with scores near 300, then near -300")
+    cases = []
+    for by in (300, -300):
+        given = text(trial, 6)
+        tensors = shifted(trial, [given[name] for name in ("query", "key", "value")], by)
+        cases.append((f" with scores near {by}", *tensors, list(range(6)), list(range(6))))
+    some_keys(trial, cases, relative=1e-3)
+
+
+@check("15.2c")
+def no_keys(trial):
+    trial.tried("attend with 6 queries at positions 4 to 9 and 5 keys at positions 7 to 11, then with")
+    trial.words.append("queries at positions 0 to 3 and keys at 4 to 7")
+    first, _ = some(trial, 6, 5, 20)
+    second, _ = some(trial, 4, 4, 20)
+    words = ", where some queries meet no key,"
+    cases = [
+        (words, *first, list(range(4, 10)), list(range(7, 12))),
+        (", where no query meets any key,", *second, list(range(4)), list(range(4, 8))),
+    ]
+    some_keys(trial, cases)
+
+
+# ---- 15.3 -------------------------------------------------------------------------------------
+
+
+def merged(trial, cases, relative=2e-5):
+    """merge on cases of (words, query, key, value, queries' positions, one side's keys, the other's)."""
+    inputs, rights = [], []
+    for _, query, key, value, places, *sides in cases:
+        given = []
+        for side in sides:
+            given += attention(query, key[..., side, :], value[..., side, :], places, side)
+        both = sorted(joined(sides))
+        rights.append(attention(query, key[..., both, :], value[..., both, :], places, both))
+        inputs.append([one.float() for one in given])
+    (found,) = trial.run("merged", [{"cases": inputs}], group=False)
+    for number, (words, *_) in enumerate(cases):
+        came = two(trial, "merge", part(found, number))
+        zeros_without_keys(trial, f"the output of merge{words}", came[0], rights[number][1])
+        for place, name in enumerate(("output", "log_sum_exp")):
+            wrong = functools.partial(merge_mistakes, inputs[number], place)
+            apart(trial, f"the {name} of merge{words}", came[place], rights[number][place], relative, wrong)
+
+
+def merge_mistakes(given, place):
+    """What merge comes to by a mistake: the output (place 0), or the log_sum_exp."""
+    output, total, more, more_total = (one.double() for one in given)
+    if place:
+        found = {"the two log_sum_exp were added up": total + more_total}
+        return found | {"the larger of the two was taken": torch.maximum(total, more_total)}
+    share, of_sums = (total - torch.logaddexp(total, more_total)).exp(), total / (total + more_total)
+    return {
+        "the outputs were added up": output + more,
+        "the mean of the outputs was taken": (output + more) / 2,
+        "the shares were those of log_sum_exp, not of its exp": of_sums * output + (1 - of_sums) * more,
+        "each had the share of the other": (1 - share) * output + share * more,
+    }
+
+
+@check("15.3a")
+def merge(trial):
+    trial.tried(
+        "merge of the outputs over keys 0 to 3 and over keys 4 to 6, for queries at positions 7 to 11"
+    )
+    given = text(trial, 12)
+    tensors = [given["query"][..., 7:, :], given["key"], given["value"]]
+    merged(trial, [("", *tensors, list(range(7, 12)), [0, 1, 2, 3], [4, 5, 6])])
+
+
+@check("15.3b")
+def merge_nothing(trial):
+    trial.tried("merge where some queries have met no key before, then none; where neither side has a key;")
+    trial.words.append("where log_sum_exp is near 300 and -300")
+    given = text(trial, 12)
+    tensors = [given[name] for name in ("query", "key", "value")]
+    places = list(range(12))
+    cases = [
+        (", where some queries had met no key,", *tensors, places, [3, 4, 5], [0, 1, 2]),
+        (", where some queries meet no new key,", *tensors, places, [0, 1, 2], [9, 10]),
+        (", where some have no key on either side,", *tensors, places, [6, 7], [4, 5]),
+    ]
+    for by in (300, -300):
+        words = f" with log_sum_exp near {by}"
+        cases.append((words, *shifted(trial, tensors, by), places, [0, 2, 4], [1, 3, 5]))
+    merged(trial, cases, relative=1e-3)
+
+
+# ---- 15.4 and 15.5: around the ring -----------------------------------------------------------
+
+
+NAMES = ("query", "key", "value")
+
+
+def shards(given, world_size, names):
+    """What each rank gets: its positions, as texts x positions x heads x size."""
+    return [
+        {name: shard(given[name], rank, world_size).transpose(1, 2).contiguous() for name in names}
+        for rank in range(world_size)
+    ]
+
+
+def tensors_of(trial, what, came, names, rank):
+    """What a rank has sent, after its inputs were found unchanged."""
+    found = look(came, "found")
+    right = isinstance(found, list) and len(found) == len(names)
+    trial.require(right, f"what {what} gives on rank {rank} is not {so_many(len(names), 'tensor')}")
+    return found
+
+
+def unchanged(trial, what, came, given, names, rank):
+    for place, name in enumerate(names):
+        got, before = part(look(came, "after"), place), given[name].transpose(1, 2).numpy()
+        same = isinstance(got, numpy.ndarray) and numpy.array_equal(got, before)
+        trial.require(same, f"{what} changed {name} on rank {rank}", "it stays as it was")
+
+
+def forward_mistakes(given, rank, world_size):
+    """Outputs that a rank comes to by a mistake, with words for it."""
+    length = given["query"].shape[-2]
+    places = [places_of(length, other, world_size) for other in range(world_size)]
+    rows = [in_a_row(length, other, world_size) for other in range(world_size)]
+    query = given["query"][..., places[rank], :]
+
+    def over(keys, at=None, own=places[rank], place=0, **more):
+        """The output over the keys of these ranks, taken for those at the positions `at`."""
+        there = joined(places[other] for other in keys)
+        at = there if at is None else joined(at)
+        tensors = (given[name][..., there, :] for name in ("key", "value"))
+        return attention(query, *tensors, own, at, **more)[place]
+
+    every, around = range(world_size), [(rank - step) % world_size for step in range(world_size)]
+    half = len(places[rank]) // 2
+    blocks = [
+        attention(query, *(given[name][..., some, :] for name in ("key", "value")), places[rank], some)[0]
+        for one in places
+        for some in (one[:half], one[half:])
+    ]
+    each = [over([other]) for other in every]
+    wrong = {
+        "later keys were not masked": over(every, later=no_mask),
+        "the positions were in a row": over(every, rows, rows[rank]),
+        "keys and values were always those of this rank": over(
+            [rank] * world_size, [places[one] for one in around]
+        ),
+        "they travelled the other way round": over(around, [places[one] for one in (rank, *around[:0:-1])]),
+        "all keys had the positions of this rank": over(every, [places[rank]] * world_size),
+        "there was one more key, of score 0, whose value is zeros": begun_with_zero(over, every),
+        "the outputs over the keys of each rank were added up": sum(each),
+        "the outputs over the keys of each half were added up": sum(blocks),
+        "the mean of the outputs over the keys of each rank was taken": sum(each) / world_size,
+    }
+    for other in every:
+        name = "this rank" if other == rank else f"rank {other}"
+        wrong[f"only the keys of {name} counted"] = each[other]
+        wrong[f"the keys of {name} were left out"] = over([one for one in every if one != other])
+    return wrong if world_size > 1 else {}
+
+
+def begun_with_zero(over, every):
+    """The log_sum_exp before any key is -inf. With 0 it is as if a key had been met."""
+    return over(every) * torch.sigmoid(over(every, place=1))
+
+
+def forward(trial, given, world_size, relative=2e-5):
+    """ring_forward on shards of this text."""
+    inputs = shards(given, world_size, NAMES)
+    ranks, right = trial.run("forward", inputs), whole(given)
+    for rank, came in enumerate(ranks):
+        found = tensors_of(trial, "ring_forward", came, ("output", "log_sum_exp"), rank)
+        for place, name in enumerate(("output", "log_sum_exp")):
+            what = f"the {name} on rank {rank}"
+            its = shard(right[name], rank, world_size)
+            wrong = functools.partial(forward_mistakes, given, rank, world_size)
+            apart(trial, what, part(found, place), its, relative, dict if place else wrong)
+        unchanged(trial, "ring_forward", came, inputs[rank], NAMES, rank)
+
+
+@check("15.4a")
+def ring_forward(trial):
+    for world_size, given, scale in ring_cases(trial):
+        forward(trial, given, world_size, 2e-5 * scale)
+
+
+def ring_cases(trial):
+    """Processes, a text, and by how much more than usual rounding may matter."""
+    for world_size, kind in ((2, ""), (3, ", of float64"), (4, ", with scores near 300"), (1, "")):
+        length = 6 * world_size
+        trial.tried(
+            f"{so_many(world_size, 'process')}, 2 texts of {length} positions, 3 heads of size 8{kind}"
+        )
+        given, scale = text(trial, length), 1
+        if "float64" in kind:
+            given, scale = {name: one.double() for name, one in given.items()}, 1e-5
+        if "300" in kind:
+            given |= dict(zip(NAMES, shifted(trial, [given[name] for name in NAMES], 300), strict=True))
+            scale = 50
+        yield world_size, given, scale
+
+
+def to_the_right(trial, world_size, least, most, unit, words):
+    """What each rank has sent, as the kernel counts: all of it to the right. `unit`: a process's keys and
+    values, of which there are `least` to `most`."""
+    if not trial.counted:
+        return
+    for rank in range(world_size):
+        right, allowed = (rank + 1) % world_size, 2000 * world_size
+        for other in set(range(world_size)) - {rank, right}:
+            trial.require(
+                trial.sent(rank, other) <= allowed,
+                f"rank {rank} sent {trial.sent(rank, other)} bytes to rank {other}",
+                f"everything goes to the right, to rank {right}",
+            )
+        sent = trial.sent(rank, right)
+        trial.require(
+            least * unit * 0.99 <= sent <= most * unit * 1.01 + allowed,
+            f"rank {rank} sent {sent} bytes to rank {right}: {sent / unit:.2f} times the keys and values of a"
+            f" process, which have {unit} bytes",
+            words,
+        )
+
+
+def counted_text(trial, world_size):
+    given = text(trial, 16 * world_size, size=64)
+    return given, 2 * 4 * given["key"].numel() // world_size
+
+
+@check("15.4b")
+def bytes_forward(trial):
+    for world_size in (4, 3):
+        given, unit = counted_text(trial, world_size)
+        trial.tried(f"{world_size} processes, 2 texts of {16 * world_size} positions, 3 heads of size 64;")
+        trial.words.append("bytes are as the kernel counts them")
+        forward(trial, given, world_size)
+        least = world_size - 1
+        to_the_right(
+            trial, world_size, least, least, unit, f"{least} times: the last step needs none to be sent"
+        )
+
+
+@check("15.4c")
+def memory_forward(trial):
+    memory(trial, backward=False)
+
+
+# Positions, size of a head, and processes, where memory is looked at; and columns that are compared.
+LENGTH, WIDE, RANKS, COLUMNS = 128, 1 << 15, 8, 500
+WARM = 6 << 20  # bytes by which a process may have grown until the tensors are made
+
+
+def memory(trial, backward):
+    """One pass with a head so wide that nothing else than the shards needs memory. Afterwards the judge says
+    which columns it wants to see."""
+    what, unit = "ring_backward" if backward else "ring_forward", 8 * LENGTH // RANKS * WIDE
+    trial.tried(
+        f"{RANKS} processes, {what} with a text of {LENGTH} positions and one head of size {WIDE}; the keys"
+        f" and values of a process have {megabytes(unit)}; the kernel knows the most memory that each held"
+    )
+    names = (*NAMES, "gradient") if backward else NAMES
+    thin = {name: trial.floats(LENGTH, 2) for name in names}
+    wide = {name: trial.floats(2, WIDE) for name in names}
+    first = int(trial.unknown.integers(0, WIDE - COLUMNS))
+    gates, secret = [], "gradient" if backward else "value"
+    for _ in range(RANKS):
+        gates.append({"before": {"value": 0}, "made": {"value": trial.secret()}, "after": {"value": first}})
+        if trial.counted:
+            most = {"memory": WARM, "words": "before any tensor was made"}
+            gates[-1]["before"] |= most | {"expected": f"{megabytes(WARM)} of memory at most"}
+    inputs = []
+    for rank in range(RANKS):
+        inputs.append({"secret": secret, "columns": COLUMNS})
+        inputs[-1]["thin"] = {name: [shard(thin[name], rank, RANKS), wide[name]] for name in names}
+    if backward:
+        right = thin_pass(thin, wide, slice(0, 0))
+        for rank, one in enumerate(inputs):
+            one["log_sum_exp"] = shard(right["log_sum_exp"].float(), rank, RANKS)
+            one["thin"]["output"] = [shard(right["means"].float(), rank, RANKS), wide["value"]]
+    ranks = trial.run("large", inputs, gates=gates)
+    for rank in range(RANKS):
+        thin[secret][places_of(LENGTH, rank, RANKS)] *= gates[rank]["made"]["value"]
+    right = thin_pass(thin, wide, slice(first, first + COLUMNS))
+    for rank, came in enumerate(ranks):
+        for place, name in enumerate(NAMES if backward else ("output", "log_sum_exp")):
+            its = f"the gradient of the {name}" if backward else f"the {name}"
+            expected = shard(right[name], rank, RANKS)[None, None]
+            apart(trial, f"{its} on rank {rank}", part(came, place), expected, 1e-3)
+    for rank in range(RANKS) if trial.counted else ():
+        grown = trial.asked(rank, "after")["peak"] - trial.asked(rank, "made")["resident"]
+        most = (9.75 if backward else 6.5) * unit
+        trial.require(
+            grown <= most,
+            f"rank {rank} needed {megabytes(grown)} in {what}, beside what it was given",
+            f"{megabytes(most)} at most: the keys and values of all processes have {megabytes(RANKS * unit)}",
+        )
+
+
+def thin_pass(thin, wide, columns):
+    """Some columns of what comes of tensors that are products of a thin and a wide matrix each."""
+    thin, wide = ({name: one.double() for name, one in some.items()} for some in (thin, wide))
+    seen = {name: one[:, columns] for name, one in wide.items()}
+    scores = thin["query"] @ (wide["query"] @ wide["key"].T) @ thin["key"].T * WIDE**-0.5
+    scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    weights, total = scores.softmax(-1), scores.logsumexp(-1, keepdim=True)
+    means = weights @ thin["value"]
+    if "gradient" not in thin:
+        return {"output": means @ seen["value"], "log_sum_exp": total}
+    above = thin["gradient"] @ (wide["gradient"] @ wide["value"].T) @ thin["value"].T
+    above = weights * (above - (above * weights).sum(-1, keepdim=True)) * WIDE**-0.5
+    return {
+        "means": means,
+        "log_sum_exp": total,
+        "query": above @ thin["key"] @ seen["key"],
+        "key": above.T @ thin["query"] @ seen["query"],
+        "value": weights.T @ thin["gradient"] @ seen["gradient"],
+    }
+
+
+def megabytes(value):
+    return f"{value / 1e6:.1f} MB"
+
+
+@check("15.4d")
+def left_out_forward(trial):
+    left_out(trial, backward=False)
+
+
+def left_out(trial, backward):
+    """NaN in the values of one chunk, in each text of a different one: no query of an earlier chunk is to
+    have anything of it. A product with 0 would be NaN, too."""
+    world_size, what = 4, "ring_backward" if backward else "ring_forward"
+    chunks = 2 * world_size
+    given = text(trial, 3 * chunks, texts=chunks - 1, heads=1)
+    right = whole(given)
+    given |= {name: right[name].float() for name in ("output", "log_sum_exp")}
+    for number in range(chunks - 1):
+        given["value"][number, :, 3 * (number + 1) : 3 * (number + 2)] = torch.nan
+    trial.tried(
+        f"{world_size} processes, {what} with {chunks - 1} texts of {chunks} chunks; in each text, the"
+        " values of one chunk are NaN"
+    )
+    names = (*NAMES, "output", "log_sum_exp", "gradient") if backward else NAMES
+    ranks = trial.run("backward" if backward else "forward", shards(given, world_size, names))
+    name, its = ("query", "gradient of the query") if backward else ("output", "output")
+    for rank, came in enumerate(ranks):
+        got = part(look(came, "found"), 0)
+        expected = shard(right[name], rank, world_size)
+        alike = isinstance(got, numpy.ndarray) and got.shape == tuple(expected.shape)
+        trial.require(alike, f"the {its} on rank {rank} has another shape than its queries")
+        for number in range(chunks - 1):
+            for half, chunk in enumerate((rank, chunks - 1 - rank)):
+                if chunk > number:
+                    continue
+                some = got[number, :, 3 * half : 3 * half + 3]
+                trial.require(
+                    not numpy.isnan(some).any(),
+                    f"the {its} on rank {rank} is NaN for its chunk {chunk} of {chunks}: NaN were only in"
+                    f" the values of chunk {number + 1}, which is later",
+                    "numbers: a block in which all keys are later is left out",
+                )
+                right_one = expected[number, :, 3 * half : 3 * half + 3]
+                apart(trial, f"the {its} on rank {rank} for its chunk {chunk}", some, right_one)
+
+
+# ---- 15.5 -------------------------------------------------------------------------------------
+
+
+def backward(trial, given, world_size, relative=5e-5):
+    """ring_backward on shards of this text."""
+    right = whole(given)
+    every = given | {name: right[name].to(given["query"].dtype) for name in ("output", "log_sum_exp")}
+    names = (*NAMES, "output", "log_sum_exp", "gradient")
+    inputs = shards(every, world_size, names)
+    for rank, came in enumerate(trial.run("backward", inputs)):
+        found = tensors_of(trial, "ring_backward", came, NAMES, rank)
+        for place, name in enumerate(NAMES):
+            wrong = functools.partial(backward_mistakes, given, right, name, rank, world_size)
+            its = shard(right[name], rank, world_size)
+            apart(
+                trial, f"the gradient of the {name} on rank {rank}", part(found, place), its, relative, wrong
+            )
+        unchanged(trial, "ring_backward", came, inputs[rank], names, rank)
+
+
+def backward_mistakes(given, right, name, rank, world_size):
+    """Gradients that a rank comes to by a mistake, with words for it."""
+    length = given["query"].shape[-2]
+    query, key, value, gradient = (given[one].double() for one in (*NAMES, "gradient"))
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+    weights = (scores - right["log_sum_exp"]).exp()
+    above = gradient @ value.mT
+    wrong, scale = {}, query.shape[-1] ** -0.5
+    if name != "value":
+        plain = weights * above * scale
+        whole_one = {"query": plain @ key, "key": plain.mT @ query}[name]
+        wrong["nothing was taken away from the gradient of the scores"] = shard(whole_one, rank, world_size)
+        apart = torch.zeros_like(plain)
+        for some in torch.arange(length).chunk(2 * world_size):
+            block = (weights * above)[..., some]
+            apart[..., some] = block - weights[..., some] * block.sum(-1, keepdim=True)
+        whole_one = {"query": apart @ key, "key": apart.mT @ query}[name] * scale
+        words = "the sum that is taken away were over the keys of each half alone"
+        wrong[words] = shard(whole_one, rank, world_size)
+    if name == "query" or world_size == 1:
+        return wrong
+    at_scores = weights * (above - (gradient * right["output"]).sum(-1, keepdim=True)) * scale
+    every = range(world_size)
+    counted = {"only the queries of this rank counted": [rank]} | {
+        f"the queries of rank {other} were left out": [one for one in every if one != other]
+        for other in every
+    }
+    for words, ranks in counted.items():
+        some = joined(places_of(length, one, world_size) for one in ranks)
+        left, factor = (at_scores, query) if name == "key" else (weights, gradient)
+        found = left[..., some, :].mT @ factor[..., some, :]
+        wrong[words] = shard(found, rank, world_size)
+    own = places_of(length, rank, world_size)
+    factor = (query if name == "key" else gradient)[..., own, :]
+    wrong["nothing had been passed on"] = sum(
+        (at_scores if name == "key" else weights)[..., own, :][..., places_of(length, one, world_size)].mT
+        @ factor
+        for one in every
+    )
+    for other in every:
+        if other != rank:
+            wrong[f"it were that of rank {other}'s {name}"] = shard(right[name], other, world_size)
+    its = {"key": "value", "value": "key"}[name]
+    wrong[f"it were that of the {its}"] = shard(right[its], rank, world_size)
+    return wrong
+
+
+@check("15.5a")
+def ring_backward(trial):
+    for world_size, given, scale in ring_cases(trial):
+        backward(trial, given, world_size, 5e-5 * scale)
+
+
+@check("15.5b")
+def traffic_backward(trial):
+    world_size = 4
+    given, unit = counted_text(trial, world_size)
+    trial.tried(f"{world_size} processes, 2 texts of {16 * world_size} positions, 3 heads of size 64;")
+    trial.words.append("bytes are as the kernel counts them")
+    backward(trial, given, world_size)
+    least, most = 2 * (world_size - 1), 2 * world_size
+    words = f"{least} to {most} times: keys and values, and as much of gradients"
+    to_the_right(trial, world_size, least, most, unit, words)
+    memory(trial, backward=True)
+
+
+@check("15.5c")
+def left_out_backward(trial):
+    left_out(trial, backward=True)

@@ -1,0 +1,122 @@
+"""Exercise 15, with the largest score and the sum of exps so far, as FlashAttention has them; keys and values
+travel apart, with plain calls: even ranks send first, odd ranks receive first. Positions are slices."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+NONE = float("-inf")
+
+
+def chunk_numbers(rank, world_size):
+    return rank, 2 * world_size - rank - 1
+
+
+def positions(length, rank, world_size):
+    size = length // world_size // 2
+    early, late = (number * size for number in chunk_numbers(rank, world_size))
+    return torch.tensor([*range(early, early + size), *range(late, late + size)])
+
+
+def meetings(rank, owner):
+    many = 1 + rank + owner
+    mine, theirs = chunk_numbers(rank, many), chunk_numbers(owner, many)
+    return [(a, b) for a in range(2) for b in range(2) if mine[a] >= theirs[b]]
+
+
+def scores_of(query, key, query_positions, key_positions):
+    scores = torch.einsum("...qd,...kd->...qk", query, key) / math.sqrt(query.size(-1))
+    return torch.where(query_positions[:, None] >= key_positions[None, :], scores, NONE)
+
+
+class Running:
+    """Sum of exps, and the mean times that, both without the factor exp(largest)."""
+
+    def __init__(self, query):
+        self.largest = torch.full_like(query[..., :1], -1e30)
+        self.sum, self.weighted = torch.zeros_like(self.largest), torch.zeros_like(query)
+
+    def add(self, scores, value):
+        largest = torch.maximum(self.largest, scores.amax(-1, keepdim=True))
+        old, exps = torch.exp(self.largest - largest), torch.exp(scores - largest)
+        self.sum = self.sum * old + exps.sum(-1, keepdim=True)
+        self.weighted = self.weighted * old + torch.einsum("...qk,...kd->...qd", exps, value)
+        self.largest = largest
+
+    def result(self):
+        output = self.weighted / torch.where(self.sum == 0, 1, self.sum)
+        return output, torch.where(self.sum == 0, NONE, self.largest + self.sum.log())
+
+
+def attend(query, key, value, query_positions, key_positions):
+    running = Running(query.new_zeros(*query.shape[:-1], value.size(-1)))
+    running.add(scores_of(query, key, query_positions, key_positions), value)
+    return running.result()
+
+
+def merge(output, log_sum_exp, new_output, new_log_sum_exp):
+    largest = torch.maximum(log_sum_exp, new_log_sum_exp).clamp(min=-1e30)
+    old, new = torch.exp(log_sum_exp - largest), torch.exp(new_log_sum_exp - largest)
+    total = old + new
+    output = (output * old + new_output * new) / torch.where(total == 0, 1, total)
+    return output, torch.where(total == 0, NONE, largest + total.log())
+
+
+def to_the_right(tensor):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size == 1:
+        return tensor
+    right, left = (rank + 1) % world_size, (rank - 1 + world_size) % world_size
+    incoming = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+    if rank % 2:
+        dist.recv(incoming, left)
+        dist.send(tensor.contiguous(), right)
+    else:
+        dist.send(tensor.contiguous(), right)
+        dist.recv(incoming, left)
+    return incoming
+
+
+def halves(tensor):
+    size = tensor.size(-2) // 2
+    return tensor[..., :size, :], tensor[..., size:, :]
+
+
+def ring_forward(query, key, value):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    length = query.size(-2) * world_size
+    mine = positions(length, rank, world_size).chunk(2)
+    running = [Running(half) for half in halves(query)]
+    for owner in [*range(rank, -1, -1), *range(world_size - 1, rank, -1)]:
+        if owner != rank:
+            key, value = to_the_right(key), to_the_right(value)
+        theirs = positions(length, owner, world_size).chunk(2)
+        for a, b in meetings(rank, owner):
+            scores = scores_of(halves(query)[a], halves(key)[b], mine[a], theirs[b])
+            running[a].add(scores, halves(value)[b])
+    outputs, sums = zip(*(one.result() for one in running), strict=True)
+    return torch.cat(outputs, dim=-2), torch.cat(sums, dim=-2)
+
+
+def ring_backward(query, key, value, output, log_sum_exp, gradient):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    length, root = query.size(-2) * world_size, math.sqrt(query.size(-1))
+    mine = positions(length, rank, world_size).chunk(2)
+    dot = torch.einsum("...d,...d->...", gradient, output).unsqueeze(-1)
+    query_gradient = torch.zeros_like(query)
+    key_gradient, value_gradient = torch.zeros_like(key), torch.zeros_like(value)
+    for owner in [*range(rank, -1, -1), *range(world_size - 1, rank, -1)]:
+        if owner != rank:
+            key, value = to_the_right(key), to_the_right(value)
+            key_gradient, value_gradient = to_the_right(key_gradient), to_the_right(value_gradient)
+        theirs = positions(length, owner, world_size).chunk(2)
+        for a, b in meetings(rank, owner):
+            scores = scores_of(halves(query)[a], halves(key)[b], mine[a], theirs[b])
+            weights = torch.exp(scores - halves(log_sum_exp)[a])
+            halves(value_gradient)[b].add_(weights.transpose(-1, -2) @ halves(gradient)[a])
+            above = halves(gradient)[a] @ halves(value)[b].transpose(-1, -2)
+            above = weights * (above - halves(dot)[a]) / root
+            halves(query_gradient)[a].add_(above @ halves(key)[b])
+            halves(key_gradient)[b].add_(above.transpose(-1, -2) @ halves(query)[a])
+    return query_gradient, to_the_right(key_gradient), to_the_right(value_gradient)
