@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
-You will see the sizes of the mesh, and then one process's losses. On eight processes two
-hold the halves of each matrix, two have different positions of a text, and two are stages
-of the model, each with half of its blocks: 2 x 2 x 2. Sixteen would read two batches.
+You will see the sizes of the mesh, and then the losses that one process has. Of eight
+processes two have halves of the matrices, two have different positions of a text, and two
+are stages, each with half of the blocks: 2 x 2 x 2. Sixteen are two such meshes, each with
+half of every batch.
 """
 
 import os
@@ -39,7 +40,7 @@ def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    # Not rank and world_size: those that share a text must read the same one.
+    # Not rank and world_size: all with the same place in "data" must read the same texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
@@ -65,7 +66,7 @@ def train(rank, mesh, device, arguments):
             texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
             losses = []  # of the micro-batches; stays empty where the last stage is not
             optimizer.zero_grad()
-            # For each text: a schedule splits all that it gets into micro-batches.
+            # Repeated for each text: a schedule splits all that it gets into micro-batches.
             places = positions.expand_as(texts)
             schedule.step(texts, places, target=following, losses=losses, return_outputs=False)
             average_gradients(model, mesh)
@@ -168,8 +169,8 @@ if __name__ == "__main__":
     parser.set_defaults(train_size=96, test_size=12, epochs=4, width=32)
     one_mesh.options(parser)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__, torch="2.13")  # older ones know one size of a batch
-    workload.check(arguments)  # for one process: a batch need not divide by their number
+    workload.require_torchrun(__file__, torch="2.13")  # older ones take one batch size only
+    workload.check(arguments)  # as one process: a batch need not divide by their number
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))

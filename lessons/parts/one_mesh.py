@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import workload
 
-# Ranks that follow each other differ in the last dimension, and are mostly on one machine. So
-# that is where processes wait for each other most often. In the first, they talk once a step.
+# Ranks that follow each other differ in the last dimension, and are mostly on one machine. In
+# another order, what processes wait for most would go over the network.
 NAMES = ("data", "pipeline", "context", "tensor")
 
 
