@@ -49,7 +49,8 @@ def train(rank, world_size, device, arguments):
     parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
     images, labels = train_set[:size]
     count_collectives(rank, model, images.to(device), labels.to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    # Not foreach, which a GPU would get by default: it cannot mix sharded matrices and ordinary ones.
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9, foreach=False)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 
     for epoch in range(1, arguments.epochs + 1):
@@ -114,7 +115,7 @@ def count_collectives(rank, model, images, labels):
     with CommDebugMode() as backward:
         loss.backward()
     with CommDebugMode() as step:
-        torch.optim.SGD(model.parameters(), lr=0).step()
+        torch.optim.SGD(model.parameters(), lr=0, foreach=False).step()
     for name, mode in {"forward": forward, "backward": backward, "optimizer": step}.items():
         counts = mode.get_comm_counts()
         words = sorted(f"{count} {kind.__name__}" for kind, count in counts.items())

@@ -44,7 +44,8 @@ def train(rank, mesh, device, arguments):
     add_experts(model, mesh, arguments)
     if arguments.double:
         model.double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    # Not foreach, which a GPU would get by default: it cannot mix sharded experts and ordinary matrices.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
     snapshots = Snapshots(arguments, model, optimizer, scheduler)

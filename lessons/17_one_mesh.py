@@ -53,8 +53,8 @@ def train(rank, mesh, device, arguments):
     shard(model, mesh)
     schedule = make_schedule(model, mesh, device, arguments)
     one_mesh.show(mesh)
-    # Not fused, which cannot mix sharded matrices and ordinary ones.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    # Neither fused nor foreach, a GPU's default: they cannot mix sharded matrices and ordinary ones.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
 

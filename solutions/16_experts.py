@@ -2,9 +2,9 @@
 
 In lesson 16 each process has its own tokens and its own experts. A router scores all experts for each
 token, and the token goes to those with the highest scores, wherever they are. You build the whole way: who
-goes where, who is dropped, the journey there, and the journey back. Backward, the gradients travel it too.
+goes where, who is dropped, the journey there, and the journey back. In backward, gradients travel it too.
 
-There are `number` experts in all, equally many on each process: with 6 experts on 3 processes, experts 0
+There are `number` experts in all, the same number on each process: with 6 experts on 3 processes, experts 0
 and 1 are on process 0, 2 and 3 on process 1, 4 and 5 on process 2. `x` has a row for each token of this
 process: 7 tokens of 5 numbers are 7 x 5. A process may have no tokens, an expert may get none, and all may
 go to one expert. Tensors are float32 or float64: what you make has the type of what you get.
@@ -19,10 +19,10 @@ one.
     then the sum         each token gets the answers of its experts, times the weights of its choices
 
 A row travels only to the process that has its expert. Rows for a process's own experts stay where they are,
-and so do all weights of experts. The judge counts the bytes that go from each process to each other one.
-Beside the rows, it allows 1,500 bytes each time for the counts.
+and so do all weights of experts. The judge counts the bytes between each two processes. Beside the rows,
+it allows 1,500 bytes each time for the counts.
 
-`AllToAll` is there already: it is the lesson's. In the backward pass all processes must come by it, those
+`AllToAll` is there already: it is the lesson's. In the backward pass all processes must go through it, those
 that have sent or received nothing, too: the others would wait for them. So the graph must lead through it
 on every process, from the output of combine back to x, also where these have no rows.
 
@@ -121,16 +121,16 @@ def dispatch(x, tokens, experts, number):
     needs to know later.
     """
     # cut 16.3: to the experts
-    world_size = dist.get_world_size()
+    processes = dist.get_world_size()
     here = experts.bincount(minlength=number)
     there = torch.empty_like(here)
     dist.all_to_all_single(there, here)  # row r: what process r has for each of the experts here
-    sent = here.view(world_size, -1).sum(dim=1).tolist()
-    counts = there.view(world_size, -1)
+    sent = here.view(processes, -1).sum(dim=1).tolist()
+    counts = there.view(processes, -1)
     received = counts.sum(dim=1).tolist()
     rows = AllToAll.apply(x[tokens], sent, received)
     # The rows came by process; they are wanted by expert. No sort may change the order within the two.
-    own = torch.arange(counts.shape[1]).repeat(world_size).repeat_interleave(there)
+    own = torch.arange(counts.shape[1]).repeat(processes).repeat_interleave(there)
     order = own.argsort(stable=True)
     arrived = list(rows[order].split(counts.sum(dim=0).tolist()))
     return arrived, (order.argsort(), received, sent, tokens, len(x))
@@ -183,7 +183,7 @@ def add_up_gradients(model):
     `model` has Mixture layers somewhere inside, under any name, and ordinary layers. The losses of the
     processes are parts, which add up to the loss of one process. What all processes have alike, the routers
     too, has a gradient on each process that is a part of the whole one. The experts of a Mixture are on one
-    process only.
+    process only; one to which no token came may have no gradient.
     """
     # cut 16.4: whose gradients are added up
     layers = [layer for layer in model.modules() if isinstance(layer, Mixture)]

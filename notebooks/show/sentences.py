@@ -225,6 +225,8 @@ SENTENCES = {
         "+ def make_plan": "The plan begins as before.",
         "RowwiseParallel()": "The matrices are sharded as before.",
         "- if sequence_parallel": "What sequence parallelism needs is gone.",
+        "lr=0).step()": "FSDP makes a `DTensor` of every parameter, so here and in training an optimizer can take "
+        "them all at once.",
         "--tensor-parallel": "An option says how many processes share the heads; the rest of the mesh is "
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",
@@ -366,7 +368,7 @@ SENTENCES = {
         "import fully_shard": "FSDP goes, so that averaging is in sight. A schedule comes, from lesson 10.",
         "one_mesh  # the other": "What checks sizes, makes the mesh and keeps a stage is in a file of its "
         "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
-        "those that share a text": "Those that share a text read the same one.",
+        'all with the same place in "data"': "All with the same place in `data` read the same texts.",
         "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches.",
         "+ context_rank, context_size": "This process's positions, and a model for texts of this length.",
         "- optimizer = ": "`shard` has left one stage of the model. The schedule runs it.",
@@ -391,7 +393,7 @@ SENTENCES = {
         '"head": Colwise': "so that scores are ordinary tensors, which a schedule can split.",
         "def write": "The function that writes is gone,",
         "- while texts": "character by character.",
-        "+ def make_schedule": "In its stead, the schedule of a stage, and the loss of a micro-batch.",
+        "+ def make_schedule": "Instead there is the schedule of a stage, and the loss of a micro-batch.",
         "+ def average_gradients": "And what this lesson is about: in `data` and `context` gradients are "
         "averaged, in `pipeline` and `tensor` they are not.",
         "count_correct(schedule": "Only the last stage knows the scores.",

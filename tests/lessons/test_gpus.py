@@ -24,7 +24,10 @@ TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchru
 
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
 def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_others(forks, tmp_path, lesson):
-    """Two take that of their rank: on a second machine they are refused, and told of lesson 06."""
+    """Two take that of their rank: on a second machine they are refused, and told of lesson 06.
+
+    On the way each trains with what its optimizer does on a GPU, which does not take all parameters.
+    """
     words, environment = launcher.command("04_ddp_torchrun", 2)
     words = [*words[:-1], PROBE, lesson.path, "--epochs", 1, *lesson.small.split()]
     words = [str(word) for word in words]

@@ -1,6 +1,7 @@
 """A lesson on local rank 7 of some machine: the device it asks for, how long its groups wait; RANK.json.
 
-The words: the lesson and its options. The machine has no GPU, so that any number of one will do.
+The words: the lesson and its options. The machine has no GPU, so that any number of one will do. Its
+optimizer updates parameters as it would on a GPU: all together (foreach), unless it was told otherwise.
 """
 
 import json
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+import torch.optim.optimizer as optimizer
 
 import workload
 
 asked, pick_device, release_group = [], workload.pick_device, workload.release_group
+foreach_devices = optimizer._get_foreach_kernels_supported_devices
 
 
 def pick(number=0):
@@ -31,6 +34,8 @@ def look():
 
 if __name__ == "__main__":
     workload.pick_device, workload.release_group = pick, look
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*foreach_devices(), "cpu"]
+    assert optimizer._default_to_fused_or_foreach([torch.ones(1)], False) == (False, True)
     os.environ["LOCAL_RANK"] = "7"
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")

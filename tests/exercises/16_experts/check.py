@@ -19,7 +19,7 @@ def ranking(row):
     return sorted(range(len(row)), key=lambda expert: (-row[expert], expert))
 
 
-def route(logits, top_k, capacity=None):
+def choices_of(logits, top_k, capacity=None):
     """(token, expert) of each choice that is kept, in the order in which they travel."""
     ranked, number = [ranking(row) for row in logits.tolist()], logits.shape[1]
     queues = [[] for _ in range(number)]
@@ -75,7 +75,7 @@ def routes(trial, cases, words):
     trial.tried(words)
     given = []
     for logits, top_k, capacity in cases:
-        above = trial.floats(len(route(logits, top_k, capacity)))
+        above = trial.floats(len(choices_of(logits, top_k, capacity)))
         given.append({"logits": logits, "top_k": top_k, "capacity": capacity, "above": above})
     (came,) = trial.run("route", [given])
     for number, one in enumerate(given):
@@ -95,7 +95,8 @@ def compare_route(trial, given, got):
         f"route {where} gave " + (f"tensors of {in_words(shapes)}" if shapes else "no three tensors"),
         "three tensors of one dimension, all of the same length: tokens, experts, weights",
     )
-    pairs, wanted = list(zip(came[0].tolist(), came[1].tolist(), strict=True)), route(logits, top_k, capacity)
+    pairs = list(zip(came[0].tolist(), came[1].tolist(), strict=True))
+    wanted = choices_of(logits, top_k, capacity)
     if pairs != wanted:
         wrong_route(trial, given, pairs, wanted, where)
     tokens, experts = two(wanted)
@@ -297,7 +298,7 @@ class Journey:
         self.x = [trial.floats(count, width) for count in counts]
         self.x = [one.double() for one in self.x] if double else self.x
         logits = [distinct(trial, count, number, bias) for count in counts]
-        self.pairs = [route(one, top_k, capacity) for one in logits]
+        self.pairs = [choices_of(one, top_k, capacity) for one in logits]
         self.weights = [
             softmax(one)[tuple(two(pairs))].to(x.dtype)
             for one, pairs, x in zip(logits, self.pairs, self.x, strict=True)
@@ -653,10 +654,10 @@ def through(expert, rows):
 def mixture(layer, xs, router, experts):
     """Outputs of all processes and their parts of the balancing loss, of matrices in float64."""
     logits = [x @ router.T for x in xs]
-    chosen = [two(route(one, layer["top_k"]))[1] for one in logits]
+    chosen = [two(choices_of(one, layer["top_k"]))[1] for one in logits]
     outputs = []
     for x, one in zip(xs, logits, strict=True):
-        tokens, numbers = two(route(one, layer["top_k"], layer["capacity"]))
+        tokens, numbers = two(choices_of(one, layer["top_k"], layer["capacity"]))
         scores, output = softmax(one), torch.zeros_like(x)
         for number, expert in enumerate(experts):
             mine = tokens[numbers == number]
@@ -686,7 +687,7 @@ def whole_layer(trial):
         outputs, balances = mixture(layer, doubled, router, experts)
         unlimited, _ = mixture(layer | {"capacity": None}, doubled, router, experts)
         logits = [x @ router.T for x in doubled]
-        kept, _ = parts(logits, [two(route(one, top_k, limit))[1] for one in logits])
+        kept, _ = parts(logits, [two(choices_of(one, top_k, limit))[1] for one in logits])
         for rank, came in enumerate(ranks):
             got = look(came, 0, "came")
             count = len(got) if isinstance(got, list) else 0
@@ -871,7 +872,7 @@ def own_experts(trial):
     )
     one = Journey.__new__(Journey)
     one.world_size, one.local, one.counts, one.number = world_size, local, counts, number
-    one.pairs = [route(x.double() @ router.double().T, top_k) for x in xs]
+    one.pairs = [choices_of(x.double() @ router.double().T, top_k) for x in xs]
     gates, back = own_demands(trial, one, width, whole)
     given = [
         {

@@ -58,22 +58,6 @@ def balance(student, inputs, tools):
     return found
 
 
-def exchange(student, inputs, tools):
-    """Rows there, and with `backward` their gradients back. Neither need lie in memory in order."""
-    found = []
-    for case in inputs["cases"]:
-        rows = leaf(case["rows"])
-        given = rows.t().contiguous().t() if case["apart"] else rows
-        came = student.Exchange.apply(given, case["sent"], case["received"])
-        if inputs["backward"]:
-            if case["apart"]:
-                came.sum().backward()  # the gradient is one number, seen as many
-            else:
-                came.backward(tensor(case["above"]))
-        found.append({"came": detached(came), "kind": kind(came), "gradient": gradient(rows)})
-    return found
-
-
 def dispatch(student, inputs, tools):
     """Tokens to their experts."""
     found = []

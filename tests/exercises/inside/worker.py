@@ -272,7 +272,9 @@ def take_away(names):
         parts = holder.split(".")
         try:
             place = importlib.import_module(parts[0])
-            for part in parts[1:]:
+            for number, part in enumerate(parts[1:], 2):
+                if not hasattr(place, part):  # not imported yet: the submission would get it whole
+                    importlib.import_module(".".join(parts[:number]))
                 place = getattr(place, part)
             taken = getattr(place, name)
         except (ImportError, AttributeError):
