@@ -1,4 +1,4 @@
-"""Lesson 13's model on as many ranks as you like, in one process that computes nothing.
+"""Lesson 13's model, or 17's, on as many ranks as you like, in one process that computes nothing.
 
     python lessons/planner/dry_run.py 16384 --tensor-parallel 8
     python lessons/planner/dry_run.py 16384 --pipeline-parallel 8 --context-parallel 4 --tensor-parallel 8
@@ -6,7 +6,8 @@
 You will see every collective of a training step, and what one rank holds in memory. The first
 is sharded by lesson 13's own code, on PyTorch's "fake" backend, whose collectives move nothing,
 and on fake tensors, which have a shape and no content. The second has stages, and rings in which
-keys and values travel; `--experts 64 --expert-parallel 8` adds experts. one_mesh.py shards these.
+keys and values travel, and is sharded by lesson 17's. `--experts 64 --expert-parallel 8` adds
+experts; dry_mesh.py has what these and stages need.
 What it cannot tell: seconds, congestion, failures.
 """
 
@@ -35,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import workload
-from planner import one_mesh
+from planner import dry_mesh
 
 gpt = importlib.import_module("13_gpt")
 MODEL = {"vocabulary": 50_304, "length": 2048, "hidden": 4096, "heads": 32, "layers": 32}
@@ -143,8 +144,8 @@ def measure(
     """
     debug._clear_sharding_prop_cache()  # it knows the groups of an earlier mesh of this shape
     if "pipeline" in mesh.mesh_dim_names:
-        network, count = one_mesh.build(mesh, model, experts)
-        step, at_once = one_mesh.step, one_mesh.held_at_once(mesh, microbatches)
+        network, count = dry_mesh.build(mesh, model, experts)
+        step, at_once = dry_mesh.step, dry_mesh.held_at_once(mesh, microbatches)
     else:
         network = build(mesh, model, precision)
         count = sum(weight.numel() for weight in network.parameters())

@@ -312,8 +312,11 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
     if stage == 0:
         own["all"] += (model["vocabulary"] + model["length"]) * hidden
     if stage == stages - 1:
-        own["all"] += 2 * hidden + model["vocabulary"] * hidden
+        own["all"] += 2 * hidden + model["vocabulary"] * (hidden + 1)
     assert dry["memory"]["parameters"] == dry["memory"]["gradients"] == 4 * own.total()
+    neurons = experts * (8 * hidden + 1) if experts else 8 * hidden + 5
+    ends = (2 * model["vocabulary"] + model["length"] + 2) * hidden + model["vocabulary"]
+    assert dry["parameters"] == model["layers"] * hidden * (4 * hidden + 8 + neurons) + ends
     for name in ("data", "context", "expert"):
         count = own["all"] if name == "expert" else own.total()
         sent = sum(

@@ -1,26 +1,22 @@
-"""The dry run's GPT on a mesh of data, pipeline, context, expert and tensor: one rank's part of it.
+"""The dry run on lesson 17's mesh: one rank's part of a step, for one micro-batch.
 
-Stages as in lesson 10, heads and neurons sharded as in lesson 12, positions as in lesson 15,
-experts as in lesson 16. All else is replicated, and its gradients are added up.
+The model, what shards it, the loss and the averaging are lesson 17's. In place of its schedule, which
+goes through all micro-batches, a stage hands one on here. Experts are as in lesson 16.
 """
 
 import importlib
-from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn.functional import cross_entropy, gelu
+from torch.nn.functional import gelu
 
 from parts import experts
-from parts.ring_attention import positions_of, ring_attention
+from parts.ring_attention import positions_of
 
-lesson_12 = importlib.import_module("12_mesh")
-lesson_15 = importlib.import_module("15_context_parallel")
-NAMES = ("data", "pipeline", "context", "expert", "tensor")  # in this order: the last are neighbours
+lesson = importlib.import_module("17_one_mesh")
 
 
 class EvenExperts(experts.Experts):
@@ -89,43 +85,27 @@ class AllToAll(torch.autograd.Function):
 def build(mesh, model, count):
     """One rank's part of the model on the device "meta", and how many parameters all have."""
     with torch.device("meta"):
-        network = lesson_15.build_model(
+        network = lesson.build_model(
             characters=model["vocabulary"],
             length=model["length"],
             hidden=model["hidden"],
             heads=model["heads"],
             layers=model["layers"],
         )
-        for block in network.blocks if count else []:
-            block.feed_forward = EvenExperts(model["hidden"], count)
-    parameters = sum(weight.numel() for weight in network.parameters())
-    keep_stage(network, mesh)
-    shard(network, mesh)
+        layers = [EvenExperts(model["hidden"], count) for _ in network.blocks] if count else []
+    parameters = count_parameters(network)
+    for block, layer in zip(network.blocks, layers, strict=False):  # no layers without experts
+        parameters += count_parameters(layer) - count_parameters(block.feed_forward)
+    lesson.shard(network, mesh)
+    for block, layer in zip(network.blocks, layers, strict=False):
+        if not isinstance(block, nn.Identity):  # or it is another stage's
+            layer.shard(mesh)
+            block.feed_forward = layer
     return network, parameters
 
 
-def keep_stage(network, mesh):
-    """Drop what other stages have."""
-    stage, stages = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
-    each = len(network.blocks) // stages
-    network.blocks = network.blocks[stage * each : (stage + 1) * each]
-    if stage > 0:
-        network.embedding = network.position = None
-    if stage < stages - 1:
-        network.norm = network.head = nn.Identity()
-
-
-def shard(network, mesh):
-    plan = lesson_12.make_plan()
-    has_experts = "expert" in mesh.mesh_dim_names
-    if has_experts:
-        plan = {name: style for name, style in plan.items() if "feed_forward" not in name}
-    parallelize_module(network, mesh["tensor"], plan)
-    for block in network.blocks:
-        group = mesh.get_group("context")
-        block.attention.attend = partial(ring_attention, group=group, order="zigzag")
-        if has_experts:
-            block.feed_forward.shard(mesh)
+def count_parameters(network):
+    return sum(weight.numel() for weight in network.parameters())
 
 
 def step(network, recorder, mesh, model, batch):
@@ -135,10 +115,11 @@ def step(network, recorder, mesh, model, batch):
     recorder.when = "backward"
     backward(arrived, result, mesh)
     recorder.when = "gradients"
-    add_up_gradients(network, mesh)
+    lesson.average_gradients(network, mesh)
+    average_over_experts(network, mesh)
     recorder.when = "loss"
-    for name in ("data", "pipeline", "context", "expert"):
-        all_reduce(torch.zeros(()), mesh, name)
+    for name in mesh.mesh_dim_names[:-1]:  # all but "tensor"
+        dist.all_reduce(torch.zeros(()), group=mesh.get_group(name))
 
 
 def held_at_once(mesh, microbatches):
@@ -150,21 +131,19 @@ def forward(network, mesh, model, batch):
     """One micro-batch through this rank's stage: what comes in, what goes out, and the loss of the last."""
     size, rank = mesh["context"].size(), mesh["context"].get_local_rank()
     positions = positions_of(rank, size, "zigzag", model["length"])
-    text = torch.zeros(batch, len(positions), dtype=torch.int64)
+    texts = torch.zeros(batch, len(positions), dtype=torch.int64)
     stage, stages = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
     if stage == 0:
         arrived = None
-        x = network.embedding(text) + network.position(positions)
+        result = network(texts, positions.expand_as(texts))
     else:
         arrived = torch.empty(batch, len(positions), model["hidden"])
-        x = receive(arrived, mesh, stage - 1).requires_grad_()
-    for block in network.blocks:
-        x = block(x)
-    scores = network.head(network.norm(x))
+        arrived = receive(arrived, mesh, stage - 1).requires_grad_()
+        result = network(arrived)
     if stage < stages - 1:
-        send(scores, mesh, stage + 1)
-        return arrived, scores
-    return arrived, cross_entropy(scores.flatten(0, 1), text.flatten())
+        send(result, mesh, stage + 1)
+        return arrived, result
+    return arrived, lesson.loss_of(result, texts)
 
 
 def backward(arrived, result, mesh):
@@ -186,16 +165,13 @@ def receive(tensor, mesh, stage):
     return tensor
 
 
-def add_up_gradients(network, mesh):
-    """Over all that have the same weights, and other texts or other positions of them."""
+def average_over_experts(network, mesh):
+    """Ranks of "expert" have other texts, and the same weights but for the experts."""
+    if "expert" not in mesh.mesh_dim_names:
+        return
     for module in network.modules():
-        names = ("data", "context") if isinstance(module, EvenExperts) else ("data", "context", "expert")
         for parameter in module.parameters(recurse=False):
             gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
-            for name in names:
-                all_reduce(gradient, mesh, name)
-
-
-def all_reduce(tensor, mesh, name):
-    if name in mesh.mesh_dim_names and mesh[name].size() > 1:
-        dist.all_reduce(tensor, group=mesh.get_group(name))
+            if not isinstance(module, EvenExperts):  # an expert has met the texts of all; its router has not
+                dist.all_reduce(gradient, group=mesh.get_group("expert"))
+            gradient /= mesh["expert"].size()
