@@ -1,0 +1,275 @@
+"""How long does an all-reduce take on a link of known rate, and a step? First predicted, then measured.
+
+    python tools/bench/predict.py                        a table, and a dated file in results/predict
+    python tools/bench/predict.py --add FILE.json        the same, behind the repeats that this file has
+    python tools/bench/predict.py --pages FILE.json      measure nothing: write README's section from it
+
+What the prediction needs is measured on this machine without a link. The hosts are network namespaces, and
+the kernel holds their links to the rate (tbf). A repeat takes a minute and a half.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pieces
+import report
+import rows
+
+import bench
+
+RESULTS = rows.HERE / "results" / "predict"
+MIB = 2**20
+SIZES = [MIB, 4 * MIB, 16 * MIB, 64 * MIB]
+ROUNDS = 2  # of all sizes, after one that opens the connections
+COUNTS = (2, 4)
+RATES = {"200mbit": 2e8, "1gbit": 1e9, "10gbit": 1e10}  # as tc writes them, and bits a second
+# So many bytes may pass at once. More would make the link faster than its rate; with fewer, the kernel, which
+# wakes up now and then to let some pass, would make it slower.
+BURSTS = {"200mbit": "16kb", "1gbit": "32kb", "10gbit": "256kb"}
+# A packet has 1448 bytes of the tensor, and before them the headers of Ethernet (14), IP (20) and TCP (32).
+OVERHEAD = (1448 + 14 + 20 + 32) / 1448
+IMAGES, STEPS = 512, 3  # the steps of overlap.py
+STEP_RATES = ("200mbit", "1gbit")
+ENDS = ("<!-- predict ", "<!-- end -->")
+
+
+# ---- the prediction -----------------------------------------------------------------------------
+
+
+def on_the_link(size: float, hosts: int, rate: float) -> float:
+    """Seconds in which the bytes that a host sends in an all-reduce pass its link."""
+    return 2 * (hosts - 1) / hosts * size * OVERHEAD * 8 / rate
+
+
+def on_the_cores(used: float, hosts: int, cores: int) -> float:
+    """Seconds in which the hosts' CPU time passes: they are on one machine, and share its cores."""
+    return used * hosts / cores
+
+
+def predicted(size: int, hosts: int, rate: float, used: float, cores: int) -> float:
+    """Bytes travel while others are copied and added: the longer of the two is what it takes."""
+    return max(on_the_link(size, hosts, rate), on_the_cores(used, hosts, cores))
+
+
+def predicted_steps(size: int, rate: float, alone: float) -> dict[str, float]:
+    """Seconds of a step on two hosts that sends all after backward, and of DDP's; of one without: `alone`.
+
+    Backward computes twice what forward does, and what it has computed travels meanwhile.
+    """
+    link = on_the_link(size, 2, rate)
+    return {"after": alone + link, "overlap": alone / 3 + max(alone * 2 / 3, link)}
+
+
+# ---- the measurement ----------------------------------------------------------------------------
+
+
+def work() -> dict:
+    """Milliseconds of all-reduces of each size, and of the CPU time of a process."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.zeros(SIZES[0] // 4))
+    found = {size: {"seconds": [], "cpu_seconds": []} for size in SIZES}
+    for _ in range(ROUNDS):
+        for size, times in found.items():
+            tensor = torch.zeros(size // 4)
+            dist.barrier()
+            begin, used = time.perf_counter(), time.process_time()
+            dist.all_reduce(tensor)
+            times["seconds"].append(1000 * (time.perf_counter() - begin))
+            times["cpu_seconds"].append(1000 * (time.process_time() - used))
+    dist.barrier()
+    return {
+        size: {name: statistics.median(values) for name, values in times.items()}
+        for size, times in found.items()
+    }
+
+
+def without_a_link(folder: Path, count: int) -> dict:
+    environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(count)}
+    ranks = [
+        rows.start([sys.executable, Path(__file__)], folder, RANK=str(rank), **environment)
+        for rank in range(count)
+    ]
+    said, *_ = [rows.finish(process)[0] for process in ranks]
+    return json.loads(said)
+
+
+def on_hosts(folder: Path, count: int, rate: str, words: list) -> dict:
+    """What rank 0 prints when one rank runs on each of so many hosts."""
+    with rows.hosts.Hosts(folder, count) as several:
+        for number in range(1, count + 1):
+            shape = ("rate", rate, "burst", BURSTS[rate], "latency", "100ms")
+            several.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+        environment = rows.ENVIRONMENT | {"STORE": str(folder / "store"), "WORLD_SIZE": str(count)}
+        environment |= {"GLOO_SOCKET_IFNAME": "eth0"}
+        ranks = [
+            several.run(rank + 1, sys.executable, *words, environment=environment | {"RANK": str(rank)})
+            for rank in range(count)
+        ]
+        if [command.finish(rows.LIMIT) for command in ranks] != [0] * count:
+            sys.exit("error: it failed on the hosts:\n" + "".join(command.output() for command in ranks))
+        return json.loads(ranks[0].output().splitlines()[-1])
+
+
+def steps(found: dict) -> dict:
+    times = {name: 1000 * value for name, value in found["seconds"].items()}
+    return times | {"bytes": found["bytes"]}
+
+
+def measure(repeats: int, found: dict) -> dict:
+    for repeat in range(repeats):
+        numbers = {"link": {}, "steps": {}}
+        with rows.empty_folder() as folder:
+            numbers["steps"]["none"] = steps(rows.start_ranks("overlap.py", folder, IMAGES, STEPS))
+        numbers["none"] = {}
+        for count in COUNTS:
+            with rows.empty_folder() as folder:
+                numbers["none"][str(count)] = without_a_link(folder, count)
+        for rate in RATES:
+            numbers["link"][rate] = {}
+            for count in COUNTS:
+                with rows.empty_folder() as folder:
+                    numbers["link"][rate][str(count)] = on_hosts(folder, count, rate, [Path(__file__)])
+        for rate in STEP_RATES:
+            with rows.empty_folder() as folder:
+                words = [rows.HERE / "overlap.py", IMAGES, STEPS]
+                numbers["steps"][rate] = steps(on_hosts(folder, 2, rate, words))
+        bench.collect(found, numbers)
+        print(f"repeat {repeat + 1} of {repeats}", flush=True)
+    return found
+
+
+# ---- the words ----------------------------------------------------------------------------------
+
+
+def lines_of(result: dict, count: int) -> list[tuple]:
+    """Rate, size, prediction, whether the link makes it, and the measurements: in milliseconds."""
+    cores, lines = result["machine"]["cores"], []
+    for rate, bits in RATES.items():
+        for size, found in result["rows"]["link"][rate][str(count)].items():
+            used = statistics.median(result["rows"]["none"][str(count)][size]["cpu_seconds"]) / 1000
+            time = 1000 * predicted(int(size), count, bits, used, cores)
+            linked = time == 1000 * on_the_link(int(size), count, bits)
+            lines.append((rate, size, time, linked, found["seconds"]))
+    return lines
+
+
+def off(prediction: float, measured: list[float]) -> float:
+    return prediction / statistics.median(measured) - 1
+
+
+def shown(prediction: float, measured: list[float]) -> list[str]:
+    digits = 1 if prediction < 1000 else 0
+    middles = [f"{prediction:,.{digits}f}", report.middle(measured, 1, digits)]
+    return [*middles, report.reach(measured, 1, digits), f"{off(prediction, measured):+.0%}"]
+
+
+HEAD = ["predicted", "measured", "least to most", "off"]
+
+
+def table(result: dict, count: int) -> str:
+    lines = [
+        [NAMES[rate], pieces.name_of(size), "the link" if linked else "the cores", *shown(time, measured)]
+        for rate, size, time, linked, measured in lines_of(result, count)
+    ]
+    return report.table([f"{count} hosts, ms", "of", "what it waits for", *HEAD], lines)
+
+
+NAMES = {"200mbit": "200 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
+
+
+def verdict(result: dict) -> str:
+    """How many predictions are within 20%, and which are not."""
+    all_of_them = [(count, *line) for count in COUNTS for line in lines_of(result, count)]
+    missed = [
+        f"{pieces.name_of(size)} on {count} hosts at {NAMES[rate]}"
+        for count, rate, size, time, _, measured in all_of_them
+        if abs(off(time, measured)) > 0.2
+    ]
+    near = len(all_of_them) - len(missed)
+    rest = f"; missed: {', '.join(missed)}" if missed else ""
+    return f"Within 20% (the aim): {near} of {len(all_of_them)}{rest}."
+
+
+def step_table(result: dict) -> str:
+    found, lines = result["rows"]["steps"], []
+    alone, size = (statistics.median(found["none"][name]) for name in ("alone", "bytes"))
+    kinds = {"after": "all sent after backward", "overlap": "as DDP does it"}
+    for rate in STEP_RATES:
+        times = predicted_steps(size, RATES[rate], alone / 1000)
+        for kind, words in kinds.items():
+            lines.append([NAMES[rate], words, *shown(1000 * times[kind], found[rate][kind])])
+    return report.table(["ms", "a step", *HEAD], lines)
+
+
+def section(result: dict) -> str:
+    step = result["rows"]["steps"]["none"]
+    alone, size = report.middle(step["alone"]), report.middle(step["bytes"], 1e-6)
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/predict.py`: each number is the middle of {result["repeats"]} repeats. The hosts are network namespaces on this one machine, and the kernel holds the link to each to its rate, in both directions.
+
+gloo's all-reduce should take the time in which what a host sends passes its link, or the time that the cores need, whichever is longer. A host of n sends 2(n - 1)/n of the tensor, and {OVERHEAD - 1:.1%} more for the headers: 66 bytes for each 1,448. The cores need the CPU time of a process on this machine without a link, times the processes, divided by the cores. The program has these formulas since before it measured a link.
+
+{table(result, 2)}
+
+{table(result, 4)}
+
+{verdict(result)}
+
+**A step of training**: {size} MB of gradients on two hosts. A step of {alone} ms on this machine, with nothing sent, is a third forward and two thirds backward. What is sent after it comes on top; what DDP sends during backward is free as long as backward takes.
+
+{step_table(result)}
+"""
+
+
+def main() -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
+    parser.add_argument("--add", type=Path, help="put the new repeats behind those of this file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README's section from this file")
+    arguments = parser.parse_args()
+    if arguments.pages:
+        result = json.loads(arguments.pages.read_text())
+        words = pieces.replaced(report.PAGE.read_text(), section(result), arguments.pages.name, ENDS)
+        report.PAGE.write_text(words)
+        return
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
+    if rows.hosts.why_not():
+        sys.exit(f"error: no network namespaces here ({rows.hosts.why_not().strip()}): make tools")
+    date = datetime.date.today().isoformat()
+    result = {
+        "date": date,
+        "machine": bench.machine(),
+        "versions": bench.versions(),
+        "repeats": 0,
+        "rows": {},
+    }
+    if arguments.add:
+        before = json.loads(arguments.add.read_text())
+        if any(before[name] != result[name] for name in ("date", "machine", "versions")):
+            sys.exit(f"error: {arguments.add} is of another day or machine: leave --add out")
+        result = before
+    measure(arguments.repeats, result["rows"])
+    result["repeats"] += arguments.repeats
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{bench.name_of(result)}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{section(result)}\nKept: {path}")
+
+
+if __name__ == "__main__":
+    if "STORE" in os.environ:  # as one of the ranks
+        import ranks
+
+        ranks.together(work)
+    else:
+        main()
