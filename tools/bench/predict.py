@@ -29,9 +29,9 @@ SIZES = [MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 ROUNDS = 2  # of all sizes, after one that opens the connections
 COUNTS = (2, 4)
 RATES = {"200mbit": 2e8, "1gbit": 1e9, "10gbit": 1e10}  # as tc writes them, and bits a second
-# So many bytes may pass at once. More would make the link faster than its rate; with fewer, the kernel, which
-# wakes up now and then to let some pass, would make it slower.
-BURSTS = {"200mbit": "16kb", "1gbit": "32kb", "10gbit": "256kb"}
+# So many bytes pass at once when the link was at rest, and only what comes after them at its rate. With fewer
+# than a packet before it is cut (64 KiB), the kernel cuts it up, and the cores need more time than the link.
+BURST = 256 * 2**10
 # A packet has 1448 bytes of the tensor, and before them the headers of Ethernet (14), IP (20) and TCP (32).
 OVERHEAD = (1448 + 14 + 20 + 32) / 1448
 IMAGES, STEPS = 512, 3  # the steps of overlap.py
@@ -43,8 +43,8 @@ ENDS = ("<!-- predict ", "<!-- end -->")
 
 
 def on_the_link(size: float, hosts: int, rate: float) -> float:
-    """Seconds in which the bytes that a host sends in an all-reduce pass its link."""
-    return 2 * (hosts - 1) / hosts * size * OVERHEAD * 8 / rate
+    """Seconds in which the bytes that a host sends in an all-reduce pass its link, which was at rest."""
+    return max(0, 2 * (hosts - 1) / hosts * size * OVERHEAD - BURST) * 8 / rate
 
 
 def on_the_cores(used: float, hosts: int, cores: int) -> float:
@@ -53,17 +53,16 @@ def on_the_cores(used: float, hosts: int, cores: int) -> float:
 
 
 def predicted(size: int, hosts: int, rate: float, used: float, cores: int) -> float:
-    """Bytes travel while others are copied and added: the longer of the two is what it takes."""
-    return max(on_the_link(size, hosts, rate), on_the_cores(used, hosts, cores))
+    return on_the_link(size, hosts, rate) + on_the_cores(used, hosts, cores)
 
 
-def predicted_steps(size: int, rate: float, alone: float) -> dict[str, float]:
+def predicted_steps(size: int, rate: float, alone: float, used: float, cores: int) -> dict[str, float]:
     """Seconds of a step on two hosts that sends all after backward, and of DDP's; of one without: `alone`.
 
     Backward computes twice what forward does, and what it has computed travels meanwhile.
     """
-    link = on_the_link(size, 2, rate)
-    return {"after": alone + link, "overlap": alone / 3 + max(alone * 2 / 3, link)}
+    link, copying = on_the_link(size, 2, rate), on_the_cores(used, 2, cores)
+    return {"after": alone + link + copying, "overlap": alone / 3 + max(alone * 2 / 3, link) + copying}
 
 
 # ---- the measurement ----------------------------------------------------------------------------
@@ -79,6 +78,8 @@ def work() -> dict:
     for _ in range(ROUNDS):
         for size, times in found.items():
             tensor = torch.zeros(size // 4)
+            dist.barrier()
+            time.sleep(0.05)  # or the bytes before would still hold the link
             dist.barrier()
             begin, used = time.perf_counter(), time.process_time()
             dist.all_reduce(tensor)
@@ -105,7 +106,7 @@ def on_hosts(folder: Path, count: int, rate: str, words: list) -> dict:
     """What rank 0 prints when one rank runs on each of so many hosts."""
     with rows.hosts.Hosts(folder, count) as several:
         for number in range(1, count + 1):
-            shape = ("rate", rate, "burst", BURSTS[rate], "latency", "100ms")
+            shape = ("rate", rate, "burst", BURST, "latency", "100ms")
             several.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
         environment = rows.ENVIRONMENT | {"STORE": str(folder / "store"), "WORLD_SIZE": str(count)}
         environment |= {"GLOO_SOCKET_IFNAME": "eth0"}
@@ -120,7 +121,7 @@ def on_hosts(folder: Path, count: int, rate: str, words: list) -> dict:
 
 def steps(found: dict) -> dict:
     times = {name: 1000 * value for name, value in found["seconds"].items()}
-    return times | {"bytes": found["bytes"]}
+    return times | {"bytes": found["bytes"], "CPU, sent": 1000 * found["cpu_seconds"]["sent"]}
 
 
 def measure(repeats: int, found: dict) -> dict:
@@ -150,14 +151,15 @@ def measure(repeats: int, found: dict) -> dict:
 
 
 def lines_of(result: dict, count: int) -> list[tuple]:
-    """Rate, size, prediction, whether the link makes it, and the measurements: in milliseconds."""
+    """Rate, size, what the link and the cores take of the prediction, and the measurements: in milliseconds."""
     cores, lines = result["machine"]["cores"], []
     for rate, bits in RATES.items():
         for size, found in result["rows"]["link"][rate][str(count)].items():
             used = statistics.median(result["rows"]["none"][str(count)][size]["cpu_seconds"]) / 1000
-            time = 1000 * predicted(int(size), count, bits, used, cores)
-            linked = time == 1000 * on_the_link(int(size), count, bits)
-            lines.append((rate, size, time, linked, found["seconds"]))
+            link = 1000 * on_the_link(int(size), count, bits)
+            lines.append(
+                (rate, size, link, 1000 * predicted(int(size), count, bits, used, cores), found["seconds"])
+            )
     return lines
 
 
@@ -176,10 +178,10 @@ HEAD = ["predicted", "measured", "least to most", "off"]
 
 def table(result: dict, count: int) -> str:
     lines = [
-        [NAMES[rate], pieces.name_of(size), "the link" if linked else "the cores", *shown(time, measured)]
-        for rate, size, time, linked, measured in lines_of(result, count)
+        [NAMES[rate], pieces.name_of(size), f"{link:,.1f}", f"{time - link:.1f}", *shown(time, measured)]
+        for rate, size, link, time, measured in lines_of(result, count)
     ]
-    return report.table([f"{count} hosts, ms", "of", "what it waits for", *HEAD], lines)
+    return report.table([f"{count} hosts, ms", "of", "link", "cores", *HEAD], lines)
 
 
 NAMES = {"200mbit": "200 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
@@ -190,7 +192,7 @@ def verdict(result: dict) -> str:
     all_of_them = [(count, *line) for count in COUNTS for line in lines_of(result, count)]
     missed = [
         f"{pieces.name_of(size)} on {count} hosts at {NAMES[rate]}"
-        for count, rate, size, time, _, measured in all_of_them
+        for count, rate, size, _, time, measured in all_of_them
         if abs(off(time, measured)) > 0.2
     ]
     near = len(all_of_them) - len(missed)
@@ -200,10 +202,11 @@ def verdict(result: dict) -> str:
 
 def step_table(result: dict) -> str:
     found, lines = result["rows"]["steps"], []
-    alone, size = (statistics.median(found["none"][name]) for name in ("alone", "bytes"))
+    alone, used, size = (statistics.median(found["none"][name]) for name in ("alone", "CPU, sent", "bytes"))
+    cores = result["machine"]["cores"]
     kinds = {"after": "all sent after backward", "overlap": "as DDP does it"}
     for rate in STEP_RATES:
-        times = predicted_steps(size, RATES[rate], alone / 1000)
+        times = predicted_steps(size, RATES[rate], alone / 1000, used / 1000, cores)
         for kind, words in kinds.items():
             lines.append([NAMES[rate], words, *shown(1000 * times[kind], found[rate][kind])])
     return report.table(["ms", "a step", *HEAD], lines)
@@ -214,7 +217,7 @@ def section(result: dict) -> str:
     alone, size = report.middle(step["alone"]), report.middle(step["bytes"], 1e-6)
     return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/predict.py`: each number is the middle of {result["repeats"]} repeats. The hosts are network namespaces on this one machine, and the kernel holds the link to each to its rate, in both directions.
 
-gloo's all-reduce should take the time in which what a host sends passes its link, or the time that the cores need, whichever is longer. A host of n sends 2(n - 1)/n of the tensor, and {OVERHEAD - 1:.1%} more for the headers: 66 bytes for each 1,448. The cores need the CPU time of a process on this machine without a link, times the processes, divided by the cores. The program has these formulas since before it measured a link.
+gloo's all-reduce should take the time in which what a host sends passes its link, and that of the cores on top. A host of n sends 2(n - 1)/n of the tensor, and {OVERHEAD - 1:.1%} more for the headers: 66 bytes for each 1,448; the first {BURST // 1024} KiB pass at once. The cores need the CPU time of a process on this machine without a link, times the processes, divided by the cores. These formulas were written down before what follows was measured.
 
 {table(result, 2)}
 
@@ -222,7 +225,7 @@ gloo's all-reduce should take the time in which what a host sends passes its lin
 
 {verdict(result)}
 
-**A step of training**: {size} MB of gradients on two hosts. A step of {alone} ms on this machine, with nothing sent, is a third forward and two thirds backward. What is sent after it comes on top; what DDP sends during backward is free as long as backward takes.
+**A step of training**: {size} MB of gradients on two hosts. A step of {alone} ms on this machine, with nothing sent, is a third forward and two thirds backward. What the link takes after it comes on top; what it takes during DDP's backward is free as long as backward takes. The cores' share of sending comes on top of both.
 
 {step_table(result)}
 """
