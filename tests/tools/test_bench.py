@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 
+import inside
 import pieces
+import predict
 import pytest
 import report
 import rows
@@ -68,6 +70,21 @@ def test_the_page_says_of_a_small_step_what_the_file_that_it_names_holds():
             assert small.section(other) != small.section(result), (bound, kind)
 
 
+def test_the_page_says_of_the_inside_what_the_file_that_it_names_holds():
+    page = report.PAGE.read_text()
+    name = re.search(r"<!-- inside (\S+) -->", page)[1]
+    result = json.loads((inside.RESULTS / name).read_text())
+    assert page == pieces.replaced(page, inside.section(result), name, inside.ENDS)
+    assert name == f"{bench.name_of(result)}.json"
+    plain = result["rows"]["overlap"]["as it is"]
+    assert inside.at_most(plain | {"cpu_seconds": plain["seconds"]}) == inside.faster(plain)
+    for way in inside.WAYS:
+        other = copy.deepcopy(result)
+        times = other["rows"]["overlap"][way]["seconds"]
+        times["overlap"] = [3 * value for value in times["overlap"]]
+        assert inside.section(other) != inside.section(result), way
+
+
 @pytest.mark.long
 def test_the_small_steps_come_from_two_processes(tmp_path):
     found = small.run(tmp_path, "bound")
@@ -84,6 +101,60 @@ def test_four_processes_are_predicted_from_the_cpu_time_of_two():
         four = {"gloo": {"1024": {"seconds": [measured]}}}
         result = {"rows": {"2": two, "4": four}, "machine": {"cores": 2}}
         assert f"Within 20% (the aim): {verdict};" in pieces.prediction(result), measured
+
+
+def test_what_a_link_and_the_cores_take_is_predicted():
+    """1,514 bytes pass for 1,448 of the tensor; four hosts send 6/4 of it each, and share the cores."""
+    size, rate = 1448e3, 1e6
+    seconds = 8 * 1514e3 / rate
+    burst = 8 * 2**18 / rate
+    assert predict.on_the_link(size, 2, rate) == pytest.approx(seconds - burst)
+    assert predict.on_the_link(size, 4, rate) == pytest.approx(1.5 * seconds - burst)
+    assert predict.on_the_link(1448, 2, rate) == 0
+    assert predict.on_the_cores(0.3, 4, cores=2) == pytest.approx(0.6)
+    assert predict.predicted(size, 4, rate, used=0.3, cores=2) == pytest.approx(1.5 * seconds - burst + 0.6)
+    link = seconds - burst
+    for alone, overlap in ((3 * link, 3 * link), (0.3 * link, 1.1 * link)):
+        found = predict.predicted_steps(size, rate, alone, used=0.4, cores=4)
+        expected = {"after": alone + link + 0.2, "overlap": overlap + 0.2}
+        assert found == pytest.approx(expected)
+
+
+def test_the_page_says_of_predictions_what_the_file_that_it_names_holds():
+    page = report.PAGE.read_text()
+    name = re.search(r"<!-- predict (\S+) -->", page)[1]
+    result = json.loads((predict.RESULTS / name).read_text())
+    assert page == pieces.replaced(page, predict.section(result), name, predict.ENDS)
+    assert name == f"{bench.name_of(result)}.json"
+    for rate in predict.RATES:
+        for count in predict.COUNTS:
+            other = copy.deepcopy(result)
+            times = other["rows"]["link"][rate][str(count)][str(predict.SIZES[0])]
+            times["seconds"] = [3 * value for value in times["seconds"]]
+            assert predict.section(other) != predict.section(result), (rate, count)
+
+
+def test_predictions_that_are_more_than_20_percent_off_are_not_counted():
+    def measured(factor):
+        """As if one all-reduce took `factor` times its prediction, and each other one its own."""
+        link = {
+            rate: {
+                str(count): {
+                    str(size): {"seconds": [1000 * predict.on_the_link(size, count, bits)]}
+                    for size in predict.SIZES
+                }
+                for count in predict.COUNTS
+            }
+            for rate, bits in predict.RATES.items()
+        }
+        link["1gbit"]["4"][str(2**22)]["seconds"][0] *= factor
+        used = {str(size): {"cpu_seconds": [0.0]} for size in predict.SIZES}
+        none = {str(count): used for count in predict.COUNTS}
+        return {"rows": {"link": link, "none": none}, "machine": {"cores": 2}}
+
+    for factor, near in ((0.82, 7), (0.84, 8), (1.24, 8), (1.26, 7)):
+        words = f"8 of 8 at 200 Mbit/s, {near} of 8 at 1 Gbit/s, 8 of 8 at 10 Gbit/s; the others are missed."
+        assert predict.verdict(measured(factor)) == f"Within 20% (the aim): {words}", factor
 
 
 SUMS = """

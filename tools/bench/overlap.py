@@ -1,10 +1,11 @@
 """What of its communication DDP hides behind backward, on a model of 8 million parameters.
 
 Four kinds of steps take turns: as DDP does them; the same buckets' bytes sent only when backward is over;
-nothing sent; and nothing computed.
+nothing sent; and nothing computed. BUCKET_MIB makes the buckets larger than 4 MiB, or smaller.
 """
 
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -16,13 +17,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 IMAGES, ROUNDS = map(int, sys.argv[1:])
+BUCKET = int(os.environ.get("BUCKET_MIB", 4))
 
 
 def work():
     torch.manual_seed(0)
     widths = [784, *[1152] * 6, 256]
     layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.GELU())]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=4)
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     images = torch.rand(IMAGES, 784, generator=torch.Generator().manual_seed(rank))
 
@@ -54,7 +56,7 @@ def work():
 
     kinds = {"overlap": as_ddp_does, "after": sent_when_backward_is_over, "alone": nothing_sent, "sent": send}
     count = sum(parameter.numel() for parameter in model.parameters())
-    pieces = torch.zeros(count).split(2**20)  # 4 MiB each
+    pieces = torch.zeros(count).split(BUCKET * 2**18)  # numbers of 4 bytes
     for kind in (as_ddp_does, as_ddp_does, *kinds.values()):  # DDP makes its buckets anew after the first
         kind()
     seconds, cpu = {name: [] for name in kinds}, dict.fromkeys(kinds, 0.0)

@@ -93,8 +93,8 @@ def work() -> dict:
     }
 
 
-def run(folder: Path, bound: str) -> dict:
-    environment = {"STORE": str(folder / "store"), "WORLD_SIZE": "2", "BOUND": bound}
+def run(folder: Path, bound: str, **given: str) -> dict:
+    environment = {"STORE": str(folder / "store"), "WORLD_SIZE": "2", "BOUND": bound, **given}
     both = [
         rows.start([sys.executable, Path(__file__)], folder, RANK=str(rank), **environment) for rank in (0, 1)
     ]

@@ -1,0 +1,290 @@
+"""How long does an all-reduce take on a link of known rate, and a step? First predicted, then measured.
+
+    python tools/bench/predict.py                        a table, and a dated file in results/predict
+    python tools/bench/predict.py --add FILE.json        the same, behind the repeats that this file has
+    python tools/bench/predict.py --pages FILE.json      measure nothing: write README's section from it
+
+What the prediction needs is measured on this machine without a link. The hosts are network namespaces, and
+the kernel holds their links to the rate (tbf). A repeat takes a minute and a half.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pieces
+import report
+import rows
+
+import bench
+
+RESULTS = rows.HERE / "results" / "predict"
+MIB = 2**20
+SIZES = [MIB, 4 * MIB, 16 * MIB, 64 * MIB]
+ROUNDS = 2  # of all sizes, after one that opens the connections
+COUNTS = (2, 4)
+RATES = {"200mbit": 2e8, "1gbit": 1e9, "10gbit": 1e10}  # as tc writes them, and bits a second
+# So many bytes pass at once when the link was at rest, and only what comes after them at its rate. With fewer
+# than a packet before it is cut (64 KiB), the kernel cuts it up, and the cores need more time than the link.
+BURST = 256 * 2**10
+# A packet has 1448 bytes of the tensor, and before them the headers of Ethernet (14), IP (20) and TCP (32).
+OVERHEAD = (1448 + 14 + 20 + 32) / 1448
+IMAGES, STEPS = 512, 3  # the steps of overlap.py
+STEP_RATES = ("200mbit", "1gbit")
+ENDS = ("<!-- predict ", "<!-- end -->")
+
+
+# ---- the prediction -----------------------------------------------------------------------------
+
+
+def on_the_link(size: float, hosts: int, rate: float) -> float:
+    """Seconds in which the bytes that a host sends in an all-reduce pass its link, which was at rest."""
+    return max(0, 2 * (hosts - 1) / hosts * size * OVERHEAD - BURST) * 8 / rate
+
+
+def on_the_cores(used: float, hosts: int, cores: int) -> float:
+    """Seconds in which the hosts' CPU time passes: they are on one machine, and share its cores."""
+    return used * hosts / cores
+
+
+def predicted(size: int, hosts: int, rate: float, used: float, cores: int) -> float:
+    return on_the_link(size, hosts, rate) + on_the_cores(used, hosts, cores)
+
+
+def predicted_steps(size: int, rate: float, alone: float, used: float, cores: int) -> dict[str, float]:
+    """Seconds of a step on two hosts that sends all after backward, and of DDP's; of one without: `alone`.
+
+    Backward computes twice what forward does, and what it has computed travels meanwhile.
+    """
+    link, copying = on_the_link(size, 2, rate), on_the_cores(used, 2, cores)
+    return {"after": alone + link + copying, "overlap": alone / 3 + max(alone * 2 / 3, link) + copying}
+
+
+# ---- the measurement ----------------------------------------------------------------------------
+
+
+def work() -> dict:
+    """Milliseconds of all-reduces of each size, and of the CPU time of a process."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.zeros(SIZES[0] // 4))
+    found = {size: {"seconds": [], "cpu_seconds": []} for size in SIZES}
+    for _ in range(ROUNDS):
+        for size, times in found.items():
+            tensor = torch.zeros(size // 4)
+            dist.barrier()
+            time.sleep(0.05)  # or the bytes before would still hold the link
+            dist.barrier()
+            begin, used = time.perf_counter(), time.process_time()
+            dist.all_reduce(tensor)
+            times["seconds"].append(1000 * (time.perf_counter() - begin))
+            times["cpu_seconds"].append(1000 * (time.process_time() - used))
+    dist.barrier()
+    return {
+        size: {name: statistics.median(values) for name, values in times.items()}
+        for size, times in found.items()
+    }
+
+
+def without_a_link(folder: Path, count: int) -> dict:
+    environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(count)}
+    ranks = [
+        rows.start([sys.executable, Path(__file__)], folder, RANK=str(rank), **environment)
+        for rank in range(count)
+    ]
+    said, *_ = [rows.finish(process)[0] for process in ranks]
+    return json.loads(said)
+
+
+def on_hosts(folder: Path, count: int, rate: str, words: list) -> dict:
+    """What rank 0 prints when one rank runs on each of so many hosts."""
+    with rows.hosts.Hosts(folder, count) as several:
+        for number in range(1, count + 1):
+            shape = ("rate", rate, "burst", BURST, "latency", "100ms")
+            several.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+        environment = rows.ENVIRONMENT | {"STORE": str(folder / "store"), "WORLD_SIZE": str(count)}
+        environment |= {"GLOO_SOCKET_IFNAME": "eth0"}
+        ranks = [
+            several.run(rank + 1, sys.executable, *words, environment=environment | {"RANK": str(rank)})
+            for rank in range(count)
+        ]
+        if [command.finish(rows.LIMIT) for command in ranks] != [0] * count:
+            sys.exit("error: it failed on the hosts:\n" + "".join(command.output() for command in ranks))
+        return json.loads(ranks[0].output().splitlines()[-1])
+
+
+def steps(found: dict) -> dict:
+    times = {name: 1000 * value for name, value in found["seconds"].items()}
+    return times | {"bytes": found["bytes"], "CPU, sent": 1000 * found["cpu_seconds"]["sent"]}
+
+
+def all_reduces() -> dict:
+    found = {"none": {}, "link": {rate: {} for rate in RATES}}
+    for count in COUNTS:
+        with rows.empty_folder() as folder:
+            found["none"][str(count)] = without_a_link(folder, count)
+    for rate in RATES:
+        for count in COUNTS:
+            with rows.empty_folder() as folder:
+                found["link"][rate][str(count)] = on_hosts(folder, count, rate, [Path(__file__)])
+    return found
+
+
+def training() -> dict:
+    with rows.empty_folder() as folder:
+        found = {"none": steps(rows.start_ranks("overlap.py", folder, IMAGES, 3 * STEPS))}
+    for rate in STEP_RATES:
+        with rows.empty_folder() as folder:
+            found[rate] = steps(on_hosts(folder, 2, rate, [rows.HERE / "overlap.py", IMAGES, STEPS]))
+    return {"steps": found}
+
+
+PARTS = {"all-reduces": all_reduces, "steps": training}
+
+
+def measure(parts: list[str], repeats: int, found: dict) -> dict:
+    for repeat in range(repeats):
+        for part in parts:
+            bench.collect(found, PARTS[part]())
+        print(f"repeat {repeat + 1} of {repeats}", flush=True)
+    return found
+
+
+# ---- the words ----------------------------------------------------------------------------------
+
+
+def lines_of(result: dict, count: int) -> list[tuple]:
+    """Rate, size, what the link and the cores take of the prediction, and the measurements: in milliseconds."""
+    cores, lines = result["machine"]["cores"], []
+    for rate, bits in RATES.items():
+        for size, found in result["rows"]["link"][rate][str(count)].items():
+            used = statistics.median(result["rows"]["none"][str(count)][size]["cpu_seconds"]) / 1000
+            link = 1000 * on_the_link(int(size), count, bits)
+            lines.append(
+                (rate, size, link, 1000 * predicted(int(size), count, bits, used, cores), found["seconds"])
+            )
+    return lines
+
+
+def off(prediction: float, measured: list[float]) -> float:
+    return prediction / statistics.median(measured) - 1
+
+
+def shown(prediction: float, measured: list[float]) -> list[str]:
+    digits = 1 if prediction < 1000 else 0
+    middles = [f"{prediction:,.{digits}f}", report.middle(measured, 1, digits)]
+    return [*middles, report.reach(measured, 1, digits), f"{off(prediction, measured):+.0%}"]
+
+
+HEAD = ["predicted", "measured", "least to most", "off"]
+
+
+def table(result: dict, count: int) -> str:
+    lines = [
+        [NAMES[rate], pieces.name_of(size), f"{link:,.1f}", f"{time - link:.1f}", *shown(time, measured)]
+        for rate, size, link, time, measured in lines_of(result, count)
+    ]
+    return report.table([f"{count} hosts, ms", "of", "link", "cores", *HEAD], lines)
+
+
+NAMES = {"200mbit": "200 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
+
+
+def verdict(result: dict) -> str:
+    """How many predictions are within 20%, by rate."""
+    near = {rate: [] for rate in RATES}
+    for count in COUNTS:
+        for rate, _, _, expected, measured in lines_of(result, count):
+            near[rate].append(abs(off(expected, measured)) <= 0.2)
+    words = [f"{sum(found)} of {len(found)} at {NAMES[rate]}" for rate, found in near.items()]
+    return f"Within 20% (the aim): {', '.join(words)}; the others are missed."
+
+
+def step_table(result: dict) -> str:
+    found, lines = result["rows"]["steps"], []
+    alone, used, size = (statistics.median(found["none"][name]) for name in ("alone", "CPU, sent", "bytes"))
+    cores = result["machine"]["cores"]
+    kinds = {"after": "all sent after backward", "overlap": "as DDP does it"}
+    for rate in STEP_RATES:
+        times = predicted_steps(size, RATES[rate], alone / 1000, used / 1000, cores)
+        for kind, words in kinds.items():
+            lines.append([NAMES[rate], words, *shown(1000 * times[kind], found[rate][kind])])
+    return report.table(["ms", "a step", *HEAD], lines)
+
+
+def section(result: dict) -> str:
+    step = result["rows"]["steps"]["none"]
+    repeats = len(result["rows"]["none"]["2"][str(MIB)]["seconds"])
+    alone, size = report.middle(step["alone"]), report.middle(step["bytes"], 1e-6)
+    used = [
+        report.middle(found["2"][str(64 * MIB)]["cpu_seconds"])
+        for found in (result["rows"]["none"], result["rows"]["link"]["10gbit"])
+    ]
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/predict.py`: each number is the middle of {repeats} repeats. The hosts are network namespaces on this one machine, and the kernel holds the link to each to its rate, in both directions.
+
+gloo's all-reduce should take the time in which what a host sends passes its link, and that of the cores on top. A host of n sends 2(n - 1)/n of the tensor, and {OVERHEAD - 1:.1%} more for the headers: 66 bytes for each 1,448; the first {BURST // 1024} KiB pass at once. The cores need the CPU time of a process on this machine without a link, times the processes, divided by the cores. These formulas were written down before what follows was measured.
+
+{table(result, 2)}
+
+{table(result, 4)}
+
+{verdict(result)} What one process spends of its CPU time on 64 MiB: {used[0]} ms without a link, {used[1]} on two hosts at 10 Gbit/s. There the network of the namespaces needs the cores too, which the measurement without a link does not know.
+
+**A step of training**: {size} MB of gradients on two hosts, {len(step["alone"])} repeats. A step of {alone} ms on this machine, with nothing sent, is a third forward and two thirds backward. What the link takes after it comes on top; what it takes during DDP's backward is free as long as backward takes. The cores' share of sending comes on top of both.
+
+{step_table(result)}
+"""
+
+
+def main() -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
+    parser.add_argument("--add", type=Path, help="put the new repeats behind those of this file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README's section from this file")
+    arguments = parser.parse_args()
+    if arguments.pages:
+        result = json.loads(arguments.pages.read_text())
+        words = pieces.replaced(report.PAGE.read_text(), section(result), arguments.pages.name, ENDS)
+        report.PAGE.write_text(words)
+        return
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
+    if rows.hosts.why_not():
+        sys.exit(f"error: no network namespaces here ({rows.hosts.why_not().strip()}): make tools")
+    date = datetime.date.today().isoformat()
+    result = {
+        "date": date,
+        "machine": bench.machine(),
+        "versions": bench.versions(),
+        "rows": {},
+    }
+    if arguments.add:
+        before = json.loads(arguments.add.read_text())
+        if any(before[name] != result[name] for name in ("date", "machine", "versions")):
+            sys.exit(f"error: {arguments.add} is of another day or machine: leave --add out")
+        result = before
+    elif set(arguments.parts) != set(PARTS):
+        parser.error("--parts needs --add: the page is about both")
+    measure(arguments.parts, arguments.repeats, result["rows"])
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{bench.name_of(result)}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{section(result)}\nKept: {path}")
+
+
+if __name__ == "__main__":
+    if "STORE" in os.environ:  # as one of the ranks
+        import ranks
+
+        ranks.together(work)
+    else:
+        main()
