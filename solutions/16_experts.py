@@ -69,13 +69,13 @@ def route(logits, top_k, capacity):
 def balancing_loss(logits, chosen):
     """This process's part of the balancing loss. The parts of all processes add up to the loss.
 
-    The loss is what one process would compute that has all tokens: the number of experts, times the sum
-    over all experts of the expert's load times its mean score. The load is the fraction of all choices that
+    The loss is what one process would compute that has all tokens: the number of experts, times the sum over
+    all experts of the expert's load times its mean score. The load is the fraction of all choices that
     are of this expert, of the tokens of all processes. The mean score is the mean of the softmax at this
-    expert over all tokens of all processes. A process's part is the loss with the scores of its own tokens
-    only; still divided by the number of all tokens. `chosen` are the numbers of the experts that this
-    process's tokens have chosen, in any order, dropped or not. The load has no gradient, the scores have.
-    Only counts travel.
+    expert over all tokens of all processes, of which there is at least one. A process's part is the loss
+    with the scores of its own tokens only; still divided by the number of all tokens. `chosen` are the
+    numbers of the experts that this process's tokens have chosen, in any order, dropped or not. The load
+    has no gradient, the scores have. Only counts travel.
     """
     # cut 16.2: the balancing loss
     number = logits.shape[1]
@@ -183,7 +183,7 @@ def add_up_gradients(model):
     `model` has Mixture layers somewhere inside, under any name, and ordinary layers. The losses of the
     processes are parts, which add up to the loss of one process. What all processes have alike, the routers
     too, has a gradient on each process that is a part of the whole one. The experts of a Mixture are on one
-    process only; one to which no token came may have no gradient.
+    process only; one to which no token came may have no gradient. All other parameters have one.
     """
     # cut 16.4: whose gradients are added up
     layers = [layer for layer in model.modules() if isinstance(layer, Mixture)]

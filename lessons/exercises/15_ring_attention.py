@@ -48,7 +48,7 @@ import torch.distributed as dist
 
 def pass_on(tensor):
     """Send a tensor to the right (rank + 1; the last one to rank 0), and return the one of the same size
-    that has come from the left. On one process there is nobody to send to. Yours to use."""
+    that has come from the left. On one process nothing is sent. Yours to use."""
     world_size = dist.get_world_size()
     if world_size == 1:
         return tensor
@@ -103,8 +103,8 @@ def ring_forward(query, key, value):
     The positions are those of the zigzag order. Keys and values are sent to the right only, those of
     each process world_size - 1 times: the last step needs none to be sent. At no time does a process
     hold those of more than three processes: its own, those that it computes with, and those that are
-    coming in. Halves that do not meet are not multiplied: whatever is in values that are all later, it
-    does not come into the output, NaN neither.
+    coming in. Halves that do not meet are not multiplied: whatever is in a half that is all later, NaN
+    too, does not come into the output.
     """
     raise NotImplementedError("15.4: forward around the ring")
 
@@ -112,10 +112,11 @@ def ring_forward(query, key, value):
 def ring_backward(query, key, value, output, log_sum_exp, gradient):
     """The gradients of this process's query, key and value, in this order.
 
-    `output` and `log_sum_exp` are what ring_forward has given, `gradient` is that of the output. Keys
-    and values travel once more. The gradient of a key has a part from the queries of each process: it
-    travels with the key, everyone adds a part, and at the end it must be on the process that has the
-    key. Again everything goes to the right, a process holds keys, values and gradients of three
-    processes at most, and halves that do not meet are not multiplied.
+    `output` and `log_sum_exp` are what ring_forward has given, `gradient` is that of the output. You compute
+    gradients yourself, so no graph is needed. The gradient of a key has a part from the queries of each
+    process: it travels with the key, each process adds a part, and at the end it must be on the process
+    that has the key: so gradients may travel once more than keys and values, which again travel
+    world_size - 1 times. Again everything goes to the right, a process holds keys, values and gradients
+    of three processes at most, and halves that do not meet are not multiplied.
     """
     raise NotImplementedError("15.5: backward around the ring")

@@ -31,6 +31,8 @@ def check(arguments, heads, layers):
     if layers % stages:
         workload.refuse(f"--pipeline-parallel {stages} does not divide {layers} blocks: take 1")
     parts = arguments.microbatches
+    if parts < 1:
+        workload.refuse(f"--microbatches must be at least 1, not {parts}")
     if parts < stages:
         workload.refuse(f"{stages} stages need {stages} micro-batches or more, not {parts}")
     split("--batch-size", arguments.batch_size, sizes["data"] * parts, "micro-batches of all")

@@ -20,7 +20,7 @@ lesson = importlib.import_module("17_one_mesh")
 
 
 class EvenExperts(experts.Experts):
-    """Lesson 16's layer, as if its router gave all experts as many tokens.
+    """Lesson 16's layer, as if its router gave all experts the same number of tokens.
 
     Where a token goes depends on its content, and in a dry run it has none.
     """

@@ -279,7 +279,7 @@ def show(found: dict[str, Any]) -> None:
     for row in found["collectives"]:
         print(line.format(all=row["times"] * row["sent"], **row))
     print("\nEach: the input or the output of one rank, the longer one. Sent: by one rank in a ring of n,")
-    print("(n-1)/n of each, for an all-reduce twice that.")
+    print("(n-1)/n of each, for an all-reduce twice that; a message in full, where it is sent.")
     groups = " (of FSDP's groups, one)" if "gathered group" in found["memory"] else ""
     print(f"\nBytes that {rank} holds{groups}:")
     for name, size in found["memory"].items():
@@ -296,7 +296,7 @@ def read(words: list[str] | None) -> argparse.Namespace:
     option("--expert-parallel", default=1, help="ranks that share the experts of a block (%(default)s)")
     option("--tensor-parallel", default=1, help="ranks that share a matrix (%(default)s)")
     option("--replicate", default=1, help="copies of all that FSDP shards (%(default)s)")
-    option("--batch", default=1, help="texts of a micro-batch, for each rank of data (%(default)s)")
+    option("--batch", default=1, help="texts of a micro-batch, for each rank of data, expert (%(default)s)")
     option("--microbatches", help="of a step (as many as stages)")
     option("--experts", default=0, help="in each block, in place of a feed-forward layer (none)")
     option("--stage", default=0, help="whose first rank is shown (%(default)s)")
@@ -347,6 +347,8 @@ def check(given: argparse.Namespace) -> None:
         if given.microbatches > 1 or given.expert_parallel > 1:
             workload.refuse("--expert-parallel needs --experts, and --microbatches stages: leave it out")
         return
+    if given.expert_parallel > 1 and not given.experts:
+        workload.refuse("--expert-parallel needs --experts: leave it out")
     if given.replicate > 1 or given.precision != "fp32":
         workload.refuse("--replicate and --precision are FSDP's, for data and tensor alone: leave them out")
     refuse_divisor("--pipeline-parallel", stages, given.layers, "layers")
@@ -356,7 +358,7 @@ def check(given: argparse.Namespace) -> None:
     refuse_remainder(f"--length {given.length} does", given.length, 2 * given.context_parallel)
     if given.experts:
         refuse_divisor("--expert-parallel", given.expert_parallel, given.experts, "experts")
-        # All experts get as many tokens.
+        # All experts get the same number of tokens.
         tokens = given.batch * given.length // given.context_parallel
         refuse_divisor("--experts", given.experts, tokens, "tokens of a rank")
 

@@ -225,8 +225,8 @@ SENTENCES = {
         "+ def make_plan": "The plan begins as before.",
         "RowwiseParallel()": "The matrices are sharded as before.",
         "- if sequence_parallel": "What sequence parallelism needs is gone.",
-        "lr=0).step()": "FSDP makes a `DTensor` of every parameter, so here and in training an optimizer can take "
-        "them all at once.",
+        "lr=0).step()": "FSDP makes a `DTensor` of every parameter: an optimizer can take them "
+        "all at once, here and in training.",
         "--tensor-parallel": "An option says how many processes share the heads; the rest of the mesh is "
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",

@@ -212,7 +212,7 @@ REFUSED = {
         2,
         "2 stages need 2 micro-batches or more, not 1",
     ),
-    "no micro-batch": (("--microbatches", 0), 1, "1 stages need 1 micro-batches or more, not 0"),
+    "no micro-batch": (("--microbatches", 0), 1, "--microbatches must be at least 1, not 0"),
     "uneven": (("--batch-size", 9), 3, "--batch-size 9 does not divide into 6 micro-batches of all: take 12"),
     "chunks": (
         ("--length", 30),

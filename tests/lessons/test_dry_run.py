@@ -407,6 +407,7 @@ def test_the_mesh_and_the_model_are_the_readers(capsys):
             "8 --expert-parallel 2",
             "--expert-parallel needs --experts, and --microbatches stages: leave it out",
         ),
+        ("16 --pipeline-parallel 2 --expert-parallel 2", "--expert-parallel needs --experts: leave it out"),
         ("8 --microbatches 2", "--expert-parallel needs --experts, and --microbatches stages: leave it out"),
         ("0", "ranks must be at least 1, not 0"),
         ("8 --layers 0", "layers must be at least 1, not 0"),

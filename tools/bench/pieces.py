@@ -116,7 +116,7 @@ def prediction(result: dict) -> str:
 
 def section(result: dict) -> str:
     two, four = (result["rows"][str(count)] for count in COUNTS)
-    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. All ways take turns in the same processes; each number is the middle of {result["repeats"]} repeats. The columns after gloo's milliseconds are the speed as a part of gloo's, the last three what one process spends of its CPU time. Each way has one thing more than the one before it: memory that is kept, a connection for each direction, and pieces of 2 MiB, of which one is added while the next travels.
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. All ways take turns in the same processes; each number is the middle of {result["repeats"]} repeats. The columns after gloo's milliseconds are the speed as a part of gloo's, the last three what one process spends of its CPU time. Each way has one thing more than the one before it: memory that is kept, a connection for each direction, and pieces of 2 MiB, of which one is added while the next travels. Up to 4 MiB on two processes a chunk is one piece, and with four each neighbour has a connection of its own: where nothing differs, a difference is chance.
 
 Two processes. From 1 MiB up, the ring in pieces has at least {least(two):.2f} of gloo's speed {report.verdict(least(two), 1)}. At 64 KiB, where next to nothing travels, it takes {longer(two, 2**16)} ms longer than gloo's, and at 1 MiB {longer(two, MIB)}: this is the price of the messages, not of the bytes.
 

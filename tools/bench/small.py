@@ -129,12 +129,18 @@ def section(result: dict) -> str:
 
 {report.table(head, lines)}
 
-With DDP, two processes have {share(free, "DDP"):.2f} of the speed of two that send nothing {report.verdict(share(free, "DDP"), 0.8)}; bound to cores, {share(bound, "DDP"):.2f} {report.verdict(share(bound, "DDP"), 0.8)}. To wait for each other costs {waiting:,.0f} microseconds of a step, without a gradient: this is the sum of one number. All that DDP does beside costs {rest:,.0f} more: hooks, copies into the bucket and back, and gloo's threads, which need the cores too.
+With DDP, two processes have {share(free, "DDP"):.2f} of the speed of two that send nothing {report.verdict(share(free, "DDP"), 0.8)}, {spread(free)} by repeat; bound to cores, {share(bound, "DDP"):.2f} {report.verdict(share(bound, "DDP"), 0.8)}, {spread(bound)}. To wait for each other costs {waiting:,.0f} microseconds of a step, without a gradient: this is the sum of one number. All that DDP does beside costs {rest:,.0f} more: hooks, copies into the bucket and back, and gloo's threads, which need the cores too.
 """
 
 
 def share(both: dict, kind: str) -> float:
     return report.ratio(both["nothing sent"]["seconds"], both[kind]["seconds"])
+
+
+def spread(both: dict) -> str:
+    pairs = zip(both["nothing sent"]["seconds"], both["DDP"]["seconds"], strict=True)
+    shares = [nothing / ddp for nothing, ddp in pairs]
+    return f"{min(shares):.2f} to {max(shares):.2f}"
 
 
 def more(both: dict, kind: str, than: str) -> float:

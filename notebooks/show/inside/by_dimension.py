@@ -14,7 +14,7 @@ class Sent(TorchDispatchMode):
         self.found = {name: {} for name in DIMENSIONS}
 
     def add(self, group, kind, tensors):
-        if dist.get_world_size(group) > 1:  # alone, there is nobody to send to
+        if dist.get_world_size(group) > 1:  # alone, a process sends nothing
             counts = self.found[group.group_desc.removeprefix("mesh_")].setdefault(kind, [0, 0])
             counts[0] += 1
             counts[1] += sum(tensor.nbytes for tensor in tensors)
