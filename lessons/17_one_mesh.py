@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
 You will see the sizes of the mesh, and then the losses that one process has. Of eight
-processes two have halves of the matrices, two have different positions of a text, and two
-are stages, each with half of the blocks: 2 x 2 x 2. Sixteen are two such meshes, each with
+processes two have halves of the matrices, two other positions of a text, and two are
+stages, each with half of the blocks: 2 x 2 x 2. Sixteen are two such meshes, each with
 half of every batch.
 """
 
@@ -40,7 +40,7 @@ def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    # Not rank and world_size: all with the same place in "data" must read the same texts.
+    # Not rank and world_size: those alike in "data" must read the same texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size

@@ -368,7 +368,7 @@ SENTENCES = {
         "import fully_shard": "FSDP goes, so that averaging is in sight. A schedule comes, from lesson 10.",
         "one_mesh  # the other": "What checks sizes, makes the mesh and keeps a stage is in a file of its "
         "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
-        'all with the same place in "data"': "All with the same place in `data` read the same texts.",
+        'those alike in "data"': "Those that are alike in `data` read the same texts.",
         "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches.",
         "+ context_rank, context_size": "This process's positions, and a model for texts of this length.",
         "- optimizer = ": "`shard` has left one stage of the model. The schedule runs it.",
