@@ -168,6 +168,8 @@ def ranks(script, world_size, limit=60, environment=None, quiet=False):
             line = one.news.get()
             if line is not None and not quiet:
                 print(folded(one.prefix + line), end="", flush=True)
+    if aborted := [rank for rank, one in enumerate(running) if one.code == -signal.SIGABRT]:
+        raise RuntimeError(f"rank {aborted[0]} aborted")  # its work may have been done: nobody would notice
     return running
 
 

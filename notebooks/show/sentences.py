@@ -194,7 +194,7 @@ SENTENCES = {
         "ImageTransformer": "Each process gets some of the heads, so their number matters.",
         "num_replicas=1": "All processes read the same images.",
         "+ test_loader": "`parallelize_module` shards the model, after it has been built in each process.",
-        "+ # Not foreach": "The optimizer updates one parameter after the other: some are sharded, some are not.",
+        "+ # Not foreach": "The optimizer updates parameters one by one: some are sharded, some are not.",
         "of all images already": "All processes compute the same loss. To add them up would count each image "
         "several times.",
         "make_plan": "To save the model, its shards are gathered first.",

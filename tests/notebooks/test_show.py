@@ -159,6 +159,13 @@ def test_ranks_that_hang_are_named_and_ended(out, capsys):
     assert capsys.readouterr().out == "(rank 1: still there after 2 seconds, ended by the notebook)\n"
 
 
+def test_a_rank_that_aborts_is_an_error_even_after_its_result(out):
+    """A thread of gloo that is left does that as Python ends, when all has been said."""
+    text = "import os\nopen(os.environ['RESULT'], 'w').write('1')\nif os.environ['RANK'] == '1': os.abort()"
+    with pytest.raises(RuntimeError, match="rank 1 aborted"):
+        show.ranks(script(out, text), 2, quiet=True)
+
+
 def test_a_variant_is_the_lesson_with_one_line_changed(out, capsys):
     path = show.variant("03_ddp_spawn", out, "no_epoch", {"sampler.set_epoch(epoch)": "pass"})
     text = (launcher.ROOT / "lessons/03_ddp_spawn.py").read_text()

@@ -10,6 +10,7 @@ repeat takes half a minute; each of its numbers is the median on rank 0.
 import argparse
 import datetime
 import json
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ ENDS = ("<!-- pieces ", "<!-- end -->")
 def race(folder: Path, processes: int) -> dict:
     """For each way and size, the median milliseconds of one all-reduce, and those of CPU time."""
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(processes), "SECONDS_EACH": str(SECONDS)}
-    environment["PYTHONPATH"] = str(rows.launcher.ROOT / "notebooks/show/inside")
+    folders = ("lessons", "notebooks/show/inside")
+    environment["PYTHONPATH"] = os.pathsep.join(str(rows.launcher.ROOT / folder) for folder in folders)
     ranks = [
         rows.start(
             [sys.executable, RACE], folder, RANK=str(rank), RESULT=str(folder / str(rank)), **environment

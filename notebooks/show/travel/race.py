@@ -9,6 +9,8 @@ import torch.distributed as dist
 import wires
 from pieces import ring_in_pieces
 
+import workload
+
 SIZES = [2**power for power in (16, 20, 22, 24, 26)]  # bytes: 64 KiB to 64 MiB
 PIECE = 2**19  # numbers: 2 MiB
 SECONDS = float(os.environ["SECONDS_EACH"])  # for a way and a size
@@ -55,6 +57,9 @@ for size in SIZES:
     for way in ways:
         report[way][size] = found[way]
 dist.barrier()
+for groups in (one, two):
+    groups.clear()  # a thread of a group that is still there may abort the process as it ends
+workload.release_group()
 dist.destroy_process_group()
 with open(os.environ["RESULT"], "w") as file:
     json.dump(report, file)
