@@ -26,6 +26,11 @@ def refuse(message, again=False):
     # torchrun restarts a hopeless run too.
     if again or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         say(f"error: {' '.join(str(message).split())}")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # While Python ends, another machine's failure could restart this process, and torchrun would not
+        # count that on this machine: all would be said again.
+        sys.stdout.flush()
+        os._exit(2)
     sys.exit(2)
 
 
