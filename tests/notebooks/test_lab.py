@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import nbformat
@@ -57,8 +58,13 @@ def lab(tmp_path):
 
 def is_ready(lab):
     """Has the kernel answered, and is the page connected to it?"""
-    with urlopen(f"{lab['url']}api/kernels?token={lab['token']}", timeout=10) as answer:
-        kernels = json.load(answer)
+    try:
+        with urlopen(f"{lab['url']}api/kernels?token={lab['token']}", timeout=10) as answer:
+            kernels = json.load(answer)
+    except HTTPError as error:
+        if error.code != 500:
+            raise
+        return []  # a kernel that is being started has no last activity yet, which the server's list needs
     return [kernel for kernel in kernels if kernel["execution_state"] == "idle" and kernel["connections"]]
 
 
