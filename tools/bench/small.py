@@ -49,6 +49,7 @@ def work() -> dict:
 
     torch.manual_seed(0)
     plain = workload.ConvNet((1, 28, 28))
+    torch.manual_seed(dist.get_rank())  # of other images, so that gradients differ until they are averaged
     images, labels = torch.rand(60, 1, 28, 28), torch.randint(10, (60,))
     options = {"views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}}
     options |= {"": {}, "both": options["views"] | options["static"]}
@@ -59,7 +60,7 @@ def work() -> dict:
     optimizers = {
         name: torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9) for name, model in models.items()
     }
-    number = torch.zeros(1)
+    number = torch.ones(1)
 
     def step(kind):
         name = kind if kind in models else "DDP"
@@ -76,6 +77,14 @@ def work() -> dict:
             for gradient, part in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
         optimizer.step()
+        return model
+
+    for kind in KINDS:  # before time is taken: each sends what its name says
+        gradients = torch.cat([parameter.grad.flatten() for parameter in step(kind).parameters()])
+        both = [torch.empty_like(gradients) for _ in range(2)]
+        dist.all_gather(both, gradients)
+        assert torch.equal(*both) == (kind not in ("nothing sent", "one number")), kind
+    assert number == 2, "the sum of one number of each"
 
     found = {kind: {"seconds": [], "cpu_seconds": []} for kind in KINDS}
     for turn in range(ROUNDS + 1):  # the first one warms up
