@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
-You will see the sizes of the mesh, and then the losses that one process has. Of eight
-processes two have halves of the matrices, two other positions of a text, and two are
-stages, each with half of the blocks: 2 x 2 x 2. Sixteen are two such meshes, each with
-half of every batch.
+You will see the sizes of the mesh, and then the losses that one process has. Eight
+processes are two stages, each with half of the blocks. A stage is two pairs, each with
+half of the positions of every text. Of a pair, each process has half of every matrix.
+Sixteen are two such meshes, each with half of every batch.
 """
 
 import os
@@ -53,7 +53,7 @@ def train(rank, mesh, device, arguments):
     shard(model, mesh)
     schedule = make_schedule(model, mesh, device, arguments)
     one_mesh.show(mesh)
-    # Neither fused nor foreach, a GPU's default: they cannot mix sharded matrices and ordinary ones.
+    # Not foreach, which a GPU would get by default, nor fused: they cannot mix sharded and ordinary.
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
@@ -67,8 +67,8 @@ def train(rank, mesh, device, arguments):
             losses = []  # of the micro-batches; stays empty where the last stage is not
             optimizer.zero_grad()
             # Repeated for each text: a schedule splits all that it gets into micro-batches.
-            places = positions.expand_as(texts)
-            schedule.step(texts, places, target=following, losses=losses, return_outputs=False)
+            repeated = positions.expand_as(texts)
+            schedule.step(texts, repeated, target=following, losses=losses, return_outputs=False)
             average_gradients(model, mesh)
             optimizer.step()
             scheduler.step()
@@ -139,7 +139,7 @@ def loss_of(scores, following):
 def average_gradients(model, mesh):
     """Over those that have other texts, and over those that have other positions of the same."""
     for parameter in model.parameters():
-        # In "tensor" each process has a gradient of its own, as it has a shard of its own.
+        # That of this process's shard. No copy: the optimizer reads what is averaged here.
         gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
         for name in ("data", "context"):
             dist.all_reduce(gradient, group=mesh.get_group(name))
@@ -170,7 +170,7 @@ if __name__ == "__main__":
     one_mesh.options(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__, torch="2.13")  # older ones take one batch size only
-    workload.check(arguments)  # as one process: a batch need not divide by their number
+    workload.check(arguments)  # as one process; one_mesh.check does the rest
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))

@@ -370,7 +370,8 @@ SENTENCES = {
         "one_mesh  # the other": "What checks sizes, makes the mesh and keeps a stage is in a file of its "
         "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
         'those alike in "data"': "Those that are alike in `data` read the same texts.",
-        "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches.",
+        "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches, "
+        "which must be of one size. The other file refuses a number that does not divide.",
         "+ context_rank, context_size": "This process's positions, and a model for texts of this length.",
         "- optimizer = ": "`shard` has left one stage of the model. The schedule runs it.",
         "- snapshots = Snapshots": "There are no snapshots, and nothing is written.",
