@@ -130,25 +130,25 @@ def test_no_answer_is_in_a_file_that_students_get():
         path for path in (ROOT / "lessons").rglob("*") if path.suffix in (".py", ".md", ".sh", ".sbatch")
     ]
     pages += [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
-    texts = {path: path.read_text() for path in pages}
+    starter_lines, plain = {}, {}
+    for path in pages:
+        if judge.STARTERS in path.parents:
+            starter_lines[path] = {line.strip() for line in path.read_text().splitlines()}
+        else:
+            # A notebook is JSON: each line of a cell is a string.
+            text = re.sub(r"\s+", " ", path.read_text().replace('\\n",', "").replace('\\"', '"'))
+            plain[path] = re.sub(r'" +"', " ", text)
     found = []
     for source in sorted(judge.SOLUTIONS.rglob("*.py")):
         lines = starters.answers(source.read_text())
         assert lines, f"{source.name} has no answers: what is compared here?"
-        for path, text in texts.items():
-            if judge.STARTERS in path.parents:
-                there = {line.strip() for line in text.splitlines()}
-                found += [(path.name, line) for line in lines if len(line) > 15 and line in there - language]
-            else:
-                # A notebook is JSON: each line of a cell is a string.
-                plain = re.sub(r"\s+", " ", text.replace('\\n",', "").replace('\\"', '"'))
-                plain = re.sub(r'" +"', " ", plain)
-                pairs = (f"{one} {two}" for one, two in itertools.pairwise(lines))
-                found += [
-                    (path.name, pair)
-                    for pair in pairs
-                    if len(pair) > 40 and pair in plain and pair not in taught
-                ]
+        for path, there in starter_lines.items():
+            found += [(path.name, line) for line in lines if len(line) > 15 and line in there - language]
+        pairs = [f"{one} {two}" for one, two in itertools.pairwise(lines)]
+        for path, text in plain.items():
+            found += [
+                (path.name, pair) for pair in pairs if len(pair) > 40 and pair in text and pair not in taught
+            ]
     assert found == []
 
 
