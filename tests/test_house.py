@@ -230,6 +230,7 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
 # ---- the ladder ----
 
 
+@pytest.mark.long
 def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
     """Only the count is replaced: the lessons find no GPU, and run on the CPU."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # torchrun leaves a folder there

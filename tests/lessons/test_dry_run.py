@@ -53,6 +53,11 @@ MANY_CASES = [
     (sizes_of(context=2, expert=2), WITH_EXPERTS | {"experts": 2}),
     (sizes_of(data=4, expert=1), WITH_EXPERTS),
 ]
+# Each group is one start of four processes.
+GROUPED = {
+    "pipeline and context, experts and tensor, pipeline and experts": (0, 6, 7),
+    "the others": (1, 2, 3, 4, 5, 8, 9),
+}
 ON_EIGHT = [
     (sizes_of(pipeline=2, context=2, tensor=2), ALL),
     (sizes_of(data=2, pipeline=2, tensor=2), ALL),
@@ -77,11 +82,6 @@ def real(forks, tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(real):
     return real("dry_run_measure")
-
-
-@pytest.fixture(scope="module")
-def measured_on_all_dimensions(real):
-    return real("dry_run_measure", MANY_CASES)
 
 
 def as_json(found):
@@ -119,16 +119,22 @@ def compare(mesh, options, found):
     assert len(stages) == mesh["pipeline"]
 
 
-@pytest.mark.quick("0", "6", "7")
-@pytest.mark.parametrize("number", range(len(MANY_CASES)))
-def test_on_all_dimensions_too(measured_on_all_dimensions, number):
-    compare(*MANY_CASES[number], [found[number] for found in measured_on_all_dimensions])
+def compare_all(cases, measured):
+    for number, (mesh, options) in enumerate(cases):
+        print(mesh)  # of the one that differs, which is the last
+        compare(mesh, options, [found[number] for found in measured])
 
 
+@pytest.mark.quick("pipeline and context, experts and tensor, pipeline and experts")
+@pytest.mark.parametrize("numbers", GROUPED.values(), ids=GROUPED)
+def test_on_all_dimensions_too(real, numbers):
+    cases = [MANY_CASES[number] for number in numbers]
+    compare_all(cases, real("dry_run_measure", cases))
+
+
+@pytest.mark.long
 def test_and_on_eight_processes(real):
-    found = real("dry_run_measure", ON_EIGHT, 8)
-    for number, case in enumerate(ON_EIGHT):
-        compare(*case, [each[number] for each in found])
+    compare_all(ON_EIGHT, real("dry_run_measure", ON_EIGHT, 8))
 
 
 @pytest.mark.quick("0")
@@ -210,6 +216,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.quick("mesh0-options0", "mesh4-options4")
 @pytest.mark.parametrize(("mesh", "options"), SIZES)
 def test_at_any_size_it_says_what_formulas_say(mesh, options):
     dry = dry_run.report(math.prod(mesh.values()), mesh, model=BIG, **options)
