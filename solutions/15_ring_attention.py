@@ -94,7 +94,8 @@ def attend(query, key, value, query_positions, key_positions):
     """Attention over some of the keys: (output, log_sum_exp).
 
     The positions are tensors of one dimension, in any order: those of the queries, and those of the
-    keys. There may be another number of keys than of queries, and queries that meet none of these keys.
+    keys. There may be another number of keys than of queries, and queries that meet none of these keys. It
+    is never called with no keys at all: a caller that has none has the zeros and -inf of above already.
     """
     # cut 15.2: attention over some of the keys
     scores = query @ key.mT / query.shape[-1] ** 0.5
@@ -125,8 +126,9 @@ def ring_forward(query, key, value):
     The positions are those of the zigzag order. Keys and values are sent to the right only, those of
     each process world_size - 1 times: the last step needs none to be sent. At no time does a process
     hold those of more than three processes: its own, those that it computes with, and those that are
-    coming in. Halves that do not meet are not multiplied: whatever is in a half that is all later, NaN
-    too, does not come into the output.
+    coming in. The copy of a view that pass_on makes to send it does not count. What attend gives is merged
+    at once: outputs of all steps, kept side by side, need as much memory. Halves that do not meet are not
+    multiplied: whatever is in a half that is all later, NaN too, does not come into the output.
     """
     # cut 15.4: forward around the ring
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -49,9 +49,9 @@ def route(logits, top_k, capacity):
 
     The entries are in the order in which they travel: all for expert 0, then all for expert 1, and so on.
     Those for one expert are in this order: tokens whose first choice it is, then tokens whose second choice
-    it is, and so on, and among them as the tokens are numbered. With a `capacity`, a whole number, an
-    expert gets so many of this process's choices at most: those that come later in this order are dropped,
-    and have no entry. If `capacity` is None, nothing is dropped.
+    it is, and so on, and among them as the tokens are numbered. With a `capacity`, a whole number from 0
+    on, an expert gets so many of this process's choices at most: those that come later in this order are
+    dropped, and have no entry. If `capacity` is None, nothing is dropped.
     """
     # cut 16.1: who goes where, and who is dropped
     chosen = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
@@ -74,8 +74,9 @@ def balancing_loss(logits, chosen):
     are of this expert, of the tokens of all processes. The mean score is the mean of the softmax at this
     expert over all tokens of all processes, of which there is at least one. A process's part is the loss
     with the scores of its own tokens only; still divided by the number of all tokens. `chosen` are the
-    numbers of the experts that this process's tokens have chosen, in any order, dropped or not. The load
-    has no gradient, the scores have. Only counts travel.
+    numbers of the experts that this process's tokens have chosen, dropped or not: a tensor of one dimension,
+    with top_k numbers for each token, in any order. The load has no gradient, the scores have. Only counts
+    travel, the same number of them however many tokens there are.
     """
     # cut 16.2: the balancing loss
     number = logits.shape[1]

@@ -1101,7 +1101,7 @@ def test_a_student_checks_a_starter():
     assert code == 1
     assert "03 DDP in its simplest form: 0 of 12 points" in text
     assert "not written yet: 03.1: all ranks begin with what rank 0 has" in text
-    assert text.count("(not reached)") == 6 and "hint:" not in text
+    assert text.count("(not reached: comes after 03.") == 6 and "hint:" not in text
     assert "Traceback" not in text and "contained at level" in text
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy
 import torch
-from judge import Verdict, check, look, so_many
+from judge import ONE_CALL, Verdict, check, look, so_many
 from torch.nn.functional import gelu
 
 # ---- what is right ----------------------------------------------------------------------------
@@ -102,7 +102,10 @@ def compare_route(trial, given, got):
     tokens, experts = two(wanted)
     leaf = logits.double().requires_grad_()
     weights = softmax(leaf)[tokens, experts]
-    known = {"those of each token add up to 1": renormalised(weights, tokens, count)}
+    known = {
+        "those of each token add up to 1": renormalised(weights, tokens, count),
+        "the softmax is taken over the tokens": leaf.softmax(dim=0)[tokens, experts],
+    }
     named_mistakes(trial, f"the weights {where}", came[2], weights, known, "the softmax over all experts")
     close(trial, f"the weights {where}", came[2], weights)
     if len(tokens):
@@ -148,7 +151,8 @@ def wrong_route(trial, given, pairs, wanted, where):
         firsts = [token for token, row in enumerate(logits.tolist()) if ranking(row)[0] == expert]
         more = f" (it is the first choice of {listed(firsts) or 'none'})" if top_k > 1 else ""
         if capacity is not None and len(got) > capacity:
-            trial.require(False, f"{where}: expert {expert} gets {len(got)} tokens", f"at most {capacity}")
+            came = f"{where}: expert {expert} gets {so_many(len(got), 'token')}"
+            trial.require(False, came, f"at most {capacity}")
         same = sorted(got) == sorted(right)
         trial.require(
             False,
@@ -214,8 +218,9 @@ def capacity(trial):
         (distinct(trial, 10, 4), 2, 1),
         (distinct(trial, 5, 4), 2, 50),
         (torch.zeros(0, 4), 1, 2),
+        (distinct(trial, 5, 4), 2, 0),
     ]
-    words = "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; 5, 4, 50, so that none is dropped; no tokens"
+    words = "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; 5, 4, 50 (none is dropped) and 0; no tokens"
     routes(trial, cases, words)
 
 
@@ -230,12 +235,14 @@ def loads(chosen, number):
 def parts(logits, chosen):
     """What the balancing loss of each process is, and known mistakes with words for each."""
     number, total = logits[0].shape[1], sum(map(len, logits))
+    choices = sum(map(len, chosen))
     load, scores = loads(chosen, number), [softmax(one).sum(dim=0) for one in logits]
     right = [number * (load * one).sum() / total for one in scores]
     known = [{} for _ in logits]
     for rank, one in enumerate(logits):
         known[rank]["not multiplied by the number of experts"] = right[rank] / number
         known[rank]["as if not divided by the number of tokens"] = right[rank] * total
+        known[rank]["as if the load were the choices per token"] = right[rank] * choices / total
         if len(logits) == 1 or not len(one):
             continue
         own = number * (loads([chosen[rank]], number) * scores[rank]).sum()
@@ -250,7 +257,9 @@ def parts(logits, chosen):
 
 
 def balance(trial, gradients):
-    for counts, number, top_k in (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2))[: 2 if gradients else 3]:
+    # In the last case, the logits or the choices of all tokens are far more than their counts.
+    cases = (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2), ((1500, 1200), 8, 1))
+    for counts, number, top_k in cases[: 2 if gradients else 4]:
         world_size = len(counts)
         logits = [distinct(trial, count, number) for count in counts]
         # Not those of the logits: what is asked for is what is done with them.
@@ -274,6 +283,16 @@ def balance(trial, gradients):
             (number * (loads(chosen, number) * softmax(leaf).sum(dim=0)).sum() / sum(counts)).backward()
             what = f"the gradient of the logits on rank {rank}"
             close(trial, what, look(came, 0, "gradient"), leaf.grad)
+        only_counts(trial, world_size)
+
+
+def only_counts(trial, world_size):
+    """No process has told another one its logits, or which token has chosen what."""
+    for rank in range(world_size if trial.counted else 0):
+        for other in set(range(world_size)) - {rank}:
+            sent, most = trial.sent(rank, other), 5 * ONE_CALL
+            came = f"rank {rank} sent {sent} bytes to rank {other}"
+            trial.require(sent <= most, came, f"at most {most}, however many tokens there are: counts only")
 
 
 @check("16.2a")

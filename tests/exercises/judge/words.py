@@ -41,6 +41,8 @@ def line(result: Result) -> str:
     mark = {"passed": "ok  ", "not reached": "  - "}.get(result.status, "NOT ")
     points = f"{number(result.score):>4} of {number(result.points):<3}"
     status = "" if result.status in ("passed", "failed") else f" ({result.status})"
+    if result.status == "not reached":  # nothing else in the report says which check comes first
+        status = f" (not reached: {result.came})"
     return f"  {mark} {result.id:7} {points} {result.title}{status}"
 
 
