@@ -287,6 +287,7 @@ MESHES_OF_16384 = [
 ]
 
 
+@pytest.mark.quick(*(f"mesh{number}-options{number}-{bool(number % 2)}" for number in range(4)))
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize(("mesh", "options"), MESHES_OF_16384)
 def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):
@@ -340,6 +341,7 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
         assert sent == pytest.approx(planner.all_reduce_seconds(4 * count, mesh.get(name, 1), 1, 0, "ring"))
 
 
+@pytest.mark.quick("2-2", "4-9")
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 2), (4, 4), (4, 9)])
 def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):
     mesh = sizes_of(2, pipeline=stages)
