@@ -53,7 +53,7 @@ def train(rank, mesh, device, arguments):
     shard(model, mesh)
     schedule = make_schedule(model, mesh, device, arguments)
     one_mesh.show(mesh)
-    # Not foreach, which a GPU would get by default, nor fused: they cannot mix sharded and ordinary.
+    # Neither foreach, a GPU's default, nor fused: they cannot mix sharded and ordinary parameters.
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)

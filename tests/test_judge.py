@@ -973,6 +973,7 @@ def test_a_file_that_is_no_python_is_said_once(nursery, tmp_path):
     assert "hint" not in judge.report(ring, results)
 
 
+@pytest.mark.long
 def test_a_nursery_that_is_gone_is_started_again(nursery):
     with judge.Nursery() as other:
         assert judge.grade_one(*first_check(), judge.SOLUTIONS, other, 0, set()).status == "passed"
@@ -1275,7 +1276,7 @@ def tried(name, *words):
     return run.returncode, run.stdout, run.stderr
 
 
-@pytest.mark.quick("03")
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in EXERCISES if name != "04a"])
 def test_each_exercise_can_be_tried_by_hand(name):
     """With the solution in place, every line has the rank in front, and no part is left out."""
@@ -2154,6 +2155,7 @@ def test_what_students_can_copy_from_a_check_is_said():
     assert f"the kind of each bug ({kinds} of its {judge.points_of(hunt)})" in text
 
 
+@pytest.mark.long
 def test_gradescopes_bundle_grades(tmp_path):
     """The bundle, unpacked as Gradescope does, run by its own script; only the folder is another one."""
     bundle.build(tmp_path / "gradescope.zip")
@@ -2198,6 +2200,7 @@ def by_this_python(command, out):
     )
 
 
+@pytest.mark.long
 def test_the_workflow_checks(tmp_path):
     command = by_this_python(step("github.yml", "Grade"), tmp_path)
     run = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)

@@ -399,6 +399,7 @@ def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     assert (tmp_path / f"out/{STEM}.pt").exists()
 
 
+@pytest.mark.long
 def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     """One validation image: the count can rise from 0 to 1, once, and then never."""
     sizes = (*SMALL, "--validation-size", 1, "--patience", 2, "--epochs", 9)

@@ -60,7 +60,7 @@ def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fo
     assert not same(expected[1], expected[12])
 
 
-@pytest.mark.quick("gpipe-3-2-44", "interleaved-2-3-45")
+@pytest.mark.quick("interleaved-2-3-45")
 @pytest.mark.parametrize(
     ("schedule", "processes", "microbatches", "size"),
     [

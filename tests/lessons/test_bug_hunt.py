@@ -14,6 +14,7 @@ from lessons import ROOT
 START = ROOT / "lessons" / "exercises" / "04a_bug_hunt" / "start.py"
 
 
+@pytest.mark.long
 def test_ctrl_c_says_where_each_process_is(tmp_path):
     """Bug 3: rank 1 is done, and rank 0 waits for it for ever. Nothing is left."""
     process = subprocess.Popen(

@@ -63,6 +63,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, pr
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
 
 
+@pytest.mark.long
 def test_a_wide_model_has_one_curve_too(fork, reference):
     sizes = ("--train-size", 480, "--test-size", 60, "--epochs", 2, "--width", 24)
     stem = "04_ddp_torchrun"

@@ -268,6 +268,7 @@ def test_a_step_asks_nothing_of_others_in_the_optimizer_and_activations_grow_wit
     assert one["memory"] == two["memory"]
 
 
+@pytest.mark.long
 def test_blocks_that_are_alike_cost_alike():
     """So that a notebook may take the figures of many from those of few."""
     two, three, four = (
@@ -287,7 +288,7 @@ MESHES_OF_16384 = [
 ]
 
 
-@pytest.mark.quick(*(f"mesh{number}-options{number}-{bool(number % 2)}" for number in range(4)))
+@pytest.mark.quick("mesh0-options0-False", "mesh3-options3-True")
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize(("mesh", "options"), MESHES_OF_16384)
 def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):

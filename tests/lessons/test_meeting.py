@@ -13,6 +13,7 @@ SCRIPT = FOLDER / "ways_to_meet.py"
 WAYS = ("env", "tcp", "file", "store")
 
 
+@pytest.mark.quick("tcp", "file", "store")
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_meet(forks, tmp_path, way):
     code, left = forks.run([sys.executable, str(SCRIPT), way], tmp_path, {}, limit=120)

@@ -129,6 +129,7 @@ def test_each_old_line_is_an_error(old, changes, error):
     assert quoted(error)
 
 
+@pytest.mark.long
 def test_mended_it_has_lesson_01s_curve(old, reference):
     result = old("local_rank", 2, *SIZES, changes=(SHUFFLE, DEVICES))
     check_curve(result, "local_rank", reference(*SIZES))

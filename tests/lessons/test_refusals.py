@@ -174,7 +174,7 @@ def idx(path, array):
     path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
-@pytest.mark.quick("03_ddp_spawn")
+@pytest.mark.long
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn"])
 def test_mnist_is_read_from_files_without_a_network(run, tmp_path, stem):
     raw = tmp_path / "run/out/data/MNIST/raw"
@@ -216,7 +216,7 @@ def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     assert run.finish(60).code != 0
 
 
-@pytest.mark.quick("04_ddp_torchrun")
+@pytest.mark.long
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     run = start(stem, 2, "--epochs", 1000, "--train-size", 1200)

@@ -210,6 +210,7 @@ def drawn_inputs(widget, drawn):
     return {control["name"]: drawn.choice(control["values"])[0] for control in widget.CONTROLS}
 
 
+@pytest.mark.long
 def test_the_best_ways_are_those_that_the_command_above_them_prints():
     drawn, count = random.Random(1), 0
     for inputs in (inputs_of(sharding), *(drawn_inputs(sharding, drawn) for _ in range(20))):
