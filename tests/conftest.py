@@ -67,10 +67,25 @@ def pytest_collection_modifyitems(items):
     # These wait most of their time: begun last, they would end long after all others.
     waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
     items.sort(key=lambda item: item.path.stem not in waits)
+    # While one of these waits for the others to end, its worker does nothing.
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
     for function, names in named.items():
         # A name that fits no case would leave out more than is meant. (Who asks for one case gets that one.)
         if len(there[function]) > 1 and names - there[function]:
             raise pytest.UsageError(f"{function.__name__} has no case {sorted(names - there[function])}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """A test with the mark `alone` waits until no other worker runs a test, and the others wait for it."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with open(__file__) as file:
+        fcntl.flock(file, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:  # closing it is not enough where a test has forked: the child has it open too
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def pytest_deselected(items):

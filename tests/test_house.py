@@ -3,8 +3,10 @@
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -168,6 +170,35 @@ def test_a_skip_is_listed_last_and_must_be_allowed(tmp_path, allowed, code):
     lines = result.stdout.splitlines()
     assert "   1  needs a moon" in lines[-3:]
     assert any("no test may be skipped because: needs a moon" in line for line in lines) == bool(code)
+
+
+def test_a_test_that_is_marked_alone_runs_while_no_other_does(tmp_path):
+    body = """
+        import os, time, pytest
+        def runs(name):
+            begin = time.time()
+            time.sleep(0.5)
+            with open("times", "a") as file:
+                print(name, begin, time.time(), os.getpid(), file=file)
+        @pytest.mark.alone
+        def test_alone(): runs("alone")
+        @pytest.mark.parametrize("name", "abcdefgh")
+        def test_beside(name): runs(name)
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(body))
+    # A copy: the processes of the run that this test belongs to hold a lock on the file itself.
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    words = f"-m pytest -q -c {os.devnull} -n 4 --dist worksteal test_it.py".split()
+    path = os.pathsep.join([str(tmp_path), *(str(ROOT / name) for name in ("tests/helpers", "tools"))])
+    result = call(sys.executable, *words, cwd=tmp_path, environment={"PYTHONPATH": path})
+    assert result.returncode == 0, result.stdout
+    times = {}
+    for line in (tmp_path / "times").read_text().splitlines():
+        name, begin, end, pid = line.split()
+        times[name] = float(begin), float(end), pid
+    begin, end, _ = times.pop("alone")
+    assert len(times) == 8 and len({pid for _, _, pid in times.values()}) > 1
+    assert all(ended < begin or end < began for began, ended, _ in times.values())
 
 
 def test_what_could_not_be_made_once_is_made_by_the_next_that_asks(once):

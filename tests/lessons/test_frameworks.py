@@ -228,16 +228,13 @@ def test_what_is_said_of_a_process_that_is_killed(start, tmp_path, script, code,
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @needs_ray
 def test_ray_starts_by_its_command_and_begins_again_when_a_worker_is_killed(start, reference, tmp_path):
-    """From the beginning, since the script saves nothing: the curve is whole. Ray's own dozen processes
-    start for half a minute on two quiet cores, and for three beside other tests."""
+    """From the beginning, since the script saves nothing: the curve is whole. Alone, since Ray ends if a
+    process of its own has not come within 15 seconds, which no option changes (its issue 65983)."""
     words, environment = true_launch("ray_ddp", tmp_path)
-    # Ray ends if a process of its own has not come within 15 seconds, which no option changes (its issue
-    # 65983): beside other tests they need precedence. Whoever is not root has none to give.
-    precedence = ["nice", "-n", "-10"] if os.geteuid() == 0 else []
-    words = [*precedence, *words, "--max-failures", 1, *LONGER]
-    run = start("ray_ddp", words=words, environment=environment)
+    run = start("ray_ddp", words=[*words, "--max-failures", 1, *LONGER], environment=environment)
     run.wait_for(lambda: (run.out / "ray_ddp.jsonl").exists(), 400)
     workers = [pid for pid, command in alive(run.mark) if command.startswith("ray::RayTrainWorker")]
     os.kill(max(workers), signal.SIGKILL)
