@@ -17,7 +17,7 @@ def options(parser):
     option = parser.add_argument
     option("--length", type=int, default=96, help="characters of a text (96)")
     option("--microbatches", type=int, default=2, help="parts of a process's batch (2)")
-    option("--pipeline-parallel", type=int, help="stages (2, or 1 if odd)")
+    option("--pipeline-parallel", type=int, help="stages (2 if that divides what is left, else 1)")
     option("--context-parallel", type=int, help="processes that share a text (2 or 1)")
     option("--tensor-parallel", type=int, help="processes that share heads (2 or 1)")
 
@@ -70,7 +70,7 @@ def make_mesh(sizes, device, limit):
     kind = dist.ProcessGroupGloo._Options if is_cpu else dist.ProcessGroupNCCL.Options
     options = {name: kind() for name in sizes}
     for each in options.values():
-        # Set later, as in lesson 15, it does not reach gloo's single messages: stages send such.
+        # Set later, as in lesson 15, it does not reach gloo's point-to-point messages: stages send such.
         each._timeout = limit
     shape, names = tuple(sizes.values()), tuple(sizes)
     return init_device_mesh(device.type, shape, mesh_dim_names=names, backend_override=options)

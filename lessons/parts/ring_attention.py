@@ -93,8 +93,8 @@ def pass_on(tensor, group):
 
 
 def receive(arriving, requests):
-    # A limit that is set after a group was made does not reach gloo's single messages: they would wait
-    # for 30 minutes. On a GPU it does, and with one of its own, wait would stop the host.
+    # A limit that is set after a group was made does not reach gloo's point-to-point messages: they
+    # would wait for 30 minutes. On a GPU it does, and with one of its own, wait would stop the host.
     limit = [LIMIT] if arriving.device.type == "cpu" else []
     for request in requests:
         request.wait(*limit)

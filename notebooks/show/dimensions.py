@@ -9,12 +9,12 @@ COLOURS = {"data": GREEN, "pipeline": PINK, "context": ORANGE, "tensor": BLUE}
 
 def draw_places():
     """Eight ranks on a mesh of 1 x 2 x 2 x 2: for each, its stage, its positions, its heads."""
-    axes = plt.figure(figsize=(4.4, 5.2)).add_subplot()
-    axes.set(xlim=(0, 15), ylim=(-0.1, 14))
+    axes = plt.figure(figsize=(4.4, 5.6)).add_subplot()
+    axes.set(xlim=(0, 15), ylim=(-0.1, 15.1))
     axes.axis("off")
     for rank in range(8):
         stage, context, tensor = rank >> 2, rank >> 1 & 1, rank & 1
-        x, y = 0.4 + 8.4 * tensor, 11.2 - 3.6 * context - 7.6 * stage
+        x, y = 0.4 + 8.4 * tensor, 12.2 - 3.6 * context - 8.6 * stage
         fill = tile(COLOURS["pipeline"], 0.35) if stage else tile(GREY, 0.25)
         axes.add_patch(plt.Rectangle((x, y), 5.6, 2.7, facecolor=fill, edgecolor=INK, lw=1.2))
         chunks = "chunks 0 and 3" if context == 0 else "chunks 1 and 2"
@@ -28,20 +28,28 @@ def draw_places():
         if context == 0:
             arrow(axes, (x + 1, y), (x + 1, y - 0.9), colour=COLOURS["context"], both=True)
             axes.text(x + 1.3, y - 0.47, "context", size=9, va="center", color=COLOURS["context"])
-    arrow(axes, (4.6, 7.5), (4.6, 6.5), colour=COLOURS["pipeline"], both=True)
-    axes.text(5, 7, "pipeline: 0 with 4, 1 with 5, ...", size=9, va="center", color=COLOURS["pipeline"])
+    colour = COLOURS["pipeline"]
+    for line, edge in ((8.1, 8.4), (6.8, 6.5)):  # below the first stage, above the second
+        axes.plot((0.4, 0.4, 14.4, 14.4), (edge, line, line, edge), color=colour, lw=1.2)
+    arrow(axes, (1.9, 8.2), (1.9, 6.7), colour=colour, both=True)
+    axes.text(2.4, 7.45, "pipeline: each rank r with rank r + 4", size=9, va="center", color=colour)
 
 
 def draw_sent(rows):
-    """For each mesh, the kilobytes that rank 0 sends in each dimension of it."""
+    """For each mesh, the kilobytes that rank 0 sends in each dimension; gradients of a ring are lighter."""
     _, panels = plt.subplots(len(rows), 1, figsize=(4.6, 1.5 + 1.1 * len(rows)), sharex=True)
-    for axes, (mesh, sizes) in zip(panels, rows.items(), strict=True):
-        names = list(sizes)
-        axes.barh(names, [sizes[name] / 1e3 for name in names], color=[COLOURS[name] for name in names])
-        for place, name in enumerate(names):
-            text = f" {sizes[name] / 1e3:,.0f}" if sizes[name] else " alone: nothing"
-            axes.text(sizes[name] / 1e3, place, text, va="center", size=9, color=INK)
+    widest = max(sum(sizes.values()) for row in rows.values() for sizes in row.values()) / 1e3
+    for axes, (mesh, row) in zip(panels, rows.items(), strict=True):
+        for place, (name, sizes) in enumerate(row.items()):
+            parts, left = [size / 1e3 for size in sizes.values()], 0
+            for part, strength in zip(parts, (1, 0.5), strict=False):
+                axes.barh(place, part, left=left, color=tile(COLOURS[name], strength))
+                left += part
+            text = " + ".join(f"{part:,.0f}" for part in parts) or "alone: nothing"
+            axes.text(left, place, f" {text}", va="center", size=9, color=INK)
+        axes.set_yticks(range(len(row)), row)
+        axes.set_ylim(len(row) - 0.5, -0.5)  # the first dimension on top
         axes.set_title(mesh, size=10)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlim(0, 1.2 * max(max(sizes.values()) / 1e3 for sizes in rows.values()))
+        axes.set_xlim(0, 1.3 * widest)
     panels[-1].set_xlabel("kilobytes that rank 0 sends in a step")

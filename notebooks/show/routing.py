@@ -48,15 +48,17 @@ def draw_counts(counts, owners):
 
 
 def draw_bytes(counted, whole):
-    """Bytes that leave a process in a step: marks are counted by the kernel, lines the formula."""
+    """Bytes that leave a process in a step: dots are counted by the kernel, dashes the formula's."""
     axes = plt.figure(figsize=(4.6, 3.2)).add_subplot()
-    sizes = [n / 10 for n in range(10, 81)]
+    sizes = (1, 2, 4, 8)
     for per_token, colour, mark in ((1, BLUE, "o"), (2, ORANGE, "s")):
         line = [per_token * whole * (n - 1) / n / n / 1e6 for n in sizes]
-        axes.plot(sizes, line, color=colour, label=f"{per_token} a token")
+        style = {"ls": ":", "lw": 1, "marker": "_", "ms": 12}
+        axes.plot(sizes, line, color=colour, label=f"{per_token} a token", **style)
         found = [(n, sent / 1e6) for (n, each), sent in counted.items() if each == per_token]
         axes.plot(*zip(*found, strict=True), mark, color=colour, ms=8)
-    axes.set(xlabel="processes", ylabel="MB that leave each, a step", ylim=0)
+    axes.set_xticks(sizes)
+    axes.set(xlabel="processes (8: with eight experts)", ylabel="MB that leave each, a step", ylim=0)
     axes.legend(title="experts")
 
 
@@ -80,5 +82,5 @@ def draw_jump(places, answers, smooth):
     axes = plt.figure(figsize=(4.6, 2.9)).add_subplot()
     axes.plot(places, smooth, color=GREY, ls="--", label="both experts, weighted")
     axes.plot(places, answers, ".", color=BLUE, ms=3, label="the better one only")
-    axes.set(xlabel="from one token to another", ylabel="a number of the answer")
+    axes.set(xlabel="from one token to another", ylabel="one component of the layer's output")
     axes.legend(labelcolor=INK)
