@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
 
 You will see how much each process multiplies in attention, in two orders of the
-positions, and then one process's losses. Each process has some positions of every text.
-Keys and values travel around a ring, until all queries have met all keys before them.
+positions, and then the losses of a run on one process. Each process has some positions
+of every text. Keys and values travel around a ring, until all queries have met all keys
+before them.
 """
 
 import os
@@ -98,7 +99,7 @@ def train(rank, mesh, device, arguments):
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
     """A transformer that answers, for each position of a text, which character comes next."""
     embedding = nn.Embedding(characters, hidden)  # it looks at one at a time
-    head = nn.Linear(hidden, characters, bias=False)  # with one, FSDP warns of a view
+    head = nn.Linear(hidden, characters, bias=False)  # with a bias, FSDP warns of a view
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
     nn.init.normal_(embedding.weight, std=0.02)  # large ones would learn more slowly

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from parts import experts, limericks
-from parts.sharded_snapshot import Snapshots  # the other half of this lesson
+from parts import experts, limericks  # experts: the other half of this lesson
+from parts.sharded_snapshot import Snapshots
 from parts.transformer import Transformer
 
 HEADS = 4
@@ -124,7 +124,7 @@ def show_load(rank, model):
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
     """Print four texts. No process can compute a character alone: all write together."""
-    # Of its own: drawn from torch's, a resumed run's texts would differ from an uninterrupted one's.
+    # Of its own: with torch's, a resumed run would write other texts than an uninterrupted one.
     generator = torch.Generator().manual_seed(arguments.seed)
     beginning = [characters.index(character) for character in "There was a"]
     texts = torch.tensor([beginning] * 4)

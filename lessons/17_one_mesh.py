@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
-You will see the sizes of the mesh, and then the losses that one process has. Eight
+You will see the sizes of the mesh, and then the losses of a run on one process. Eight
 processes are two stages, each with half of the blocks. A stage is two pairs, each with
-half of the positions of every text. Of a pair, each process has half of every matrix.
+half of the positions of every text. Of a pair, each process has half of every matrix in
+its blocks.
 Sixteen are two such meshes, each with half of every batch.
 """
 
@@ -40,7 +41,7 @@ def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    # Not rank and world_size: those alike in "data" must read the same texts.
+    # Not rank and world_size: those with one place in "data" must read the same texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size

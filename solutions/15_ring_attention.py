@@ -3,8 +3,8 @@
 A text is too long for one process, so its positions are sharded: each process has the queries, keys and
 values of some positions of every text. A query must meet the keys and values of all positions up to its
 own, most of which other processes have. You bring them past, one shard at a time: keys and values travel
-around the ring, and each process computes attention with those that it has at the moment. No process ever
-holds all of them.
+around the ring, and each process computes attention with those that it has at the moment. It never holds
+those of more than three processes.
 
 Tensors. `query`, `key` and `value` are texts x heads x positions x size, with the positions of this process
 only. They may be views, as in a model, and are not to be changed. A query at position p meets the keys at

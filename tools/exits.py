@@ -1,5 +1,8 @@
 """Counts how lessons end: starts one many times by its documented command, and keeps each exit status.
 
+A process that ends with a worker thread of gloo aborts only now and then. So each process also says whether
+it had one when it ended (tests/helpers/witness): one that had none cannot abort in this way.
+
     python tools/exits.py 11 --processes 2 --times 300 --at-once 1 --label after --log exits.jsonl
 
 It goes on where it was stopped, and prints a table of all that the log has.
@@ -18,22 +21,30 @@ import launcher
 import lessons
 from lessons import Lesson
 
+WITNESS = launcher.ROOT / "tests/helpers/witness"
+
 
 def start(lesson: Lesson, processes: int) -> dict:
-    """The exit status of one run, and the last lines it wrote if that is not 0."""
+    """The exit status of one run, its last lines if that is not 0, and what each process ended with."""
     with tempfile.TemporaryDirectory() as folder:
+        seen = Path(folder, "seen")
+        seen.mkdir()
         small = ("--epochs", 1, *lesson.small.split(), "--out", f"{folder}/out")
         words, environment = launcher.command(lesson.stem, processes, *small)
         run = subprocess.run(
             words,
             cwd=folder,
-            env=os.environ | environment | {"OMP_NUM_THREADS": "1", "TMPDIR": folder},
+            env=os.environ
+            | environment
+            | {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "PYTHONPATH": str(WITNESS), "SEEN": str(seen)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=300,
         )
-    return {"status": run.returncode, "said": run.stdout[-2000:] if run.returncode else ""}
+        ended_with = [path.read_text() for path in seen.iterdir()]
+    said = run.stdout[-2000:] if run.returncode else ""
+    return {"status": run.returncode, "said": said, "ended_with": ended_with}
 
 
 def table(log: Path) -> collections.Counter:
@@ -44,9 +55,12 @@ def table(log: Path) -> collections.Counter:
         counts[(*key, "runs")] += 1
         counts[(*key, "failed")] += row["status"] != 0
         counts[(*key, "aborted")] += "SIGABRT" in row["said"] or row["status"] == -6
-    print("| label | lesson | processes | runs | failed | of these aborted |\n|---|---|---|---|---|---|")
+        counts[(*key, "looked at")] += len(row.get("ended_with", ()))
+        counts[(*key, "left a thread")] += sum(found != "" for found in row.get("ended_with", ()))
+    kinds = ("runs", "failed", "aborted", "looked at", "left a thread")
+    print(f"| label | lesson | processes | {' | '.join(kinds)} |\n|---|---|---|{'---|' * len(kinds)}")
     for key in sorted({key[:3] for key in counts}):
-        cells = (*key, *(counts[(*key, kind)] for kind in ("runs", "failed", "aborted")))
+        cells = (*key, *(counts[(*key, kind)] for kind in kinds))
         print(f"| {' | '.join(map(str, cells))} |")
     return counts
 

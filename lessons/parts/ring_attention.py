@@ -27,7 +27,7 @@ def positions_of(rank, size, order, length):
 
 
 def ring_attention(query, key, value, group, order):
-    """Attention of this process's queries over the keys of all; no process ever holds all."""
+    """Attention of this process's queries over the keys of all, three shards at a time at most."""
     return RingAttention.apply(query, key, value, group, order)
 
 

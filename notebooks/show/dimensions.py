@@ -46,10 +46,11 @@ def draw_sent(rows):
                 axes.barh(place, part, left=left, color=tile(COLOURS[name], strength))
                 left += part
             text = " + ".join(f"{part:,.0f}" for part in parts) or "alone: nothing"
+            text += " (gradients)" if len(parts) > 1 else ""
             axes.text(left, place, f" {text}", va="center", size=9, color=INK)
         axes.set_yticks(range(len(row)), row)
         axes.set_ylim(len(row) - 0.5, -0.5)  # the first dimension on top
         axes.set_title(mesh, size=10)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlim(0, 1.3 * widest)
+        axes.set_xlim(0, 1.6 * widest)
     panels[-1].set_xlabel("kilobytes that rank 0 sends in a step")

@@ -57,6 +57,10 @@ def picture(alt, figure=None):
             )
     page = io.BytesIO()
     figure.savefig(page, format="png", dpi=2 * DPI)
+    page.seek(0)
+    opaque = plt.imread(page)[..., 3] > 0
+    if any(edge.any() for edge in (opaque[0], opaque[-1], opaque[:, 0], opaque[:, -1])):
+        raise ValueError("something is cut off at an edge: make the label shorter or the picture larger")
     plt.close(figure)
     display(Image(page.getvalue(), width=round(width * DPI), alt=alt))
 

@@ -58,7 +58,7 @@ def draw_bytes(counted, whole):
         found = [(n, sent / 1e6) for (n, each), sent in counted.items() if each == per_token]
         axes.plot(*zip(*found, strict=True), mark, color=colour, ms=8)
     axes.set_xticks(sizes)
-    axes.set(xlabel="processes (8: with eight experts)", ylabel="MB that leave each, a step", ylim=0)
+    axes.set(xlabel="processes (8: with eight experts)", ylabel="MB that leave each process", ylim=0)
     axes.legend(title="experts")
 
 
@@ -82,5 +82,5 @@ def draw_jump(places, answers, smooth):
     axes = plt.figure(figsize=(4.6, 2.9)).add_subplot()
     axes.plot(places, smooth, color=GREY, ls="--", label="both experts, weighted")
     axes.plot(places, answers, ".", color=BLUE, ms=3, label="the better one only")
-    axes.set(xlabel="from one token to another", ylabel="one component of the layer's output")
+    axes.set(xlabel="from one token to another", ylabel="a component of the output")
     axes.legend(labelcolor=INK)

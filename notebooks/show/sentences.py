@@ -309,8 +309,8 @@ SENTENCES = {
         "to the model which they are.",
         "dist.all_reduce(mean)": "The loss is the mean over all processes: each has other positions, or "
         "other texts.",
-        "dist.all_reduce(correct, group=": "The right answers of those that share a text are added up. All "
-        "test on all texts, so not those of `data`.",
+        "dist.all_reduce(correct, group=": "The right answers of those that share a text are added up. In "
+        "`data` nothing is: there all test on the same texts.",
         "part.unshard()": "The weights are sharded by FSDP alone, so `gather` has all of them.",
         "nn.Embedding(characters": "Lesson 13's embedding mixes each character with the three before, which "
         "may be on a different process. This one looks at one at a time, as do norms and feed-forward.",
@@ -319,15 +319,15 @@ SENTENCES = {
         "last dimension, copies in the first, and takes the mean of the gradients over both.",
         "- def make_plan": "The plan of lesson 11 is gone:",
         '- "blocks.*.attention.query"': "all matrices are ordinary ones again.",
-        "- @torch.no_grad()": "So is the function that writes,",
+        "- @torch.no_grad()": "The function that writes is gone too,",
         "- while texts": "character by character.",
-        "+ def compare_orders": "In its stead one that measures attention alone, in both orders,",
+        "+ def compare_orders": "In its place is one that measures attention alone, in both orders,",
         "+ for order in ORDERS": "first what each process multiplies,",
         "+ start = time": "and then the time of all.",
         "count_correct(model, test_loader, positions": "The accuracy counts this process's positions.",
         "limericks.options_of_training": "The length of a text, the order of positions, and how many share "
         "a text.",
-        "if arguments.tensor_parallel": "Who shares a text must divide the processes,",
+        "if arguments.tensor_parallel": "The number of processes that share a text must divide that of all,",
         "+ if arguments.context_parallel": "by default it is all of them.",
         "+ if arguments.length": "A text must divide into two chunks for each.",
         '"context"': "The mesh has `context` where lesson 13 has `tensor`.",
@@ -340,7 +340,7 @@ SENTENCES = {
         "from parts import experts": "The layer with the experts is in a file of its own.",
         "world_size = mesh.size()": "Each process reads its own texts again, as in lesson 04.",
         "add_experts(model, mesh": "The experts are put in place. They are DTensors and the rest are plain "
-        "tensors, which the fused AdamW does not take together.",
+        "tensors: AdamW can take the two together neither fused nor with `foreach`.",
         "add_up_gradients(model)": "The balancing loss is added. Each process divides by their number, so "
         "that gradients only have to be added up.",
         "dist.all_reduce(mean)": "The loss is averaged over all processes: each has texts of its own.",
@@ -351,10 +351,11 @@ SENTENCES = {
         "its own.",
         "- def make_plan": "The plan goes.",
         '- "blocks.*.attention.value': "This too.",
-        "+ def add_up_gradients": "What is no DTensor is replicated, and its gradients are added up over all "
-        "processes. An expert's need no collective.",
+        "+ def add_up_gradients": "What is not a DTensor is replicated, and its gradients are added up over "
+        "all processes. An expert's need no collective.",
         "+ def show_load": "The load is that of all processes together, so one of them prints it.",
-        "Of its own": "No two processes share matrices here. The generator has a different reason now.",
+        "Of its own": "No two processes share matrices here. The generator is still needed, for a different "
+        "reason.",
         "[:, -1].cpu()": "Each process has all scores.",
         "model(texts.to(device))": "Here too.",
         "experts.options": "The lesson has options of its own, and fewer epochs.",
@@ -369,7 +370,7 @@ SENTENCES = {
         "import fully_shard": "FSDP goes, so that averaging is in sight. A schedule comes, from lesson 10.",
         "one_mesh  # the other": "What checks sizes, makes the mesh and keeps a stage is in a file of its "
         "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
-        'those alike in "data"': "Those that are alike in `data` read the same texts.",
+        'those with one place in "data"': "Processes with the same place in `data` read the same texts.",
         "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches, "
         "which must be of one size. The other file refuses a number that does not divide.",
         "+ context_rank, context_size": "This process's positions, and a model for texts of this length.",
@@ -381,8 +382,9 @@ SENTENCES = {
         "- loss.backward()": "A step of the schedule is forward and backward of all micro-batches, as in "
         "lesson 10. Then comes the one new function.",
         "- # At each step": "No loss has to be known at each step any more.",
-        "+ loss_sum += sum(": "At the end of an epoch it is added up over the three dimensions in which it "
-        "differs, and divided by two of them: stages before the last have added nothing.",
+        "+ loss_sum += sum(": "At the end of an epoch the loss is added up over the three dimensions in "
+        "which it differs, and divided by the sizes of `data` and `context`: stages before the last have "
+        "added nothing.",
         "- correct = count_correct": "What was answered right is on the last stage, for this process's "
         "positions.",
         "- done, loss_sum": "No snapshot here either,",
@@ -399,7 +401,8 @@ SENTENCES = {
         "+ def average_gradients": "And what this lesson is about: in `data` and `context` gradients are "
         "averaged, in `pipeline` and `tensor` they are not.",
         "count_correct(schedule": "Only the last stage knows the scores.",
-        "one_mesh.options(parser)": "Smaller sizes, and options for each dimension.",
+        "one_mesh.options(parser)": "Smaller sizes, and an option for each dimension but `data`, which is "
+        "what is left.",
         "- workload.require_torchrun": "Schedules of older torch accept one batch size only.",
         "- workload.check(arguments)": "Which sizes fit is checked in the other file,",
         "one_mesh.make_mesh": "where the mesh is made too, with a time limit for each of its groups.",

@@ -60,6 +60,7 @@ def test_lesson_11_ends_well_ten_times(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
-        runs = pool.map(lambda _: exits.start(lessons.get("11_tensor_parallel"), 2), range(10))
+        runs = list(pool.map(lambda _: exits.start(lessons.get("11_tensor_parallel"), 2), range(10)))
     assert [run["status"] for run in runs] == [0] * 10
+    assert [run["ended_with"] for run in runs] == [["", ""]] * 10
     assert not list(tmp_path.iterdir())

@@ -304,6 +304,13 @@ def test_letters_too_small_for_a_phone_are_refused(out):
         show.picture("The loss falls.")
 
 
+def test_a_picture_with_a_label_that_is_cut_off_is_refused(out):
+    axes = plt.figure(figsize=(4, 3)).add_subplot()
+    axes.set_ylabel("a label that is longer than its picture is high")
+    with pytest.raises(ValueError, match="something is cut off at an edge"):
+        show.picture("The loss falls.")
+
+
 def test_a_slider_leaves_pictures_for_pages_that_do_not_run(out, monkeypatch):
     drawn, shown = [], []
     monkeypatch.setattr(show.pictures, "display", shown.append)
