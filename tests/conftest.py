@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items):
             if item.callspec.id not in mark.args:
                 item.add_marker(pytest.mark.long)
     # These wait most of their time: begun last, they would end long after all others.
-    waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
+    waits = ("test_hosts", "test_slurm", "test_launch", "test_lab")
     items.sort(key=lambda item: item.path.stem not in waits)
     # While one of these waits for the others to end, its worker does nothing.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
@@ -181,7 +181,7 @@ class Started:
             self.end()
             pytest.fail(f"still running after {limit} seconds; so far it wrote:\n{self.stderr()}")
         left = alive(self.mark)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while left and time.monotonic() < deadline:
             time.sleep(0.05)  # the launcher has ended; those it has just killed are being taken down
             left = alive(self.mark)

@@ -1708,17 +1708,18 @@ def test_all_processes_of_a_run_have_so_much_memory(nursery, tmp_path, monkeypat
 
 
 def test_a_check_and_a_submission_have_so_many_seconds(nursery, tmp_path, monkeypatch):
-    (tmp_path / THIRD).write_text("import time\ntime.sleep(100)\n")
-    monkeypatch.setattr(judge.trial, "CHECK_SECONDS", 0.5)
+    (tmp_path / THIRD).write_text("\nwhile True: pass\n")
+    monkeypatch.setattr(judge.trial, "CHECK_SECONDS", 5)
     one, entry = first_check()
     result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
-    assert (result.status, result.came) == (
-        "timeout",
-        "ranks 0 and 1 had not returned after 1 s; ranks 0 and 1 were at line 2 of "
-        "03_average_gradients.py: `time.sleep(100)`",
+    assert result.status == "timeout"
+    assert re.fullmatch(
+        r"ranks 0 and 1 had not returned after [5-9] s; ranks 0 and 1 were at line 2 of "
+        r"03_average_gradients\.py: `while True: pass`",
+        result.came,
     )
     trial = judge.Trial(nursery, one, entry["id"], {}, 0)
-    trial.seconds = 0.5
+    trial.seconds = 5
     with pytest.raises(judge.Verdict, match="s that a check has were over"):
         trial.run("begin", [{}])
     # The first check takes all the time that there is; the rest is not begun, and the next exercise neither.

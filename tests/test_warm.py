@@ -314,7 +314,7 @@ def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
 
 @pytest.mark.long
 def test_it_ends_when_it_is_idle(student):
-    program = f"import sys; sys.path[0] = '{ROOT}/tests/exercises'; import warm; warm.IDLE = 2; warm.main()"
+    program = f"import sys; sys.path[0] = '{ROOT}/tests/exercises'; import warm; warm.IDLE = 10; warm.main()"
     words = [sys.executable, "-c", program, *PYTEST, "--only", "99"]
     run = subprocess.run(words, cwd=ROOT, env=student.environment, capture_output=True, text=True)
     assert "there is no exercise 99" in run.stderr

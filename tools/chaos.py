@@ -154,7 +154,7 @@ def strike(run, kind, chance):
         run.thread.join()
         if run.code == 0:
             return None
-        assert not run.left, f"alive 5 seconds after {kind}: {run.left}"
+        assert not run.left, f"alive 20 seconds after {kind}: {run.left}"
         run.begin()
     if not wait_for(run, lambda: run.steps()[-1][1] != at_work, f"a step after {kind}"):
         return None

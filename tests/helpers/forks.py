@@ -95,7 +95,7 @@ def serve():
                 code = os.waitstatus_to_exitcode(status)
             else:
                 time.sleep(0.01)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while code is not None and session(pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         left = session(pid)

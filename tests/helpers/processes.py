@@ -1,7 +1,17 @@
 """The processes of a run: which are alive, and which train."""
 
+import itertools
+import os
 import time
 from pathlib import Path
+
+PORTS = itertools.count()
+
+
+def free_port():
+    """One that the system does not hand out by itself, and no other test process takes."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    return 20000 + 1000 * (worker % 10) + (os.getpid() + next(PORTS)) % 1000
 
 
 def alive(mark):

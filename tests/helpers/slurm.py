@@ -254,7 +254,7 @@ class Job:
         """For the message of a failed test."""
         return f"{self.show()}\n{self.log()}\n{self.cluster.logs()}"
 
-    def wait_for_log(self, pattern, limit=90, count=1):
+    def wait_for_log(self, pattern, limit=180, count=1):
         """Wait until the log has this line so many times."""
 
         def found():
@@ -268,7 +268,7 @@ class Job:
         ask = itertools.cycle([*[False] * 49, True])
         wait_until(found, limit, lambda: f"{pattern}\n{self.everything()}", every=0.02)
 
-    def finish(self, limit=90):
+    def finish(self, limit=240):
         """Wait for the job's end; returns its state."""
         state = wait_until(
             lambda: (now := self.show("JobState")) in ENDED and now, limit, self.everything, every=0.2

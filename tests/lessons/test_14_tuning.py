@@ -329,7 +329,7 @@ def test_a_second_machine_joins_and_trials_have_the_parameters_of_their_number(b
 
 @needs_optuna
 def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
-    first, second, lost = both_at_work(begin, tmp_path, "--trials", 6, "--time-limit", 12)
+    first, second, lost = both_at_work(begin, tmp_path, "--trials", 6, "--time-limit", 24)
     before = {trial.number: trial for trial in trials_of(first.out) if trial.state.is_finished()}
     os.kill(second.pid, signal.SIGKILL)
     os.kill(first.pid, signal.SIGCONT)
@@ -354,7 +354,7 @@ def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
 @pytest.mark.long
 @needs_optuna
 def test_a_worker_that_was_only_slow_drops_its_trial_and_goes_on(begin, tmp_path):
-    first, second, late = both_at_work(begin, tmp_path, "--trials", 12, "--time-limit", 6)
+    first, second, late = both_at_work(begin, tmp_path, "--trials", 12, "--time-limit", 24)
     os.kill(first.pid, signal.SIGCONT)
     wait_for(lambda: trials_of(first.out)[late.number].state.name == "FAIL")
     os.kill(second.pid, signal.SIGCONT)

@@ -1,7 +1,6 @@
 """One job, one curve; one command, the same bytes; every test image counted once."""
 
 import itertools
-import os
 import re
 
 import pytest
@@ -10,10 +9,10 @@ import launcher
 import lessons
 import workload
 from lines import check_what_it_printed
+from processes import free_port
 from weights import recount
 
 SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
-PORTS = itertools.count()
 GPUS = workload.gpu_count()
 
 
@@ -171,7 +170,7 @@ def test_a_finished_run_is_not_trained_again(fork):
 def test_a_node_that_lost_its_disk_resumes_from_what_the_other_has(start):
     def both():
         # The agents need a port that both know. This one belongs to nobody: see two_terminals.sh.
-        port = 20000 + (os.getpid() + next(PORTS)) % 10000
+        port = free_port()
         nodes = []
         for node in (0, 1):
             words = ["bash", launcher.ROOT / "lessons/launch/two_terminals.sh", node, *SMALL]

@@ -58,6 +58,7 @@ GROUPED = {
     "pipeline and context, experts and tensor, pipeline and experts": (0, 6, 7),
     "the others": (1, 2, 3, 4, 5, 8, 9),
 }
+assert sorted(sum(GROUPED.values(), ())) == list(range(len(MANY_CASES)))
 ON_EIGHT = [
     (sizes_of(pipeline=2, context=2, tensor=2), ALL),
     (sizes_of(data=2, pipeline=2, tensor=2), ALL),

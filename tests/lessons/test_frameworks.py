@@ -1,6 +1,5 @@
 """Lesson 04 in frameworks: lesson 01's curve, on one process and on many, and what each process holds."""
 
-import itertools
 import os
 import re
 import shlex
@@ -17,13 +16,12 @@ import diffs
 import launcher
 from forks import Forks
 from lines import check_what_it_printed
-from processes import alive, trained
+from processes import alive, free_port, trained
 from weights import recount
 
 FOLDER = launcher.ROOT / "lessons/frameworks"
 SCRIPTS = [path.stem for path in diffs.FRAMEWORKS]
 FORKED = [script for script in SCRIPTS if script != "ray_ddp"]  # Ray's processes are no forks of ours
-PORTS = itertools.count()
 # 1,223 images lack one to a full batch, 997 make uneven shares; a hundred steps, for what begins late.
 SIZES = ("--train-size", 1223, "--batch-size", 24, "--test-size", 997, "--epochs", 2, "--seed", 3)
 
@@ -183,7 +181,7 @@ def true_launch(script, tmp_path):
     while "=" in words[0]:
         environment |= [words.pop(0).split("=")]
     # A free port in place of the one that all use, below those that the system hands out by itself.
-    port = str(20000 + (os.getpid() + next(PORTS)) % 10000)
+    port = str(free_port())
     if words[0] == "fabric":
         words[2:2] = ["--main-port", port]
     elif words[0] == "deepspeed":

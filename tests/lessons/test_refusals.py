@@ -7,7 +7,6 @@ import re
 import signal
 import struct
 import sys
-import time
 
 import numpy
 import pytest
@@ -59,7 +58,7 @@ LATER = ("no steps", "no time", "time without end")  # options from lesson 05 on
 )
 def test_bad_input_is_refused_with_one_line(start, stem, bad):
     arguments, message = BAD[bad]
-    assert message in refusal(start(stem, 2, *arguments).finish(60))
+    assert message in refusal(start(stem, 2, *arguments).finish())
 
 
 @pytest.mark.parametrize("bad", LATER)
@@ -78,7 +77,7 @@ def test_bad_input_is_refused_once_although_torchrun_restarts_the_lesson(start):
     [("03_ddp_spawn", 3), ("03_ddp_spawn", 4), ("04_ddp_torchrun", 4), ("06_multinode", 3)],
 )
 def test_a_batch_that_does_not_divide_is_refused(start, stem, processes):
-    result = start(stem, processes, "--batch-size", 50).finish(60)
+    result = start(stem, processes, "--batch-size", 50).finish()
     line = refusal(result)
     assert line == (
         f"error: --batch-size 50 does not divide by {processes} processes: "
@@ -146,12 +145,10 @@ def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
 )
 def test_without_a_network_real_data_is_refused_with_one_line(start, stem, data):
     files = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py"}[data]
-    began = time.monotonic()
-    line = refusal(start(stem, 2, "--data", data, environment=OFFLINE).finish(60))
+    line = refusal(start(stem, 2, "--data", data, environment=OFFLINE).finish(120))
     reason, _, cure = line.partition("): ")
     assert re.match(rf"error: cannot load {data} \(\w*Error: .*(urlopen|download)", reason), reason
     assert cure == f"use --data digits, or put the files at out/data/{files}"
-    assert time.monotonic() - began < 120, "it waits for a network; starting took 34 s on a busy machine once"
 
 
 def test_a_refusal_does_not_hold_the_lock_for_which_the_speaker_waits(tmp_path, monkeypatch):
@@ -213,7 +210,7 @@ def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     pids = trained(run, stem)
     assert len(pids) == 3
     os.kill(pids[-1], signal.SIGKILL)
-    assert run.finish(60).code != 0
+    assert run.finish(120).code != 0
 
 
 @pytest.mark.long
@@ -222,19 +219,19 @@ def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     run = start(stem, 2, "--epochs", 1000, "--train-size", 1200)
     trained(run, stem)
     run.process.terminate()
-    assert run.finish(60).code != 0
+    assert run.finish(120).code != 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_two_runs_at_once_do_not_meet(start, stem):
     both = [start(stem, 2, *SMALL, folder=folder) for folder in ("one", "other")]
-    assert [run.finish(60).code for run in both] == [0, 0]
+    assert [run.finish().code for run in both] == [0, 0]
 
 
 def test_a_crash_without_restarts_fails(start):
     words, environment = launcher.command("05_snapshots", 2, *SMALL[:-1], 2, "--crash-at", 2)
     del words[words.index("--max-restarts") : words.index("--max-restarts") + 2]
-    result = start("05", words=words, environment=environment).finish(60)
+    result = start("05", words=words, environment=environment).finish()
     assert result.code != 0
     assert [row["epoch"] for row in launcher.read_curve(result.out, "05_snapshots")] == [1]

@@ -95,8 +95,8 @@ def test_what_hangs_is_ended_with_its_children(out, capsys):
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         "print(child.pid); time.sleep(60)",
     )
-    running = show.run(f"python {path}", limit=2, code=None)
-    assert "still running after 2 seconds" in capsys.readouterr().out
+    running = show.run(f"python {path}", limit=6, code=None)
+    assert "still running after 6 seconds" in capsys.readouterr().out
     child = int(running.text)
     deadline = time.monotonic() + 5
     while alive(child) and time.monotonic() < deadline:
@@ -154,9 +154,9 @@ def test_what_has_ended_is_not_ended_again(monkeypatch):
 
 def test_ranks_that_hang_are_named_and_ended(out, capsys):
     path = script(out, "import os, time\nif os.environ['RANK'] == '1': time.sleep(60)")
-    running = show.ranks(path, 2, limit=2)
+    running = show.ranks(path, 2, limit=6)
     assert running[0].code == 0 and running[1].code == -signal.SIGKILL
-    assert capsys.readouterr().out == "(rank 1: still there after 2 seconds, ended by the notebook)\n"
+    assert capsys.readouterr().out == "(rank 1: still there after 6 seconds, ended by the notebook)\n"
 
 
 def test_a_rank_that_aborts_is_an_error_even_after_its_result(out):

@@ -14,7 +14,7 @@ from parts import one_mesh
 dist.init_process_group("gloo", timeout=timedelta(minutes=1))
 rank, done = dist.get_rank(), Path("done")
 sizes = {"data": 1, "pipeline": 2, "context": 1, "tensor": 1}
-mesh = one_mesh.make_mesh(sizes, torch.device("cpu"), timedelta(seconds=1))
+mesh = one_mesh.make_mesh(sizes, torch.device("cpu"), timedelta(seconds=5))
 start = time.monotonic()
 if rank == 1:
     try:

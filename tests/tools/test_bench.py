@@ -88,7 +88,7 @@ def test_the_page_says_of_the_inside_what_the_file_that_it_names_holds():
 @pytest.mark.long
 def test_the_small_steps_come_from_two_processes(tmp_path):
     """One round of ten: all of them take 20 s in quiet, and more than the bench allows beside others."""
-    found = small.run(tmp_path, "bound", ROUNDS="1")
+    found = small.run(tmp_path, "bound", ROUNDS_OF_SMALL="1")
     assert list(found) == list(small.KINDS)
     assert all(0 < value < 10_000 for times in found.values() for value in times.values())
 

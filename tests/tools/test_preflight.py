@@ -2,6 +2,8 @@
 
 import re
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +23,11 @@ def three(tmp_path):
 
 def fly(network, *options, ranks=(0, 1, 2), environment=None, before=None):
     """Rank 0 on host 1, and so on, as srun would start them; their outputs. `before` has Python lines that a
-    rank runs first."""
-    commands = []
+    rank runs first.
+
+    They begin when all of them have imported torch: on a busy machine that takes one of them seconds longer,
+    and it would be missed."""
+    commands, here = [], Path(tempfile.mkdtemp(dir=network.folder))
     for rank in ranks:
         place = {
             "RANK": rank,
@@ -32,10 +37,15 @@ def fly(network, *options, ranks=(0, 1, 2), environment=None, before=None):
             "MASTER_PORT": 29500,
         }
         place = {name: str(value) for name, value in place.items()} | (environment or {})
-        words = [sys.executable, TOOL, *options]
-        if before and rank in before:
-            lines = f"{before[rank]}\nimport runpy; runpy.run_path({str(TOOL)!r}, run_name='__main__')"
-            words = [sys.executable, "-c", lines, *options]
+        lines = [
+            "import pathlib, runpy, time, torch",
+            f"here = pathlib.Path({str(here)!r})",
+            f"(here / '{rank}').touch()",
+            f"while len(list(here.iterdir())) < {len(ranks)}: time.sleep(0.01)",
+            (before or {}).get(rank, ""),
+            f"runpy.run_path({str(TOOL)!r}, run_name='__main__')",
+        ]
+        words = [sys.executable, "-c", "\n".join(lines), *options]
         commands.append(network.run(rank + 1, *words, environment=place))
     for command in commands:
         command.finish(120)
@@ -59,6 +69,7 @@ def test_all_is_well_under_torchrun(start):
     assert float(re.search(r"^([\d.]+) s, without the start$", result.stdout, re.M)[1]) < 60
 
 
+@pytest.mark.alone  # it measures the speed of links, and compares them
 def test_what_differs_and_a_slow_link_are_named(three):
     """One host has a different torch, one a clock of its own, and one a link of 20 Mbit/s."""
     rate = ("tbf", "rate", "20mbit", "burst", "32kbit", "latency", "400ms")

@@ -26,7 +26,7 @@ import bench
 
 RESULTS = rows.HERE / "results" / "small"
 STEPS = 20
-ROUNDS = int(os.environ.get("ROUNDS", 10))  # the test asks for one
+ROUNDS = int(os.environ.get("ROUNDS_OF_SMALL", 10))  # the test asks for one
 KINDS = {
     "nothing sent": "",
     "one number": "the two wait for each other, and no more",

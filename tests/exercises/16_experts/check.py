@@ -258,7 +258,7 @@ def parts(logits, chosen):
 
 def balance(trial, gradients):
     # In the last case, the logits or the choices of all tokens are far more than their counts.
-    cases = (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2), ((1500, 1200), 8, 1))
+    cases = (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2), ((12000, 11000), 8, 1))
     for counts, number, top_k in cases[: 2 if gradients else 4]:
         world_size = len(counts)
         logits = [distinct(trial, count, number) for count in counts]
@@ -283,14 +283,15 @@ def balance(trial, gradients):
             (number * (loads(chosen, number) * softmax(leaf).sum(dim=0)).sum() / sum(counts)).backward()
             what = f"the gradient of the logits on rank {rank}"
             close(trial, what, look(came, 0, "gradient"), leaf.grad)
-        only_counts(trial, world_size)
+        only_counts(trial, world_size, number)
 
 
-def only_counts(trial, world_size):
-    """No process has told another one its logits, or which token has chosen what."""
+def only_counts(trial, world_size, number):
+    """No process has told another one its logits, or which token has chosen what. A call for each expert's
+    count is enough for all, and which expert each token has chosen would be more, a byte each."""
     for rank in range(world_size if trial.counted else 0):
         for other in set(range(world_size)) - {rank}:
-            sent, most = trial.sent(rank, other), 5 * ONE_CALL
+            sent, most = trial.sent(rank, other), (number + 2) * ONE_CALL
             came = f"rank {rank} sent {sent} bytes to rank {other}"
             trial.require(sent <= most, came, f"at most {most}, however many tokens there are: counts only")
 
