@@ -11,7 +11,8 @@ import chaos
 @pytest.mark.quick("7")
 @pytest.mark.parametrize("kills", [7, 20])
 def test_a_run_survives_every_way_to_be_killed(forks, tmp_path, kills):
-    """In small: each kind once, on two processes. Alone, since the seconds to the next step are measured."""
+    """In small: each kind once, on two processes. Alone: whom the machine lets wait for three
+    seconds is taken for hung."""
     small = {"kinds": dict.fromkeys(chaos.KINDS, 1), "processes": (2,)} if kills == 7 else {}
     rows = chaos.chaos(kills, tmp_path, forks=forks, **small)
     chaos.show(rows)
