@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items):
             if item.callspec.id not in mark.args:
                 item.add_marker(pytest.mark.long)
     # These wait most of their time: begun last, they would end long after all others.
-    waits = ("test_hosts", "test_slurm", "test_launch", "test_lab")
+    waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
     items.sort(key=lambda item: item.path.stem not in waits)
     # While one of these waits for the others to end, its worker does nothing.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
@@ -260,8 +260,22 @@ def forks():
 
 
 @pytest.fixture
-def fork(forks, tmp_path):
-    """Run a lesson to its end from a process that has imported torch: see forks.py."""
+def forked(forks, tmp_path):
+    """Run a command to its end from a process that has imported torch: see forks.py."""
+
+    def forked(words, environment=None, folder="run"):
+        folder = tmp_path / folder
+        code, left = forks.run([str(word) for word in words], folder, environment or {}, limit=240)
+        stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
+        assert not left, f"still alive after the run: {left}"
+        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")
+
+    return forked
+
+
+@pytest.fixture
+def fork(forked):
+    """Run a lesson so; it must succeed, or be refused."""
 
     def fork(stem, processes, *arguments, folder="run", refused=False):
         words, environment = launcher.command(stem, processes, *arguments)
@@ -269,12 +283,9 @@ def fork(forks, tmp_path):
         if lessons.get(stem).launcher == "two agents" or refused:
             words, environment = launcher.command("04_ddp_torchrun", processes, *arguments)
             words = [word.replace("04_ddp_torchrun.py", f"{stem}.py") for word in words]
-        folder = tmp_path / folder
-        code, left = forks.run(words, folder, environment, limit=240)
-        stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
-        assert refused or code == 0, f"status {code}\n{stdout}\n{stderr}"
-        assert not left, f"still alive after the run: {left}"
-        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")
+        result = forked(words, environment, folder)
+        assert refused or result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        return result
 
     return fork
 
@@ -302,15 +313,15 @@ def once(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def reference(once):
+def reference(once, forks):
     """Lesson 01's curve for these arguments."""
 
     def reference(*arguments):
         def make(folder):
             words, environment = launcher.command("01_single_gpu", 1, *arguments)
-            result = Started(folder, words, environment).finish()
-            assert result.code == 0, result.stderr
-            return launcher.read_curve(result.out, "01_single_gpu")
+            code, left = forks.run(words, folder, environment, limit=240)
+            assert (code, left) == (0, []), (folder / ".err").read_text()
+            return launcher.read_curve(folder / "out", "01_single_gpu")
 
         return once("_".join(["reference", *(str(argument).lstrip("-") for argument in arguments)]), make)
 

@@ -909,9 +909,8 @@ def test_the_earliest_cause_is_named(fault, nursery, tmp_path):
     assert solution().count(old) == 1
     helper = "\n\ndef helper(tensor):\n    return tensor.shape\n"
     (tmp_path / THIRD).write_text(solution().replace(old, new) + helper)
-    one = judge.exercise("03") | {"seconds": 3 if fault == "never ends" else 20}
-    result = judge.grade(one, tmp_path, nursery)[3]
-    assert result.id == "03.2a" and result.score == 0
+    result = grade_03("03.2a", tmp_path, nursery, seconds=3 if fault == "never ends" else 20)
+    assert result.score == 0
     assert re.search(words, result.came), result.came
 
 
@@ -925,7 +924,7 @@ def test_the_earliest_cause_is_named(fault, nursery, tmp_path):
 )
 def test_broadcasts_from_different_ranks_say_so(src, words, nursery, tmp_path):
     (tmp_path / THIRD).write_text(solution().replace("src=0", src))
-    result = judge.grade(judge.exercise("03"), tmp_path, nursery)[0]
+    result = grade_03("03.1a", tmp_path, nursery)
     assert result.score == 0 and words in result.came
     assert ("with different src: rank 0 with 0, rank 1 with 1" in result.came) == ("get_rank" in src)
 
@@ -936,7 +935,7 @@ def test_three_ranks_wait_for_one(nursery, tmp_path):
         "    if dist.get_rank() == 1 and dist.get_world_size() == 3:\n        return\n    has_one = torch",
     )
     (tmp_path / THIRD).write_text(text)
-    came = judge.grade(judge.exercise("03"), tmp_path, nursery)[3].came
+    came = grade_03("03.2a", tmp_path, nursery).came
     assert (
         "rank 1 returned before all_reduce number 1" in came and "ranks 0 and 2 were waiting for it" in came
     )
@@ -1086,6 +1085,13 @@ def table(path):
 
 def first_check():
     return judge.exercise("03"), judge.exercise("03")["check"][0]
+
+
+def grade_03(identity, folder, nursery, seed=0, **more):
+    """One check of exercise 03 alone, as if those before it had passed."""
+    one = judge.exercise("03") | more
+    (entry,) = (entry for entry in one["check"] if entry["id"] == identity)
+    return judge.grade_one(one, entry, folder, nursery, seed, set(entry.get("needs", [])))
 
 
 # ---- as people meet it ------------------------------------------------------------------------
@@ -1278,9 +1284,11 @@ def tried(name, *words):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in EXERCISES if name != "04a"])
-def test_each_exercise_can_be_tried_by_hand(name):
+def test_each_exercise_can_be_tried_by_hand(forked, name):
     """With the solution in place, every line has the rank in front, and no part is left out."""
-    code, out, err = tried(name, "--submission", "solutions")
+    words = [sys.executable, judge.STARTERS / "try.py", name, "--submission", judge.SOLUTIONS]
+    run = forked(words, {"PYTHONWARNINGS": "default"})
+    code, out, err = run.code, run.stdout, run.stderr
     assert (code, "refused" in err, err.count("\n")) == (0, name == "05", int(name == "05"))
     lines = out.splitlines()
     ranks = {line.split(" | ")[0] for line in lines}
@@ -1601,8 +1609,7 @@ def test_a_seed_that_nobody_has_named_is_one_that_nobody_knows(tmp_path):
 
 def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
     (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
-    third = judge.exercise("03")
-    came = [judge.grade(third, tmp_path, nursery, seed)[3].came for seed in ("a", "a", "b")]
+    came = [grade_03("03.2a", tmp_path, nursery, seed).came for seed in ("a", "a", "b")]
     assert came[0] == came[1] != came[2]
 
 
@@ -1709,17 +1716,17 @@ def test_all_processes_of_a_run_have_so_much_memory(nursery, tmp_path, monkeypat
 
 def test_a_check_and_a_submission_have_so_many_seconds(nursery, tmp_path, monkeypatch):
     (tmp_path / THIRD).write_text("\nwhile True: pass\n")
-    monkeypatch.setattr(judge.trial, "CHECK_SECONDS", 5)
+    monkeypatch.setattr(judge.trial, "CHECK_SECONDS", 3)
     one, entry = first_check()
     result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
     assert result.status == "timeout"
     assert re.fullmatch(
-        r"ranks 0 and 1 had not returned after [5-9] s; ranks 0 and 1 were at line 2 of "
+        r"ranks 0 and 1 had not returned after [3-9] s; ranks 0 and 1 were at line 2 of "
         r"03_average_gradients\.py: `while True: pass`",
         result.came,
     )
     trial = judge.Trial(nursery, one, entry["id"], {}, 0)
-    trial.seconds = 5
+    trial.seconds = 3
     with pytest.raises(judge.Verdict, match="s that a check has were over"):
         trial.run("begin", [{}])
     # The first check takes all the time that there is; the rest is not begun, and the next exercise neither.
@@ -2086,7 +2093,7 @@ def test_each_rank_can_be_started_anew(monkeypatch):
     """As on macOS, where a process that has imported torch must not fork."""
     monkeypatch.setenv("RUNGS_SPAWN", "1")
     with judge.Nursery() as nursery:
-        result = judge.grade_one(*first_check(), judge.SOLUTIONS, nursery, 0, set())
+        result = grade_03("03.1c", judge.SOLUTIONS, nursery)
     assert (result.status, result.came) == ("passed", "")
 
 

@@ -237,12 +237,12 @@ def test_a_checkpoint_of_other_settings_is_refused(fork, whole, tmp_path):
     assert line == f"error: out/09_fsdp.epoch0001 {words}"
 
 
-def test_bad_input_is_refused_with_one_line(fork, start):
+def test_bad_input_is_refused_with_one_line(fork, forked):
     words = "--batch-size 51 does not divide by 2 processes: take 52, for instance"
     assert words in refusal(fork("09_fsdp", 2, "--batch-size", 51, refused=True))
     words = "argument --precision: invalid choice: 'fp8' (choose from"
     assert words in refusal(fork("09_fsdp", 2, "--precision", "fp8", refused=True))
-    line = refusal(start("09_fsdp", words=[sys.executable, LESSON], folder="plain").finish())
+    line = refusal(forked([sys.executable, LESSON], folder="plain"))
     assert re.search(r"started by torchrun: torchrun --standalone --nproc-per-node 2 \S+09_fsdp.py$", line)
 
 

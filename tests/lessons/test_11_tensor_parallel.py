@@ -145,8 +145,8 @@ def test_heads_that_do_not_divide_are_refused(fork, processes):
     assert line == f"error: {processes} processes cannot share 4 heads evenly: take 1, 2 or 4"
 
 
-def test_plain_python_is_told_how_to_start_the_lesson(start):
-    line = refusal(start(STEM, words=[sys.executable, launcher.ROOT / f"lessons/{STEM}.py"]).finish())
+def test_plain_python_is_told_how_to_start_the_lesson(forked):
+    line = refusal(forked([sys.executable, launcher.ROOT / f"lessons/{STEM}.py"]))
     assert "torchrun --standalone --nproc-per-node 2 " in line
 
 

@@ -117,9 +117,13 @@ def test_a_terminal_shows_a_progress_bar(run, stem):
 
 @pytest.mark.long
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "06_multinode"])
-def test_the_same_command_from_nothing_gives_the_same_bytes(run, stem):
+def test_the_same_command_from_nothing_gives_the_same_bytes(run, fork, stem):
+    """Once from nothing, and once from the fork server, which starts no second agent."""
+    again = run if lessons.get(stem).launcher == "two agents" else fork
+    starts = {"first": run, "again": again}
     weights = [
-        (run(stem, 2, *SMALL, folder=folder).out / f"{stem}.pt").read_bytes() for folder in ("first", "again")
+        (start(stem, 2, *SMALL, folder=folder).out / f"{stem}.pt").read_bytes()
+        for folder, start in starts.items()
     ]
     assert weights[0] == weights[1]
 

@@ -55,12 +55,12 @@ def test_temporary_files_of_a_run_are_removed_after_it(forks, tmp_path):
 
 
 @pytest.mark.long
-def test_lesson_11_ends_well_ten_times(tmp_path, monkeypatch):
-    """It was the one that aborted most often: one time in seven."""
+def test_lesson_11_ends_well_again_and_again(tmp_path, monkeypatch):
+    """It was the one that aborted most often: one time in seven. What it aborted by is looked for too."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda _: exits.start(lessons.get("11_tensor_parallel"), 2), range(10)))
-    assert [run["status"] for run in runs] == [0] * 10
-    assert [run["ended_with"] for run in runs] == [["", ""]] * 10
+        runs = list(pool.map(lambda _: exits.start(lessons.get("11_tensor_parallel"), 2), range(4)))
+    assert [run["status"] for run in runs] == [0] * 4
+    assert [run["ended_with"] for run in runs] == [["", ""]] * 4
     assert not list(tmp_path.iterdir())

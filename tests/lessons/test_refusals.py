@@ -41,24 +41,31 @@ BAD = {
 LATER = ("no steps", "no time", "time without end")  # options from lesson 05 on
 
 
-@pytest.mark.quick(
-    "01_single_gpu-zero epochs",
-    "02_data_parallel-zero epochs",
-    "03_ddp_spawn-few images",
-    "04_ddp_torchrun-unwritable out",
-)
 @pytest.mark.parametrize(
     ("stem", "bad"),
     [
-        *(("01_single_gpu", bad) for bad in BAD if bad not in LATER),
+        ("01_single_gpu", "zero epochs"),
         ("02_data_parallel", "zero epochs"),
-        *(("03_ddp_spawn", bad) for bad in ("zero epochs", "few images", "unwritable out")),
-        *(("04_ddp_torchrun", bad) for bad in ("unknown option", "unwritable out")),
+        ("03_ddp_spawn", "few images"),
+        ("04_ddp_torchrun", "unwritable out"),
     ],
 )
 def test_bad_input_is_refused_with_one_line(start, stem, bad):
     arguments, message = BAD[bad]
     assert message in refusal(start(stem, 2, *arguments).finish())
+
+
+@pytest.mark.parametrize(
+    ("stem", "bad"),
+    [
+        *(("01_single_gpu", bad) for bad in BAD if bad not in LATER),
+        *(("03_ddp_spawn", bad) for bad in ("zero epochs", "unwritable out")),
+        ("04_ddp_torchrun", "unknown option"),
+    ],
+)
+def test_all_bad_input_is(forked, stem, bad):
+    arguments, message = BAD[bad]
+    assert message in refusal(forked(*launcher.command(stem, 2, *arguments)))
 
 
 @pytest.mark.parametrize("bad", LATER)
@@ -67,18 +74,17 @@ def test_bad_options_of_lesson_05_are_refused(fork, bad):
     assert message in refusal(fork("05_snapshots", 2, *SMALL, *arguments, refused=True))
 
 
-def test_bad_input_is_refused_once_although_torchrun_restarts_the_lesson(start):
-    assert "--epochs must be at least 1" in refusal(start("05_snapshots", 1, "--epochs", 0).finish(120))
+def test_bad_input_is_refused_once_although_torchrun_restarts_the_lesson(forked):
+    line = refusal(forked(*launcher.command("05_snapshots", 1, "--epochs", 0)))
+    assert "--epochs must be at least 1" in line
 
 
-@pytest.mark.quick("04_ddp_torchrun-4")
 @pytest.mark.parametrize(
     ("stem", "processes"),
     [("03_ddp_spawn", 3), ("03_ddp_spawn", 4), ("04_ddp_torchrun", 4), ("06_multinode", 3)],
 )
-def test_a_batch_that_does_not_divide_is_refused(start, stem, processes):
-    result = start(stem, processes, "--batch-size", 50).finish()
-    line = refusal(result)
+def test_a_batch_that_does_not_divide_is_refused(forked, stem, processes):
+    line = refusal(forked(*launcher.command(stem, processes, "--batch-size", 50)))
     assert line == (
         f"error: --batch-size 50 does not divide by {processes} processes: "
         f"take {51 if processes == 3 else 52}, for instance"
@@ -86,9 +92,9 @@ def test_a_batch_that_does_not_divide_is_refused(start, stem, processes):
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_senseless_number_of_processes_is_refused(start, number):
+def test_a_senseless_number_of_processes_is_refused(forked, number):
     words = [sys.executable, launcher.ROOT / "lessons/03_ddp_spawn.py", "--world-size", number]
-    line = refusal(start("03", words=words).finish())
+    line = refusal(forked(words))
     assert line == f"error: the number of processes must be at least 1, not {number}"
 
 
@@ -125,15 +131,13 @@ def test_a_batch_that_fits_no_more_after_a_restart_is_refused_aloud(tmp_path, mo
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.quick("05_snapshots")
 @pytest.mark.parametrize("stem", ["04_ddp_torchrun", "05_snapshots", "06_multinode"])
-def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
-    line = refusal(start(stem, words=[sys.executable, launcher.ROOT / f"lessons/{stem}.py"]).finish())
+def test_plain_python_is_told_how_to_start_the_lesson(forked, stem):
+    line = refusal(forked([sys.executable, launcher.ROOT / f"lessons/{stem}.py"]))
     assert "started by torchrun: torchrun --standalone --nproc-per-node 2 " in line
     assert line.endswith(f"lessons/{stem}.py")
 
 
-@pytest.mark.quick("03_ddp_spawn-mnist")
 @pytest.mark.parametrize(
     ("stem", "data"),
     [
@@ -143,9 +147,10 @@ def test_plain_python_is_told_how_to_start_the_lesson(start, stem):
         ("04_ddp_torchrun", "cifar10"),
     ],
 )
-def test_without_a_network_real_data_is_refused_with_one_line(start, stem, data):
+def test_without_a_network_real_data_is_refused_with_one_line(forked, stem, data):
     files = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py"}[data]
-    line = refusal(start(stem, 2, "--data", data, environment=OFFLINE).finish(120))
+    words, environment = launcher.command(stem, 2, "--data", data)
+    line = refusal(forked(words, environment | OFFLINE))
     reason, _, cure = line.partition("): ")
     assert re.match(rf"error: cannot load {data} \(\w*Error: .*(urlopen|download)", reason), reason
     assert cure == f"use --data digits, or put the files at out/data/{files}"
@@ -229,9 +234,9 @@ def test_two_runs_at_once_do_not_meet(start, stem):
     assert [run.finish().code for run in both] == [0, 0]
 
 
-def test_a_crash_without_restarts_fails(start):
+def test_a_crash_without_restarts_fails(forked):
     words, environment = launcher.command("05_snapshots", 2, *SMALL[:-1], 2, "--crash-at", 2)
     del words[words.index("--max-restarts") : words.index("--max-restarts") + 2]
-    result = start("05", words=words, environment=environment).finish()
+    result = forked(words, environment)
     assert result.code != 0
     assert [row["epoch"] for row in launcher.read_curve(result.out, "05_snapshots")] == [1]

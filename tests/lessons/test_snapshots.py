@@ -458,7 +458,7 @@ def test_the_vote_is_one_question_behind(alone):
     assert not vote.last_answer()
 
 
-@pytest.mark.quick("05_snapshots")
+@pytest.mark.long
 @pytest.mark.parametrize("stem", [STEM, "06_multinode"])
 def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, stem):
     words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)

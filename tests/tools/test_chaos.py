@@ -6,20 +6,33 @@ import pytest
 
 import chaos
 
+SOON = [kind for kind in chaos.KINDS if kind != "SIGSTOP"]
+
 
 @pytest.mark.alone
-@pytest.mark.quick("7")
-@pytest.mark.parametrize("kills", [7, 20])
-def test_a_run_survives_every_way_to_be_killed(forks, tmp_path, kills):
-    """In small: each kind once, on two processes. Alone: whom the machine lets wait for three
-    seconds is taken for hung."""
-    small = {"kinds": dict.fromkeys(chaos.KINDS, 1), "processes": (2,)} if kills == 7 else {}
-    rows = chaos.chaos(kills, tmp_path, forks=forks, **small)
+def test_a_run_survives_every_way_to_be_killed_and_goes_on_soon(forks, tmp_path):
+    """Each kind once, on two processes. Alone: the seconds to the next step are measured."""
+    rows = chaos.chaos(len(SOON), tmp_path, processes=(2,), kinds=dict.fromkeys(SOON, 1), forks=forks)
     chaos.show(rows)
-    assert len(rows) == kills
+    assert sorted(row["kind"] for row in rows) == sorted(SOON)
+    assert {row["processes"] for row in rows} == {2}
+    assert max(row["seconds"] for row in rows) < 10
+
+
+def test_a_run_survives_a_process_that_is_stopped(forks, tmp_path):
+    """It is noticed after the time limit, and torchrun waits 30 seconds more for its end."""
+    only = {"SIGSTOP": 1}
+    (row,) = chaos.chaos(1, tmp_path, processes=(2,), kinds=only, forks=forks, time_limit=20)
+    assert row["seconds"] > 20
+
+
+@pytest.mark.long
+def test_a_run_survives_twenty_kills(forks, tmp_path):
+    rows = chaos.chaos(20, tmp_path, forks=forks, time_limit=20)
+    chaos.show(rows)
+    assert len(rows) == 20
     assert {row["kind"] for row in rows} == set(chaos.KINDS)
-    assert {row["processes"] for row in rows} == ({2} if small else {2, 4})
-    assert max(row["seconds"] for row in rows if row["kind"] != "SIGSTOP") < 10
+    assert {row["processes"] for row in rows} == {2, 4}
 
 
 def test_a_failure_names_its_seed_and_leaves_nothing_running(forks, tmp_path, monkeypatch, capsys):
