@@ -259,6 +259,15 @@ def forks():
     forks.close()
 
 
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    import browser  # what it imports is not there on every machine
+
+    chromium = browser.Chromium(tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()
+
+
 @pytest.fixture
 def forked(forks, tmp_path):
     """Run a command to its end from a process that has imported torch: see forks.py."""

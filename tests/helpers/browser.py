@@ -5,50 +5,48 @@ import json
 import shutil
 import subprocess
 import time
-from urllib.request import urlopen
 
 import websocket
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-class Page:
-    def __init__(self, folder, url, width=1400, height=1000):
+class Chromium:
+    """One browser for many pages: to start one takes longer than most pages do."""
+
+    def __init__(self, folder):
+        self.all = None  # the connection to the browser itself; each page has one of its own
         self.process = subprocess.Popen(
             [
                 *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
                 *("--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={folder}"),
                 # Else it drops changes of the address that come too quickly: 100 diffs in five seconds did.
-                *("--disable-ipc-flooding-protection", f"--window-size={width},{height}", "about:blank"),
+                *("--disable-ipc-flooding-protection", "about:blank"),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.number, self.socket = 0, None
-        self.events = []  # what the browser said unasked, of the domains that were enabled
-        try:
-            port = self.wait(lambda: self.port(folder), "Chromium's port", 30)
-            with urlopen(f"http://127.0.0.1:{port}/json", timeout=10) as answer:
-                pages = json.load(answer)
-            page = next(page for page in pages if page["type"] == "page")
-            self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=60)
-            self.call("Page.navigate", url=url)
-        except BaseException:
-            self.close()
-            raise
-
-    @staticmethod
-    def port(folder):
-        file = folder / "DevToolsActivePort"
-        return file.read_text().splitlines()[0] if file.exists() and file.read_text() else None
-
-    def wait(self, condition, what, seconds=60):
-        deadline = time.monotonic() + seconds
-        while not (result := condition()):
+        file, deadline = folder / "DevToolsActivePort", time.monotonic() + 30
+        while not (file.exists() and file.read_text()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"waited {seconds} seconds for {what}")
-            time.sleep(0.2)
-        return result
+                self.close()
+                raise AssertionError("waited 30 seconds for Chromium's port")
+            time.sleep(0.1)
+        port, path = file.read_text().splitlines()
+        self.address = f"ws://127.0.0.1:{port}"
+        self.all = Connection(self.address + path)
+
+    def close(self):
+        if self.all:
+            self.all.socket.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+class Connection:
+    def __init__(self, address):
+        self.number, self.socket = 0, websocket.create_connection(address, timeout=60)
+        self.events = []  # what the browser said unasked, of the domains that were enabled
 
     def call(self, method, **parameters):
         self.number += 1
@@ -61,6 +59,26 @@ class Page:
                 if "error" in answer:
                     raise AssertionError(f"{method}: {answer['error']}")
                 return answer["result"]
+
+
+class Page(Connection):
+    """A page that shares nothing with the others of its browser: no storage, no cache."""
+
+    def __init__(self, chromium, url, width=1400, height=1000):
+        self.chromium = chromium
+        self.context = chromium.all.call("Target.createBrowserContext")["browserContextId"]
+        target = chromium.all.call(
+            "Target.createTarget", url=url, width=width, height=height, browserContextId=self.context
+        )
+        super().__init__(f"{chromium.address}/devtools/page/{target['targetId']}")
+
+    def wait(self, condition, what, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not (result := condition()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds} seconds for {what}")
+            time.sleep(0.2)
+        return result
 
     def ask(self, expression):
         """The value of a JavaScript expression in the page."""
@@ -90,7 +108,5 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
-        if self.socket:
-            self.socket.close()
-        self.process.terminate()
-        self.process.wait()
+        self.socket.close()
+        self.chromium.all.call("Target.disposeBrowserContext", browserContextId=self.context)

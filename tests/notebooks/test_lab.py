@@ -70,15 +70,13 @@ def is_ready(lab):
 
 @pytest.mark.long
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: make tools installs it")
-def test_a_notebook_runs_in_jupyterlab_from_top_to_bottom(lab, tmp_path):
+def test_a_notebook_runs_in_jupyterlab_from_top_to_bottom(lab, chromium, tmp_path):
     stored = nbformat.read(ROOT / f"notebooks/{STEM}.ipynb", as_version=4)
     pictures = sum(
         "image/png" in output.get("data", {}) for cell in stored.cells for output in cell.get("outputs", [])
     )
     assert pictures >= 3
-    page = browser.Page(
-        tmp_path / "chromium", f"{lab['url']}lab/tree/notebooks/{STEM}.ipynb?token={lab['token']}"
-    )
+    page = browser.Page(chromium, f"{lab['url']}lab/tree/notebooks/{STEM}.ipynb?token={lab['token']}")
     try:
         page.until("document.querySelectorAll('.jp-Notebook .jp-Cell').length > 20", "the notebook")
         # The page calls a kernel idle that it has not reached yet, and drops what it is then asked to run.

@@ -73,11 +73,11 @@ class Quiet(SimpleHTTPRequestHandler):
 class Reader(browser.Page):
     """A browser, and a server that has the site in a folder below its root."""
 
-    def __init__(self, folder, out):
+    def __init__(self, chromium, out):
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(out)))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.root = f"http://127.0.0.1:{self.server.server_port}/site/"
-        super().__init__(folder, "about:blank", width=1280)
+        super().__init__(chromium, "about:blank", width=1280)
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -130,11 +130,11 @@ class Reader(browser.Page):
 
 
 @pytest.fixture
-def reader(tmp_path):
+def reader(chromium):
     opened = []
 
     def reader(out):
-        opened.append(Reader(tmp_path / "chromium", out))
+        opened.append(Reader(chromium, out))
         return opened[-1]
 
     yield reader

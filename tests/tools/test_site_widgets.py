@@ -307,11 +307,11 @@ class Strict(test_site.Quiet):
 
 
 @pytest.fixture
-def page(once, tmp_path, monkeypatch):
+def page(once, chromium, monkeypatch):
     """A browser beside the small site."""
     monkeypatch.setattr(test_site, "Quiet", Strict)
     site = Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
-    opened = Reader(tmp_path / "chromium", site)
+    opened = Reader(chromium, site)
     opened.look(1280, "light")
     yield opened
     opened.close()
