@@ -1171,6 +1171,7 @@ print(getattr(count, "found", 0))
 """
 
 
+@pytest.mark.long
 def test_the_solutions_pass_as_a_submission():
     code, text = check("--only", "03", "--submission", "solutions", "--seed", "another")
     assert code == 0 and "12 of 12 points" in text and "8 passed" in text
@@ -1316,6 +1317,7 @@ def test_a_folder_that_is_not_there():
     assert code == 2 and "error: there is no folder nowhere: name one with --submission" in text
 
 
+@pytest.mark.long
 def test_it_checks_again_at_every_save(tmp_path):
     (tmp_path / THIRD).write_text((judge.STARTERS / THIRD).read_text())
     command = [
@@ -1714,6 +1716,7 @@ def test_all_processes_of_a_run_have_so_much_memory(nursery, tmp_path, monkeypat
     assert result.left
 
 
+@pytest.mark.long
 def test_a_check_and_a_submission_have_so_many_seconds(nursery, tmp_path, monkeypatch):
     (tmp_path / THIRD).write_text("\nwhile True: pass\n")
     monkeypatch.setattr(judge.trial, "CHECK_SECONDS", 3)
@@ -1774,7 +1777,8 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
     """Ctrl-C at level 1, where no namespace ends with the grader; or the grader cannot even say good-bye."""
     (tmp_path / THIRD).write_text(HANGS)

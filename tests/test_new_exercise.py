@@ -84,6 +84,7 @@ def test_a_new_exercise_is_graded_at_once(tree, made):
     assert "not finished: 98 has 1 mutants of at least 8, 1 other solutions of at least 3" in text, text
 
 
+@pytest.mark.long
 def test_a_student_can_work_at_it(tree, made):
     code, text = make(tree, "check", "EX=98", "WARM=no")
     assert code and "98 Toy: 0 of 2 points" in text, text

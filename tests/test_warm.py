@@ -251,7 +251,7 @@ def test_what_it_is_made_of(student, clone, monkeypatch):
     assert warm.made_of() == seen[-1]
 
 
-@pytest.mark.quick("2")
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
     student.check("--only", "99")

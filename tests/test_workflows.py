@@ -74,5 +74,7 @@ def test_lessons_are_run_with_the_oldest_torch_with_ours_and_with_the_newest():
     )
     assert [row["torch"] for row in rows] == [f"torch=={workload.options.OLDEST_TORCH}.0", ours, "torch"]
     numbers = {lesson.number for lesson in lessons.LESSONS}
-    assert numbers - set(rows[0]["lessons"].split(",")) == {"10", "17"}, "they say that they need a newer one"
+    not_named = numbers - set(rows[0]["lessons"].split(",")) - {"10", "17"}  # these two refuse that torch
+    assert not not_named, "tests.yml must have them among the lessons that run on the oldest torch"
+    assert not {"10", "17"} & set(rows[0]["lessons"].split(","))
     assert [row["lessons"] for row in rows[1:]] == ["all", "all"]

@@ -242,7 +242,12 @@ def main():
     arguments = parser.parse_args()
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
-        notebook = with_way(row, nbformat.read(row.path, as_version=4))
+        if not row.path.exists():
+            sys.exit(f"error: {row.path.relative_to(ROOT)} is missing: the table of lessons names it")
+        notebook = nbformat.read(row.path, as_version=4)
+        if "rungs" not in notebook.metadata:
+            sys.exit(f"error: {row.path.name} was never executed: make notebooks ARGUMENTS={row.stem}")
+        notebook = with_way(row, notebook)
         new[row.path] = nbformat.writes(notebook) + "\n"
     for path, page in new.items():
         if page != path.read_text():

@@ -98,7 +98,7 @@ class Diff:
 def diff(before, after):
     """The changes from one lesson to the next. SENTENCES has one for each place, under some words
     of the changed lines: when a lesson changes and the sentences do not, this is an error."""
-    display(Diff(before, after, SENTENCES[after]), metadata={"rungs": "diff"})
+    display(Diff(before, after, SENTENCES.get(after, {})), metadata={"rungs": "diff"})
 
 
 class Source:

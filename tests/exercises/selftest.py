@@ -175,9 +175,10 @@ def unfinished(one):
         for kind, name, least in (("mutant", "mutants", MUTANTS), ("other", "other solutions", OTHERS))
         if kinds[kind] < least
     ]
-    return words + [
-        f"no mutant falls at {entry['id']}" for entry in one["check"] if entry["id"] not in killers
-    ]
+    words += [f"no mutant falls at {entry['id']}" for entry in one["check"] if entry["id"] not in killers]
+    # A bug hunt is tried by its own start.py.
+    tried = f"def try_{one['id']}(" in (judge.STARTERS / "try.py").read_text() or one["id"] == "04a"
+    return words if tried else [*words, f"no try_{one['id']} in lessons/exercises/try.py"]
 
 
 # ---- cheats -----------------------------------------------------------------------------------

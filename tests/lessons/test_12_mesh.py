@@ -165,6 +165,7 @@ def test_what_cannot_work_is_refused_in_one_line(fork, processes, options, messa
     assert message in refusal(fork(STEM, processes, *options, refused=True))
 
 
+@pytest.mark.long
 def test_the_documented_command_learns(run):
     """As a reader starts it, only shorter."""
     result = run(STEM, 4, "--train-size", 1200, "--test-size", 300, "--epochs", 2)

@@ -117,6 +117,7 @@ def test_the_same_command_gives_the_same_bytes_and_the_same_limericks(fork):
     assert written(other.stdout)[0] != written(first.stdout)[0]
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
     sizes = (*SMALL, "--snapshot-every", 2)
     whole = fork(STEM, 4, *sizes, folder="whole")
@@ -202,6 +203,7 @@ def count(shapes):
     return sum(torch.Size(shape).numel() for shape in shapes)
 
 
+@pytest.mark.long
 def test_each_process_holds_a_quarter(probes):
     sizes = probes[0]["sizes"]
     total = count(sizes.values())

@@ -111,6 +111,7 @@ def both_at_work(begin, tmp_path, *options):
 # ---- one worker ----
 
 
+@pytest.mark.long
 @needs_optuna
 def test_one_worker_finds_the_same_every_time_and_prunes_by_the_median(fork):
     first, again = (fork(STEM, 1, *SMALL, *TRIALS, folder=folder) for folder in ("first", "again"))

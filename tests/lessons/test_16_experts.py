@@ -82,6 +82,7 @@ def test_the_same_command_gives_the_same_bytes(fork):
     assert (first.out / f"{STEM}.pt").read_bytes() == (again.out / f"{STEM}.pt").read_bytes()
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_its_curve_on_another_number_of_processes(fork, one):
     sizes = (*SMALL, "--double", "--snapshot-every", 2)
     killed = fork(STEM, 4, *sizes, "--crash-at", 2, folder="killed", refused=True)

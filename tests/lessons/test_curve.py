@@ -35,6 +35,7 @@ def test_the_default_run_has_lesson_01s_curve(run, fork, reference, stem, proces
     assert {row["world_size"] for row in curve} == {processes}
 
 
+@pytest.mark.long
 def test_the_default_run_learns_over_several_epochs(reference):
     accuracy = [row["accuracy"] for row in reference()]
     assert accuracy[0] < 0.90
@@ -90,14 +91,14 @@ def test_on_gpus_there_is_one_curve_too(run, lesson):
         assert launcher.difference(launcher.read_curve(result.out, stem), first) == ""
 
 
-def test_another_seed_is_another_curve(run, reference):
-    curve = launcher.read_curve(run("01_single_gpu", 1, *SMALL, "--seed", 1).out, "01_single_gpu")
+def test_another_seed_is_another_curve(fork, reference):
+    curve = launcher.read_curve(fork("01_single_gpu", 1, *SMALL, "--seed", 1).out, "01_single_gpu")
     assert launcher.difference(curve, reference(*SMALL)) != ""
 
 
-def test_a_second_run_starts_its_curve_anew(run):
+def test_a_second_run_starts_its_curve_anew(fork):
     for epochs in (3, 2):
-        result = run("01_single_gpu", 1, "--train-size", 240, "--epochs", epochs)
+        result = fork("01_single_gpu", 1, "--train-size", 240, "--epochs", epochs)
     assert [row["epoch"] for row in launcher.read_curve(result.out, "01_single_gpu")] == [1, 2]
 
 

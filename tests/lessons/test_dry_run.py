@@ -126,7 +126,7 @@ def compare_all(cases, measured):
         compare(mesh, options, [found[number] for found in measured])
 
 
-@pytest.mark.quick("pipeline and context, experts and tensor, pipeline and experts")
+@pytest.mark.long
 @pytest.mark.parametrize("numbers", GROUPED.values(), ids=GROUPED)
 def test_on_all_dimensions_too(real, numbers):
     cases = [MANY_CASES[number] for number in numbers]
@@ -138,7 +138,7 @@ def test_and_on_eight_processes(real):
     compare_all(ON_EIGHT, real("dry_run_measure", ON_EIGHT, 8))
 
 
-@pytest.mark.quick("0")
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_torchs_own_schedule_sends_as_much_and_holds_as_many(real, number):
     """The dry run takes one micro-batch and multiplies. Here four processes take them all."""
@@ -154,6 +154,7 @@ def test_torchs_own_schedule_sends_as_much_and_holds_as_many(real, number):
         assert found["most"] == min(2 - stage, options["microbatches"])
 
 
+@pytest.mark.long
 def test_it_says_what_a_step_of_lesson_13_does(real):
     """Three steps less two: what is left is one step, whatever comes before and after."""
     for found in real("gpt_steps")[::2]:  # ranks 1 and 3 have a character less

@@ -104,6 +104,7 @@ def test_three_hosts_have_lesson_01s_curve(network, reference):
     assert {row["world_size"] for row in curve} == {3}
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, see):
     """And it ends with the curve of a run that nothing happened to."""
     sizes = (*SIZES[:4], "--epochs", 50)
@@ -149,7 +150,6 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     assert [size for size, _ in grouped] == [3, 2, 3]
 
 
-@pytest.mark.long
 def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
     net = network(3)
     net.call("nsenter", "--net=/run/netns/host2", "sysctl", "-w", "net.ipv4.tcp_retries2=4")

@@ -208,7 +208,7 @@ def test_cifar10_is_read_from_files(tmp_path, monkeypatch):
     assert workload.ConvNet(images.shape[1:])(images).shape == (2, 10)
 
 
-@pytest.mark.quick("04_ddp_torchrun")
+@pytest.mark.long
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     run = start(stem, 3, "--epochs", 1000, "--train-size", 1200)

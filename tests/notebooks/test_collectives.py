@@ -33,7 +33,8 @@ def ranks():
 def shown(monkeypatch):
     shown = []
     monkeypatch.setattr(pictures, "display", shown.append)
-    yield shown
+    with plt.rc_context(pictures.STYLE):  # as show.start() sets it
+        yield shown
     plt.close("all")
 
 
@@ -56,6 +57,7 @@ def test_ranks_say_what_they_hold_how_long_they_waited_and_what_they_moved(ranks
     assert ranks.running == []
 
 
+@pytest.mark.long
 def test_after_a_hang_they_are_started_anew_and_in_the_end_they_are_gone(ranks):
     with pytest.raises(RuntimeError, match=r"RuntimeError: Timed out waiting 3000ms for \w+ operation"):
         ranks.run("if rank == 0:\n    dist.all_reduce(tensor)")
