@@ -3,9 +3,6 @@
 A process that ends with a worker thread of gloo aborts only now and then. So each process also says whether
 it had one when it ended (tests/helpers/witness): one that had none cannot abort in this way.
 
-The lesson's processes start from nothing, as always. torchrun's own process is a fork of one that has
-imported torch already, which saves a quarter of the work.
-
     python tools/exits.py 11 --processes 2 --times 300 --at-once 1 --label after --log exits.jsonl
 
 It goes on where it was stopped, and prints a table of all that the log has.
@@ -14,7 +11,6 @@ It goes on where it was stopped, and prints a table of all that the log has.
 import argparse
 import collections
 import json
-import multiprocessing
 import os
 import subprocess
 import tempfile
@@ -25,20 +21,7 @@ import launcher
 import lessons
 from lessons import Lesson
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch.distributed.run"])
 WITNESS = launcher.ROOT / "tests/helpers/witness"
-
-
-def torchrun(words: list[str], folder: str, environment: dict[str, str]) -> None:
-    """What the command torchrun does, in this process."""
-    from torch.distributed.run import main
-
-    os.chdir(folder)
-    os.environ.update(environment)
-    for descriptor in (1, 2):
-        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    main(words)
 
 
 def start(lesson: Lesson, processes: int) -> dict:
@@ -48,23 +31,20 @@ def start(lesson: Lesson, processes: int) -> dict:
         seen.mkdir()
         small = ("--epochs", 1, *lesson.small.split(), "--out", f"{folder}/out")
         words, environment = launcher.command(lesson.stem, processes, *small)
-        environment = environment | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        environment = environment | {"PYTHONPATH": str(WITNESS), "SEEN": str(seen)}
-        if Path(words[0]).name == "torchrun":
-            agent = FORKS.Process(target=torchrun, args=(words[1:], folder, environment))
-            agent.start()
-            agent.join(300)
-            status = agent.exitcode
-            if status is None:
-                agent.kill()
-        else:
-            with open(f"{folder}/said", "w") as said:
-                environment = os.environ | environment
-                output = {"stdout": said, "stderr": subprocess.STDOUT}
-                status = subprocess.run(words, cwd=folder, env=environment, timeout=300, **output).returncode
+        run = subprocess.run(
+            words,
+            cwd=folder,
+            env=os.environ
+            | environment
+            | {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "PYTHONPATH": str(WITNESS), "SEEN": str(seen)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
         ended_with = [path.read_text() for path in seen.iterdir()]
-        said = Path(folder, "said").read_text()[-2000:] if status != 0 else ""
-    return {"status": status, "said": said, "ended_with": ended_with}
+    said = run.stdout[-2000:] if run.returncode else ""
+    return {"status": run.returncode, "said": said, "ended_with": ended_with}
 
 
 def table(log: Path) -> collections.Counter:
