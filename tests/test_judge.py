@@ -265,6 +265,7 @@ KINDS = {
 }
 
 
+@pytest.mark.quick(*(kind for kind in KINDS if kind != "never ends"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
     """With which the judge comes to that kind, and shows its hint."""
@@ -1297,6 +1298,7 @@ def test_each_exercise_can_be_tried_by_hand(forked, name):
     assert "not written yet" not in out and len(lines) >= 3 * len(ranks)
 
 
+@pytest.mark.long
 def test_a_starter_can_be_tried():
     code, out, err = tried("3", "--ranks", "3")
     assert (code, err, out.count("not written yet: 03.1: all ranks begin with what rank 0 has")) == (0, "", 3)

@@ -79,6 +79,7 @@ def test_few_micro_batches_and_a_batch_that_no_number_of_processes_divides(
     check(fork(STEM, processes, *sizes, *words), processes, curve)
 
 
+@pytest.mark.long
 def test_the_documented_command_from_nothing(run, reference):
     small = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
     result = run(STEM, 2, *small)

@@ -125,6 +125,7 @@ def test_what_each_process_holds_and_sends(forks, tmp_path, processes, options):
     assert {kind: sent.count(list(kind)) for kind in map(tuple, sent)} == expected
 
 
+@pytest.mark.long
 def test_the_documented_command_learns(run):
     """As a reader starts it, only shorter."""
     result = run(STEM, 2, "--train-size", 1200, "--test-size", 300, "--epochs", 2)

@@ -328,6 +328,7 @@ def test_a_second_machine_joins_and_trials_have_the_parameters_of_their_number(b
     assert said == ["anothe", "test: "]
 
 
+@pytest.mark.long
 @needs_optuna
 def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
     first, second, lost = both_at_work(begin, tmp_path, "--trials", 6, "--time-limit", 24)

@@ -45,6 +45,7 @@ def test_ctrl_c_says_where_each_process_is(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_device_that_is_not_there(tmp_path):
     """Bug 9: the second machine's process has no such device. All processes end then."""
     words = [sys.executable, START, "bug_09", "--machines", "2"]

@@ -102,7 +102,7 @@ def test_a_second_run_starts_its_curve_anew(fork):
     assert [row["epoch"] for row in launcher.read_curve(result.out, "01_single_gpu")] == [1, 2]
 
 
-@pytest.mark.quick("04_ddp_torchrun")
+@pytest.mark.quick("01_single_gpu")
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_terminal_shows_a_progress_bar(run, stem):
     # `script` gives the run a terminal of its own.

@@ -21,6 +21,7 @@ def test_two_processes_meet(forks, tmp_path, way):
     assert (tmp_path / ".out").read_text() == f"{way}: 2 processes have met\n"
 
 
+@pytest.mark.long
 def test_the_command_of_the_docstring(start):
     result = start("03_ddp_spawn", words=[sys.executable, SCRIPT, "env"]).finish()
     assert (result.code, result.stdout) == (0, "env: 2 processes have met\n"), result.stderr

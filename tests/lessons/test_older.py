@@ -138,6 +138,7 @@ def test_mended_it_has_lesson_01s_curve(old, reference):
 # ---- batch norm
 
 
+@pytest.mark.long
 def test_batch_norm_depends_on_the_number_of_processes_until_it_is_converted(old):
     alone = launcher.read_curve(old("batch_norm", 1, *SIZES, folder="alone").out, "batch_norm")
     apart = launcher.read_curve(old("batch_norm", 2, *SIZES, folder="apart").out, "batch_norm")

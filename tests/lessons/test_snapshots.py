@@ -515,6 +515,7 @@ def test_a_stopped_process_is_noticed_after_the_time_limit(start):
     run.finish(60)
 
 
+@pytest.mark.long
 def test_a_process_that_waits_in_torch_for_one_that_is_gone_hears_the_end_all_the_same(start):
     """Python's handlers do not run there. On GPUs it is NCCL for which they wait."""
     run = start(STEM, 2, *SMALL[:-1], 3000, "--time-limit", 600)

@@ -70,6 +70,7 @@ def found(theirs):
     return dict(zip((*RUNS, *WAYS), zip(*said, strict=True), strict=True)), *hashes
 
 
+@pytest.mark.long
 def test_all_have_the_weights_of_the_file_that_rank_0_alone_has(found):
     by_name, small, large = found
     for name in (*RUNS, *WAYS):

@@ -69,6 +69,7 @@ def test_all_is_well_under_torchrun(start):
     assert float(re.search(r"^([\d.]+) s, without the start$", result.stdout, re.M)[1]) < 60
 
 
+@pytest.mark.long
 @pytest.mark.alone  # it measures the speed of links, and compares them
 def test_what_differs_and_a_slow_link_are_named(three):
     """One host has a different torch, one a clock of its own, and one a link of 20 Mbit/s."""
