@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import nbformat
 import pytest
 import torch
 
@@ -67,6 +68,17 @@ def test_the_table_of_lessons_is_the_only_place_that_knows_their_numbers():
             assert not found, f"{path} asks for a number: {found[0]}"
     files = {path.stem for path in (ROOT / "lessons").glob("[0-9]*.py")}
     assert files == set(lessons.STEMS)
+
+
+def test_a_notebook_that_is_missing_or_new_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(lessons, "ROOT", tmp_path)
+    row = lessons.Notebook("98_toy", "A toy", "why?")
+    with pytest.raises(SystemExit, match=r"^error: .*98_toy.ipynb is missing"):
+        diffs.read(row)
+    (tmp_path / "notebooks").mkdir()
+    nbformat.write(nbformat.v4.new_notebook(), row.path)
+    with pytest.raises(SystemExit, match=r"^error: 98_toy.ipynb was never executed: make notebooks ARG"):
+        diffs.read(row)
 
 
 def test_a_docstring_names_the_lesson_that_the_table_says_it_grew_from():

@@ -183,6 +183,15 @@ def notebook_way(row: Notebook) -> str:
     return " | ".join(found) + "\n"
 
 
+def read(row: Notebook):
+    if not row.path.exists():
+        sys.exit(f"error: {row.path} is missing: the table of lessons names it")
+    notebook = nbformat.read(row.path, as_version=4)
+    if "seconds" not in notebook.metadata.get("rungs", {}):
+        sys.exit(f"error: {row.path.name} was never executed: make notebooks ARGUMENTS={row.stem}")
+    return notebook
+
+
 def with_way(row: Notebook, notebook):
     """A notebook with its way at both ends, and how long it takes at the beginning."""
     first, last = notebook.cells[0], notebook.cells[-1]
@@ -242,13 +251,7 @@ def main():
     arguments = parser.parse_args()
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
-        if not row.path.exists():
-            sys.exit(f"error: {row.path.relative_to(ROOT)} is missing: the table of lessons names it")
-        notebook = nbformat.read(row.path, as_version=4)
-        if "rungs" not in notebook.metadata:
-            sys.exit(f"error: {row.path.name} was never executed: make notebooks ARGUMENTS={row.stem}")
-        notebook = with_way(row, notebook)
-        new[row.path] = nbformat.writes(notebook) + "\n"
+        new[row.path] = nbformat.writes(with_way(row, read(row))) + "\n"
     for path, page in new.items():
         if page != path.read_text():
             if arguments.check:

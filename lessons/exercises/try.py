@@ -43,7 +43,7 @@ def main():
     if "bug" in name or name == "04a":
         sys.exit("error: the bug hunt is started with lessons/exercises/04a_bug_hunt/start.py bug_03")
     found = [
-        path for path in sorted(arguments.submission.resolve().glob("*.py")) if name in short_names(path)
+        path for path in sorted(arguments.submission.resolve().glob("[0-9]*.py")) if name in short_names(path)
     ]
     if not found:
         there = ", ".join(sorted(TRIALS))

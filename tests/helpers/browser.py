@@ -26,21 +26,28 @@ class Chromium:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        file, deadline = folder / "DevToolsActivePort", time.monotonic() + 30
-        while not (file.exists() and file.read_text()):
-            if time.monotonic() > deadline:
-                self.close()
-                raise AssertionError("waited 30 seconds for Chromium's port")
-            time.sleep(0.1)
-        port, path = file.read_text().splitlines()
-        self.address = f"ws://127.0.0.1:{port}"
-        self.all = Connection(self.address + path)
+        try:
+            file, deadline = folder / "DevToolsActivePort", time.monotonic() + 30
+            while not (file.exists() and "/devtools/" in file.read_text()):
+                assert self.process.poll() is None, f"Chromium ended with {self.process.returncode}"
+                assert time.monotonic() < deadline, "waited 30 seconds for Chromium's port"
+                time.sleep(0.1)
+            port, path = file.read_text().splitlines()
+            self.address = f"ws://127.0.0.1:{port}"
+            self.all = Connection(self.address + path)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self):
         if self.all:
             self.all.socket.close()
         self.process.terminate()
-        self.process.wait()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 class Connection:
@@ -65,12 +72,15 @@ class Page(Connection):
     """A page that shares nothing with the others of its browser: no storage, no cache."""
 
     def __init__(self, chromium, url, width=1400, height=1000):
+        assert chromium.process.poll() is None, f"Chromium ended with {chromium.process.returncode}"
         self.chromium = chromium
         self.context = chromium.all.call("Target.createBrowserContext")["browserContextId"]
-        target = chromium.all.call(
-            "Target.createTarget", url=url, width=width, height=height, browserContextId=self.context
-        )
-        super().__init__(f"{chromium.address}/devtools/page/{target['targetId']}")
+        where = {"browserContextId": self.context, "url": "about:blank"}
+        target = chromium.all.call("Target.createTarget", **where)["targetId"]
+        super().__init__(f"{chromium.address}/devtools/page/{target}")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Page.navigate", url=url)
 
     def wait(self, condition, what, seconds=60):
         deadline = time.monotonic() + seconds

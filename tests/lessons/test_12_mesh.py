@@ -130,6 +130,7 @@ def test_each_process_holds_its_part_of_every_weight(probes, tensor_size):
                 assert kinds.get("tensor", "Replicate") == "Replicate", name
 
 
+@pytest.mark.quick("4-4 all_reduce-4 all_reduce")
 @pytest.mark.parametrize(
     ("tensor_size", "forward", "backward"),
     [

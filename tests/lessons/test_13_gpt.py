@@ -203,7 +203,6 @@ def count(shapes):
     return sum(torch.Size(shape).numel() for shape in shapes)
 
 
-@pytest.mark.long
 def test_each_process_holds_a_quarter(probes):
     sizes = probes[0]["sizes"]
     total = count(sizes.values())

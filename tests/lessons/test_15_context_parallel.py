@@ -206,6 +206,7 @@ def test_a_snapshot_of_a_different_length_is_refused(fork):
     assert not re.search(r'File ".*/lessons/', result.stderr)
 
 
+@pytest.mark.long
 def test_the_documented_command_learns(run):
     """As a reader starts it, only shorter."""
     result = run(STEM, 2, "--train-size", 48, "--test-size", 4, "--epochs", 2, "--length", 192)

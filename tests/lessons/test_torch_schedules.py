@@ -50,7 +50,6 @@ def events_of(orders, last, backward=2):
     return rows
 
 
-@pytest.mark.long
 def test_idle_shares_are_those_of_torchs_lists(listed):
     for (processes, chunks, microbatches), orders in listed.items():
         if orders is None:

@@ -81,6 +81,7 @@ def test_all_have_the_weights_of_the_file_that_rank_0_alone_has(found):
         assert all(rank["end"] == large for rank in by_name[way]), way
 
 
+@pytest.mark.long
 def test_only_the_head_trains_and_the_optimizer_knows_only_the_head(found):
     by_name, small, _ = found
     head = 576 * 2 + 2
@@ -98,6 +99,7 @@ def test_only_the_head_trains_and_the_optimizer_knows_only_the_head(found):
         assert 4 * head < sent[0] < 4 * head + 2000 < 50_000 < sent[1], "FSDP gathers what is frozen, too"
 
 
+@pytest.mark.long
 def test_a_body_in_train_mode_changes_and_one_that_is_frozen_too_late_is_refused(found):
     by_name, small, _ = found
     end = by_name["train mode"][0]["end"]

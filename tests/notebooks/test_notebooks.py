@@ -18,7 +18,8 @@ from planner import __main__ as command
 from planner import plans, report
 
 sys.path.insert(0, str(ROOT / "notebooks"))
-from show.text import SENTENCES, Diff
+from show.sentences import SENTENCES
+from show.text import Diff
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 IDEAS = [
@@ -75,7 +76,7 @@ def test_its_diff_is_that_of_the_scripts_as_they_are(stem):
     cells = notebooks.read(notebooks.FOLDER / f"{stem}.ipynb").cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     (stored,) = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
-    expected = Diff(lessons.get(stem).grown_from, stem, SENTENCES[stem])._repr_markdown_()
+    expected = Diff(lessons.get(stem).grown_from, stem, SENTENCES.get(stem, {}))._repr_markdown_()
     assert stored["data"]["text/markdown"] == expected, f"make notebooks ARGUMENTS={stem}"
 
 

@@ -47,6 +47,11 @@ def test_start_goes_to_the_root_and_empties_only_its_own_folder(tmp_path, monkey
     assert launcher.ROOT.samefile(".")
 
 
+def test_a_diff_without_sentences_lists_its_places():
+    with pytest.raises(ValueError, match=r"places differ, but there are 0 sentences. Places:\n  1: "):
+        show.diff("02_data_parallel", "01_single_gpu")
+
+
 def test_run_streams_what_a_command_writes_and_checks_its_status(out, capsys):
     path = script(out, "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)")
     running = show.run(f"GREETING=hello python {path}", code=3)

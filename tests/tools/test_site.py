@@ -71,13 +71,17 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 class Reader(browser.Page):
-    """A browser, and a server that has the site in a folder below its root."""
+    """A page, and a server that has the site in a folder below its root."""
 
     def __init__(self, chromium, out):
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(out)))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.root = f"http://127.0.0.1:{self.server.server_port}/site/"
-        super().__init__(chromium, "about:blank", width=1280)
+        try:
+            super().__init__(chromium, "about:blank", width=1280)
+        except BaseException:
+            self.close_server()
+            raise
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -124,7 +128,12 @@ class Reader(browser.Page):
         return [f"{row['id']}: {node['html'][:200]}" for row in found for node in row["nodes"]]
 
     def close(self):
-        super().close()
+        try:
+            super().close()
+        finally:
+            self.close_server()
+
+    def close_server(self):
         self.server.shutdown()
         self.server.server_close()
 

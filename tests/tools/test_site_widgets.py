@@ -308,7 +308,7 @@ class Strict(test_site.Quiet):
 
 @pytest.fixture
 def page(once, chromium, monkeypatch):
-    """A browser beside the small site."""
+    """A page beside the small site."""
     monkeypatch.setattr(test_site, "Quiet", Strict)
     site = Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
     opened = Reader(chromium, site)
