@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import costs
 import launcher
 import lessons
 from forks import Forks
@@ -22,9 +23,10 @@ from processes import alive, wait_for
 
 def pytest_addoption(parser):
     parser.addoption("--allowed-skips", help="a file of reasons, one a line; a skip for any other one fails")
+    parser.addoption("--costs", help="a file that keeps each test's core seconds and seconds: see costs.py")
 
 
-def pytest_configure():
+def pytest_configure(config):
     """What a script starts in the background ignores Ctrl-C, and so would all that the tests start.
 
     And where five workers compute at once with two threads each, a thread waits for another's core at each
@@ -33,6 +35,12 @@ def pytest_configure():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--costs"):
+        is_main = not hasattr(config, "workerinput")
+        if is_main:
+            config.pluginmanager.register(costs.Book(Path(config.getoption("--costs")).absolute()))
+        if not is_main or not config.getoption("numprocesses", None):
+            config.pluginmanager.register(costs.Meter())
 
 
 def pytest_ignore_collect(collection_path, config):

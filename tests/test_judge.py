@@ -1799,7 +1799,7 @@ def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
     ours = inside_nursery.descendants()
 
     def left():
-        """A process without a command has ended. Chromium, of other tests, starts some when it likes."""
+        """Without those of Chromium, which other tests have left running: it starts some when it likes."""
         commands = {}
         for pid in inside_nursery.descendants() - ours:
             with contextlib.suppress(OSError):

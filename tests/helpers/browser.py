@@ -8,6 +8,8 @@ import time
 
 import websocket
 
+from processes import wait_for
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -27,17 +29,21 @@ class Chromium:
             stderr=subprocess.DEVNULL,
         )
         try:
-            file, deadline = folder / "DevToolsActivePort", time.monotonic() + 30
-            while not (file.exists() and "/devtools/" in file.read_text()):
-                assert self.process.poll() is None, f"Chromium ended with {self.process.returncode}"
-                assert time.monotonic() < deadline, "waited 30 seconds for Chromium's port"
-                time.sleep(0.1)
+            file = folder / "DevToolsActivePort"
+            wait_for(lambda: file.exists() and "/devtools/" in file.read_text() or self.has_ended(), 30)
+            self.check()
             port, path = file.read_text().splitlines()
             self.address = f"ws://127.0.0.1:{port}"
             self.all = Connection(self.address + path)
         except BaseException:
             self.close()
             raise
+
+    def has_ended(self):
+        return self.process.poll() is not None
+
+    def check(self):
+        assert not self.has_ended(), f"Chromium ended with {self.process.returncode}"
 
     def close(self):
         if self.all:
@@ -72,7 +78,7 @@ class Page(Connection):
     """A page that shares nothing with the others of its browser: no storage, no cache."""
 
     def __init__(self, chromium, url, width=1400, height=1000):
-        assert chromium.process.poll() is None, f"Chromium ended with {chromium.process.returncode}"
+        chromium.check()
         self.chromium = chromium
         self.context = chromium.all.call("Target.createBrowserContext")["browserContextId"]
         where = {"browserContextId": self.context, "url": "about:blank"}

@@ -17,10 +17,6 @@ from lessons import ROOT
 from planner import __main__ as command
 from planner import plans, report
 
-sys.path.insert(0, str(ROOT / "notebooks"))
-from show.sentences import SENTENCES
-from show.text import Diff
-
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
 IDEAS = [
     "the_collectives",
@@ -68,16 +64,6 @@ def test_it_runs_afresh_and_shows_what_is_stored(path):
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_it_has_what_a_notebook_must_have(path):
     assert notebooks.missing(path.stem, notebooks.read(path)) == []
-
-
-@pytest.mark.parametrize("stem", [lesson.stem for lesson in lessons.LESSONS if lesson.grown_from])
-def test_its_diff_is_that_of_the_scripts_as_they_are(stem):
-    """A comment that is changed after `make notebooks` would stay as it was: no cell's assertion sees it."""
-    cells = notebooks.read(notebooks.FOLDER / f"{stem}.ipynb").cells
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    (stored,) = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
-    expected = Diff(lessons.get(stem).grown_from, stem, SENTENCES.get(stem, {}))._repr_markdown_()
-    assert stored["data"]["text/markdown"] == expected, f"make notebooks ARGUMENTS={stem}"
 
 
 def test_planning_measures_then_plans_with_the_planner(capsys):

@@ -1,0 +1,59 @@
+"""What each test costs, in core seconds: `make costs` writes it to tests/costs.json.
+
+Each test process has a control group of its own (cgroup), in which the kernel counts all that the process
+starts, however it ends. A test that starts a run is charged for all ranks of it.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+class Meter:
+    """Charges each test that this process runs."""
+
+    def __init__(self):
+        folder = GROUPS / "cpuacct" if (GROUPS / "cpuacct").is_dir() else GROUPS
+        self.folder = folder / f"rungs-{os.getpid()}"
+        try:
+            self.folder.mkdir()
+            (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError as error:
+            raise pytest.UsageError(f"--costs needs a control group, as root on Linux: {error}") from None
+
+    def seconds(self):
+        if (file := self.folder / "cpuacct.usage").exists():
+            return int(file.read_text()) / 1e9
+        return int((self.folder / "cpu.stat").read_text().split()[1]) / 1e6
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        self.before = self.seconds()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item):
+        result = yield
+        item.user_properties.append(("core seconds", round(self.seconds() - self.before, 2)))
+        return result
+
+
+class Book:
+    """Keeps what the tests of all processes cost. A test that was not run keeps what it cost before."""
+
+    def __init__(self, path):
+        self.path = path
+        self.costs = json.loads(path.read_text()) if path.exists() else {}
+        self.wall = {}
+
+    def pytest_runtest_logreport(self, report):
+        self.wall[report.nodeid] = self.wall.get(report.nodeid, 0) + report.duration
+        cost = dict(report.user_properties).get("core seconds")
+        if report.when == "teardown" and cost is not None:
+            self.costs[report.nodeid] = [cost, round(self.wall[report.nodeid], 2)]
+            lines = [f"{json.dumps(name)}: {json.dumps(self.costs[name])}" for name in sorted(self.costs)]
+            self.path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
