@@ -2,15 +2,11 @@
 
     python lessons/03_ddp_spawn.py --world-size 2
 
-You will see lesson 01's losses again. Each process has the model and its shard of every
-batch, and while backward runs, DDP averages the gradients of all: every copy of the model
-takes the same step.
+You will see lesson 01's losses. Each process trains a copy of the model on its shard of
+the batch. During backward, DDP averages the gradients, so all copies take the same step.
 """
 
-import os
-import tempfile
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,18 +18,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 import workload
 
 
-def worker(rank, world_size, folder, arguments):
+def worker(rank, world_size, rendezvous, arguments):
     device = workload.pick_device(rank)
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-        store=dist.FileStore(f"{folder}/store", world_size),  # a port could be taken
-        rank=rank,
-        world_size=world_size,
-    )
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
     train(rank, world_size, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()
 
 
@@ -55,7 +44,7 @@ def train(rank, world_size, device, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -73,7 +62,7 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
@@ -87,12 +76,8 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    default = workload.gpu_count() or 2
-    parser.add_argument("--world-size", type=int, default=default, help="processes")
+    parser.add_argument("--world-size", type=int, default=workload.gpu_count() or 2)
     arguments = parser.parse_args()
     workload.check(arguments)
-    world_size = arguments.world_size
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else each has a thread for every core
-    with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
-        os.environ["TMPDIR"] = folder  # mp.spawn leaves the error of a process there
-        mp.spawn(worker, (world_size, folder, arguments), nprocs=world_size)
+    rendezvous = f"file://{arguments.out.resolve()}/rendezvous-{time.time_ns()}"
+    mp.spawn(worker, (arguments.world_size, rendezvous, arguments), nprocs=arguments.world_size)

@@ -1,17 +1,15 @@
-r"""Lesson 05: snapshots, so that a crash costs a few steps and not the run.
+r"""Lesson 05: snapshots, so that a crash costs an epoch and not the run.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
-        --max-restarts 3 lessons/05_snapshots.py --snapshot-every 30 --crash-at 3
+        --max-restarts 3 lessons/05_snapshots.py --crash-at 3
 
-You will see a process killed in the middle of epoch 3, both go on after step 30, and lesson 01's
-losses. Without --max-restarts, torchrun would restart nothing; without the variable, the new
-processes would call the dead ones. parts/snapshot.py is for when more than that goes wrong.
+You will see a process killed in epoch 3. torchrun ends the other one and starts both again; they load
+the snapshot of epoch 2, and the losses are lesson 01's. Without --max-restarts the run would end there,
+and without the variable the new processes would call the dead ones.
 """
 
 import os
 import time
-from datetime import timedelta
-from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -20,10 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import workload
-from parts.snapshot import Snapshots, seal, settle, survive_a_full_disk
 
 
-@workload.let_the_first_speak
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
@@ -32,40 +28,34 @@ def train(rank, world_size, device, arguments):
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
-    train_loader.generator = torch.Generator()  # or else starting it would use up a random number
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
-    # DDP's first backward pass adds up in another order, and after a crash there is one more.
-    settle(model, train_set.images[:1].to(device))
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
-    settings = workload.settings(arguments, model.module)
-    snapshots = Snapshots(arguments, parts, settings)
-    first, done, loss_sum = load_snapshot(snapshots, device)
+    snapshot = arguments.out / f"{arguments.lesson}.snapshot"
+    temporary = snapshot.with_suffix(".temporary")
+    first = 1
+    if snapshot.exists():
+        state = torch.load(snapshot, map_location="cpu", weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        first = state["epoch"] + 1
+        print(f"rank {rank}: resumed after epoch {state['epoch']}", flush=True)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
-        batches = islice(batches, done, None)  # without those that are done already
-        for step, (images, labels) in enumerate(batches, done + 1):
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
-            stop = snapshots.agree_to_stop()
-            is_due = arguments.snapshot_every and step % arguments.snapshot_every == 0
-            if stop or is_due:
-                save_snapshot(snapshots, epoch, step, loss_sum)
-            if stop:
-                snapshots.close()
-                return True
-            middle = len(train_loader) // 2
-            workload.crash_once(epoch == arguments.crash_at and step == middle)
+        workload.crash_once(epoch == arguments.crash_at)
         scheduler.step()
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
@@ -73,42 +63,15 @@ def train(rank, world_size, device, arguments):
 
         correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
-        speed = (len(train_loader) - done) * arguments.batch_size / seconds
+        speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        done = 0
-        loss_sum = torch.zeros_like(loss_sum)
-        save_snapshot(snapshots, epoch + 1, done, loss_sum)
+            state = {name: part.state_dict() for name, part in parts.items()} | {"epoch": epoch}
+            torch.save(state, temporary)
+            temporary.replace(snapshot)  # a crash while saving leaves the last snapshot as it was
 
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
-    snapshots.close()
-    return False
-
-
-def save_snapshot(snapshots, epoch, step, loss_sum):
-    state = {name: part.state_dict() for name, part in snapshots.parts.items()}
-    state |= {"epoch": epoch, "step": step}
-    state |= snapshots.gather_rest(loss_sum)
-    path = snapshots.path_of(epoch, step)
-    temporary = path.with_suffix(f".{os.getpid()}.temporary")
-    if dist.get_rank() == 0:
-        with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
-            file.write(seal(state))
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)  # only now: at any moment there is a whole snapshot, or none
-            snapshots.keep_two()
-
-
-def load_snapshot(snapshots, device):
-    state = snapshots.find_newest()
-    if state is None:
-        return 1, 0, torch.zeros((), device=device)
-    for name, part in snapshots.parts.items():
-        part.load_state_dict(state[name])
-    loss_sum = snapshots.restore_process(state, device)
-    return state["epoch"], state["step"], loss_sum
 
 
 @torch.no_grad()
@@ -120,22 +83,14 @@ def count_correct(model, test_loader, device):
 
 
 if __name__ == "__main__":
-    workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
-    parser.add_argument("--crash-at", type=int, help="epoch in which a process dies")
-    parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
+    parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
-    device = workload.pick_device(rank)
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
-    )
-    stopped = train(rank, arguments.world_size, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    dist.init_process_group(backend)
+    train(rank, world_size, device, arguments)
     dist.destroy_process_group()
-    workload.leave(stopped)

@@ -12,7 +12,6 @@ import os
 import time
 from collections import Counter
 from contextlib import nullcontext
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -50,7 +49,7 @@ def train(rank, world_size, device, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
             optimizer.zero_grad()
             image_parts = images.tensor_split(arguments.accumulate)
@@ -87,7 +86,7 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         show(counts, precision)
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
@@ -135,9 +134,9 @@ if __name__ == "__main__":
     option("--first-scale", type=float, default=2.0**16, help="of a loss in fp16 (65536)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
-    size = arguments.batch_size // arguments.world_size
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    size = arguments.batch_size // world_size
     parts, norm, scale = arguments.accumulate, arguments.clip_norm, arguments.first_scale
     if not 1 <= parts <= size:
         workload.refuse(f"--accumulate must be from 1 to the {size} images of a process, not {parts}")
@@ -145,12 +144,8 @@ if __name__ == "__main__":
         workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {norm}")
     if not 1 <= scale <= 2**32:
         workload.refuse(f"--first-scale must be from 1 to {2**32}, not {scale:g}")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-    )
-    train(rank, arguments.world_size, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    dist.init_process_group(backend)
+    train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -1,13 +1,14 @@
-r"""Lesson 08, grown from lesson 05: a whole pipeline, as one would run it.
+r"""Lesson 08, grown from lesson 06b: a whole pipeline, as one would run it.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/08_real_training.py
 
-You will see a narrow ResNet-18 learn 2,700 digits in four epochs, with batch norm over all
-processes. With nn.BatchNorm2d, each would normalize by its own few images, and the model would
-depend on the number of processes. To watch: tensorboard --logdir out. On GPUs: --data cifar10
---epochs 30 --batch-size 480 --workers 4. One process and several have one curve for the first
-steps only, because ReLU has a kink; with --double, for longer.
+You will see a narrow ResNet-18 learn 2,700 digits in four epochs, with batch norm over
+all processes. With nn.BatchNorm2d, each process would normalize by its own few images,
+so the model would depend on the number of processes. To watch: tensorboard --logdir out.
+On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4. One process and several
+have one curve for the first steps only, because ReLU has a kink; with --double, for
+longer.
 """
 
 import os
@@ -23,11 +24,12 @@ from torch.utils.data import DataLoader
 
 import workload
 from parts import recipe, resnet  # the parts that train() puts together
-from parts.snapshot import Snapshots, seal, settle, survive_a_full_disk
+from parts.snapshot import Snapshots
 
 
 @workload.let_the_first_speak
 def train(rank, world_size, device, arguments):
+    check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     train_set, validation_set = workload.split(train_set, arguments.validation_size)
@@ -40,7 +42,7 @@ def train(rank, world_size, device, arguments):
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
     validation_loader = DataLoader(validation_set, 500, sampler=indices, collate_fn=workload.collate)
-    train_loader.generator = torch.Generator()  # or else starting it would use up a random number
+    train_loader.generator = torch.Generator()  # else each start of the loader would use up a random number
 
     norm = resnet.SyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
@@ -54,7 +56,6 @@ def train(rank, world_size, device, arguments):
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     rate = recipe.rate(arguments, len(train_loader))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    # DDP's first backward pass adds up in another order, and after a crash there is one more.
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         recipe.finish_compiling(model, train_set.images[:size].to(device))
@@ -62,8 +63,17 @@ def train(rank, world_size, device, arguments):
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
     parts["best"] = best
     settings = workload.settings(arguments, model.module) | recipe.settings(arguments)
-    snapshots = Snapshots(arguments, parts, settings)
-    first, done, loss_sum = load_snapshot(snapshots, device)
+    snapshots = Snapshots(arguments, settings)
+    first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
+    every = arguments.snapshot_every or len(train_loader)
+    state = snapshots.find_newest()
+    if state is not None:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        first, done, processes = state["epoch"], state["step"], state["processes"]
+        workload.set_random_state(processes[rank % len(processes)]["random"], device)
+        loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
+        print(f"rank {rank}: resumed in epoch {first} after step {done}", flush=True)
     board = recipe.Board(arguments, rank, first)
     if rank == 0:
         recipe.record(arguments, device)
@@ -73,8 +83,7 @@ def train(rank, world_size, device, arguments):
             break  # all do, or none: alone, a process would wait for the others
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
-        batches = islice(batches, done, None)  # without those that are done already
+        batches = islice(workload.progress(train_loader, epoch), done, None)
         for step, (images, labels) in enumerate(batches, done + 1):
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
@@ -86,14 +95,16 @@ def train(rank, world_size, device, arguments):
             board.step()
             loss_sum += loss.detach()
             stop = snapshots.agree_to_stop()
-            is_due = arguments.snapshot_every and step % arguments.snapshot_every == 0
-            if stop or is_due:
-                save_snapshot(snapshots, epoch, step, loss_sum)
+            if stop or step % every == 0:
+                mine = {"random": workload.random_state(device), "loss_sum": loss_sum.item()}
+                processes = snapshots.gather(mine)
+                state = {name: part.state_dict() for name, part in parts.items()}
+                state |= {"epoch": epoch, "step": step, "processes": processes}
+                snapshots.save(state)
             if stop:
                 snapshots.close()
                 return True
-            middle = len(train_loader) // 2
-            workload.crash_once(epoch == arguments.crash_at and step == middle)
+        workload.crash_once(epoch == arguments.crash_at)
         dist.all_reduce(loss_sum)
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
@@ -109,15 +120,13 @@ def train(rank, world_size, device, arguments):
         values["mfu"] = resnet.share_of_peak(speed, flops, arguments, device)
         board.show(epoch, values)
         best.see(epoch, correct.item(), model.module)
-        done = 0
-        loss_sum = torch.zeros_like(loss_sum)
-        save_snapshot(snapshots, epoch + 1, done, loss_sum)
+        done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
     # Only now, and once: images that had a say in the choice would praise it.
     correct = count_correct(model.module, test_loader, device)
     dist.all_reduce(correct)
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         accuracy, on_test_images = best.correct / len(validation_set), correct.item() / len(test_set)
         print(f"best: epoch {best.epoch}, accuracy {accuracy:.1%}; on the test images {on_test_images:.1%}")
         recipe.record(arguments, device, best_epoch=best.epoch, test_accuracy=on_test_images)
@@ -126,29 +135,23 @@ def train(rank, world_size, device, arguments):
     return False
 
 
-def save_snapshot(snapshots, epoch, step, loss_sum):
-    state = {name: part.state_dict() for name, part in snapshots.parts.items()}
-    state |= {"epoch": epoch, "step": step}
-    state |= snapshots.gather_rest(loss_sum)
-    path = snapshots.path_of(epoch, step)
-    temporary = path.with_suffix(f".{os.getpid()}.temporary")
-    if dist.get_rank() == 0:
-        with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
-            file.write(seal(state))
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)  # only now: at any moment there is a whole snapshot, or none
-            snapshots.keep_two()
+def settle(model, images):
+    """DDP adds up in another order from its second backward pass on: have the first now."""
+    model.eval()  # leaves batch norm and the random state as they are
+    model(images).sum().backward()
+    model.train()
+    model.zero_grad()
 
 
-def load_snapshot(snapshots, device):
-    state = snapshots.find_newest()
-    if state is None:
-        return 1, 0, torch.zeros((), device=device)
-    for name, part in snapshots.parts.items():
-        part.load_state_dict(state[name])
-    loss_sum = snapshots.restore_process(state, device)
-    return state["epoch"], state["step"], loss_sum
+def check_shared(folder, rank, device):
+    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    ticket = torch.tensor(time.time_ns(), device=device)
+    file = folder / "ticket"
+    if rank == 0:
+        file.write_text(str(ticket.item()))
+    dist.broadcast(ticket, src=0)
+    if not file.exists() or file.read_text() != str(ticket.item()):
+        workload.refuse(f"--out {folder} is not on a disk that all machines share")
 
 
 @torch.no_grad()
@@ -165,20 +168,17 @@ if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
     parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
-    parser.add_argument("--crash-at", type=int, help="epoch in which a process dies")
+    parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     recipe.options(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recipe.check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(seconds=arguments.time_limit),  # by default 30 minutes (NCCL: 10)
-    )
-    stopped = train(rank, arguments.world_size, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    timeout = timedelta(seconds=arguments.time_limit)  # by default 30 minutes (NCCL: 10)
+    dist.init_process_group(backend, timeout=timeout)
+    stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()
     workload.leave(stopped)

@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
-You will see lesson 01's losses again. A stage is some of the layers; what comes out of it
-goes on to the next process, and the gradient comes back. While one works, the others would
-wait: so a batch is split into micro-batches, and each stage works on a different one. --schedule
-says on which, and when:
+You will see lesson 01's losses again. A stage is some of the layers; its output goes on
+to the next process, and the gradient comes back. While one stage works, the others would
+wait, so a batch is split into micro-batches, and each stage works on a different one.
+--schedule says on which, and when:
     naive        one micro-batch: at any time all processes but one wait
     gpipe        all micro-batches forward, then all backward
     1f1b         each backward as soon as possible: as much waiting, fewer of them held
@@ -56,7 +56,7 @@ def train(rank, world_size, device, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
             losses = []  # of the micro-batches; stays empty where the last stage is not
             optimizer.zero_grad()
@@ -133,21 +133,12 @@ if __name__ == "__main__":
     option("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__, torch="2.13")  # older ones know one size of a batch
-    workload.check(arguments)  # for one process: a batch need not divide by their number
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if arguments.schedule == "naive":
-        arguments.microbatches = 1
-    arguments.stages = arguments.world_size
-    # On one process the two stages would be neighbours, and torch 2.13 fails to evaluate those.
-    if arguments.schedule == "interleaved" and arguments.world_size > 1:
-        arguments.stages = 2 * arguments.world_size
+    workload.check(arguments, replicas=1)  # a batch need not divide by the number of processes
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-    )
-    train(rank, arguments.world_size, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
+    train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -61,7 +61,7 @@ def train(rank, mesh, device, arguments):
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = workload.progress(train_loader, epoch)
         batches = islice(batches, done, None)  # not those that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
@@ -170,15 +170,15 @@ if __name__ == "__main__":
     parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     if arguments.tensor_parallel is None:
-        arguments.tensor_parallel = 1 if arguments.world_size % 2 else 2
+        arguments.tensor_parallel = 1 if world_size % 2 else 2
     tensor_size = arguments.tensor_parallel
-    if tensor_size < 1 or arguments.world_size % tensor_size or HEADS % tensor_size:
+    if tensor_size < 1 or world_size % tensor_size or HEADS % tensor_size:
         workload.refuse(
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
-            f"{arguments.world_size} processes: take 1"
+            f"{world_size} processes: take 1"
         )
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
@@ -187,10 +187,9 @@ if __name__ == "__main__":
         device_id=None if device.type == "cpu" else device,
         timeout=limit,
     )
-    shape = (arguments.world_size // tensor_size, tensor_size)
+    shape = (world_size // tensor_size, tensor_size)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
     for name in mesh.mesh_dim_names:
         _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
     train(rank, mesh, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

@@ -62,7 +62,7 @@ def train(rank, mesh, device, arguments):
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = workload.progress(train_loader, epoch)
         batches = islice(batches, done, None)  # not those that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
@@ -163,15 +163,13 @@ if __name__ == "__main__":
     option("--context-parallel", type=int, help="processes that share a text (all)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     if arguments.context_parallel is None:
-        arguments.context_parallel = arguments.world_size
+        arguments.context_parallel = world_size
     context_size = arguments.context_parallel
-    if context_size < 1 or arguments.world_size % context_size:
-        workload.refuse(
-            f"--context-parallel {context_size} does not divide {arguments.world_size} processes: take 1"
-        )
+    if context_size < 1 or world_size % context_size:
+        workload.refuse(f"--context-parallel {context_size} does not divide {world_size} processes: take 1")
     if arguments.length < 1 or arguments.length % (2 * context_size):
         fits = max(1, arguments.length // (2 * context_size)) * 2 * context_size
         workload.refuse(
@@ -185,10 +183,9 @@ if __name__ == "__main__":
         device_id=None if device.type == "cpu" else device,
         timeout=limit,
     )
-    shape = (arguments.world_size // context_size, context_size)
+    shape = (world_size // context_size, context_size)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context"))
     for name in mesh.mesh_dim_names:
         _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
     train(rank, mesh, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

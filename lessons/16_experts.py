@@ -55,7 +55,7 @@ def train(rank, mesh, device, arguments):
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
-        batches = workload.progress(train_loader, epoch, quiet=rank > 0)
+        batches = workload.progress(train_loader, epoch)
         batches = islice(batches, done, None)  # not those that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
@@ -159,7 +159,7 @@ if __name__ == "__main__":
     experts.options(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     experts.check(arguments)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
@@ -169,7 +169,6 @@ if __name__ == "__main__":
         device_id=None if device.type == "cpu" else device,
         timeout=limit,
     )
-    mesh = init_device_mesh(device.type, (arguments.world_size,))
+    mesh = init_device_mesh(device.type, (world_size,))
     train(rank, mesh, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

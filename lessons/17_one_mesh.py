@@ -63,7 +63,7 @@ def train(rank, mesh, device, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
-        for texts, following in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for texts, following in workload.progress(train_loader, epoch):
             texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
             losses = []  # of the micro-batches; stays empty where the last stage is not
             optimizer.zero_grad()
@@ -171,8 +171,8 @@ if __name__ == "__main__":
     one_mesh.options(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__, torch="2.13")  # older ones take one batch size only
-    workload.check(arguments)  # as one process; one_mesh.check does the rest
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workload.check(arguments, replicas=1)  # one_mesh.check does the rest
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
@@ -183,5 +183,4 @@ if __name__ == "__main__":
     )
     mesh = one_mesh.make_mesh(sizes, device, limit)
     train(rank, mesh, device, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

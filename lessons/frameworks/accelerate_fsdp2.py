@@ -47,8 +47,7 @@ def train(accelerator, arguments):
         start = time.perf_counter()
         train_loader.set_epoch(epoch)  # without it, a resumed run would shuffle differently
         loss_sum = torch.zeros((), device=accelerator.device)
-        quiet = not accelerator.is_main_process
-        for images, labels in workload.progress(train_loader, epoch, quiet=quiet):
+        for images, labels in workload.progress(train_loader, epoch):
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             accelerator.backward(loss)
@@ -117,5 +116,4 @@ if __name__ == "__main__":
         accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
     train(accelerator, arguments)
     accelerator.free_memory()
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     accelerator.end_training()

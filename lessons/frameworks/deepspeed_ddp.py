@@ -42,7 +42,7 @@ def train(rank, world_size, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=engine.device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(engine.device), labels.to(engine.device)
             loss = cross_entropy(engine(images), labels)
             engine.backward(loss)
@@ -59,7 +59,7 @@ def train(rank, world_size, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         torch.save(engine.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
@@ -75,12 +75,11 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     if deepspeed.get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator first, that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
-    train(rank, arguments.world_size, arguments)
+    train(rank, world_size, arguments)
     deepspeed.utils.groups._WORLD_GROUP = None  # it refers to the group
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

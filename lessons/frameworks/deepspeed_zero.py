@@ -53,7 +53,7 @@ def train(rank, world_size, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=engine.device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(engine.device), labels.to(engine.device)
             loss = cross_entropy(engine(images), labels)
             engine.backward(loss)
@@ -117,12 +117,12 @@ if __name__ == "__main__":
     parser.add_argument("--stage", type=int, choices=(1, 2, 3), default=3, help="of ZeRO (%(default)s)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     if deepspeed.get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator first, that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
-    train(rank, arguments.world_size, arguments)
+    train(rank, world_size, arguments)
     dist.destroy_process_group()
     sys.stdout.flush()
     atexit.register(os._exit, 0)  # stage 3 keeps threads of the group, which may abort the process at exit

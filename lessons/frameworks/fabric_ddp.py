@@ -46,7 +46,7 @@ def train(fabric, arguments):
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
         loss_sum = torch.zeros((), device=fabric.device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             fabric.backward(loss)
@@ -62,7 +62,7 @@ def train(fabric, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
@@ -83,5 +83,4 @@ if __name__ == "__main__":
     workload.check(arguments)
     fabric = Fabric(strategy=DDPStrategy(timeout=timedelta(minutes=2)))
     train(fabric, arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

@@ -103,5 +103,4 @@ if __name__ == "__main__":
     arguments.world_size = arguments.devices
     workload.check(arguments)
     train(arguments)
-    workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

@@ -46,7 +46,7 @@ def train(arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -64,10 +64,9 @@ def train(arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     del model
-    workload.release_group()  # Ray ends the process group
 
 
 @torch.no_grad()

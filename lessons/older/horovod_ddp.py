@@ -54,7 +54,7 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # they all hold the same weights, and would write them into each other's file
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
         torch.save(model.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

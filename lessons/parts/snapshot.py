@@ -1,11 +1,10 @@
-"""The other half of lesson 05: what makes its snapshots hold when something else breaks as well.
+"""What makes the snapshots of lesson 06b hold when more than a process breaks.
 
-The lesson writes a temporary file, renames it, and resumes. Here is what it takes if
-    Snapshots.lock_folder   somebody starts a second run in the same folder
-    seal, unseal            a file is torn, damaged or hostile
-    Snapshots.find_newest   it is of a run with other settings
-    survive_a_full_disk     there is no room: this snapshot is lost, and nothing else
-    StopVote                the machine is wanted back (SIGTERM), and all must stop after the same step
+Snapshots.lock_folder   a second run is started in the same folder
+seal, unseal            a file is torn, damaged or hostile
+Snapshots.find_newest   a snapshot is from a run with other settings
+survive_a_full_disk     there is no room: this snapshot is lost, and nothing else
+StopVote                the machine is wanted back (SIGTERM), and all must stop after the same step
 """
 
 import contextlib
@@ -14,7 +13,6 @@ import io
 import os
 import socket
 import time
-import warnings
 import zlib
 from datetime import timedelta
 from pathlib import Path
@@ -31,9 +29,8 @@ class Snapshots:
     From here to close() no other run may use the folder. SIGTERM no longer ends the process.
     """
 
-    def __init__(self, arguments, parts, settings):
+    def __init__(self, arguments, settings):
         self.folder, self.lesson = arguments.out, arguments.lesson
-        self.parts = parts
         self.settings = settings
         # On the CPU, so that what is said here does not queue behind the gradients of a GPU.
         timeout = timedelta(seconds=arguments.time_limit)
@@ -97,14 +94,17 @@ class Snapshots:
         for old in self.find_all()[2:]:
             old.unlink(missing_ok=True)
 
-    def gather_rest(self, loss_sum):
-        """What a snapshot holds beside the parts and the position in the run."""
-        self.vote.wait()  # after the last snapshot the processes end: nothing must be under way then
-        random = [torch.get_rng_state()]
-        if loss_sum.device.type != "cpu":
-            random.append(torch.get_device_module(loss_sum.device).get_rng_state())
-        processes = self.gather({"random": random, "loss_sum": loss_sum.item()})
-        return {"settings": self.settings, "world_size": len(processes), "processes": processes}
+    def save(self, state):
+        """Rank 0 saves; the state is the same in all processes."""
+        path = self.path_of(state["epoch"], state["step"])
+        temporary = path.with_suffix(f".{os.getpid()}.temporary")
+        if dist.get_rank() == 0:
+            with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
+                file.write(seal(state | {"settings": self.settings}))
+                file.flush()
+                os.fsync(file.fileno())  # without it, a power cut after the rename could leave an empty file
+                temporary.replace(path)
+                self.keep_two()
 
     def find_newest(self):
         """What the newest snapshot holds that is whole; None if there is no such file."""
@@ -117,28 +117,10 @@ class Snapshots:
             damaged.append(path)
         self.refuse_if(problem)
         # Only now have all processes looked at the files, and they may be renamed.
-        if dist.get_node_local_rank() == 0:
+        if dist.get_rank() == 0:
             for path in damaged:
                 rename_damaged(path)
         return state
-
-    def restore_process(self, state, device):
-        """Give this process the random state it had. Returns its sum of the epoch's losses so far."""
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        processes = state["processes"]
-        mine = processes[rank % len(processes)]
-        loss_sum = mine["loss_sum"]
-        if world_size != len(processes):  # no process is who it was: the first takes the loss of all
-            total = sum(process["loss_sum"] for process in processes)
-            loss_sum = total / len(processes) * world_size if rank == 0 else 0.0
-        torch.set_rng_state(mine["random"][0])
-        if device.type != "cpu" and len(mine["random"]) > 1:
-            torch.get_device_module(device).set_rng_state(mine["random"][1])
-        # It sees no step of the optimizer before that of the scheduler: the run before took it.
-        warnings.filterwarnings("ignore", "Detected call of `lr_")
-        if rank == 0:
-            print(f"resumed in epoch {state['epoch']} after step {state['step']}", flush=True)
-        return torch.tensor(loss_sum, device=device)
 
 
 class StopVote:
@@ -234,11 +216,3 @@ def survive_a_full_disk(path, temporary):
         workload.say(f"{path} is not saved ({error.strerror}); going on without it")
         with contextlib.suppress(OSError):
             temporary.unlink()
-
-
-def settle(model, images):
-    """After its first backward pass DDP adds up in another order: have that pass now, come to nothing."""
-    model.eval()  # leaves batch norm and the random state as they are
-    model(images).sum().backward()
-    model.train()
-    model.zero_grad()

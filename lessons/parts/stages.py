@@ -17,10 +17,16 @@ BEGINNINGS = {
 
 
 def check(arguments):
-    """Refuse what cannot work, now that the number of processes is known."""
+    """Say how many stages and micro-batches there are, and refuse what cannot work."""
     schedule = arguments.schedule
-    count = arguments.microbatches
     processes = arguments.world_size
+    if schedule == "naive":
+        arguments.microbatches = 1
+    count = arguments.microbatches
+    arguments.stages = processes
+    # On one process the two stages would be neighbours, and torch 2.13 fails to evaluate those.
+    if schedule == "interleaved" and processes > 1:
+        arguments.stages = 2 * processes
     if processes > 4:
         workload.refuse(f"the model has 4 layers with weights: {processes} processes are too many")
     if count < 1:

@@ -10,7 +10,6 @@ from workload.endings import (
     let_the_first_speak,
     listen_for_the_end,
     refuse,
-    release_group,
     say,
     told_to_stop,
 )
@@ -29,7 +28,7 @@ from workload.images import (
     mnist,
     split,
 )
-from workload.machine import gpu_count, pick_device, set_seed
+from workload.machine import gpu_count, pick_device, random_state, set_random_state, set_seed
 from workload.model import ConvNet, Normalize
 from workload.options import Parser, check, parser, problem_with, require_torchrun, settings
 from workload.report import progress, report
@@ -61,11 +60,12 @@ __all__ = [
     "pick_device",
     "problem_with",
     "progress",
+    "random_state",
     "refuse",
-    "release_group",
     "report",
     "require_torchrun",
     "say",
+    "set_random_state",
     "set_seed",
     "settings",
     "split",

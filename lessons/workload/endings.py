@@ -1,5 +1,6 @@
 """How processes end: refused in one line, told to stop, or all together when one fails."""
 
+import atexit
 import functools
 import gc
 import os
@@ -96,12 +97,13 @@ def forget_group(function):
         )
 
 
+@atexit.register
 def release_group():
-    """Drop what refers to the process group, so that destroy_process_group() ends its threads.
+    """Drop what still refers to a process group, so that its threads end before Python does.
 
-    A thread of gloo ends with the last reference to its group. One that is left may free a
-    tensor while Python ends. It asks for the GIL then, which nobody gets any more, and the
-    process aborts with its work done.
+    A thread of gloo ends with the last reference to its group. A thread that is left may free a
+    tensor while Python ends. It then waits for the GIL, which no thread can get any more, and the
+    process aborts with its work done (https://github.com/pytorch/pytorch/issues/190489).
     """
     for thing in gc.get_objects():
         if type(thing) is dist.DeviceMesh:  # DTensor's caches keep meshes, and those their groups

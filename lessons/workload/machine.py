@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,15 @@ def gpu_count():
     return torch.accelerator.device_count()
 
 
-def pick_device(number=0):
+def pick_device(number=None):
     """GPU `number` of this machine, or the CPU if it has none."""
     count = gpu_count()
     if count == 0:
+        if number is not None and "OMP_NUM_THREADS" not in os.environ:
+            # One of several processes. With a thread for every core, they would wait for each other.
+            torch.set_num_threads(1)
         return torch.device("cpu")
+    number = number or 0
     # After its time limit, NCCL's group takes four such pauses until it ends the
     # process: 15 seconds each, if nothing is said.
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
@@ -34,10 +39,7 @@ def pick_device(number=0):
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
         number %= count
     if number >= count:
-        refuse(
-            f"this machine has {count} GPUs and no number {number}: a rank counts over all machines; "
-            "for several of them, start lesson 06 or a later one"
-        )
+        refuse(f"this machine has {count} GPUs and no number {number}: start fewer processes")
     torch.accelerator.set_device_index(number)
     return torch.device(torch.accelerator.current_accelerator().type, number)
 
@@ -51,6 +53,22 @@ def set_seed(seed):
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False  # in torch 2.11, the next line does not reach convolutions
     torch.backends.fp32_precision = "ieee"
+
+
+def random_state(device):
+    """What the random number generators of this process go on from, on CPU and GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states["gpu"] = torch.get_device_module(device).get_rng_state()
+    return states
+
+
+def set_random_state(states, device):
+    torch.set_rng_state(states["cpu"])
+    if device.type != "cpu" and "gpu" in states:  # a run on the CPU has saved none
+        torch.get_device_module(device).set_rng_state(states["gpu"])
+    # Resumed after an epoch's last step, a run steps its scheduler before its optimizer.
+    warnings.filterwarnings("ignore", "Detected call of `lr_")
 
 
 def may_share():

@@ -24,7 +24,8 @@ def parser(file, description):
     require_torch(OLDEST_TORCH)
     formatter = argparse.RawDescriptionHelpFormatter  # leaves the lines of a docstring as they are
     parser = Parser(description=description, formatter_class=formatter)
-    parser.set_defaults(lesson=Path(file).stem, world_size=1)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets it
+    parser.set_defaults(lesson=Path(file).stem, world_size=world_size)
     parser.set_defaults(items="images")  # what an epoch's line counts by the second
     parser.set_defaults(snapshot_every=None, time_limit=None)  # options from lesson 05 on
     option = parser.add_argument
@@ -40,8 +41,12 @@ def parser(file, description):
     return parser
 
 
-def check(arguments):
-    """End with one line if this run cannot work: a traceback, later, would say less."""
+def check(arguments, replicas=None):
+    """End with one line if this run cannot work: a traceback, later, would say less.
+
+    `replicas` is the number of copies of the model, each with its shard of the batch: the number
+    of processes, if nothing is said.
+    """
     check_at_least_1("--epochs", arguments.epochs)
     check_at_least_1("--batch-size", arguments.batch_size)
     check_at_least_1("--width", arguments.width)
@@ -56,10 +61,11 @@ def check(arguments):
         refuse(f"--lr must be a number above 0, not {arguments.lr}")
     if not 0 <= arguments.seed < 2**31:
         refuse(f"--seed must be a number from 0 to {2**31 - 1}, not {arguments.seed}")
-    if batch_size % world_size:
-        fits = math.ceil(batch_size / world_size) * world_size
+    replicas = replicas or world_size
+    if batch_size % replicas:
+        fits = math.ceil(batch_size / replicas) * replicas
         refuse(
-            f"--batch-size {batch_size} does not divide by {world_size} processes: take {fits}, for instance",
+            f"--batch-size {batch_size} does not divide by {replicas} processes: take {fits}, for instance",
             again=True,  # after a restart there may be fewer machines, and a new reason
         )
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

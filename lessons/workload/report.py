@@ -3,13 +3,15 @@
 import contextlib
 import json
 
+import torch.distributed as dist
 from tqdm import tqdm
 
 from workload.endings import say
 
 
-def progress(batches, epoch, quiet=False):
-    """A progress bar around an epoch's batches; none where the output is no terminal."""
+def progress(batches, epoch):
+    """A progress bar of rank 0 around an epoch's batches; none where there is no terminal."""
+    quiet = dist.is_initialized() and dist.get_rank() > 0
     return tqdm(batches, f"epoch {epoch:2}", disable=quiet or None, leave=False, unit="step")
 
 
@@ -26,7 +28,7 @@ def report(arguments, epoch, loss, accuracy, images_per_second):
     }
     path = arguments.out / f"{arguments.lesson}.jsonl"
     earlier = path.read_text().splitlines() if path.exists() else []
-    # A run that repeats an epoch, or starts anew, replaces what an earlier one said of it.
+    # A run that repeats an epoch, or starts anew, replaces its earlier line.
     kept = [text for text in earlier if json.loads(text)["epoch"] < epoch]
     temporary = path.with_suffix(".jsonl.temporary")
     try:

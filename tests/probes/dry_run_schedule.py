@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-import workload
 from parts.ring_attention import positions_of
 from planner import dry_mesh, dry_run
 
@@ -56,5 +55,4 @@ with dry_run.Recorder(mesh) as recorder:
 rows = [collective._asdict() | {"times": times} for collective, times in recorder.counts.items()]
 Path(f"{dist.get_rank()}.json").write_text(json.dumps({"collectives": rows, "most": most}))
 del schedule, network
-workload.release_group()
 dist.destroy_process_group()

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import gelu
 
-import workload
 from parts import experts
 
 CASES = {
@@ -108,5 +107,4 @@ def step(alike=False, **changed):
 
 
 Path(f"{rank}.json").write_text(json.dumps({name: step(**case) for name, case in CASES.items()}))
-workload.release_group()
 dist.destroy_process_group()

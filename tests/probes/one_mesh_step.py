@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-import workload
 from meshes import ROOT
 from parts import one_mesh
 from parts.ring_attention import positions_of
@@ -79,5 +78,4 @@ found = {
 }
 Path(f"{rank}.json").write_text(json.dumps(found))
 del model, schedule, mesh, own, shards
-workload.release_group()
 dist.destroy_process_group()

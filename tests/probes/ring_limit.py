@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-import workload
 from parts import ring_attention
 
 ring_attention.LIMIT = timedelta(seconds=2)
@@ -28,5 +27,4 @@ if rank == 2:
 elif rank == 3:
     while not done.exists() and time.monotonic() - start < 30:
         time.sleep(0.1)
-workload.release_group()
 dist.destroy_process_group()

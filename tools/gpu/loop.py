@@ -170,7 +170,6 @@ def main():
     )
     if dist.is_initialized():
         del model, optimizer
-        workload.release_group()
         dist.destroy_process_group()
 
 

@@ -55,7 +55,6 @@ def main():
     dist.all_reduce(most, dist.ReduceOp.MAX)
     turns.say({"bytes": most.item(), "of weights": 4 * parameters})
     del model, layers, optimizer, loss
-    workload.release_group()
     dist.destroy_process_group()
 
 

@@ -158,7 +158,6 @@ def main():
     found = [train(sets=sets, **run) for run in runs]
     with open(os.environ["RESULT"], "w") as file:
         json.dump(found, file)
-    workload.release_group()
     dist.destroy_process_group()
 
 

@@ -1,0 +1,139 @@
+r"""Lesson 06b: preemption and damage.
+
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
+        --max-restarts 3 lessons/06b_preemption.py --snapshot-every 30 --crash-at 3
+
+You will see what lesson 06a showed. Press Ctrl-C in another run: all processes save after the same step,
+and the run ends with status 75. parts/snapshot.py also handles damaged files, full disks and second runs.
+"""
+
+import os
+import time
+from datetime import timedelta
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import workload
+from parts.snapshot import Snapshots
+
+
+@workload.let_the_first_speak
+def train(rank, world_size, device, arguments):
+    check_shared(arguments.out, rank, device)
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments, device)
+    sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // world_size
+    train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    train_loader.generator = torch.Generator()  # else each start of the loader would use up a random number
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
+
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
+    model = nn.parallel.DistributedDataParallel(model)
+    settle(model, train_set.images[:1].to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+    settings = workload.settings(arguments, model.module)
+    snapshots = Snapshots(arguments, settings)
+    first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
+    every = arguments.snapshot_every or len(train_loader)
+    state = snapshots.find_newest()
+    if state is not None:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        first, done, processes = state["epoch"], state["step"], state["processes"]
+        workload.set_random_state(processes[rank % len(processes)]["random"], device)
+        loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
+        print(f"rank {rank}: resumed in epoch {first} after step {done}", flush=True)
+
+    for epoch in range(first, arguments.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        batches = islice(workload.progress(train_loader, epoch), done, None)
+        for step, (images, labels) in enumerate(batches, done + 1):
+            images, labels = images.to(device), labels.to(device)
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+            stop = snapshots.agree_to_stop()
+            if stop or step % every == 0:
+                mine = {"random": workload.random_state(device), "loss_sum": loss_sum.item()}
+                processes = snapshots.gather(mine)
+                state = {name: part.state_dict() for name, part in parts.items()}
+                state |= {"epoch": epoch, "step": step, "processes": processes}
+                snapshots.save(state)
+            if stop:
+                snapshots.close()
+                return True
+        workload.crash_once(epoch == arguments.crash_at)
+        scheduler.step()
+        dist.all_reduce(loss_sum)
+        mean_loss = loss_sum.item() / len(train_loader) / world_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
+        dist.all_reduce(correct)
+        speed = (len(train_loader) - done) * arguments.batch_size / seconds
+        if rank == 0:
+            workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
+        done, loss_sum = 0, torch.zeros_like(loss_sum)
+
+    if rank == 0:  # all hold the same weights, and would write to the same file at once
+        torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+    snapshots.close()
+    return False
+
+
+def settle(model, images):
+    """DDP adds up in another order from its second backward pass on: have the first now."""
+    model.eval()  # leaves batch norm and the random state as they are
+    model(images).sum().backward()
+    model.train()
+    model.zero_grad()
+
+
+def check_shared(folder, rank, device):
+    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    ticket = torch.tensor(time.time_ns(), device=device)
+    file = folder / "ticket"
+    if rank == 0:
+        file.write_text(str(ticket.item()))
+    dist.broadcast(ticket, src=0)
+    if not file.exists() or file.read_text() != str(ticket.item()):
+        workload.refuse(f"--out {folder} is not on a disk that all machines share")
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    return correct
+
+
+if __name__ == "__main__":
+    workload.end_with_parent()
+    parser = workload.parser(__file__, __doc__)
+    parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
+    parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    workload.check(arguments)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    timeout = timedelta(seconds=arguments.time_limit)  # by default 30 minutes (NCCL: 10)
+    dist.init_process_group(backend, timeout=timeout)
+    stopped = train(rank, world_size, device, arguments)
+    dist.destroy_process_group()
+    workload.leave(stopped)
