@@ -3,9 +3,8 @@ r"""Lesson 05: snapshots, so that a crash costs an epoch and not the run.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/05_snapshots.py --crash-at 3
 
-You will see a process killed in epoch 3. torchrun ends the other one and starts both again; they load
-the snapshot of epoch 2, and the losses are lesson 01's. Without --max-restarts the run would end there,
-and without the variable the new processes would call the dead ones.
+You will see a process killed in epoch 3 and both started again. They load the snapshot of epoch 2, and the
+losses are lesson 01's. Without the variable, the new processes would call the dead ones.
 """
 
 import os
@@ -42,7 +41,8 @@ def train(rank, world_size, device, arguments):
         for name, part in parts.items():
             part.load_state_dict(state[name])
         first = state["epoch"] + 1
-        print(f"rank {rank}: resumed after epoch {state['epoch']}", flush=True)
+        if rank == 0:
+            print(f"resumed after epoch {state['epoch']}", flush=True)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()

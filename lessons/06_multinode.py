@@ -45,7 +45,8 @@ def train(rank, world_size, device, arguments):
         for name, part in parts.items():
             part.load_state_dict(state[name])
         first = state["epoch"] + 1
-        print(f"rank {rank}: resumed after epoch {state['epoch']}", flush=True)
+        if rank == 0:
+            print(f"resumed after epoch {state['epoch']}", flush=True)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()

@@ -51,7 +51,8 @@ def train(rank, world_size, device, arguments):
         first, done, processes = state["epoch"], state["step"], state["processes"]
         workload.set_random_state(processes[rank % len(processes)]["random"], device)
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
-        print(f"rank {rank}: resumed in epoch {first} after step {done}", flush=True)
+        if rank == 0:
+            print(f"resumed in epoch {first} after step {done}", flush=True)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
