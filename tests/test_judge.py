@@ -266,6 +266,7 @@ KINDS = {
 
 
 @pytest.mark.quick(*(kind for kind in KINDS if kind != "never ends"))
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
     """With which the judge comes to that kind, and shows its hint."""

@@ -154,6 +154,7 @@ def hanging(folder):
 
 
 @pytest.mark.quick("no exercise")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

@@ -30,7 +30,7 @@ class Chromium:
         )
         try:
             file = folder / "DevToolsActivePort"
-            wait_for(lambda: file.exists() and "/devtools/" in file.read_text() or self.has_ended(), 30)
+            wait_for(lambda: (file.exists() and "/devtools/" in file.read_text()) or self.has_ended(), 30)
             self.check()
             port, path = file.read_text().splitlines()
             self.address = f"ws://127.0.0.1:{port}"

@@ -55,6 +55,7 @@ def apart(curve, reference):
 
 
 @pytest.mark.quick("2-more1")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("processes", "more"),
     [
@@ -79,6 +80,7 @@ def test_fp32_without_clipping_has_lesson_01s_curve(fork, reference, processes, 
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     """Measured, with three seeds on 1, 2 and 4 processes: at most 7e-6 in epoch 1 and 3e-4 in epoch 2."""
@@ -125,6 +127,7 @@ def clipped_lesson_01(limit, *arguments):
 
 
 @pytest.mark.quick("fp32-1-1e-05")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("precision", "processes", "limit"), [("fp32", 1, 1e-5), ("fp32", 3, 1e-5), ("fp16", 2, 1e-5)]
 )

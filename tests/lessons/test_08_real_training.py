@@ -79,6 +79,7 @@ def test_the_compilers_step_changes_nothing():
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tmp_path, world_size):
     generator = torch.Generator().manual_seed(world_size)
@@ -278,6 +279,7 @@ def alone(forks, tmp_path_factory):
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_one_curve_in_64_bits(fork, alone, processes):
     """With augmentation, batch norm, weight decay and warm-up."""
@@ -291,6 +293,7 @@ def test_one_curve_in_64_bits(fork, alone, processes):
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_in_32_bits_the_first_steps_agree_and_every_image_counts_once(fork, processes):
     """With a low learning rate: at 0.1, ReLU's kinks made 2e-4 of five steps' rounding (six seeds)."""
@@ -374,6 +377,7 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
 
 
 @pytest.mark.quick("after")
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     """Before it, the epoch's end comes twice, and the board shows it once. After it, the best is not lost."""

@@ -36,6 +36,7 @@ def tensor_parallel(processes, size):
 
 
 @pytest.mark.quick("4-2")
+@pytest.mark.long
 @pytest.mark.parametrize(("processes", "tensor_size"), MESHES)
 def test_lesson_11s_curve_on_every_mesh(fork, lesson_11, processes, tensor_size):
     options = (*SIZES, *tensor_parallel(processes, tensor_size))
@@ -131,6 +132,7 @@ def test_each_process_holds_its_part_of_every_weight(probes, tensor_size):
 
 
 @pytest.mark.quick("4-4 all_reduce-4 all_reduce")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tensor_size", "forward", "backward"),
     [

@@ -35,6 +35,7 @@ def one(forks, tmp_path_factory):
 
 
 @pytest.mark.quick("4-2")
+@pytest.mark.long
 @pytest.mark.parametrize(("processes", "tensor"), [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)])
 def test_one_curve_on_every_mesh(fork, one, processes, tensor):
     result = fork(STEM, processes, *SMALL, *(("--tensor-parallel", tensor) if tensor != 2 else ()))

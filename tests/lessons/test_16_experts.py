@@ -47,6 +47,7 @@ def close(curve, expected):
 
 
 @pytest.mark.quick("2-options1")
+@pytest.mark.long
 @pytest.mark.parametrize("options", [(), TWO])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_one_curve_on_any_number_of_processes(fork, one, processes, options):

@@ -44,6 +44,7 @@ def test_the_default_run_learns_over_several_epochs(reference):
 
 
 @pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2")
+@pytest.mark.long
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
     """On sizes that divide by nothing: 1,055 images lack one to a full batch, 997 make uneven shares."""
@@ -103,6 +104,7 @@ def test_a_second_run_starts_its_curve_anew(fork):
 
 
 @pytest.mark.quick("01_single_gpu")
+@pytest.mark.long
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_terminal_shows_a_progress_bar(run, stem):
     # `script` gives the run a terminal of its own.
@@ -153,6 +155,7 @@ def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(run):
 
 
 @pytest.mark.quick("4")
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 3, 4])
 def test_a_crashed_run_does_so_on_any_number_of_processes(fork, processes):
     check_crash(fork, processes, (*SMALL[:-1], 4))

@@ -219,6 +219,7 @@ SIZES = [
 
 
 @pytest.mark.quick("mesh0-options0", "mesh4-options4")
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "options"), SIZES)
 def test_at_any_size_it_says_what_formulas_say(mesh, options):
     dry = dry_run.report(math.prod(mesh.values()), mesh, model=BIG, **options)
@@ -291,6 +292,7 @@ MESHES_OF_16384 = [
 
 
 @pytest.mark.quick("mesh0-options0-False", "mesh3-options3-True")
+@pytest.mark.long
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize(("mesh", "options"), MESHES_OF_16384)
 def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):
@@ -345,6 +347,7 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
 
 
 @pytest.mark.quick("4-9")
+@pytest.mark.long
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 2), (4, 4), (4, 9)])
 def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):
     mesh = sizes_of(2, pipeline=stages)

@@ -190,6 +190,7 @@ def test_the_names_between_the_two_warn_and_compute_in_32_bits_without_a_gpu(old
 
 
 @pytest.mark.quick("fsdp1-2", "fsdp2-2")
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2, 3])
 @pytest.mark.parametrize("script", ["fsdp1", "fsdp2"])
 def test_both_fsdps_have_lesson_01s_curve(old, reference, script, processes):

@@ -127,6 +127,7 @@ def test_a_time_limit_costs_nothing(cluster, submit, reference):
 
 
 @pytest.mark.quick("torchrun-options0")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "options"),
     [("torchrun", ("--gpus-per-node=2",)), ("python", ("--ntasks-per-node=2",))],

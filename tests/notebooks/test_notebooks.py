@@ -170,6 +170,7 @@ def begin(stem, folder, address):
 
 
 @pytest.mark.quick("03_ddp_spawn")
+@pytest.mark.long
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "08_real_training"])
 def test_alone_it_fetches_the_rest_once(elsewhere, tmp_path, stem):
     for address in (elsewhere, tmp_path / "nowhere"):  # the kernel is started again: nothing is fetched

@@ -1,0 +1,1 @@
+"""Tests run when they should, and each file is in a room."""
