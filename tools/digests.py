@@ -70,5 +70,13 @@ def stale(notebook):
     kept = notebook.metadata.get("rungs", {})
     if "used" not in kept:
         return ["it was never executed as it is"]
-    changed = [name for name, known in kept["used"].items() if of_file(name) != known]
-    return ["its code", *changed] if of_code(notebook) != kept["code"] else changed
+    found = [] if of_code(notebook) == kept["code"] else ["its code has changed"]
+    found += [f"{name} has changed" for name, known in kept["used"].items() if of_file(name) != known]
+    texts = [(ROOT / name).read_text() for name in kept["used"] if name.endswith(".py") and of_file(name)]
+    for number, cell in enumerate(notebook.cells, 1):
+        for output in cell.get("outputs", []):
+            # With its comments, and these are not in the digests.
+            is_source = output.get("metadata", {}).get("rungs") == "source"
+            if is_source and not any(output["data"]["text/plain"] in text for text in texts):
+                found.append(f"cell {number} shows source that is nowhere")
+    return found

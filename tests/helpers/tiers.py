@@ -1,7 +1,7 @@
 """Three tiers of tests, and rooms.
 
-A mark says when a test runs: `quick` in `make test`, `long` in CI too, `night` only in `make test-all`. A test
-without one is quick. A mark may name cases of a parametrized test, and a mark without names takes the rest:
+A mark says when a test runs: `quick` in `make test`, `long` in CI too, `night` only in `make test-all`. A
+test without one is quick. A mark may name cases of a parametrized test; one without names takes the rest:
 
     @pytest.mark.quick("2")
     @pytest.mark.long("4")
@@ -11,64 +11,16 @@ rooms.toml says which files belong together. With --since, a run also has the ni
 a change has touched, and executes the notebooks that are stale, as far as its core seconds last.
 """
 
-import json
-import re
-import subprocess
-import tomllib
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-TIERS = ("quick", "long", "night")
-TABLE = tomllib.loads((ROOT / "tests/rooms.toml").read_text())
-ROOMS, SECONDS = TABLE["room"], TABLE["since"]["core_seconds"]
-NEW = 5  # core seconds that a test is taken to cost until it is measured
+import rooms
+from rooms import TIERS
+
+SECONDS = rooms.TABLE["since"]["core_seconds"]
+NEW, NEW_NOTEBOOK = 5, 60  # core seconds that a test is taken to cost until it is measured
 AFRESH = "tests/notebooks/test_notebooks.py::test_it_runs_afresh_and_shows_what_is_stored"
-
-
-def costs():
-    """The core seconds of each test that was measured."""
-    return {name: cost[0] for name, cost in json.loads((ROOT / "tests/costs.json").read_text()).items()}
-
-
-# ---- rooms ------------------------------------------------------------------------------------
-
-
-def fits(path, glob):
-    """Whether a path fits a glob, in which ** stands for folders too, and * does not."""
-    means = {".": r"\.", "*": "[^/]*", "**": ".*"}
-    return re.fullmatch(re.sub(r"\*\*|[.*]", lambda found: means[found[0]], glob), path) is not None
-
-
-def rooms_of(path):
-    """The rooms that a file belongs to, by its path from the root."""
-    globs = {name: room["tests"] + room["files"] for name, room in ROOMS.items()}
-    return [name for name in ROOMS if any(fits(path, glob) for glob in globs[name])]
-
-
-def room_of(nodeid):
-    """The room that a test belongs to."""
-    path = nodeid.partition("::")[0]
-    return next((name for name, room in ROOMS.items() if any(fits(path, glob) for glob in room["tests"])), "")
-
-
-def git(*words, root=ROOT):
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
-    return done.stdout.splitlines() if done.returncode == 0 else []
-
-
-def touched(base, root=ROOT):
-    """The rooms of the files that have changed since this clone left `base`: none, where it has not left it."""
-    left = git("merge-base", "HEAD", base, root=root)
-    if not left or left == git("rev-parse", "HEAD", root=root):
-        return []
-    found = {room for path in git("diff", "--name-only", left[0], root=root) for room in rooms_of(path)}
-    return [name for name in ROOMS if name in found]
-
-
-# ---- tiers ------------------------------------------------------------------------------------
 
 
 def tier_of(item):
@@ -115,12 +67,14 @@ def tier_marked(item):
 def affordable(names, known, seconds):
     """Which of these tests fit into so many core seconds: those of the cheapest room first, and of a room the
     cheapest first."""
-    price = {name: known.get(name, NEW) for name in names}
-    rooms = Counter()
+    new = {name: NEW_NOTEBOOK if name.startswith(AFRESH) else NEW for name in names}
+    price = {name: known[name][0] if name in known else new[name] for name in names}
+    room = {name: rooms.of_test(name) for name in names}
+    of_room = Counter()
     for name in names:
-        rooms[room_of(name)] += price[name]
+        of_room[room[name]] += price[name]
     chosen = []
-    for name in sorted(names, key=lambda name: (rooms[room_of(name)], room_of(name), price[name], name)):
+    for name in sorted(names, key=lambda name: (of_room[room[name]], room[name], price[name], name)):
         if price[name] <= seconds:
             seconds -= price[name]
             chosen.append(name)
@@ -133,28 +87,28 @@ class Selection:
     def __init__(self, config):
         self.tier, self.rooms = config.getoption("--tier"), config.getoption("--room")
         for name in self.rooms:
-            if name not in ROOMS:
-                raise pytest.UsageError(f"there is no room {name!r}: there are {', '.join(ROOMS)}")
+            if name not in rooms.ROOMS:
+                raise pytest.UsageError(f"there is no room {name!r}: there are {', '.join(rooms.ROOMS)}")
         self.counts = {"left out": {}, "added": {}, "no time": {}}  # tests of each room
-        self.touched, self.stale = [], []
+        self.changed, self.stale = [], []
         # All test processes must choose the same: the first one looks, and tells the others.
         if hasattr(config, "workerinput"):
-            self.touched, self.stale = config.workerinput["since"]
+            self.changed, self.stale = config.workerinput["since"]
         elif base := config.getoption("--since"):
             import digests
             import notebooks  # what it imports takes a second
 
-            self.touched = touched(base)
+            self.changed = rooms.changed(base)
             old = [path.stem for path in notebooks.NOTEBOOKS if digests.stale(notebooks.read(path))]
             self.stale = [f"{AFRESH}[{stem}]" for stem in old]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node):
-        node.workerinput["since"] = self.touched, self.stale
+        node.workerinput["since"] = self.changed, self.stale
 
     @pytest.hookimpl(trylast=True)  # after -k and -m: what they leave out was not asked for
     def pytest_collection_modifyitems(self, config, items):
-        within = [item for item in items if not self.rooms or room_of(item.nodeid) in self.rooms]
+        within = [item for item in items if not self.rooms or rooms.of_test(item.nodeid) in self.rooms]
         later = TIERS[TIERS.index(self.tier) + 1 :]
         kept = {item.nodeid for item in within if tier_marked(item) not in later}
         others = [item.nodeid for item in within if item.nodeid not in kept]
@@ -162,16 +116,16 @@ class Selection:
         kept |= set(added)
         left_out = set(others) - kept
         for name, some in (("left out", left_out), ("added", added), ("no time", no_time)):
-            self.counts[name] = dict(Counter(map(room_of, some)))
+            self.counts[name] = dict(Counter(map(rooms.of_test, some)))
         if gone := [item for item in items if item.nodeid not in kept]:
             items[:] = [item for item in items if item.nodeid in kept]
             config.hook.pytest_deselected(items=gone)
 
     def added(self, names):
         """Which tests of later tiers are run too, and which would be if there were time."""
-        known = costs() if self.touched or self.stale else {}
+        known = rooms.costs() if self.changed or self.stale else {}
         chosen, seconds = affordable([name for name in names if name in self.stale], known, SECONDS)
-        of_rooms = [name for name in names if room_of(name) in self.touched and name not in self.stale]
+        of_rooms = [name for name in names if rooms.of_test(name) in self.changed and name not in self.stale]
         of_rooms = [name for name in of_rooms if not name.startswith(AFRESH)]  # theirs is to be stale
         chosen += affordable(of_rooms, known, seconds)[0]
         return chosen, [name for name in names if name in [*self.stale, *of_rooms] and name not in chosen]
@@ -189,14 +143,15 @@ class Selection:
         """What is to be said at the end."""
         left_out, added, no_time = (self.counts[name] for name in ("left out", "added", "no time"))
         if left_out:
-            yield f"left out: {listed(left_out)}: make test-all runs all, make test-room ROOM=... those of a room"
+            yield f"left out: {listed(left_out)}"
+            yield "make test-all runs all tests, make test-room ROOM=judge those of a room"
         if added:
             yield f"run too, because of what has changed: {listed(added)}"
         if no_time:
-            yield f"not run for want of time, though their room has changed: {listed(no_time)}"
+            yield f"not run for want of time, though their files have changed: {listed(no_time)}"
 
 
 def listed(counts):
     """412 tests (judge 210, site 202)."""
-    rooms = ", ".join(f"{room or 'no room'} {count}" for room, count in sorted(counts.items()))
-    return f"{sum(counts.values())} tests ({rooms})"
+    names = ", ".join(f"{room or 'no room'} {count}" for room, count in sorted(counts.items()))
+    return f"{sum(counts.values())} tests ({names})"

@@ -1,5 +1,5 @@
-"""Python reads this when it starts, in all processes of a notebook: tools/notebooks.py arranges it so. Each file
-of this repository that a process opens or starts is named on a line of the file USED."""
+"""Python reads this when it starts, in all processes of a notebook: tools/notebooks.py arranges it so. Each
+file of this repository that a process opens or starts is named on a line of the file USED."""
 
 import os
 import sys
