@@ -79,7 +79,8 @@ def test_the_compilers_step_changes_nothing():
 
 
 @pytest.mark.quick("2")
-@pytest.mark.long
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tmp_path, world_size):
     generator = torch.Generator().manual_seed(world_size)
@@ -279,7 +280,7 @@ def alone(forks, tmp_path_factory):
 
 
 @pytest.mark.quick("2")
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_one_curve_in_64_bits(fork, alone, processes):
     """With augmentation, batch norm, weight decay and warm-up."""
@@ -293,7 +294,8 @@ def test_one_curve_in_64_bits(fork, alone, processes):
 
 
 @pytest.mark.quick("2")
-@pytest.mark.long
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_in_32_bits_the_first_steps_agree_and_every_image_counts_once(fork, processes):
     """With a low learning rate: at 0.1, ReLU's kinks made 2e-4 of five steps' rounding (six seeds)."""

@@ -90,7 +90,8 @@ def bytes_of_parts(processes, rank):
 
 
 @pytest.mark.quick("2")
-@pytest.mark.long
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_one_curve_every_image_once_and_the_bytes_that_the_formula_says(whole, reference, processes):
     result = whole(processes)

@@ -272,8 +272,8 @@ FORGETS = {
 }
 
 
-@pytest.mark.quick("nothing", "momentum")
-@pytest.mark.long
+@pytest.mark.quick("momentum", "nothing")
+@pytest.mark.night
 @pytest.mark.parametrize("part", FORGETS)
 def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
     """A lesson that forgets this part does not end with the bytes of an uninterrupted run."""
@@ -310,7 +310,7 @@ def test_the_pass_that_does_not_count_leaves_no_mark(alone):  # DDP needs its gr
 # ---- disks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_file_too_large_costs_the_snapshot_and_not_the_run(start, run):
     """A limit on the size of files stands for a full disk: the weights fit under it, a snapshot does not."""
     kept = run(STEM, 1, *SMALL[:-1], 1).out
@@ -338,7 +338,7 @@ def can_mount():
 
 
 @pytest.mark.quick("full")
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
 def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_path, trouble):
@@ -383,6 +383,7 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
 # ---- how a run ends ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(start, fork):
     long = (*SMALL[:-1], 300)
     run = start(STEM, 2, *long, "--snapshot-every", 1000)
@@ -463,7 +464,8 @@ def test_the_vote_is_one_question_behind(alone):
     assert not vote.last_answer()
 
 
-@pytest.mark.long
+@pytest.mark.long("05_snapshots")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", [STEM, "06_multinode"])
 def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, stem):
     words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)

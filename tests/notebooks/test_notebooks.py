@@ -180,7 +180,7 @@ def begin(stem, folder, address):
 
 
 @pytest.mark.quick("03_ddp_spawn")
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "08_real_training"])
 def test_alone_it_fetches_the_rest_once(elsewhere, tmp_path, stem):
     for address in (elsewhere, tmp_path / "nowhere"):  # the kernel is started again: nothing is fetched
@@ -202,7 +202,7 @@ def test_in_the_repository_it_fetches_nothing(elsewhere, tmp_path, inside):
     assert run.stdout == f"{elsewhere}/out/notebooks/03_ddp_spawn\n", run.stderr
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_alone_it_runs_to_its_end(elsewhere, tmp_path):
     path = shutil.copy(notebooks.FOLDER / "05_snapshots.ipynb", tmp_path)
     fresh = notebooks.execute(path, tmp_path, RUNGS=str(elsewhere), OMP_NUM_THREADS="1")

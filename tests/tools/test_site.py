@@ -466,17 +466,19 @@ def test_every_link_of_the_whole_site_leads_somewhere(whole):
     assert all((site / name).exists() for name in KINDS)
 
 
-@pytest.mark.long
+@pytest.mark.long("kinds")
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
 @needs_axe
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", ["kinds", 0, 1, 2, 3])
 def test_every_page_opens_and_everybody_can_read_it(whole, reader, part):
     """No error, no request that fails or leaves, nothing wider than a phone, not too heavy; and no violation.
     That is looked for where the navigation leads: the other pages show a file, and are of one kind."""
     page, site, found = reader(whole), whole / "site", []
     listed = {*crawl.Page((site / "index.html").read_text()).links, *KINDS}
-    for path in sorted(site.rglob("*.html"))[part::4]:
+    pages = sorted(site.rglob("*.html"))
+    for path in [site / name for name in KINDS] if part == "kinds" else pages[part::4]:
         name = str(path.relative_to(site))
         page.look(1280, "light")
         page.open(name)
