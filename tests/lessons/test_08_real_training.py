@@ -405,7 +405,7 @@ def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     assert (tmp_path / f"out/{STEM}.pt").exists()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     """One validation image: the count can rise from 0 to 1, once, and then never."""
     sizes = (*SMALL, "--validation-size", 1, "--patience", 2, "--epochs", 9)
@@ -454,7 +454,7 @@ def test_the_best_epoch_is_the_first_of_those_that_are_as_good():
     assert (other.epoch, other.correct, other.weights["weight"].item()) == (2, 5, 2)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_with_workers(run, fork):
     """By a true launch. Workers change nothing in the weights, and end with a process that is killed.
 

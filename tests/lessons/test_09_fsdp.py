@@ -213,7 +213,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert [row["loss"] for row in curve_of(result)] == [row["loss"] for row in curve_of(whole(2))]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
     altered, fork, whole, tmp_path
 ):

@@ -196,7 +196,7 @@ def test_a_snapshot_of_other_settings_is_refused(fork, options):
     assert re.search(r"has model Transformer of .*: remove it, or name another --out\n", result.stderr)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_documented_command_learns_and_balances(run):
     result = run(STEM, 2, "--train-size", 240, "--epochs", 3, "--characters", 30)
     curve = launcher.read_curve(result.out, STEM)

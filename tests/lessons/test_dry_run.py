@@ -274,7 +274,7 @@ def test_a_step_asks_nothing_of_others_in_the_optimizer_and_activations_grow_wit
     assert one["memory"] == two["memory"]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_blocks_that_are_alike_cost_alike():
     """So that a notebook may take the figures of many from those of few."""
     two, three, four = (

@@ -254,7 +254,8 @@ def test_ray_starts_by_its_command_and_begins_again_when_a_worker_is_killed(star
     assert len(re.findall(r"epoch  1 \|", result.stderr + result.stdout)) == 2
 
 
-@pytest.mark.long
+@pytest.mark.long("fabric_ddp")
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in ("lightning_ddp", "ray_ddp")])
 def test_a_start_without_launcher_is_refused(fork, script):
@@ -264,7 +265,8 @@ def test_a_start_without_launcher_is_refused(fork, script):
     assert re.fullmatch(rf"error: this lesson is started by.* {command} .*{script}\.py\n", result.stderr)
 
 
-@pytest.mark.long
+@pytest.mark.long("accelerate_ddp", "ray_ddp")
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("script", WITH_RAY)
 def test_bad_input_is_refused_in_one_line(fork, script):

@@ -524,7 +524,7 @@ def test_the_search_finds_a_word_of_the_code(whole, reader):
     assert page.complaints() == []
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
 def test_the_page_draws_every_diff_that_python_makes(whole, reader):

@@ -457,7 +457,7 @@ def test_pages_show_what_python_answers(page, times, name):
     use(page, name, times, seed=1)
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
 def test_a_search_that_takes_long_says_that_it_is_at_work_and_how_long_it_took(page):
