@@ -55,6 +55,8 @@ def apart(curve, reference):
 
 
 @pytest.mark.quick("2-more1")
+@pytest.mark.long("4-more4")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("processes", "more"),
     [
@@ -79,6 +81,8 @@ def test_fp32_without_clipping_has_lesson_01s_curve(fork, reference, processes, 
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     """Measured, with three seeds on 1, 2 and 4 processes: at most 7e-6 in epoch 1 and 3e-4 in epoch 2."""
@@ -125,6 +129,8 @@ def clipped_lesson_01(limit, *arguments):
 
 
 @pytest.mark.quick("fp32-1-1e-05")
+@pytest.mark.long("fp16-2-1e-05")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("precision", "processes", "limit"), [("fp32", 1, 1e-5), ("fp32", 3, 1e-5), ("fp16", 2, 1e-5)]
 )
@@ -213,7 +219,8 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.long
+@pytest.mark.long("more1-4")
+@pytest.mark.night
 @pytest.mark.parametrize(("more", "times"), [((), 1), (("--sync-always",), 4)])
 def test_what_is_counted_is_what_gloo_was_given(alone, tmp_path, capsys, monkeypatch, more, times):
     """The profiler sees every collective, whoever calls it."""

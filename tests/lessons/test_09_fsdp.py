@@ -90,6 +90,8 @@ def bytes_of_parts(processes, rank):
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_one_curve_every_image_once_and_the_bytes_that_the_formula_says(whole, reference, processes):
     result = whole(processes)
@@ -211,7 +213,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert [row["loss"] for row in curve_of(result)] == [row["loss"] for row in curve_of(whole(2))]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
     altered, fork, whole, tmp_path
 ):
@@ -221,6 +223,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
 
 
 @pytest.mark.quick("1")
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 3])  # at the end, or when the next one is to be saved
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(altered, epochs):
     result = altered("fsdp_full_disk", 1, *SMALL[:-1], epochs, code=1)

@@ -25,8 +25,8 @@ def counts(*processes):
     ]
 
 
+@pytest.mark.night
 # On one and two processes `make run` starts the same runs, and fails unless their curves are one. CI does it.
-@pytest.mark.long
 @pytest.mark.parametrize(("stem", "processes"), counts(4)[2:])
 def test_the_default_run_has_lesson_01s_curve(run, fork, reference, stem, processes):
     start = run if lessons.get(stem).launcher == "two agents" else fork  # agents as a reader starts them
@@ -35,7 +35,7 @@ def test_the_default_run_has_lesson_01s_curve(run, fork, reference, stem, proces
     assert {row["world_size"] for row in curve} == {processes}
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_default_run_learns_over_several_epochs(reference):
     accuracy = [row["accuracy"] for row in reference()]
     assert accuracy[0] < 0.90
@@ -44,6 +44,8 @@ def test_the_default_run_learns_over_several_epochs(reference):
 
 
 @pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2")
+@pytest.mark.long("04-4", "05-3", "06-4")
+@pytest.mark.night
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
     """On sizes that divide by nothing: 1,055 images lack one to a full batch, 997 make uneven shares."""
@@ -103,6 +105,8 @@ def test_a_second_run_starts_its_curve_anew(fork):
 
 
 @pytest.mark.quick("01_single_gpu")
+@pytest.mark.long("04_ddp_torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_terminal_shows_a_progress_bar(run, stem):
     # `script` gives the run a terminal of its own.
@@ -116,7 +120,8 @@ def test_a_terminal_shows_a_progress_bar(run, stem):
     assert "| 0/2 [" in result.stdout
 
 
-@pytest.mark.long
+@pytest.mark.long("04_ddp_torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "06_multinode"])
 def test_the_same_command_from_nothing_gives_the_same_bytes(run, fork, stem):
     """Once from nothing, and once from the fork server, which starts no second agent."""
@@ -153,6 +158,7 @@ def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(run):
 
 
 @pytest.mark.quick("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 3, 4])
 def test_a_crashed_run_does_so_on_any_number_of_processes(fork, processes):
     check_crash(fork, processes, (*SMALL[:-1], 4))

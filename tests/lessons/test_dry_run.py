@@ -89,7 +89,8 @@ def as_json(found):
     return json.loads(json.dumps(found))
 
 
-@pytest.mark.long
+@pytest.mark.long("0", "3")
+@pytest.mark.night
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_it_says_what_four_real_processes_do(measured, number):
     mesh, options = CASES[number]
@@ -126,19 +127,21 @@ def compare_all(cases, measured):
         compare(mesh, options, [found[number] for found in measured])
 
 
-@pytest.mark.long
+@pytest.mark.long("the others")
+@pytest.mark.night
 @pytest.mark.parametrize("numbers", GROUPED.values(), ids=GROUPED)
 def test_on_all_dimensions_too(real, numbers):
     cases = [MANY_CASES[number] for number in numbers]
     compare_all(cases, real("dry_run_measure", cases))
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_and_on_eight_processes(real):
     compare_all(ON_EIGHT, real("dry_run_measure", ON_EIGHT, 8))
 
 
-@pytest.mark.long
+@pytest.mark.long("3")
+@pytest.mark.night
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_torchs_own_schedule_sends_as_much_and_holds_as_many(real, number):
     """The dry run takes one micro-batch and multiplies. Here four processes take them all."""
@@ -219,6 +222,7 @@ SIZES = [
 
 
 @pytest.mark.quick("mesh0-options0", "mesh4-options4")
+@pytest.mark.night
 @pytest.mark.parametrize(("mesh", "options"), SIZES)
 def test_at_any_size_it_says_what_formulas_say(mesh, options):
     dry = dry_run.report(math.prod(mesh.values()), mesh, model=BIG, **options)
@@ -270,7 +274,7 @@ def test_a_step_asks_nothing_of_others_in_the_optimizer_and_activations_grow_wit
     assert one["memory"] == two["memory"]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_blocks_that_are_alike_cost_alike():
     """So that a notebook may take the figures of many from those of few."""
     two, three, four = (
@@ -291,6 +295,7 @@ MESHES_OF_16384 = [
 
 
 @pytest.mark.quick("mesh0-options0-False", "mesh3-options3-True")
+@pytest.mark.night
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize(("mesh", "options"), MESHES_OF_16384)
 def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh, options, is_last):
@@ -345,6 +350,7 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
 
 
 @pytest.mark.quick("4-9")
+@pytest.mark.night
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 2), (4, 4), (4, 9)])
 def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):
     mesh = sizes_of(2, pipeline=stages)

@@ -54,7 +54,7 @@ def test_temporary_files_of_a_run_are_removed_after_it(forks, tmp_path):
     assert kept.is_absolute() and not kept.exists()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_lesson_11_ends_well_again_and_again(tmp_path, monkeypatch):
     """It was the one that aborted most often: one time in seven. What it aborted by is looked for too."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

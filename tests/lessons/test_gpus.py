@@ -233,6 +233,6 @@ def test_processes_that_share_a_gpu_have_one_curve(start, lesson, processes):
     compare(start, lesson, processes, gpus=True)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_so_have_processes_on_a_cpu(start):
     compare(start, lessons.get("09_fsdp"), 2, gpus=False)

@@ -171,6 +171,7 @@ def trained_out(fork):
 
 
 @pytest.mark.quick("cut")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["cut", "empty", "hostile"])
 def test_a_run_takes_the_snapshot_before_and_ends_with_the_same_bytes(fork, trained_out, kind):
     out, weights = trained_out
@@ -239,6 +240,7 @@ def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork, stem)
 
 
 @pytest.mark.quick("4-2")
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "then"), [(4, 2), (2, 3), (1, 4), (3, 1)])
 def test_another_number_of_processes_goes_on_with_the_same_curve(fork, reference, first, then):
     """Stopped in the middle of an epoch, so that the order of the images and the loss so far must fit too."""
@@ -270,7 +272,8 @@ FORGETS = {
 }
 
 
-@pytest.mark.quick("nothing", "momentum")
+@pytest.mark.quick("momentum", "nothing")
+@pytest.mark.night
 @pytest.mark.parametrize("part", FORGETS)
 def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
     """A lesson that forgets this part does not end with the bytes of an uninterrupted run."""
@@ -307,7 +310,7 @@ def test_the_pass_that_does_not_count_leaves_no_mark(alone):  # DDP needs its gr
 # ---- disks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_file_too_large_costs_the_snapshot_and_not_the_run(start, run):
     """A limit on the size of files stands for a full disk: the weights fit under it, a snapshot does not."""
     kept = run(STEM, 1, *SMALL[:-1], 1).out
@@ -335,6 +338,7 @@ def can_mount():
 
 
 @pytest.mark.quick("full")
+@pytest.mark.night
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
 def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_path, trouble):
@@ -379,6 +383,7 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
 # ---- how a run ends ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(start, fork):
     long = (*SMALL[:-1], 300)
     run = start(STEM, 2, *long, "--snapshot-every", 1000)
@@ -396,6 +401,7 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
 
 
 @pytest.mark.quick("15")
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, number):
     """As srun starts it: the process itself is what the scheduler sees."""
@@ -458,7 +464,8 @@ def test_the_vote_is_one_question_behind(alone):
     assert not vote.last_answer()
 
 
-@pytest.mark.long
+@pytest.mark.long("05_snapshots")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", [STEM, "06_multinode"])
 def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, stem):
     words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)
