@@ -84,8 +84,7 @@ def shard(model, arguments, device):
     if arguments.checkpoint_activations:  # of five layers, only the input is kept
         model.forward = partial(checkpoint_sequential, list(model), 2, use_reentrant=False)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
-    # By default, the mesh would be of a Mac's GPU.
-    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = workload.make_mesh(device, data=arguments.world_size)
     options = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),

@@ -15,8 +15,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
@@ -154,16 +152,12 @@ if __name__ == "__main__":
             f"{arguments.world_size} processes: take 1"
         )
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=limit,
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
-    shape = (arguments.world_size // tensor_size, tensor_size)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
-    for name in mesh.mesh_dim_names:
-        _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
+    mesh = workload.make_mesh(device, data=arguments.world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)
     workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

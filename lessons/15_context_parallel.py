@@ -17,8 +17,6 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -179,16 +177,12 @@ if __name__ == "__main__":
             f"two for each process: take {fits}"
         )
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=limit,
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
-    shape = (arguments.world_size // context_size, context_size)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context"))
-    for name in mesh.mesh_dim_names:
-        _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
+    mesh = workload.make_mesh(device, data=arguments.world_size // context_size, context=context_size)
     train(rank, mesh, device, arguments)
     workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

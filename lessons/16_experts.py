@@ -15,7 +15,6 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
@@ -163,13 +162,12 @@ if __name__ == "__main__":
     workload.check(arguments)
     experts.check(arguments)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=limit,
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
-    mesh = init_device_mesh(device.type, (arguments.world_size,))
+    mesh = workload.make_mesh(device, expert=arguments.world_size)
     train(rank, mesh, device, arguments)
     workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()

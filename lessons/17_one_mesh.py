@@ -175,13 +175,12 @@ if __name__ == "__main__":
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         device_id=None if device.type == "cpu" else device,
-        timeout=limit,
+        timeout=timedelta(minutes=2),  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
     )
-    mesh = one_mesh.make_mesh(sizes, device, limit)
+    mesh = workload.make_mesh(device, **sizes)
     train(rank, mesh, device, arguments)
     workload.release_group()  # a thread of it that is left may abort the process at exit
     dist.destroy_process_group()
