@@ -70,13 +70,12 @@ def train(rank, mesh, device, arguments):
             loss.backward()
             optimizer.step()
             scheduler.step()
-            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
-            mean = loss.detach() / arguments.world_size
-            dist.all_reduce(mean)
-            loss_sum += mean
+            loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                average(loss_sum, mesh)  # any mesh may go on from a snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
+        average(loss_sum, mesh)
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
@@ -112,6 +111,12 @@ def shard(model, mesh, order):
         block.attention.attend = partial(ring_attention, group=group, order=order)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)  # what is in no block
+
+
+def average(loss_sum, mesh):
+    """Over all: each process has other positions, or other texts."""
+    dist.all_reduce(loss_sum)
+    loss_sum /= mesh.size()
 
 
 def compare_orders(rank, mesh, device, arguments):

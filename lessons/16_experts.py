@@ -32,7 +32,7 @@ def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    world_size = mesh.size()
+    world_size = arguments.world_size
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -65,14 +65,13 @@ def train(rank, mesh, device, arguments):
             add_up_gradients(model)
             optimizer.step()
             scheduler.step()
-            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
-            mean = loss.detach() / world_size
-            dist.all_reduce(mean)
-            loss_sum += mean
+            loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                average(loss_sum, mesh)  # any mesh may go on from a snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         show_load(rank, model)
+        average(loss_sum, mesh)
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
@@ -118,6 +117,12 @@ def show_load(rank, model):
         load = " ".join(f"{share:4.0%}" for share in block.feed_forward.load.tolist())
         if rank == 0:
             print(f"block {number}  | load of its experts {load}", flush=True)
+
+
+def average(loss_sum, mesh):
+    """Over all: each process has texts of its own."""
+    dist.all_reduce(loss_sum)
+    loss_sum /= mesh.size()
 
 
 @torch.no_grad()
