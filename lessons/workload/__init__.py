@@ -29,6 +29,7 @@ from workload.images import (
     split,
 )
 from workload.machine import gpu_count, pick_device, random_state, set_random_state, set_seed
+from workload.mesh import make_mesh
 from workload.model import ConvNet, Normalize
 from workload.options import Parser, check, parser, problem_with, require_torchrun, settings
 from workload.report import progress, report
@@ -55,6 +56,7 @@ __all__ = [
     "let_the_first_speak",
     "listen_for_the_end",
     "load_images",
+    "make_mesh",
     "mnist",
     "parser",
     "pick_device",

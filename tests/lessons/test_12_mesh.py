@@ -152,6 +152,14 @@ def test_it_prints_the_collectives_of_a_step(fork, tensor_size, forward, backwar
     ]
 
 
+@pytest.mark.parametrize("kind", ["collective", "message"])
+def test_each_group_of_a_mesh_has_the_time_limit_of_the_process_group(forks, tmp_path, kind):
+    run_probe(forks, tmp_path, "mesh_limit", launcher.command(STEM, 4), kind)
+    for dimension in ("data", "tensor"):
+        said, seconds = json.loads((tmp_path / dimension).read_text())
+        assert "Timed out" in said and 4 < seconds < 20
+
+
 # ---- what it refuses, and a true launch ---------------------------------------------------------
 
 

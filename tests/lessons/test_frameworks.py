@@ -1,5 +1,6 @@
 """Lesson 04 in frameworks: lesson 01's curve, on one process and on many, and what each process holds."""
 
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import diffs
 import launcher
 from forks import Forks
 from lines import check_what_it_printed
+from meshes import run_probe
 from processes import alive, free_port, trained
 from weights import recount
 
@@ -350,6 +352,29 @@ def test_without_a_gpu_accelerate_takes_ddp_in_place_of_fsdp(fork, tmp_path):
     path.write_text(text.replace(right, "print(accelerator.distributed_type)\n    if False:"))
     result = fork("accelerate_fsdp2", 2, *SIZES, path=path, refused=True)
     assert "MULTI_CPU" in result.stdout and "'Parameter' object has no attribute 'to_local'" in result.stderr
+
+
+def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
+    """As the page says: without gradient_as_bucket_view, they take as much memory again."""
+    result = run_probe(forks, tmp_path, "ddp_buckets", launcher.command("04_ddp_torchrun", 2))
+    assert result.code == 0, result.stderr
+    page = (FOLDER / "README.md").read_text()
+    for rank in (0, 1):
+        copied, views = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert copied == {
+            "gradients": 8,
+            "in buckets": 0,
+            "bytes of buckets": 129_128,
+            "bytes of both": 258_256,
+        }
+        assert views == {
+            "gradients": 8,
+            "in buckets": 8,
+            "bytes of buckets": 129_128,
+            "bytes of both": 129_128,
+        }
+    assert "| DDP | 129,128 | 129,128 | 129,128 | | 129,128 |" in page
+    assert "| DDP, `gradient_as_bucket_view=True` | 129,128 | in the buckets | 129,128 | | 129,128 |" in page
 
 
 def test_the_page_has_the_diffs(tmp_path):
