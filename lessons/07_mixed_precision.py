@@ -83,6 +83,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     size, parts = arguments.batch_size // world_size, arguments.accumulate
     if not 1 <= parts <= size:
         workload.refuse(f"--accumulate must be from 1 to the {size} images of a process, not {parts}")
