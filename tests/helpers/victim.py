@@ -91,12 +91,13 @@ def dying_open(path, mode="r"):
 
 def dying_save(state, target):
     """For the lessons that leave the writing to torch.save."""
-    if getattr(target, "suffix", None) != ".temporary":
-        return save(state, target)
-    buffer = io.BytesIO()
-    save(state, buffer)
-    with dying_open(target, "wb") as file:
-        file.write(buffer.getvalue())
+    if getattr(target, "suffix", None) == ".temporary":
+        buffer = io.BytesIO()
+        save(state, buffer)
+        with dying_open(target, "wb") as file:
+            file.write(buffer.getvalue())
+    else:
+        save(state, target)
 
 
 workload.ConvNet = Restless

@@ -1,4 +1,4 @@
-"""Lesson 06a's promises: what a snapshot in the middle of an epoch holds, and the same bytes after a crash."""
+"""Lesson 06a's promises: what a snapshot in the middle of an epoch holds, and the same bytes."""
 
 import importlib
 import re
