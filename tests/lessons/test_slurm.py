@@ -1,4 +1,4 @@
-"""Lesson 06 under a real SLURM: the three ways to start it, back into the queue and on from the snapshot."""
+"""Lesson 06b under a real SLURM: the three ways to start it, back into the queue and on from the snapshot."""
 
 import contextlib
 import json
