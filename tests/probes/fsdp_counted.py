@@ -35,7 +35,9 @@ def progress(batches, epoch):
 
         with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             yield batch
-        if dist.get_rank() == 0 and epoch == 1:  # later, the first step after a test prefetches a layer in vain
+        if (
+            dist.get_rank() == 0 and epoch == 1
+        ):  # later, the first step after a test prefetches a layer in vain
             sent = {str(name).split("_")[1]: number for name, number in mode.get_comm_counts().items()}
             print("counted", json.dumps([sent, kept, sorted(kinds)]))
 
