@@ -63,7 +63,6 @@ def test_temporary_files_of_a_run_are_removed_after_it(forks, tmp_path):
     assert kept.is_absolute() and not kept.exists()
 
 
-SPAWNED = "03_ddp_spawn"
 TOGETHER = [lesson for lesson in lessons.LESSONS if not lesson.is_one_process()]
 
 
@@ -105,7 +104,8 @@ def witnessed(tmp_path):
     """What makes a process say what it ended with, and those words."""
     seen = tmp_path / "seen"
     seen.mkdir()
-    path = os.pathsep.join(map(str, (WITNESS, launcher.ROOT / "lessons", INSIDE)))
+    folders = (WITNESS, launcher.ROOT / "lessons", INSIDE, INSIDE.parent / "travel")
+    path = os.pathsep.join(map(str, folders))
     return {"PYTHONPATH": path, "SEEN": str(seen)}, lambda: [file.read_text() for file in seen.iterdir()]
 
 
@@ -120,7 +120,7 @@ def test_no_script_of_the_bench_leaves_a_thread(tmp_path, monkeypatch, witnessed
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["inside/three_ways", "inside/few_bytes", "travel/race"])
+@pytest.mark.parametrize("name", ["inside/three_ways", "inside/few_bytes", "travel/count"])
 def test_no_script_of_a_notebook_leaves_a_thread(tmp_path, witnessed, name):
     environment, said = witnessed
     runs = [{"way": "ddp", "epochs": 1, "look_every": 5}]
