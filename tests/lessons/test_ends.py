@@ -70,7 +70,8 @@ TOGETHER = [lesson for lesson in lessons.LESSONS if not lesson.is_one_process()]
     ("stem", "ranks"),
     [
         ("04_ddp_torchrun", "01"),
-        *(pytest.param(SPAWNED, ranks, marks=pytest.mark.long) for ranks in ("0", "01")),
+        pytest.param("03_ddp_spawn", "01", marks=pytest.mark.long),
+        pytest.param("06_multinode", "1", marks=pytest.mark.long),
     ],
 )
 def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, ranks):
