@@ -89,15 +89,15 @@ def dying_open(path, mode="r"):
     return file
 
 
-def dying_save(state, target):
+def dying_save(state, target, **options):
     """For the lessons that leave the writing to torch.save."""
     if getattr(target, "suffix", None) == ".temporary":
         buffer = io.BytesIO()
-        save(state, buffer)
+        save(state, buffer, **options)
         with dying_open(target, "wb") as file:
             file.write(buffer.getvalue())
     else:
-        save(state, target)
+        save(state, target, **options)
 
 
 workload.ConvNet = Restless
