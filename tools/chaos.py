@@ -26,8 +26,9 @@ import launcher
 sys.path.insert(0, str(launcher.ROOT / "tests/helpers"))
 from forks import Forks
 
-LESSON = "05_snapshots"
+LESSON = "06b_preemption"
 SIZES = ("--train-size", 480, "--test-size", 100, "--batch-size", 24, "--epochs", 20)
+STEPS = 20  # in an epoch
 TIME_LIMIT = 3
 # How often each kind comes in 20 kills. A stopped process is the slow one: torchrun gives it 30 seconds.
 KINDS = {
@@ -44,15 +45,17 @@ KINDS = {
 class Run:
     """A run in a folder, which goes on after its agent was killed: the command is then given again."""
 
-    def __init__(self, forks, folder, processes, arguments, time_limit):
-        self.forks, self.folder, self.processes = forks, folder, processes
-        words, self.environment = launcher.command(LESSON, processes, *arguments, "--time-limit", time_limit)
+    def __init__(self, forks, folder, processes, arguments, lesson=LESSON):
+        self.forks, self.folder, self.processes, self.lesson = forks, folder, processes, lesson
+        words, self.environment = launcher.command(lesson, processes, *arguments)
         words[words.index("--max-restarts") + 1] = "1000"
         script = next(word for word in words if word.endswith(".py"))
         self.words = [
             str(launcher.ROOT / "tests/helpers/victim.py") if word == script else word for word in words
         ]
         self.environment |= {"LESSON": script}
+        if lesson != LESSON:
+            self.environment["DROPOUT"] = "0"  # it does not save the random state
         self.code, self.left = None, []
         self.begin()
 
@@ -100,8 +103,10 @@ class Run:
 
     def result(self):
         out = self.folder / "out"
-        curve = [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(out, LESSON)]
-        return (out / f"{LESSON}.pt").read_bytes(), curve
+        curve = [
+            (row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(out, self.lesson)
+        ]
+        return (out / f"{self.lesson}.pt").read_bytes(), curve
 
     def log(self):
         return "".join((self.folder / name).read_text() for name in (".out", ".err"))
@@ -161,14 +166,28 @@ def strike(run, kind, chance):
     after = run.steps()
     first = next(place for place in after[known:] if place[1] != at_work)
     last = [place for place in after if place[1] == at_work][-1]
-    per_epoch = SIZES[1] // SIZES[5]
-    lost = (last[2] - first[2]) * per_epoch + last[3] - first[3] + 1
+    lost = (last[2] - first[2]) * STEPS + last[3] - first[3] + 1
     assert lost >= 0, f"{-lost} steps were never taken: after {last[2:]} came {first[2:]}"
     return {"kind": kind, "lost": lost, "seconds": first[0] - struck}
 
 
+def options_of(lesson, every, time_limit):
+    """Lesson 05 saves at the end of an epoch, and waits as long as PyTorch does."""
+    if lesson != LESSON:
+        return SIZES
+    return (*SIZES, "--snapshot-every", every, "--time-limit", time_limit)
+
+
 def chaos(
-    kills, folder, seed=None, processes=(2, 4), say=print, kinds=KINDS, forks=None, time_limit=TIME_LIMIT
+    kills,
+    folder,
+    seed=None,
+    processes=(2, 4),
+    say=print,
+    kinds=KINDS,
+    forks=None,
+    time_limit=TIME_LIMIT,
+    lesson=LESSON,
 ):
     """Returns a row for each kill; raises AssertionError as soon as something is not as it must be. On a
     machine that lets a process wait for so many seconds, it is taken for one that hangs."""
@@ -179,7 +198,7 @@ def chaos(
     try:
         peace = {}
         for count in processes:
-            run = Run(own, folder / f"peace-{count}", count, SIZES, time_limit)
+            run = Run(own, folder / f"peace-{count}", count, options_of(lesson, STEPS, time_limit), lesson)
             run.thread.join()
             assert run.code == 0, run.log()
             peace[count] = run.result()
@@ -187,9 +206,8 @@ def chaos(
         while len(rows) < kills:
             count = processes[number % len(processes)]
             number += 1
-            every = chance.choice([1, 3, 7, 20])
-            options = (*SIZES, "--snapshot-every", every)
-            run = Run(own, folder / f"{number}", count, options, time_limit)
+            every = chance.choice([1, 3, 7, STEPS]) if lesson == LESSON else STEPS
+            run = Run(own, folder / f"{number}", count, options_of(lesson, every, time_limit), lesson)
             strikes = []
             while len(strikes) < min(5, kills - len(rows)) and not run.ended():
                 if not bag:
@@ -204,7 +222,8 @@ def chaos(
                     f"{len(rows) + len(strikes):4}  {kind:14} of {count}, snapshot every {every:2} steps: "
                     f"{row['lost']:2} steps again, {row['seconds']:4.1f} s"
                 )
-                limit = 1 if "SIGTERM" in kind else every + 1  # process 0 may die before it has noted a step
+                saves = lesson == LESSON and "SIGTERM" in kind
+                limit = 1 if saves else every + 1  # process 0 may die before it has noted a step
                 assert row["lost"] < limit + 1, f"{row['lost']} steps lost, one snapshot every {every}"
             run.thread.join()
             assert run.code == 0, f"status {run.code}\n{run.log()}"

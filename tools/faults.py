@@ -1,7 +1,8 @@
 """What can go wrong on many machines, what one sees of it, and after how long: the list of lesson 06.
 
 `make diffs` writes it into lessons/pages/06.md. Each row is produced by the test of test_hosts.py that it
-names. That test asks for the row's text in the output, within the row's limit.
+names, with lesson 06b, whose --time-limit ends a wait for a process that is gone. That test asks for the
+row's text in the output, within the row's limit.
 """
 
 from typing import NamedTuple
@@ -95,7 +96,7 @@ ROWS = {
         ON,
     ),
     "more": Row(
-        "An agent comes back, its disk empty",
+        "An agent comes back",
         "resumed in epoch",
         "on the host of rank 0",
         "two starts: its own, and that of all processes",

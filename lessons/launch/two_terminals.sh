@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Lesson 06 on one machine: two torchrun agents, as if they ran on two machines.
+# Lesson 06 on one machine: two torchrun launchers, as if they ran on two machines.
 #
 #   bash lessons/launch/two_terminals.sh          both in this terminal; each line says which one wrote it
 #   bash lessons/launch/two_terminals.sh 0        one in this terminal,
-#   bash lessons/launch/two_terminals.sh 1        and the other in a second one: stop it, and start it again
+#   bash lessons/launch/two_terminals.sh 1        and the other in a second one, in the same folder
 #
 # What follows goes to the lesson: two_terminals.sh 0 --epochs 20. PROCESSES=2 starts two for each agent.
 # Where there are fewer GPUs than processes all use the CPU, or with SHARE_GPU=1 share what there is.

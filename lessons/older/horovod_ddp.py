@@ -37,7 +37,7 @@ def train(rank, world_size, device, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
-        for images, labels in workload.progress(train_loader, epoch, quiet=rank > 0):
+        for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()

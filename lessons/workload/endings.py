@@ -105,6 +105,9 @@ def release_group():
     tensor while Python ends. It then waits for the GIL, which no thread can get any more, and the
     process aborts with its work done (https://github.com/pytorch/pytorch/issues/190489).
     """
+    if dist.is_initialized() and dist.get_backend() == "gloo":  # an exception has ended the lesson
+        sys.last_value = sys.last_traceback = None  # its frames refer to the model
+        dist.destroy_process_group()
     for thing in gc.get_objects():
         if type(thing) is dist.DeviceMesh:  # DTensor's caches keep meshes, and those their groups
             getattr(thing, "_pg_registry", {}).clear()

@@ -79,7 +79,8 @@ class Hosts:
         if why_not():
             pytest.skip(NEEDED)
         self.folder, self.mark = folder, f"rungs-{uuid.uuid4().hex}"
-        folder.mkdir(parents=True, exist_ok=True)
+        self.shared = folder / "shared"  # the disk that all hosts have
+        self.shared.mkdir(parents=True, exist_ok=True)
         names = "".join(f"10.0.0.{number} host{number}\n" for number in range(1, count + 1))
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
@@ -175,7 +176,7 @@ class Command:
     def __init__(self, hosts, number, words, environment, folder):
         self.mark = f"{hosts.mark}-{len(hosts.commands)}-"
         self.folder, self.name = hosts.folder / folder, f"host{number}"
-        self.temporary, self.out = self.folder / ".tmp", self.folder / "out"
+        self.temporary = self.folder / ".tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / f".log-{len(hosts.commands)}"
         start = 'hostname "$1" && cd "$2" && shift 2 && exec "$@"'
@@ -237,9 +238,9 @@ class Command:
 
 
 def torchrun(*options, nodes, conf, endpoint="host1:29400", restarts=3):
-    """The words and the environment that start an agent of lesson 06."""
+    """The words and the environment that start an agent of lesson 06b."""
     words = [launcher.command("04_ddp_torchrun", 1)[0][0], "--nnodes", nodes, "--nproc-per-node", 1]
     words += ["--max-restarts", restarts, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
     words += ["--rdzv-id", "rungs", "--rdzv-conf", ",".join(f"{key}={value}" for key, value in conf.items())]
-    words += [launcher.ROOT / "lessons/06_multinode.py", *options]
+    words += [launcher.ROOT / "lessons/06b_preemption.py", *options]
     return words, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

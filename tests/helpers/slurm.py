@@ -287,7 +287,7 @@ class Job:
         others = ("torchrun", "bash", "spawn_on_node.py")
         found = []
         for pid, words in self.processes():
-            is_lesson = "06_multinode.py" in words and not any(other in words for other in others)
+            is_lesson = "06b_preemption.py" in words and not any(other in words for other in others)
             if is_lesson or "multiprocessing.spawn" in words:  # mp.spawn's do not name the script
                 found.append(pid)
         return sorted(found)

@@ -1,11 +1,14 @@
-"""Run a lesson that others try to break: LESSON=lessons/05_snapshots.py python tests/helpers/victim.py ...
+"""Run a lesson that others try to break: LESSON=lessons/06b_preemption.py python tests/helpers/victim.py ...
 
 The lesson's text is run as it is. Three things are added around it:
     a model with all that a snapshot could forget: batch norm has buffers, dropout has a random state
     .steps, a file in which process 0 notes each step that it has taken: when, its pid, epoch, step
-    .die-in-save, a file with a number: the process that saves next dies after that many bytes
+    .die-in-save, a file with a number: the process that saves next dies after that part of the bytes
+
+DROPOUT=0 is for lessons 05 and 06, which forget the random state.
 """
 
+import io
 import os
 import signal
 import sys
@@ -19,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 LESSON = Path(os.environ["LESSON"]).resolve()
 sys.path.insert(0, str(LESSON.parent))
 import workload  # noqa: E402
+from parts import snapshot  # noqa: E402
 
 
 class Restless(nn.Sequential):
@@ -31,7 +35,7 @@ class Restless(nn.Sequential):
             nn.Conv2d(channels, 8, kernel_size=5, stride=4, padding=2),
             nn.BatchNorm2d(8),
             nn.GELU(),
-            nn.Dropout(0.2),
+            nn.Dropout(float(os.environ.get("DROPOUT", "0.2"))),
             nn.Flatten(),
             nn.Linear(8 * ((rows + 3) // 4) * ((columns + 3) // 4), 10),
         )
@@ -40,8 +44,8 @@ class Restless(nn.Sequential):
 def note_steps():
     place, progress = [0, 0], workload.progress
 
-    def noted_progress(batches, epoch, quiet=False):
-        for number, batch in enumerate(progress(batches, epoch, quiet), 1):
+    def noted_progress(batches, epoch):
+        for number, batch in enumerate(progress(batches, epoch), 1):
             place[:] = epoch, number
             yield batch
 
@@ -85,9 +89,21 @@ def dying_open(path, mode="r"):
     return file
 
 
+def dying_save(state, target, **options):
+    """For the lessons that leave the writing to torch.save."""
+    if getattr(target, "suffix", None) == ".temporary":
+        buffer = io.BytesIO()
+        save(state, buffer, **options)
+        with dying_open(target, "wb") as file:
+            file.write(buffer.getvalue())
+    else:
+        save(state, target, **options)
+
+
 workload.ConvNet = Restless
+save, torch.save, snapshot.open = torch.save, dying_save, dying_open
 parser = workload.parser
 workload.parser = lambda file, description: parser(LESSON, description)
 note_steps()
 torch.set_num_threads(1)
-exec(compile(LESSON.read_text(), str(LESSON), "exec"), globals() | {"open": dying_open})
+exec(compile(LESSON.read_text(), str(LESSON), "exec"), dict(globals()))

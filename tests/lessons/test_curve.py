@@ -1,7 +1,6 @@
 """One job, one curve; one command, the same bytes; every test image counted once."""
 
 import itertools
-import re
 
 import pytest
 
@@ -9,18 +8,21 @@ import launcher
 import lessons
 import workload
 from lines import check_what_it_printed
-from processes import free_port
 from weights import recount
 
 SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
 GPUS = workload.gpu_count()
 
 
+# The same job, and the snapshots of a whole run: what else they promise is in their own tests.
+STAIRS = [*lessons.LADDER, lessons.get("06a_any_step"), lessons.get("06b_preemption")]
+
+
 def counts(*processes):
-    """(lesson, processes) for all lessons: lessons 01 and 02 are one process, lesson 06 two agents."""
+    """(lesson, processes) for all steps: lessons 01 and 02 are one process, lesson 06 two agents."""
     return [
         pytest.param(lesson.stem, count, id=f"{lesson.number}-{count}")
-        for lesson in lessons.LADDER
+        for lesson in STAIRS
         for count in ((1,) if lesson.is_one_process() else processes)
     ]
 
@@ -43,8 +45,21 @@ def test_the_default_run_learns_over_several_epochs(reference):
     assert sum(later > earlier for earlier, later in itertools.pairwise(accuracy)) >= 4
 
 
-@pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2")
-@pytest.mark.long("04-4", "05-3", "06-4")
+# What else they leave behind: the last snapshot; 06b also the one before.
+LEFT = {
+    "05_snapshots": ["05_snapshots.snapshot"],
+    "06_multinode": ["06_multinode.snapshot", "ticket"],
+    "06a_any_step": ["06a_any_step.snapshot", "ticket"],
+    "06b_preemption": [
+        "06b_preemption.lock",
+        "06b_preemption.epoch0001-step000010.snapshot",
+        "06b_preemption.epoch0002-step000010.snapshot",
+        "ticket",
+    ],
+}
+
+
+@pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2", "06a-2", "06b-2")
 @pytest.mark.night
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
@@ -57,9 +72,7 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, pr
     assert curve[-1]["accuracy"] == recount(result.out / f"{stem}.pt", 997)
     check_what_it_printed(result.stdout, curve)
     assert "epoch  1:" not in result.stderr, "a progress bar, though the output is no terminal"
-    names = {f"{stem}.jsonl", f"{stem}.pt"}
-    if stem in ("05_snapshots", "06_multinode"):  # the last snapshot, and the one before
-        names |= {f"{stem}.lock", *(f"{stem}.epoch000{epoch}-step000000.snapshot" for epoch in (2, 3))}
+    names = {f"{stem}.jsonl", f"{stem}.pt", *LEFT.get(stem, ())}
     assert {path.name for path in result.out.iterdir()} == names
     again = fork(stem, processes, *sizes, folder="again")
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
@@ -122,7 +135,9 @@ def test_a_terminal_shows_a_progress_bar(run, stem):
 
 @pytest.mark.long("04_ddp_torchrun")
 @pytest.mark.night
-@pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "06_multinode"])
+@pytest.mark.parametrize(
+    "stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode"]
+)
 def test_the_same_command_from_nothing_gives_the_same_bytes(run, fork, stem):
     """Once from nothing, and once from the fork server, which starts no second agent."""
     again = run if lessons.get(stem).launcher == "two agents" else fork
@@ -132,73 +147,3 @@ def test_the_same_command_from_nothing_gives_the_same_bytes(run, fork, stem):
         for folder, start in starts.items()
     ]
     assert weights[0] == weights[1]
-
-
-def check_crash(start, processes, sizes):
-    sizes += ("--snapshot-every", 3)
-    whole = start("05_snapshots", processes, *sizes, folder="whole")
-    crashed = start("05_snapshots", processes, *sizes, "--crash-at", 3, folder="crashed")
-    assert crashed.stdout.count("resumed in epoch 3 after step 3\n") == 1
-    assert [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", crashed.stdout, re.M)] == [1, 2, 3, 4]
-    weights = [(result.out / "05_snapshots.pt").read_bytes() for result in (whole, crashed)]
-    assert weights[0] == weights[1]
-    curves = [
-        [
-            (row["epoch"], row["loss"], row["accuracy"])
-            for row in launcher.read_curve(result.out, "05_snapshots")
-        ]
-        for result in (whole, crashed)
-    ]
-    assert curves[0] == curves[1]
-
-
-@pytest.mark.long
-def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(run):
-    check_crash(run, 2, (*SMALL[:-1], 4))
-
-
-@pytest.mark.quick("4")
-@pytest.mark.night
-@pytest.mark.parametrize("processes", [1, 3, 4])
-def test_a_crashed_run_does_so_on_any_number_of_processes(fork, processes):
-    check_crash(fork, processes, (*SMALL[:-1], 4))
-
-
-def test_a_crash_in_the_first_epoch_is_survived_too(fork):
-    result = fork("05_snapshots", 2, *SMALL, "--crash-at", 1)
-    assert [row["epoch"] for row in launcher.read_curve(result.out, "05_snapshots")] == [1, 2]
-
-
-def test_a_finished_run_is_not_trained_again(fork):
-    weights = (fork("05_snapshots", 2, *SMALL).out / "05_snapshots.pt").read_bytes()
-    again = fork("05_snapshots", 2, *SMALL)
-    assert (again.out / "05_snapshots.pt").read_bytes() == weights
-    assert "resumed in epoch 3 after step 0" in again.stdout
-    assert "loss" not in again.stdout
-
-
-@pytest.mark.long
-def test_a_node_that_lost_its_disk_resumes_from_what_the_other_has(start):
-    def both():
-        # The agents need a port that both know. This one belongs to nobody: see two_terminals.sh.
-        port = free_port()
-        nodes = []
-        for node in (0, 1):
-            words = ["bash", launcher.ROOT / "lessons/launch/two_terminals.sh", node, *SMALL]
-            environment = launcher.command("06_multinode", 2)[1] | {"PORT": str(port)}
-            nodes.append(start("06", words=words, environment=environment, folder=f"node{node}"))
-        results = [node.finish() for node in nodes]
-        assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
-        return results
-
-    disks = [sorted(result.out.glob("*.snapshot")) for result in both()]
-    assert [path.read_bytes() for path in disks[0]] == [path.read_bytes() for path in disks[1]]
-    for paths in disks:
-        before = [path.read_bytes() for path in paths]
-        for path in paths:
-            path.unlink()
-        printed = "".join(result.stdout for result in both())
-        assert printed.count("resumed in epoch 3 after step 0") == 1
-        assert "loss" not in printed
-        for path, data in zip(paths, before, strict=True):
-            path.write_bytes(data)

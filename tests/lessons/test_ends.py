@@ -1,8 +1,11 @@
 """How processes end. Whether one has left a worker thread of gloo is looked at after every run that a test
 starts: see conftest.py, and helpers/witness."""
 
+import json
 import os
 import runpy
+import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -10,12 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import rows
 
 import exits
 import launcher
 import lessons
+from weights import copy_lessons
+
+sys.path.insert(0, str(launcher.ROOT / "notebooks"))
+from show import processes
 
 PROBE = launcher.ROOT / "tests" / "probes" / "leaves_its_group.py"
+INSIDE = launcher.ROOT / "notebooks/show/inside"
 WITNESS = launcher.ROOT / "tests" / "helpers" / "witness"
 
 
@@ -52,6 +61,76 @@ def test_temporary_files_of_a_run_are_removed_after_it(forks, tmp_path):
     assert forks.run(["python", str(script)], tmp_path / "run", {}, limit=60) == (0, [])
     kept = Path((tmp_path / "run/kept").read_text())
     assert kept.is_absolute() and not kept.exists()
+
+
+TOGETHER = [lesson for lesson in lessons.LESSONS if not lesson.is_one_process()]
+
+
+@pytest.mark.parametrize(
+    ("stem", "ranks"),
+    [
+        ("04_ddp_torchrun", "01"),
+        pytest.param("03_ddp_spawn", "01", marks=pytest.mark.long),
+        pytest.param("06_multinode", "1", marks=pytest.mark.long),
+    ],
+)
+def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, ranks):
+    """The lesson does not come to its last line, where it ends the group."""
+    copy_lessons(tmp_path)
+    lesson = (tmp_path / f"{stem}.py").read_text()
+    text = "            loss = cross_entropy(model(images), labels)\n"
+    assert lesson.count(text) == 1
+    bug = f"            if epoch == 2 and str(rank) in {ranks!r}: raise ValueError('a bug')\n"
+    (tmp_path / f"{stem}.py").write_text(lesson.replace(text, bug + text))
+    sizes = (*lessons.get(stem).small.split(), "--epochs", 2)
+    words, environment = launcher.command(stem, 2, *sizes)
+    words = [word.replace(str(launcher.ROOT / "lessons"), str(tmp_path)) for word in words]
+    run = start(stem, words=words, environment=environment)
+    result = run.finish()
+    assert result.code != 0 and "ValueError: a bug" in result.stderr
+    assert [path.read_text() for path in run.seen.iterdir()] == ["", ""]
+
+
+@pytest.mark.long("04", "06b", "09", "12")
+@pytest.mark.night
+@pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
+def test_no_lesson_leaves_a_thread(tmp_path, monkeypatch, lesson):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = exits.start(lesson, lesson.processes)
+    assert run["status"] == 0, run["said"]
+    assert run["ended_with"] == [""] * lesson.processes
+
+
+@pytest.fixture
+def witnessed(tmp_path):
+    """What makes a process say what it ended with, and those words."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    folders = (WITNESS, launcher.ROOT / "lessons", INSIDE, INSIDE.parent / "travel")
+    path = os.pathsep.join(map(str, folders))
+    return {"PYTHONPATH": path, "SEEN": str(seen)}, lambda: [file.read_text() for file in seen.iterdir()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [("overlap.py", 2, 2), ("reduce.py",)], ids=lambda words: words[0])
+def test_no_script_of_the_bench_leaves_a_thread(tmp_path, monkeypatch, witnessed, words):
+    environment, said = witnessed
+    monkeypatch.setattr(rows, "ENVIRONMENT", rows.ENVIRONMENT | environment)
+    script, *arguments = words
+    rows.start_ranks(script, tmp_path, *arguments)
+    assert said() == ["", ""]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["inside/three_ways", "inside/few_bytes", "travel/count"])
+def test_no_script_of_a_notebook_leaves_a_thread(tmp_path, witnessed, name):
+    environment, said = witnessed
+    runs = [{"way": "ddp", "epochs": 1, "look_every": 5}]
+    environment |= {"RUNS": json.dumps(runs), "SIZES": "[240, 100]"}
+    script = shutil.copy(INSIDE.parent / f"{name}.py", tmp_path)
+    found = processes.ranks(script, 2, limit=100, environment=environment, quiet=True)
+    assert [one.code for one in found] == [0, 0]
+    assert said() == ["", ""]
 
 
 @pytest.mark.night

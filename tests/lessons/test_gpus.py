@@ -15,7 +15,8 @@ import lessons
 import workload
 
 PROBE = launcher.ROOT / "tests" / "probes" / "groups_and_device.py"
-BY_RANK = ("04_ddp_torchrun", "05_snapshots")
+# They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
+PATIENT = ("04_ddp_torchrun", "05_snapshots", "06_multinode", "06a_any_step", "07_mixed_precision")
 TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
 
 
@@ -24,10 +25,7 @@ TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchru
 
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
 def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_others(forks, tmp_path, lesson):
-    """Two take that of their rank: on a second machine they are refused, and told of lesson 06.
-
-    On the way each trains with what its optimizer does on a GPU, which does not take all parameters.
-    """
+    """On the way each trains with what its optimizer does on a GPU, which does not take all parameters."""
     words, environment = launcher.command("04_ddp_torchrun", 2)
     words = [*words[:-1], PROBE, lesson.path, "--epochs", 1, *lesson.small.split()]
     words = [str(word) for word in words]
@@ -35,8 +33,8 @@ def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_othe
     assert code == 0, (tmp_path / ".err").read_text()
     for rank in (0, 1):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert seen["asked"] == [rank if lesson.stem in BY_RANK else 7]
-        assert seen["seconds"] and max(seen["seconds"]) <= 120
+        assert seen["asked"] == [7]
+        assert max(seen["seconds"]) <= (1800 if lesson.stem in PATIENT else 120)
 
 
 def test_all_images_are_kept_on_the_device():
@@ -65,13 +63,14 @@ def gpus(monkeypatch):
 
 
 def test_a_gpu_that_is_not_there_is_refused(gpus, capsys, monkeypatch):
-    """As on the second of two machines, where lesson 04 asks for GPU number 2."""
+    """Where a script asks for the GPU of its rank, which counts over all machines."""
     gpus(2)
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(SystemExit):
         workload.pick_device(2)
-    assert capsys.readouterr().err.startswith("error: this machine has 2 GPUs and no number 2: a rank counts")
+    line = "error: this machine has 2 GPUs and no number 2: start fewer processes\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize(("count", "number", "expected"), [(1, 0, 0), (1, 1, 0), (3, 1, 1), (3, 3, 0)])

@@ -1,6 +1,7 @@
 """Hosts of their own: three network namespaces joined by a bridge, a torchrun agent in each.
 
-The launches are true ones. What goes wrong, and what is then seen, are the rows of faults.py.
+The launches are true ones, of lesson 06b on a disk that the hosts share. What goes wrong, and what is then
+seen, are the rows of faults.py.
 """
 
 import inspect
@@ -21,7 +22,7 @@ import launcher
 import lessons
 from processes import alive, wait_for
 
-LESSON = "06_multinode"
+LESSON = "06b_preemption"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--snapshot-every", 5)
 LONG = (*SIZES, "--epochs", 3000)  # for runs that are not to end by themselves
 
@@ -66,41 +67,35 @@ def see(request):
         assert seen == expected
 
 
-def train(network, numbers, *options, nodes="1:3", time_limit=faults.TIME_LIMIT, folder=None, **more):
+def train(network, numbers, *options, nodes="1:3", time_limit=faults.TIME_LIMIT, **more):
     """An agent on each of these hosts."""
     conf = faults.CONF | more.pop("conf", {})
-    words, environment = hosts.torchrun(*options, "--time-limit", time_limit, nodes=nodes, conf=conf, **more)
-    return [network.run(number, *words, environment=environment, folder=folder) for number in numbers]
+    options = (*options, "--time-limit", time_limit, "--out", network.shared)
+    words, environment = hosts.torchrun(*options, nodes=nodes, conf=conf, **more)
+    return [network.run(number, *words, environment=environment) for number in numbers]
 
 
 def lengths(commands):
     return [len(command.output()) for command in commands]
 
 
-def snapshots(command):
-    return {path.name: path.read_bytes() for path in sorted(command.out.glob("*.snapshot"))}
-
-
-def check_the_end(commands, reference, *options):
-    """All ended well, with lesson 01's curve, and the same two snapshots on each disk."""
+def check_the_end(network, commands, reference, *options):
+    """All ended well, with lesson 01's curve, and what one run leaves on the disk that they share."""
     for command in commands:
         assert command.finish(150) == 0, command.output()
-    curve = launcher.read_curve(commands[0].out, LESSON)
+    curve = launcher.read_curve(network.shared, LESSON)
     assert launcher.difference(curve, reference(*options)) == ""
-    disks = [snapshots(command) for command in commands]
-    assert len(disks[0]) == 2
-    for command, disk in zip(commands, disks, strict=True):
-        assert disk == disks[0], f"{command.name} has {list(disk)}, not {list(disks[0])}, or other bytes"
-    for command in commands[1:]:
-        assert not (command.out / f"{LESSON}.pt").exists(), "only rank 0 writes the weights"
+    assert len(list(network.shared.glob("*.snapshot"))) == 2
+    left = {path.name for path in network.shared.iterdir() if path.suffix != ".snapshot"}
+    assert left == {f"{LESSON}.{ending}" for ending in ("jsonl", "pt", "lock")} | {"ticket"}
     return curve
 
 
 @pytest.mark.long
 def test_three_hosts_have_lesson_01s_curve(network, reference):
     sizes = (*SIZES[:4], "--epochs", 3)
-    agents = train(network(3), (1, 2, 3), *sizes, nodes=3)
-    curve = check_the_end(agents, reference, *sizes)
+    net = network(3)
+    curve = check_the_end(net, train(net, (1, 2, 3), *sizes, nodes=3), reference, *sizes)
     assert {row["world_size"] for row in curve} == {3}
 
 
@@ -140,9 +135,9 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     first.wait_for("| loss ", 20, len(first.output()))
 
     before, since = lengths(agents), time.monotonic()
-    (back,) = train(net, (3,), *sizes, "--snapshot-every", 5, time_limit=20, folder="host3-new-disk")
+    (back,) = train(net, (3,), *sizes, "--snapshot-every", 5, time_limit=20)
     see("more", [first], since, before[:1])
-    curve = check_the_end([first, second, back], reference, *sizes)
+    curve = check_the_end(net, [first, second, back], reference, *sizes)
     grouped = [
         (size, len(list(rows))) for size, rows in itertools.groupby(row["world_size"] for row in curve)
     ]
@@ -198,7 +193,7 @@ def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
         script = launcher.ROOT / f"lessons/{LESSON}.py"
         place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": f"10.0.0.{address}"}
         environment = {key: str(value) for key, value in (place | {"MASTER_PORT": 29500}).items()}
-        words = (sys.executable, script, *LONG, "--time-limit", faults.TIME_LIMIT)
+        words = (sys.executable, script, *LONG, "--time-limit", faults.TIME_LIMIT, "--out", net.shared)
         started[name] = [net.run(number, *words, environment=environment)]
     waiting = {name: max(command.started for command in commands) for name, commands in started.items()}
     while waiting:
@@ -238,7 +233,7 @@ def test_the_wrong_interface_and_closed_ports(network, reference, see):
             place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "10.0.0.1"}
             environment = {key: str(value) for key, value in (place | {"MASTER_PORT": 29500}).items()}
             script = launcher.ROOT / f"lessons/{LESSON}.py"
-            words = (sys.executable, script, *sizes, "--time-limit", limit)
+            words = (sys.executable, script, *sizes, "--time-limit", limit, "--out", net.shared)
             commands.append(net.run(rank + 1, *words, environment=environment))
         return commands
 
@@ -263,14 +258,15 @@ def test_the_wrong_interface_and_closed_ports(network, reference, see):
     agents = []
     for number in (1, 2):
         conf = faults.CONF | {"is_host": int(number == 1)}
-        words, environment = hosts.torchrun(*sizes, nodes=2, conf=conf, endpoint="10.0.0.1:29400")
+        options = (*sizes, "--out", two_interfaces.shared)
+        words, environment = hosts.torchrun(*options, nodes=2, conf=conf, endpoint="10.0.0.1:29400")
         words[1:1] = ["--local-addr", f"10.0.0.{number}"]
         environment["GLOO_SOCKET_IFNAME"] = "eth0"
         agents.append(two_interfaces.run(number, *words, environment=environment))
         closed.open_ports(number, "50000-50100")
         closed.configure(number, "sysctl", "-w", "net.ipv4.ip_local_port_range=50000 50100")
-    check_the_end(agents, reference, *sizes)
-    check_the_end(start(closed, limit=60), reference, *sizes)
+    check_the_end(two_interfaces, agents, reference, *sizes)
+    check_the_end(closed, start(closed, limit=60), reference, *sizes)
 
 
 # ---- the table ----
@@ -284,7 +280,7 @@ def test_every_row_is_produced_by_a_test():
 
 
 def test_the_table_is_on_the_page():
-    assert faults.listed() in lessons.get(LESSON).page.read_text()
+    assert faults.listed() in lessons.get("06_multinode").page.read_text()
 
 
 # ---- what the hosts leave behind ----

@@ -27,7 +27,7 @@ CONTAINER, KUBERNETES, SAGEMAKER = (
     (FOLDER / name).read_text() for name in ("Containerfile", "kubernetes.yaml", "sagemaker.json")
 )
 PAGE = (FOLDER / "README.md").read_text()
-LESSON = "06_multinode"
+LESSON = "06b_preemption"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 8)
 
 HADOLINT = Path(sys.executable).parent / "hadolint"
@@ -179,14 +179,20 @@ def wrong_with_sagemaker(text):
         return check(problems)
     parameters, stop = request["HyperParameters"], request["StoppingCondition"]
     program = parameters.get("sagemaker_program", "")
-    local = request["CheckpointConfig"]["LocalPath"]
+    (channel,) = request["InputDataConfig"]
+    disk = channel["DataSource"].get("FileSystemDataSource", {})
     account = request["RoleArn"].split(":")[4]
     strangers = set(re.findall(r"\d{12}", text)) - {account}
     return check(
         [
             (parameters.get("sagemaker_torch_distributed_enabled") != "true", "no torch_distributed"),
             (not (ROOT / "lessons" / program).is_file(), f"sagemaker_program {program} is no lesson"),
-            (parameters.get("out") != local, f"--out is not {local}: no snapshot leaves the machine"),
+            (
+                parameters.get("out") != f"/opt/ml/input/data/{channel['ChannelName']}",
+                "--out is not on the disk that the machines share",
+            ),
+            (disk.get("FileSystemAccessMode") != "rw", "the lesson may not write to that disk"),
+            (not request.get("VpcConfig"), "a file system is reached from its own network only"),
             (not parameters.get("snapshot-every"), "a spot instance that is taken away costs an epoch"),
             (
                 not stop["MaxRuntimeInSeconds"] <= stop.get("MaxWaitTimeInSeconds", 0),
@@ -275,8 +281,11 @@ MISTAKES = [
     ("sagemaker", "ml.g5.xlarge", "g5.xlarge", "is none of"),
     ("sagemaker", '"TrainingJobName": "rungs"', '"TrainingJobName": "my rungs"', "is not like"),
     ("sagemaker", "torch_distributed_enabled", "pytorch_ddp_enabled", "no torch_distributed"),
-    ("sagemaker", '"06_multinode.py"', '"lessons/06_multinode.py"', "is no lesson"),
-    ("sagemaker", '"out": "/opt/ml/checkpoints"', '"out": "/opt/ml/model"', "no snapshot leaves"),
+    ("sagemaker", '"06b_preemption.py"', '"lessons/06b_preemption.py"', "is no lesson"),
+    ("sagemaker", '"out": "/opt/ml/input/data/snapshots"', '"out": "/opt/ml/checkpoints"', "machines share"),
+    ("sagemaker", '"rw"', '"ro"', "may not write"),
+    ("sagemaker", '"ChannelName": "snapshots"', '"ChannelName": "disk"', "machines share"),
+    ("sagemaker", '"VpcConfig"', '"Vpc"', "Unknown parameter"),
     ("sagemaker", '"MaxWaitTimeInSeconds": 7200', '"MaxWaitTimeInSeconds": 1800', "waits for at least"),
     ("sagemaker", "rungs:sagemaker", "rungs:1", "second stage"),
 ]
@@ -437,20 +446,17 @@ def test_sagemaker_runs_it_on_two_machines(network, image, reference):
     request, names = json.loads(SAGEMAKER), ["algo-1", "algo-2"]
     with open(network.folder / "hosts", "a") as file:
         file.write("".join(f"10.0.0.{number} algo-{number}\n" for number in (1, 2)))
-    local, machines = request["CheckpointConfig"]["LocalPath"], []
+    local, machines = request["HyperParameters"]["out"], []
     for number, name in enumerate(names, 1):
         words, environment = as_the_toolkit_does(request, names, name)
-        checkpoints = network.folder / name  # each machine's own; SageMaker copies it to S3
-        words = [str(checkpoints) if word == local else str(word) for word in [*words, *SIZES]]
+        words = [str(network.shared) if word == local else str(word) for word in [*words, *SIZES]]
         machines.append(enter(network, number, name, image / "lessons", words, environment))
     for machine in machines:
         assert machine.finish(150) == 0, machine.output()
-    curve = launcher.read_curve(network.folder / "algo-1", LESSON)
+    curve = launcher.read_curve(network.shared, LESSON)
     assert launcher.difference(curve, reference(*SIZES)) == ""
     assert {row["world_size"] for row in curve} == {2}
-    saved = [{path.name for path in (network.folder / name).glob("*.snapshot")} for name in names]
-    assert saved[0] == saved[1]
-    assert len(saved[0]) == 2
+    assert len(list(network.shared.glob("*.snapshot"))) == 2
 
 
 # ---- a machine that is taken away ----
@@ -464,7 +470,7 @@ def keep(tmp_path):
     options = "--snapshot-every 5 --epochs 3 --train-size 4800 --test-size 60"
     for old, new in {
         "KEPT=/content/drive/MyDrive/rungs": f"KEPT={tmp_path}/drive",
-        "lessons/05": f"{ROOT}/lessons/05",
+        "lessons/06b": f"{ROOT}/lessons/06b",
         "--snapshot-every 20": options,
         "sleep 20": "sleep 0.2",
     }.items():
@@ -501,4 +507,4 @@ def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(keep, tmp_pat
     resumed, *epochs = keep("next", until="nothing")
     assert re.fullmatch(r"resumed in epoch [123]( after step \d+)?", resumed)
     assert epochs[-1].startswith("epoch  3")
-    assert (tmp_path / "drive/05_snapshots.pt").exists()
+    assert (tmp_path / f"drive/{LESSON}.pt").exists()

@@ -38,7 +38,7 @@ BAD = {
     "unwritable out": (("--out", "/proc/here"), "cannot write to --out /proc/here"),
     "out is a file": (("--out", "/dev/null"), "cannot write to --out /dev/null"),
 }
-LATER = ("no steps", "no time", "time without end")  # options from lesson 05 on
+LATER = ("no steps", "no time", "time without end")  # options from lesson 06b on
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_all_bad_input_is(forked, stem, bad):
 
 
 @pytest.mark.parametrize("bad", LATER)
-def test_bad_options_of_lesson_05_are_refused(fork, bad):
+def test_bad_options_of_lesson_06b_are_refused(fork, bad):
     arguments, message = BAD[bad]
-    assert message in refusal(fork("05_snapshots", 2, *SMALL, *arguments, refused=True))
+    assert message in refusal(fork("06b_preemption", 2, *SMALL, *arguments, refused=True))
 
 
 def test_bad_input_is_refused_once_although_torchrun_restarts_the_lesson(forked):
@@ -131,7 +131,7 @@ def test_a_batch_that_fits_no_more_after_a_restart_is_refused_aloud(tmp_path, mo
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("stem", ["04_ddp_torchrun", "05_snapshots", "06_multinode"])
+@pytest.mark.parametrize("stem", ["04_ddp_torchrun", "05_snapshots", "06_multinode", "06b_preemption"])
 def test_plain_python_is_told_how_to_start_the_lesson(forked, stem):
     line = refusal(forked([sys.executable, launcher.ROOT / f"lessons/{stem}.py"]))
     assert "started by torchrun: torchrun --standalone --nproc-per-node 2 " in line

@@ -1,4 +1,4 @@
-"""Lesson 06 under a real SLURM: the three ways to start it, back into the queue and on from the snapshot."""
+"""Lesson 06b under a real SLURM: the three ways to start it, back into the queue and on from the snapshot."""
 
 import contextlib
 import json
@@ -80,7 +80,7 @@ def cores(pid):
 def check_the_end(job, reference, world_size=2, restarts=0):
     """The job is done, with lesson 01's curve. Returns the places at which it went on, as (epoch, step)."""
     assert job.finish() == "COMPLETED", job.everything()
-    curve = launcher.read_curve(job.folder / "out", "06_multinode")
+    curve = launcher.read_curve(job.folder / "out", "06b_preemption")
     assert launcher.difference(curve, reference(*SIZES)) == "", job.everything()
     assert {row["world_size"] for row in curve} == {world_size}
     assert job.show("Restarts") == str(restarts), job.everything()

@@ -24,7 +24,7 @@ def note_scatter(output, input, **options):
     return scatter(output, input, **options)
 
 
-def progress(batches, epoch, quiet):
+def progress(batches, epoch):
     warnings.simplefilter("ignore")  # the counter's hooks make views of the outputs, which FSDP warns of
     for batch in batches:
         kept = []
@@ -35,7 +35,9 @@ def progress(batches, epoch, quiet):
 
         with CommDebugMode() as mode, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             yield batch
-        if not quiet and epoch == 1:  # later, the first step after a test prefetches a layer in vain
+        if (
+            dist.get_rank() == 0 and epoch == 1
+        ):  # later, the first step after a test prefetches a layer in vain
             sent = {str(name).split("_")[1]: number for name, number in mode.get_comm_counts().items()}
             print("counted", json.dumps([sent, kept, sorted(kinds)]))
 

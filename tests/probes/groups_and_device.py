@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.optim.optimizer as optimizer
 
 import workload
 
-asked, pick_device, release_group = [], workload.pick_device, workload.release_group
+asked, pick_device, destroy_process_group = [], workload.pick_device, dist.destroy_process_group
 foreach_devices = optimizer._get_foreach_kernels_supported_devices
 
 
@@ -29,11 +30,11 @@ def look():
     backends = [group._get_backend(torch.device("cpu")) for group in c10d._world.pg_map]
     seconds = [backend.options._timeout.total_seconds() for backend in backends]
     Path(f"{os.environ['RANK']}.json").write_text(json.dumps({"asked": asked, "seconds": seconds}))
-    release_group()
+    destroy_process_group()
 
 
 if __name__ == "__main__":
-    workload.pick_device, workload.release_group = pick, look
+    workload.pick_device, dist.destroy_process_group = pick, look
     optimizer._get_foreach_kernels_supported_devices = lambda: [*foreach_devices(), "cpu"]
     assert optimizer._default_to_fused_or_foreach([torch.ones(1)], False) == (False, True)
     os.environ["LOCAL_RANK"] = "7"

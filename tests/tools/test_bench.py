@@ -448,7 +448,7 @@ def test_a_snapshot_written_meanwhile_is_clocked_too(tmp_path):
 @pytest.mark.night
 def test_a_snapshot_that_is_waited_for_is_clocked(tmp_path):
     sizes = ("--epochs", 2, "--train-size", 240, "--test-size", 60)
-    found = rows.saving(tmp_path, "05", "05_snapshots", "saving", sizes)["saving"]["05"]
+    found = rows.saving(tmp_path, "06b", "06b_preemption", "saving", sizes)["saving"]["06b"]
     assert 200_000 < found["bytes"] < 400_000  # 32,000 weights with their momentum
     assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
 

@@ -201,8 +201,8 @@ From 1 MiB up our ring has at least {worst:.2f} of gloo's speed {verdict(worst, 
 def safety(rows):
     saving, speed = rows["saving"], rows["speed"]
     names = {
-        "lesson 05": "lesson 05",
-        "lesson 05, wide": "lesson 05, 8 million parameters",
+        "lesson 06b": "lesson 06b",
+        "lesson 06b, wide": "lesson 06b, 8 million parameters",
         "lesson 09, wide": "lesson 09 the same, asynchronous",
     }
     lines = [
@@ -214,13 +214,13 @@ def safety(rows):
         ]
         for name, words in names.items()
     ]
-    share, again = statistics.median(saving["lesson 05"]["share"]), statistics.median(rows["recovery"])
-    beside = ratio(speed["lesson 05"], speed["its own model, 2"])
-    return f"""**What safety costs.** How long training stands still for a snapshot, on two processes. Lesson 05 writes it aside before it goes on; lesson 09 copies it, goes on, and writes meanwhile.
+    share, again = statistics.median(saving["lesson 06b"]["share"]), statistics.median(rows["recovery"])
+    beside = ratio(speed["lesson 06b"], speed["its own model, 2"])
+    return f"""**What safety costs.** How long training stands still for a snapshot, on two processes. Lesson 06b writes it before it goes on; lesson 09 copies it, goes on, and writes meanwhile.
 
 {table(["", "bytes", "stands still", "least to most"], lines)}
 
-One snapshot an epoch takes {share:.1%} of lesson 05's run {verdict(100 * share, 2, at_most=True, unit="%")}, which trains at {beside:.2f} times the speed of lesson 04. From the death of a process to the next step pass {again:.1f} seconds, {reach(rows["recovery"], 1, 1)} {verdict(again, 10, at_most=True, unit=" s")}: most of it is Python importing torch again."""
+One snapshot an epoch takes {share:.1%} of lesson 06b's run {verdict(100 * share, 2, at_most=True, unit="%")}, which trains at {beside:.2f} times the speed of lesson 04. From the death of a process to the next step pass {again:.1f} seconds, {reach(rows["recovery"], 1, 1)} {verdict(again, 10, at_most=True, unit=" s")}: most of it is Python importing torch again."""
 
 
 def startup(rows):
@@ -281,7 +281,7 @@ def summary(result):
     hidden_in = "; ".join(
         f"{link.split(',')[0]} {value:.2f} {verdict(value, 1.2)}" for link, value in hides.items()
     )
-    share = statistics.median(rows["saving"]["lesson 05"]["share"])
+    share = statistics.median(rows["saving"]["lesson 06b"]["share"])
     again = statistics.median(rows["recovery"])
     start = [
         statistics.median(map(sum, zip(*found.values(), strict=True))) for found in rows["start"].values()

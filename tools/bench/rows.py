@@ -239,7 +239,7 @@ def saving(folder, name, stem, variant, arguments=()):
 
 def recovery(folder):
     """Seconds from the death of one of two processes to the next step, with torchrun's real restart."""
-    words, environment = launcher.command("05_snapshots", 2, "--epochs", 2, "--crash-at", 1)
+    words, environment = launcher.command("06b_preemption", 2, "--epochs", 2, "--crash-at", 1)
     script = next(word for word in words if word.endswith(".py"))
     words[words.index(script)] = HELPERS / "victim.py"
     finish(start(words, folder, **environment, LESSON=script))
@@ -280,10 +280,10 @@ MEASURES = {
     "overlap between two hosts": overlap_between_hosts,
     "all-reduce": reduce,
     "snapshots": part(
-        saving, name="lesson 05", stem="05_snapshots", variant="saving", arguments=("--epochs", 4)
+        saving, name="lesson 06b", stem="06b_preemption", variant="saving", arguments=("--epochs", 4)
     ),
     "large snapshots": part(
-        saving, name="lesson 05, wide", stem="05_snapshots", variant="wide,saving", arguments=SAVED
+        saving, name="lesson 06b, wide", stem="06b_preemption", variant="wide,saving", arguments=SAVED
     ),
     "large snapshots, asynchronous": part(
         saving, name="lesson 09, wide", stem="09_fsdp", variant="wide,saving", arguments=SAVED

@@ -21,6 +21,7 @@ from pathlib import Path
 
 started = time.time()
 
+import torch.distributed as dist
 from torch import nn
 
 LESSON = Path(os.environ["VARIANT_OF"]).resolve()
@@ -77,6 +78,11 @@ class Kinked(nn.Sequential):
         super().__init__(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape, width)))
 
 
+def is_first():
+    """Whether this is process 0, or the only one."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def tell(what, value):
     print(json.dumps({what: value}), file=sys.stderr, flush=True)
 
@@ -92,9 +98,9 @@ def clock():
         times["images"] = time.time()
         return images
 
-    def clocked_progress(batches, epoch, quiet=False):
-        for number, batch in enumerate(progress(batches, epoch, quiet)):
-            if epoch == 1 and number < 2 and not quiet:
+    def clocked_progress(batches, epoch):
+        for number, batch in enumerate(progress(batches, epoch)):
+            if epoch == 1 and number < 2 and is_first():
                 times["built" if number == 0 else "stepped"] = time.time()
                 if number == 1:
                     tell("clocked", times)
@@ -105,7 +111,7 @@ def clock():
 
 def clock_saving():
     """Note how long training stands still for snapshots: from the gathering of what is in them until it goes
-    on. In lesson 05 that is all of the writing; in 09 only what is left of the snapshot before."""
+    on. In lesson 06b that is all of the writing; in 09 only what is left of the snapshot before."""
     import atexit
 
     times = {"began": None, "stood": [], "ended": 0.0}
@@ -116,7 +122,7 @@ def clock_saving():
         return progress(*arguments, **options)
 
     workload.progress = clocked_progress
-    (clock_lesson_09 if LESSON.stem == "09_fsdp" else clock_lesson_05)(times)
+    (clock_lesson_09 if LESSON.stem == "09_fsdp" else clock_lesson_06b)(times)
 
     def say():
         if times["stood"]:
@@ -132,26 +138,22 @@ def size_of(path):
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
 
 
-def clock_lesson_05(times):
-    import contextlib
-
+def clock_lesson_06b(times):
     from parts import snapshot
 
-    gather_rest, survive = snapshot.Snapshots.gather_rest, snapshot.survive_a_full_disk
+    random_state, save = workload.random_state, snapshot.Snapshots.save
 
-    def clocked_gather_rest(snapshots, loss_sum):
+    def clocked_random_state(*arguments):
         times["save"] = time.perf_counter()
-        return gather_rest(snapshots, loss_sum)
+        return random_state(*arguments)
 
-    @contextlib.contextmanager
-    def clocked_survive(*arguments):
-        with survive(*arguments):
-            yield
+    def clocked_save(*arguments):
+        save(*arguments)
         times["ended"] = time.perf_counter()
         times["stood"].append(times["ended"] - times["save"])
 
-    snapshot.Snapshots.gather_rest = clocked_gather_rest
-    snapshot.survive_a_full_disk = clocked_survive
+    workload.random_state = clocked_random_state
+    snapshot.Snapshots.save = clocked_save
 
 
 def clock_lesson_09(times):

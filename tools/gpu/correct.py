@@ -16,7 +16,10 @@ EPOCHS = ("--epochs", 2)
 CPU = {"CUDA_VISIBLE_DEVICES": ""}
 EXACT = "relative error under 1e-6"
 EQUAL = "the same bytes"
-RANK_STEMS = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "11_tensor_parallel", "12_mesh", "13_gpt")
+RANK_STEMS = (
+    *("04_ddp_torchrun", "06_multinode", "06b_preemption", "09_fsdp"),
+    *("11_tensor_parallel", "12_mesh", "13_gpt"),
+)
 OPTIONS_09 = (("--precision", "bf16"), ("--checkpoint-activations",), ("--offload",), ("--no-reshard",))
 SCHEDULES = ("1f1b", "naive", "gpipe", "interleaved")
 REHEARSED = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "13_gpt")
@@ -86,6 +89,7 @@ def numerics(check: Check) -> None:
 
 def one_rank(check: Check) -> None:
     stems = [lesson.stem for lesson in lessons.LADDER if lesson.launcher != "two agents"]
+    stems.append("06b_preemption")  # it keeps two snapshots: one can resume from the one before the last
     first, last = stems[0], stems[-1]
     if check.is_rehearsal:
         stems = [first, "04_ddp_torchrun", last]
@@ -126,7 +130,7 @@ def one_rank(check: Check) -> None:
 
         def look(result, reference):
             value, is_right = same_curve(last, "", limits)(result, reference)
-            said = "resumed in epoch 3 after step 0" in result.stdout
+            said = "resumed in epoch 2 after step " in result.stdout
             return f"{'resumed' if said else 'not resumed'}, {value}", said and is_right
 
         result = resumed.get(f"{last} on the {where}", reference)
@@ -281,7 +285,7 @@ def four_to_two(check: Check, four: Result | None, reference: Result) -> None:
 
 # ---- a rank is killed ---------------------------------------------------------------------------
 
-STRUCK = "06_multinode"
+STRUCK = "06b_preemption"
 STRUCK_SIZES = ("--train-size", 1200, "--test-size", 60, "--batch-size", 24)
 # What one reads, as tools/faults.py has it for gloo; NCCL has words of its own.
 MESSAGES = {
@@ -292,7 +296,7 @@ MESSAGES = {
 
 
 def kills(check: Check) -> None:
-    """Two agents with a rank each, all at once: a process that was stopped is given 30 s to end."""
+    """A launcher with two ranks for each kind, all at once: a stopped process is given 30 s to end."""
     found: dict[str, dict] = {}
     threads = []
     for kind in ("uninterrupted", *MESSAGES):
@@ -337,7 +341,7 @@ def struck(check: Check, kind: str) -> dict:
     wait_for(child, lambda: "epoch  1 |" in Result(child.folder).stdout, "the first epoch")
     began, said = time.monotonic(), ""
     if kind == "SIGTERM":
-        os.kill(child.process.pid, signal.SIGTERM)  # two_terminals.sh hands it on to its agents
+        os.kill(child.process.pid, signal.SIGTERM)  # torchrun hands it on to its ranks
         stopped = child.finish()
         said = stopped.stdout + stopped.stderr
         if "still ran" in stopped.problem:

@@ -20,17 +20,17 @@ epochs = int(sys.argv[sys.argv.index("--epochs") + 1])
 device, timed, busy = workload.pick_device(), [0, 0.0], {}
 
 
-def watched_progress(batches, epoch, quiet=False):
+def watched_progress(batches, epoch):
     if epoch == 2:
         turns.wait_for_turn()
     if epoch == epochs:
         with turns.Watch(device) as watch:
-            yield from progress(batches, epoch, quiet)
+            yield from progress(batches, epoch)
         busy.update(watch.found)
         return
     begin = time.perf_counter()
     steps = 0
-    for batch in progress(batches, epoch, quiet):
+    for batch in progress(batches, epoch):
         yield batch
         steps += 1
     turns.synchronize(device)

@@ -1,4 +1,4 @@
-"""Lesson 05's promises, one by one: what a snapshot holds, what is refused, and how a run ends."""
+"""Lesson 06b's promises, one by one: what is refused, what a full disk costs, and how a run ends."""
 
 import argparse
 import fcntl
@@ -24,15 +24,15 @@ import workload
 from lines import refusal
 from parts import snapshot
 from processes import alive, trained, wait_for
+from weights import LESSONS, copy_lessons
 
-STEM = "05_snapshots"
+STEM = "06b_preemption"
 WEIGHTS = torch.randn(900, generator=torch.Generator().manual_seed(0))
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs", 3)
-LESSONS = launcher.ROOT / "lessons"
 
 
-def snapshots(out, stem=STEM):
-    return sorted(out.glob(f"{stem}.epoch*.snapshot"))
+def snapshots(out):
+    return sorted(out.glob(f"{STEM}.epoch*.snapshot"))
 
 
 def forged(data):
@@ -44,11 +44,6 @@ def saved(thing, **options):
     buffer = io.BytesIO()
     torch.save(thing, buffer, **options)
     return forged(buffer.getvalue())
-
-
-def copy_lessons(folder):
-    """The scripts and what they import, for a test that changes a line of them."""
-    shutil.copytree(LESSONS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 class Hostile:
@@ -70,10 +65,9 @@ def alone(tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     arguments = argparse.Namespace(out=out, lesson=STEM, time_limit=10)
-    snapshots = snapshot.Snapshots(arguments, {}, {"lr": 0.1})
+    snapshots = snapshot.Snapshots(arguments, {"lr": 0.1})
     state = {
         "settings": {"lr": 0.1},
-        "world_size": 1,
         "step": 0,
         "processes": [{}],
         "model": WEIGHTS,
@@ -177,8 +171,8 @@ def test_a_run_takes_the_snapshot_before_and_ends_with_the_same_bytes(fork, trai
     out, weights = trained_out
     before, newest = snapshots(out)
     assert [path.name[len(STEM) :] for path in (before, newest)] == [
+        ".epoch0003-step000008.snapshot",
         ".epoch0003-step000016.snapshot",
-        ".epoch0004-step000000.snapshot",
     ]
     data = newest.read_bytes()
     newest.write_bytes({"cut": data[:-100], "empty": b"", "hostile": FOREIGN["hostile"]}[kind])
@@ -186,18 +180,16 @@ def test_a_run_takes_the_snapshot_before_and_ends_with_the_same_bytes(fork, trai
     lines = [line for line in again.stderr.splitlines() if "refused" in line]
     name = f"out/{newest.name}"
     assert lines == [f"refused {name}: damaged, or not from this lesson; taking the one before"]
-    assert "resumed in epoch 3 after step 16" in again.stdout
+    assert "resumed in epoch 3 after step 8\n" in again.stdout
     assert (again.out / f"{STEM}.pt").read_bytes() == weights
     assert not (again.out.parent / "was-here").exists()
 
 
 def test_a_run_that_died_after_the_last_step_of_an_epoch_goes_on_without_a_warning(fork):
     """PyTorch takes it for a scheduler that is stepped before the optimizer, and would warn."""
-    sizes = (*SMALL, "--epochs", 1, "--snapshot-every", 20)
+    sizes = (*SMALL, "--epochs", 1)
     out = fork(STEM, 2, *sizes).out
     weights = (out / f"{STEM}.pt").read_bytes()
-    _, newest = snapshots(out)
-    newest.unlink()
     again = fork(STEM, 2, *sizes)
     assert "resumed in epoch 1 after step 20\n" in again.stdout
     assert again.stderr == ""
@@ -215,96 +207,24 @@ def test_if_no_snapshot_is_whole_the_run_starts_anew_and_keeps_the_files(fork, t
     assert len(list(out.glob("*.refused"))) == 2
 
 
-@pytest.mark.parametrize("stem", [STEM, "06_multinode"])
-def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork, stem):
-    out = fork(stem, 2, *SMALL).out
-    before = {path.name: path.read_bytes() for path in snapshots(out, stem)}
-    newest = f"out/{stem}.epoch0004-step000000.snapshot"
-    line = refusal(fork(stem, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
+def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork):
+    out = fork(STEM, 2, *SMALL).out
+    before = {path.name: path.read_bytes() for path in snapshots(out)}
+    newest = f"out/{STEM}.epoch0003-step000020.snapshot"
+    line = refusal(fork(STEM, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
     assert line == f"error: {newest} has lr 0.04, not 0.1; seed 0, not 1: remove it, or name another --out"
     # The same settings, and a model of another size.
-    path = snapshots(out, stem)[-1]
+    path = snapshots(out)[-1]
     state = torch.load(io.BytesIO(path.read_bytes()[:-4]), weights_only=True)
     own = state["settings"]["model"]
     assert re.fullmatch(r"ConvNet of 32,282 parameters \([0-9a-f]{8}\)", own)
     state["settings"]["model"] = "ConvNet of 64,010 parameters (0123abcd)"
     path.write_bytes(saved(state))
-    line = refusal(fork(stem, 2, *SMALL, refused=True))
+    line = refusal(fork(STEM, 2, *SMALL, refused=True))
     other = "model ConvNet of 64,010 parameters (0123abcd)"
     assert line == f"error: {newest} has {other}, not {own}: remove it, or name another --out"
     path.write_bytes(before[path.name])
-    assert {path.name: path.read_bytes() for path in snapshots(out, stem)} == before
-
-
-# ---- what a snapshot holds --------------------------------------------------------------------
-
-
-@pytest.mark.quick("4-2")
-@pytest.mark.long
-@pytest.mark.parametrize(("first", "then"), [(4, 2), (2, 3), (1, 4), (3, 1)])
-def test_another_number_of_processes_goes_on_with_the_same_curve(fork, reference, first, then):
-    """Stopped in the middle of an epoch, so that the order of the images and the loss so far must fit too."""
-    sizes = ("--train-size", 1200, "--test-size", 300, "--epochs", 4)
-    every = ("--snapshot-every", 3)
-    crashed = fork(STEM, first, *sizes, *every, "--crash-at", 2, refused=True)
-    assert crashed.code != 0
-    result = fork(STEM, then, *sizes, *every)
-    assert "resumed in epoch 2 after step 3" in result.stdout
-    assert launcher.difference(launcher.read_curve(result.out, STEM), reference(*sizes)) == ""
-
-
-FORGETS = {
-    "nothing": ("parts/snapshot.py", "class Snapshots:", "class Snapshots:"),
-    "buffers": (
-        f"{STEM}.py",
-        '"model": model.module,',
-        '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
-    ),
-    "momentum": (f"{STEM}.py", ' "optimizer": optimizer,', ""),
-    "scheduler": (f"{STEM}.py", ', "scheduler": scheduler}', "}"),
-    "random state": ("parts/snapshot.py", '        torch.set_rng_state(mine["random"][0])\n', ""),
-    "random state of the others": ("parts/snapshot.py", "processes[rank % len(processes)]", "processes[0]"),
-    "offset": (f"{STEM}.py", 'state["step"], loss_sum', "0, loss_sum"),
-    "epoch": (f"{STEM}.py", 'return state["epoch"],', 'return state["epoch"] - 1,'),
-    "loss so far": ("parts/snapshot.py", "torch.tensor(loss_sum, device", "torch.tensor(0.0, device"),
-    "order of the gradients": (f"{STEM}.py", "    settle(model, train_set.images[:1].to(device))\n", ""),
-    "random number of the loader": (f"{STEM}.py", "    train_loader.generator", "    train_set.generator"),
-}
-
-
-@pytest.mark.quick("momentum", "nothing")
-@pytest.mark.night
-@pytest.mark.parametrize("part", FORGETS)
-def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
-    """A lesson that forgets this part does not end with the bytes of an uninterrupted run."""
-    name, text, instead = FORGETS[part]
-    copy_lessons(tmp_path)
-    lesson = (tmp_path / name).read_text()
-    assert lesson.count(text) == 1, "the lesson has changed: change this test with it"
-    (tmp_path / name).write_text(lesson.replace(text, instead))
-    results = {}
-    for folder, crash in (("peace", ()), ("crash", ("--crash-at", 2))):
-        words, environment = launcher.command(STEM, 4, *SMALL, "--snapshot-every", 3, *crash)
-        victim = launcher.ROOT / "tests/helpers/victim.py"
-        words = [str(victim) if word.endswith(f"{STEM}.py") else word for word in words]
-        environment |= {"LESSON": str(tmp_path / f"{STEM}.py")}
-        code, left = forks.run(words, tmp_path / folder, environment, limit=120)
-        assert (code, left) == (0, []), (tmp_path / folder / ".err").read_text()
-        out = tmp_path / folder / "out"
-        curve = [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(out, STEM)]
-        results[folder] = (out / f"{STEM}.pt").read_bytes(), curve
-    assert (results["peace"] == results["crash"]) == (part == "nothing")
-
-
-def test_the_pass_that_does_not_count_leaves_no_mark(alone):  # DDP needs its group
-    layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
-    before = [tensor.clone() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
-    snapshot.settle(model, torch.ones(4, 2))
-    after = [*model.state_dict().values(), torch.get_rng_state()]
-    assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
-    assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert {path.name: path.read_bytes() for path in snapshots(out)} == before
 
 
 # ---- disks ------------------------------------------------------------------------------------
@@ -319,11 +239,11 @@ def test_a_file_too_large_costs_the_snapshot_and_not_the_run(start, run):
     words = ["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *words]
     result = start(STEM, words=words, environment=environment).finish(100)
     assert result.code == 0, result.stderr
-    name = "out/other/05_snapshots.epoch0002-step000000.snapshot"
+    name = f"out/other/{STEM}.epoch0001-step000020.snapshot"
     assert f"{name} is not saved (File too large); going on without it" in result.stderr
     assert "epoch  1 | loss" in result.stdout
     left = {path.name for path in (kept / "other").iterdir()}
-    assert left == {f"{STEM}.jsonl", f"{STEM}.lock", f"{STEM}.pt"}
+    assert left == {f"{STEM}.jsonl", f"{STEM}.lock", f"{STEM}.pt", "ticket"}
     assert {path.name: path.read_bytes() for path in snapshots(kept)} == before
 
 
@@ -371,13 +291,29 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
         assert len(kept) == 2
         assert not list(root.glob("*.temporary"))
         # The curve needs room too. That it has none must not end the run.
-        words = rf"05_snapshots.jsonl lacks epoch \d+ \({reason}\); going on"
+        words = rf"{STEM}.jsonl lacks epoch \d+ \({reason}\); going on"
         wait_for(lambda: re.search(words, run.stderr()))
     assert len(kept) >= 2
     subprocess.run([*inside, "sh", "-c", mend_it], check=True)
     wait_for(lambda: snapshots(root)[-1].name > kept[-1].name)
     run.process.terminate()
     run.finish(60)
+
+
+def test_a_snapshot_is_on_the_disk_before_it_takes_its_name(alone, monkeypatch):
+    """After a power cut, a file that was renamed before its bytes were written would be empty."""
+    path, on_disk, fsync = alone.path_of(3, 1), [], os.fsync
+
+    def note(number):
+        on_disk.append(Path(f"/proc/self/fd/{number}").read_bytes())
+        assert not path.exists()
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", note)
+    alone.save({"epoch": 3, "step": 1, "processes": [{}], "model": WEIGHTS})
+    assert on_disk == [path.read_bytes()]
+    assert torch.equal(alone.find_newest()["model"], WEIGHTS)
+    assert [old.name for old in alone.find_all()] == [path.name, alone.path_of(3, 0).name]
 
 
 # ---- how a run ends ---------------------------------------------------------------------------
@@ -392,8 +328,8 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
     result = run.finish(60)
     assert result.code != 0
     assert result.stderr.count("told to stop: saved, and ending with status 75") == 1
-    place = [int(number) for number in re.findall(r"epoch(\d+)-step(\d+)", snapshots(result.out)[-1].name)[0]]
-    assert place[1] > 0, "a snapshot from the end of an epoch, not from the step before the end"
+    (saved,) = snapshots(result.out)  # of 20 steps an epoch, none is the 1000th
+    place = [int(number) for number in re.findall(r"epoch(\d+)-step(\d+)", saved.name)[0]]
     again = start(STEM, 2, *long)
     assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > place[0])
     again.process.terminate()
@@ -446,7 +382,7 @@ def test_a_run_that_is_going_down_is_waited_for(alone):
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline()
         began = time.monotonic()
-        run = snapshot.Snapshots(arguments, {}, {})
+        run = snapshot.Snapshots(arguments, {})
         assert 0.5 < time.monotonic() - began < 4
     assert path.read_text().startswith(f"process {os.getpid()} of ")
     run.close()
@@ -464,21 +400,18 @@ def test_the_vote_is_one_question_behind(alone):
     assert not vote.last_answer()
 
 
-@pytest.mark.long("05_snapshots")
-@pytest.mark.night
-@pytest.mark.parametrize("stem", [STEM, "06_multinode"])
-def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start, stem):
+@pytest.mark.long
+def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start):
     words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)
-    words = [word.replace(STEM, stem) for word in words]
-    run = start(stem, words=words, environment=environment)
-    pids = trained(run, stem)
+    run = start(STEM, words=words, environment=environment)
+    pids = trained(run, STEM)
     assert len(pids) == 2
     run.process.kill()
-    again = start(stem, words=words, environment=environment)  # at once: the first one's lock may still hold
+    again = start(STEM, words=words, environment=environment)  # at once: the first one's lock may still hold
     wait_for(lambda: not alive(run.mark), 20)
     run.finish(10)
-    done = len(launcher.read_curve(again.out, stem))
-    assert wait_for(lambda: len(launcher.read_curve(again.out, stem)) > done)
+    done = len(launcher.read_curve(again.out, STEM))
+    assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > done)
     again.process.terminate()
     assert "resumed in epoch" in again.finish(60).stdout
 

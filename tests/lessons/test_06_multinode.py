@@ -1,0 +1,104 @@
+"""Lesson 06's promises: its commands, really given to two launchers, and a refusal without a shared disk."""
+
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher
+import lessons
+from lines import check_what_it_printed
+from processes import alive, free_port
+from weights import copy_lessons
+
+STEM = "06_multinode"
+SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24)
+CONF = "join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+
+
+def documented(port, *options):
+    """The command of the docstring for two real machines, on this one."""
+    text = lessons.get(STEM).path.read_text().split('"""')[1].replace("\\\n", " ")
+    (line,) = re.findall(r"^ +(torchrun .*)$", text, re.M)
+    assert "--rdzv-endpoint HOST:29400 " in line
+    line = line.replace("HOST:29400", f"localhost:{port}").removesuffix("--out FOLDER_ON_A_SHARED_DISK")
+    words = shlex.split(line)
+    words[0] = str(Path(sys.executable).parent / "torchrun")
+    return [word if word != f"lessons/{STEM}.py" else lessons.get(STEM).path for word in words] + [*options]
+
+
+def start_both(start, words, out, environment=None):
+    """Two launchers, each in a folder of its own. The first one has the store, whoever comes first."""
+    both = []
+    for number in (0, 1):
+        options = ["--rdzv-conf", f"{CONF},is_host={1 - number}", *words[1:], "--out", out]
+        words_of_one = [words[0], *options]
+        both.append(start(STEM, words=words_of_one, environment=environment, folder=f"machine {number}"))
+    return both
+
+
+def test_the_command_for_two_machines_has_lesson_01s_curve(start, tmp_path, reference):
+    sizes = (*SMALL, "--epochs", 2)
+    shared = tmp_path / "shared"
+    both = start_both(start, documented(free_port(), *sizes), shared)
+    results = [one.finish() for one in both]
+    assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
+    curve = launcher.read_curve(shared, STEM)
+    assert launcher.difference(curve, reference(*sizes)) == ""
+    assert {row["world_size"] for row in curve} == {4}
+    check_what_it_printed("".join(result.stdout for result in results), curve)
+    names = {*(f"{STEM}.{ending}" for ending in ("jsonl", "pt", "snapshot")), "ticket"}
+    assert {path.name for path in shared.iterdir()} == names
+
+
+@pytest.mark.long
+def test_elastic_it_goes_on_with_one_machine(start, tmp_path, reference):
+    """A launcher and its processes are killed: the other one resumes after the last epoch, alone."""
+    words, shared = documented(free_port(), *SMALL, "--epochs", 40), tmp_path / "shared"
+    at = words.index("--nnodes")
+    words[at : at + 2] = ["--nnodes", "1:2", "--max-restarts", 3]
+    both = start_both(start, words, shared, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    curve = shared / f"{STEM}.jsonl"
+    both[0].wait_for(lambda: curve.exists() and len(curve.read_text().splitlines()) > 2)
+    for pid, _ in alive(both[1].mark):
+        os.kill(pid, signal.SIGKILL)
+    result = both[0].finish()
+    assert result.code == 0, result.stderr
+    assert result.stdout.count("resumed after epoch ") == 1
+    rows = launcher.read_curve(shared, STEM)
+    assert launcher.difference(rows, reference(*SMALL, "--epochs", 40)) == ""
+    assert (rows[0]["world_size"], rows[-1]["world_size"]) == (4, 2)
+
+
+def test_a_disk_that_is_not_shared_is_refused(start):
+    """The folder that --out names is on each machine's own disk. Who does not see rank 0's file says so."""
+    both = start_both(start, documented(free_port(), *SMALL, "--epochs", 2), "out")
+    results = [one.finish() for one in both]
+    assert all(result.code != 0 for result in results)
+    assert [result.stdout for result in results] == ["", ""]
+    (said,) = [result.stderr for result in results if "error: " in result.stderr]  # of the one without rank 0
+    assert re.findall("^error: .*", said, re.M) == [
+        "error: --out out is not on a disk that all machines share"
+    ]
+    assert not re.search(r'File ".*/lessons/', said), "a stack trace through the lesson"
+
+
+@pytest.mark.long
+def test_the_report_names_the_process_that_failed_first(start, tmp_path):
+    """What @record is for."""
+    copy_lessons(tmp_path)
+    lesson = (tmp_path / f"{STEM}.py").read_text()
+    bug = "            loss = cross_entropy(model(images), labels)\n"
+    assert lesson.count(bug) == 1
+    mine = "            if rank == 2 and epoch == 2: raise ValueError('a bug of rank 2')\n"
+    (tmp_path / f"{STEM}.py").write_text(lesson.replace(bug, mine + bug))
+    words = [*launcher.command("04_ddp_torchrun", 4)[0][:-1], tmp_path / f"{STEM}.py", *SMALL, "--epochs", 2]
+    result = start(STEM, words=words).finish(120)
+    assert result.code != 0
+    report = result.stderr.partition("Root Cause (first observed failure):")[2]
+    assert "rank      : 2 (local_rank: 2)" in report
+    assert "ValueError: a bug of rank 2" in report
