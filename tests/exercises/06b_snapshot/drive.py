@@ -1,4 +1,4 @@
-"""Runs the student's file of exercise 05 in a rank, and ends it in the middle. Says what came of it.
+"""Runs the student's file of exercise 06b in a rank, and ends it in the middle. Says what came of it.
 
 `main` is None in some runs: there is no code of a student then, and what is read from the folder is what lies
 there.
