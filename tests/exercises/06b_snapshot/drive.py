@@ -38,6 +38,12 @@ def look(_, inputs, tools):
     return found
 
 
+def find(_, inputs, tools):
+    """Where these bytes begin in a file; -1 where they are not in it."""
+    data = Path(tools.folder, inputs["file"]).read_bytes()
+    return [data.find(bytes(content)) for content in inputs["contents"]]
+
+
 def changed(_, inputs, tools):
     """Which folder this is, and when something was last made or removed in it: nobody can set that back."""
     facts = os.stat(Path(tools.folder, inputs["folder"]))
