@@ -197,6 +197,24 @@ def try_04(answers, rank, world_size):
     show("right answers:", right, "accuracy over all ranks:", answers.exact_accuracy(right))
 
 
+def try_05(answers, rank, world_size):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    snapshot = Path("run.snapshot")
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    answers.save(snapshot, parts, 3, rank)
+    dist.barrier()
+    show("files after save:", sorted(path.name for path in Path().glob("*.*")))
+    show("weight of this rank:", model.weight)
+    show("first epoch, without a snapshot:", answers.load(Path("none.snapshot"), parts))
+    show("first epoch, after epoch 3 was saved:", answers.load(snapshot, parts))
+    show("weight, which should be rank 0's now:", model.weight)
+
+
 def try_06(answers, rank, world_size):
     images = torch.stack([torch.arange(11) / 10, torch.arange(11) % 2], dim=1)  # number 7 begins with 0.7
     data = TensorDataset(images, torch.arange(11) % 2)
@@ -339,6 +357,7 @@ TRIALS = {  # what is called, and on how many processes
     "03a": (try_03a, 3),
     "03b": (try_03b, 2),
     "04": (try_04, 3),
+    "05": (try_05, 2),
     "06": (try_06, 2),
     "06b": (try_06b, 1),
     "08": (try_08, 2),

@@ -316,6 +316,8 @@ def one_curve(trial):
         "other weights to begin with, and NaN in place of the images of epochs 1 and 2"
     )
     training.ends_as_it_must(trial.run("train", training.inputs("killed", after=2), folder="a"), after=2)
+    trial.tried("the same, and when the training has ended, both are started once more")
+    training.ends_as_it_must(trial.run("train", training.inputs("killed", after=4), folder="a"), after=4)
 
 
 def killed_in_epoch_3(trial, training):
