@@ -131,7 +131,7 @@ def test_no_answer_is_in_a_file_that_students_get():
     stand in the lessons, such as optimizer.step(), are the language and not an answer."""
     lessons = (ROOT / "lessons").glob("*.py")
     language = {line.strip() for path in lessons for line in path.read_text().splitlines()}
-    taught = {"os.fsync(file.fileno()) aside.replace(path)"}  # lesson 05 is about these two
+    language.add("if dist.get_rank() == 0:")  # the lessons have the rank in a variable
     pages = [
         path for path in (ROOT / "lessons").rglob("*") if path.suffix in (".py", ".md", ".sh", ".sbatch")
     ]
@@ -152,9 +152,7 @@ def test_no_answer_is_in_a_file_that_students_get():
             found += [(path.name, line) for line in lines if len(line) > 15 and line in there - language]
         pairs = [f"{one} {two}" for one, two in itertools.pairwise(lines)]
         for path, text in plain.items():
-            found += [
-                (path.name, pair) for pair in pairs if len(pair) > 40 and pair in text and pair not in taught
-            ]
+            found += [(path.name, pair) for pair in pairs if len(pair) > 40 and pair in text]
     assert found == []
 
 

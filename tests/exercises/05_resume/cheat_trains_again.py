@@ -1,4 +1,4 @@
-"""Exercise 05: a snapshot of the very beginning. What was trained since then is trained once more, in silence.
+"""Exercise 05: a snapshot of the very beginning. What was trained since is trained once more, in silence.
 
 Earns at most: 4 points (all that save and load are worth: these are honest)
 """
@@ -6,7 +6,6 @@ Earns at most: 4 points (all that save and load are worth: these are honest)
 from pathlib import Path
 
 import torch
-from torch.nn.functional import cross_entropy
 
 
 def save(snapshot, parts, epoch, rank):
@@ -26,28 +25,15 @@ def load(snapshot, parts):
     return saved["epoch"] + 1
 
 
-def train_epoch(model, optimizer, loader, epoch):
-    loader.sampler.set_epoch(epoch)
-    loss_sum = 0.0
-    for images, labels in loader:
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss_sum += loss.item()
-    return loss_sum / len(loader)
-
-
-def train(snapshot, model, optimizer, scheduler, loader, epochs, rank):
-    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+def train(snapshot, parts, train_epoch, epochs, rank):
     count = Path(f"{snapshot}.epochs")
     load(snapshot, parts)
     done = int(count.read_text()) if count.exists() else 0
     save(snapshot, parts, 0, rank)
     losses = {}
     for epoch in range(1, epochs + 1):
-        losses[epoch] = train_epoch(model, optimizer, loader, epoch)
-        scheduler.step()
+        losses[epoch] = train_epoch(epoch)
+        parts["scheduler"].step()
         if rank == 0:
             count.write_text(str(epoch))
     return {epoch: loss for epoch, loss in losses.items() if epoch > done}

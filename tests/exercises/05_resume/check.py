@@ -1,7 +1,7 @@
 """What exercise 05 is held against. Runs in the judge.
 
-What is in the folders is read by runs without the student's code. What was saved is known to no later run: that
-it trains on from there proves that it came out of the folder.
+What is in the folders is read by runs without the student's code. What was saved is known to no later run:
+that it trains on from there proves that it came out of the folder.
 """
 
 import by_path
@@ -74,8 +74,8 @@ def save_and_die(trial, folder, history, /, **inputs):
 
 
 def load(trial, folder, *disks, world_size=1):
-    """What load makes of parts that have other weights: for each rank, and each disk. Returns with it what each
-    rank was given."""
+    """What load makes of parts that have other weights: for each rank, and each disk. Returns with it what
+    each rank was given."""
     gradients = some_gradients(trial)
     given = [
         {"disks": list(disks), "state": some_state(trial), "epochs": EPOCHS, "gradients": gradients}
@@ -145,8 +145,8 @@ def killed_in_a_save(trial):
     trial.require(old["digest"] != new["digest"], f"{SNAPSHOT} has not changed", "the snapshot of epoch 2")
     trial.require(
         old["inode"] != new["inode"],
-        f"the second save has written into the file of the first: {SNAPSHOT} has the inode that it had",
-        "a temporary file that is renamed: the old file stays complete until then",
+        f"the second save wrote into the file of the first: {SNAPSHOT} has the same inode as before",
+        "a temporary file that is renamed: until then, the old file stays complete",
     )
     save(trial, "b", "before", history, 1)
     tried = killed_at_each_moment(trial, history, new["size"])
@@ -154,11 +154,12 @@ def killed_in_a_save(trial):
     there = look(trial, "b", *tried)
     for disk, what in tried.items():
         trial.tried(what)
-        trial.require(SNAPSHOT in there[disk], f"{SNAPSHOT} is gone", "the snapshot of epoch 1, until it is replaced")
+        trial.require(SNAPSHOT in there[disk], f"{SNAPSHOT} is gone", "that of epoch 1, until it is replaced")
         found = there[disk][SNAPSHOT]
         complete = found["digest"] == before["digest"] or found["size"] >= 0.98 * new["size"]
         came = f"{SNAPSHOT} has {found['size']} bytes"
-        trial.require(complete, came, f"the {before['size']} bytes of epoch 1, until all of epoch 2 are written")
+        right = f"the {before['size']} bytes of epoch 1, until all of epoch 2 are written"
+        trial.require(complete, came, right)
     trial.tried("load in each folder in which a save was killed")
     came, given = load(trial, "b", *tried)
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
@@ -174,11 +175,11 @@ def killed_in_a_save(trial):
 
 
 def killed_at_each_moment(trial, history, size):
-    """Saves after epoch 2 where there is the snapshot of epoch 1: killed before each rename, and while bytes are
-    written. Returns the folders, with words for each."""
-    tried = {}
+    """Saves after epoch 2 where there is the snapshot of epoch 1: killed before each rename, and while bytes
+    are written. Returns the folders, with words for each."""
+    tried, words = {}, "a save after epoch 2, killed"
     for at in range(1, MOST_EVENTS):
-        disk, what = f"at-{at}", f"a save after epoch 2, killed before file event {at} (open, rename or remove)"
+        disk, what = f"at-{at}", f"{words} before file event {at} (open, rename or remove)"
         trial.tried(what)
         if not save_and_die(trial, "b", history, disk=disk, copy="before-0", at=at):
             break
@@ -186,7 +187,7 @@ def killed_at_each_moment(trial, history, size):
     trial.require(tried, "it was not killed, since it renamed no file", "a temporary file that is renamed")
     for part in (0.1, 0.5, 0.9):
         largest = int(size * part)
-        disk, what = f"of-{largest}", f"a save after epoch 2, killed after {largest} of {size} bytes are written"
+        disk, what = f"of-{largest}", f"{words} after {largest} of {size} bytes are written"
         trial.tried(what)
         killed = save_and_die(trial, "b", history, disk=disk, copy="before-0", largest=largest)
         came = f"no file could have more than {largest} bytes, and save returned as if all were written"
@@ -227,7 +228,8 @@ def nothing_or_half(trial):
         copy = "before-0" if disk == "second" else None
         save_and_die(trial, "b", history, disk=disk, copy=copy, largest=size // 2)
     # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
-    ours(trial, "put_back", "b", disks={"first": None, "second": "before-0", "other": "before-0"}, later="later-0")
+    disks = {"first": None, "second": "before-0", "other": "before-0"}
+    ours(trial, "put_back", "b", disks=disks, later="later-0")
     came, given = load(trial, "b", *tried)
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(what)
@@ -295,7 +297,8 @@ class Training:
         for rank, came in enumerate(ranks):
             losses = look_at(came, "losses")
             epochs = sorted(losses) if isinstance(losses, dict) else losses
-            trial.same(f"on rank {rank}, the list of epochs trained", epochs, list(range(after + 1, self.epochs + 1)))
+            expected = list(range(after + 1, self.epochs + 1))
+            trial.same(f"on rank {rank}, the list of epochs trained", epochs, expected)
             for epoch in epochs:
                 what = f"on rank {rank}, the loss of epoch {epoch}"
                 trial.close(what, losses[epoch], self.losses[rank][epoch], relative=2e-4, scale=1.0)
@@ -312,8 +315,8 @@ def one_curve(trial):
     trial.tried("2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3")
     killed_in_epoch_3(trial, training)
     trial.tried(
-        "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3; both are started again, with "
-        "other weights to begin with, and NaN in place of the images of epochs 1 and 2"
+        "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3; both are started again, "
+        "with other weights to begin with, and NaN in place of the images of epochs 1 and 2"
     )
     training.ends_as_it_must(trial.run("train", training.inputs("killed", after=2), folder="a"), after=2)
     trial.tried("the same, and when the training has ended, both are started once more")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 LR, MOMENTUM = 0.1, 0.9
@@ -85,7 +86,7 @@ def look(_, inputs, tools):
 
 
 def put_back(_, inputs, tools):
-    """Snapshots as they were before a save that was killed; and in a folder of its own one more, newer file."""
+    """Snapshots as they were before a save that was killed; and in one folder a newer file beside it."""
     for disk, source in inputs["disks"].items():
         snapshot = path_of(tools, disk)
         if source is None:
@@ -112,8 +113,8 @@ def save_here(student, inputs, tools):
 
 
 def save_and_die(student, inputs, tools):
-    """Copies a folder, saves there, and is ended: at a file event, or by the kernel when a file becomes larger
-    than it may."""
+    """Copies a folder, saves there, and is ended: at a file event, or by the kernel when a file becomes
+    larger than it may."""
     parts = trained(inputs)
     student.save(path_of(tools, "to-import-all"), parts, 1, 0)
     if inputs["copy"]:
@@ -168,12 +169,21 @@ class Orders(Sampler):
 
 def train(student, inputs, tools):
     """One process of a training: to its end, or to a kill."""
-    snapshot = path_of(tools, inputs["disk"])
     parts = parts_of(Model(inputs["state"], inputs.get("die_in"), tools.event), inputs["epochs"])
     data = TensorDataset(torch.as_tensor(inputs["images"]), torch.as_tensor(inputs["labels"]))
     loader = DataLoader(data, inputs["size"], sampler=Orders(inputs["orders"]))
     model = nn.parallel.DistributedDataParallel(parts["model"])
-    losses = student.train(
-        snapshot, model, parts["optimizer"], parts["scheduler"], loader, inputs["epochs"], tools.rank
-    )
-    return {"losses": losses, "state": parts["model"].state_dict(), "rate": rates(parts)}
+
+    def train_epoch(epoch):
+        loader.sampler.set_epoch(epoch)
+        losses = []
+        for images, labels in loader:
+            loss = cross_entropy(model(images), labels)
+            parts["optimizer"].zero_grad()
+            loss.backward()
+            parts["optimizer"].step()
+            losses.append(loss.item())
+        return sum(losses) / len(losses)
+
+    losses = student.train(path_of(tools, inputs["disk"]), parts, train_epoch, inputs["epochs"], tools.rank)
+    return {"losses": losses, "state": parts["model"].state_dict()}

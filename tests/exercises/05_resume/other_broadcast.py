@@ -5,7 +5,6 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
 
 
 def save(snapshot, parts, epoch, rank):
@@ -33,24 +32,12 @@ def load(snapshot, parts):
     return epoch + 1
 
 
-def train_epoch(model, optimizer, loader, epoch):
-    loader.sampler.set_epoch(epoch)
-    loss_sum = 0.0
-    for images, labels in loader:
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss_sum += loss.item()
-    return loss_sum / len(loader)
-
-
-def train(snapshot, model, optimizer, scheduler, loader, epochs, rank):
-    parts, losses = {"net": model, "optimizer": optimizer, "scheduler": scheduler}, {}
+def train(snapshot, parts, train_epoch, epochs, rank):
+    losses = {}
     epoch = load(snapshot, parts)
     while epoch <= epochs:
-        losses[epoch] = train_epoch(model, optimizer, loader, epoch)
-        scheduler.step()
+        losses[epoch] = train_epoch(epoch)
+        parts["scheduler"].step()
         save(snapshot, parts, epoch, rank)
         epoch += 1
     return losses

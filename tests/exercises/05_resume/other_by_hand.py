@@ -5,7 +5,6 @@ import os
 import tempfile
 
 import torch
-from torch.nn.functional import cross_entropy
 
 
 def save(snapshot, parts, epoch, rank):
@@ -33,23 +32,10 @@ def load(snapshot, parts):
     return 1
 
 
-def train_epoch(model, optimizer, loader, epoch):
-    loader.sampler.set_epoch(epoch)
-    loss_sum = 0.0
-    for images, labels in loader:
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss_sum += loss.item()
-    return loss_sum / len(loader)
-
-
-def train(snapshot, model, optimizer, scheduler, loader, epochs, rank):
-    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+def train(snapshot, parts, train_epoch, epochs, rank):
     losses = {}
     for epoch in range(load(snapshot, parts), 1 + epochs):
-        losses[epoch] = train_epoch(model, optimizer, loader, epoch)
-        scheduler.step()
+        losses[epoch] = train_epoch(epoch)
+        parts["scheduler"].step()
         save(snapshot, parts, epoch, rank)
     return losses

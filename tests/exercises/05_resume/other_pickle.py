@@ -3,8 +3,6 @@
 import os
 import pickle
 
-from torch.nn.functional import cross_entropy
-
 
 def save(snapshot, parts, epoch, rank):
     if rank == 0:
@@ -28,25 +26,12 @@ def load(snapshot, parts):
     return states["next"]
 
 
-def train_epoch(model, optimizer, loader, epoch):
-    loader.sampler.set_epoch(epoch)
-    loss_sum = 0.0
-    for images, labels in loader:
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss_sum += loss.item()
-    return loss_sum / len(loader)
-
-
-def train(snapshot, model, optimizer, scheduler, loader, epochs, rank):
-    parts = {"scheduler": scheduler, "optimizer": optimizer, "model": model.module}
+def train(snapshot, parts, train_epoch, epochs, rank):
     first = load(snapshot, parts)
 
     def one(epoch):
-        loss = train_epoch(model, optimizer, loader, epoch)
-        scheduler.step()
+        loss = train_epoch(epoch)
+        parts["scheduler"].step()
         save(snapshot, parts, epoch, rank)
         return loss
 
