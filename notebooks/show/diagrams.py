@@ -69,6 +69,28 @@ def ddp():
     )
 
 
+def one_snapshot():
+    axes = canvas(5, 4.9, across=10, down=9.8)
+    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun", "starts and watches both", GREY)
+    for rank, left in ((0, 0.1), (1, 6.7)):
+        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
+    arrow(axes, (3.2, 8.4), (1.9, 7.4))
+    arrow(axes, (6.8, 8.4), (8.1, 7.4))
+    arrow(axes, (3.4, 6.4), (6.6, 6.4), "gradients", both=True, size=9)
+    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=ORANGE)
+    box(axes, 0.1, 0.2, 3.2, 1.7, "snapshot", "complete,\nor not there", GREEN)
+    arrow(axes, (1.7, 5.3), (1.7, 4.3), "1 write", at=(-0.8, -0.15), size=9)
+    arrow(axes, (1.7, 3.0), (1.7, 2.0), "2 rename", at=(-0.9, -0.15), size=9)
+    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
+    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
+    axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN, ha="center")
+    picture(
+        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, process "
+        "0 writes a temporary file and renames it to be the snapshot. At the start, both processes load the "
+        "snapshot."
+    )
+
+
 def snapshots():
     axes = canvas(5, 4.9, across=10, down=9.8)
     box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun's agent", "starts and watches both", GREY)

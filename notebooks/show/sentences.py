@@ -11,67 +11,49 @@ SENTENCES = {
         "model.module": "The weights are one level deeper now. The file should have their old names.",
     },
     "03_ddp_spawn": {
-        "Lesson 03": "The command. It says how many processes there are.",
-        "- You will see lesson 01's lines": "None of this happens any more: no copies, no gathering.",
-        "+ You will see lesson 01's losses": "This takes its place.",
-        "+ import os": "Processes that are spawned, and a group in which they communicate.",
-        "- from torch.utils.data import DataLoader, RandomSampler": "And a sampler that knows of ranks.",
-        "init_process_group": "`worker` is what each process runs. First it joins the group. They meet in a "
-        "file, the store, so that no port can be taken.",
-        "+ train(rank": "Then it trains, and leaves the group.",
-        "+ def train(rank": "`train` is told its rank and its device.",
-        "- order = torch.Generator()": "The sampler deals the images out. Each loader takes its part of the "
-        "batch: 60 of 120.",
-        "nn.parallel.DistributedDataParallel(model)": "The one line. It sends rank 0's weights to all, and "
-        "averages gradients in every backward pass from then on.",
-        "sampler.set_epoch(epoch)": "All processes must shuffle alike, and anew in each epoch. Only rank 0 "
-        "shows a progress bar.",
-        "dist.all_reduce(correct)": "The loss is averaged over all processes.",
-        "- correct = count_correct(model,": "So are the right answers. Only rank 0 reports.",
-        "- # From the CPU": "And only rank 0 saves: all have the same weights.",
-        "mp.spawn(worker": "One process starts the others and waits for them. Each gets one CPU thread.",
+        "Lesson 03": "The command now says how many processes there are.",
+        "- You will see lesson 01's lines": "DDP copies no model and gathers no outputs during a step.",
+        "+ You will see lesson 01's losses": "This is what it does instead.",
+        "import torch.multiprocessing": "`mp` starts processes, and `dist` connects them.",
+        "- from torch.utils.data import DataLoader, RandomSampler": "This sampler knows about ranks.",
+        "init_process_group": "Each new process begins in `worker`. It picks its device and joins the process "
+        "group. The processes find each other through a file, so no port is needed.",
+        "+ train(rank": "Then it trains and leaves the group.",
+        "+ def train(rank": "`train` is told its rank, the world size and the device.",
+        "- order = torch.Generator()": "The sampler gives each process its shard of the images. Each process "
+        "loads its part of the batch: 60 of 120 images.",
+        "DistributedDataParallel(model)": "This is the central line. DDP sends rank 0's weights to all "
+        "processes, and from then on averages the gradients in every backward pass.",
+        "sampler.set_epoch(epoch)": "All processes must shuffle in the same way, and differently in each "
+        "epoch.",
+        "dist.all_reduce(loss_sum)": "Each process has seen only its own images, so the losses are added up.",
+        "- correct = count_correct(model,": "So are the correct answers. Only rank 0 reports.",
+        "- # From the CPU": "Only rank 0 saves, because all processes hold the same weights.",
+        "mp.spawn(worker": "This process starts the others and waits for them. `spawn` passes the rank as the "
+        "first argument.",
     },
     "04_ddp_torchrun": {
-        "python lessons/03_ddp_spawn.py": "The command that starts it is no longer `python`.",
-        "+ torchrun --standalone": "`torchrun` says who and where in the environment.",
-        "tempfile": "There is no folder for a file to meet at: `torchrun` hosts a store.",
-        "torch.multiprocessing": "Nothing is spawned.",
-        "def worker": "The function that each new process began with is gone: each process now runs "
-        "the script from its first line.",
-        "- store=": "With it go the file, the rank and the world size, which it passed by hand.",
-        "RANK": "Which process am I, and how many are we? The environment says both, so the option goes.",
-        "- world_size =": "The script starts no processes any more.",
-        "+ device": "What `worker` did comes here. `init_process_group` reads the address of the store, "
-        "the rank and the world size in the environment.",
+        "python lessons/03_ddp_spawn.py": "`torchrun` starts the script, not `python`.",
+        "+ You will see lesson 01's losses again": "It tells each process in its environment who it is.",
+        "+ import os": "The script reads the environment.",
+        "torch.multiprocessing": "It spawns nothing.",
+        "def worker": "`worker` was the function that each new process began with. Now each process runs the "
+        "script from its first line.",
+        "--world-size": "The environment also says how many processes there are, so the option goes.",
+        "- rendezvous =": "`torchrun` has already started the processes. Each one reads its rank and picks its "
+        "GPU by `LOCAL_RANK`. `init_process_group` finds the other processes by itself.",
     },
     "05_snapshots": {
-        "--crash-at 3": "The command. torchrun restarts only if `--max-restarts` says so; the variable is "
-        "explained at the end of this notebook.",
-        "- You will see lesson 01's losses again": "What you will see when you run it.",
-        "from itertools import islice": "To skip the batches of an epoch that are already done.",
-        "from parts.snapshot import": "`snapshot.py` is for days on which a second thing goes wrong, such as "
-        "a full disk or a damaged file. When one process dies, the others fail too: "
-        "`let_the_first_speak` lets only the first one report.",
-        "train_loader.generator": "A DataLoader draws a random number when it starts. A resumed epoch starts "
-        "its loader once more, and must not use up one number more.",
-        "for epoch in range(first": "`parts` is everything that has a `state_dict`. `settings` is what must "
-        "be the same in the run that resumes.",
-        "- for epoch in range(1": "The loop begins at epoch `first`, and in that epoch after `done` steps: "
-        "the same order of images, without the first ones.",
-        "stop = snapshots.agree_to_stop()": "After the step, all processes save together, or stop together. "
-        "(A scheduler that wants the machine back tells a process to stop, by SIGTERM.) "
-        "`crash_once` is only for this lesson: it kills the last process.",
-        "done = 0": "The end of an epoch is saved as step 0 of the next one.",
-        "temporary.replace(path)": "At the end, the control group is closed. `False` means: it was not "
-        "told to stop.",
-        "+ def save_snapshot": "What is saved: the parts, the position in the run, and what each process has "
-        "of its own (`gather_rest`).",
-        "+ if dist.get_rank() == 0": "How it is saved: rank 0 writes a temporary file, flushes it "
-        "to the disk, and only then renames it.",
-        "+ def load_snapshot": "Load everything that was saved, or begin at epoch 1 if there is no snapshot.",
-        "workload.end_with_parent()": "A process whose agent is gone ends itself. Three options are new.",
-        "arguments.time_limit": "How long a process waits for one that hangs is an option now. A run that "
-        "was told to stop ends with an exit status that asks for a restart.",
+        "--crash-at 3": "`--max-restarts` lets `torchrun` start the processes again. The variable is explained "
+        "at the end of this notebook.",
+        "- You will see lesson 01's losses again": "This is what you will see.",
+        "parts = {": "`parts` is everything that has a `state_dict` and changes during training.",
+        "+ if snapshot.exists()": "All processes load the snapshot if there is one.",
+        "- for epoch in range(1": "Training continues with the next epoch.",
+        "crash_once": "This line is only for the lesson: it kills the last process in epoch `--crash-at`.",
+        "temporary.replace(snapshot)": "Rank 0 saves at the end of each epoch: first to a temporary file, "
+        "which it then renames.",
+        "--crash-at": "The option for the crash.",
     },
     "06_multinode": {
         "Lesson 06: many machines.": "The command for one machine that plays two.",
