@@ -2,7 +2,7 @@
 
 Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
 the command from the lesson's docstring, its diff from the lesson that it grew from, and the table of what can
-go wrong in lesson 06. At both ends of each notebook: the way to those beside it, and how long it takes. In
+go wrong in lesson 06b. At both ends of each notebook: the way to those beside it, and how long it takes. In
 lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from each old script to
 what is written now. In README.md and those of lessons and notebooks: the lists of lessons, notebooks and
 exercises.
@@ -222,7 +222,7 @@ def pages():
     for lesson in LESSONS:
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
         found[lesson.page]["way on"] = way(lesson)
-    found[lessons.get("06_multinode").page]["faults"] = faults.listed()
+    found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
     found[words.PAGE] = {"words": words.index()}
     found[FRAMEWORKS[0].parent / "README.md"] = {
