@@ -49,7 +49,8 @@ ROWS = {
         "at once",
         0.1,
         STARTING,
-        "With `--max-restarts`, nothing: the launchers restart all processes. -9 is SIGKILL. If nobody sent it, "
+        "With `--max-restarts`, nothing: the launchers restart all processes. -9 is SIGKILL. If "
+        "nobody sent it, "
         "the machine was probably out of memory: `dmesg` tells.",
         ON,
     ),
@@ -128,7 +129,8 @@ ROWS = {
         "",
         "The connection to the C10d store has failed",
         "on the host that is cut off",
-        "when TCP gives up, which `net.ipv4.tcp_retries2` sets. Its default of 15 means a quarter of an hour; "
+        "when TCP gives up, which `net.ipv4.tcp_retries2` sets. Its default of 15 means a quarter of "
+        "an hour; "
         "this was measured with 4",
         18,
         2 * STARTING,
@@ -142,7 +144,8 @@ ROWS = {
         "at once",
         1,
         STARTING,
-        "All other launchers end. Run the command on all hosts again, and the run resumes. Use your most reliable "
+        "All other launchers end. Run the command on all hosts again, and the run resumes. Use your "
+        "most reliable "
         "host as the endpoint.",
         CUT,
     ),
@@ -223,8 +226,10 @@ ROWS = {
         "after `--time-limit` and a start; the first host waits five times as long",
         7,
         2 * TIME_LIMIT + STARTING,
-        "The store was reached. But gloo tells the other hosts the address that the host's own name resolves to, "
-        "and NCCL picks an interface by its name. Set `GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0` on each host, and give "
+        "The store was reached. But gloo tells the other hosts the address that the host's own name "
+        "resolves to, "
+        "and NCCL picks an interface by its name. Set `GLOO_SOCKET_IFNAME=eth0 "
+        "NCCL_SOCKET_IFNAME=eth0` on each host, and give "
         "torchrun `--local-addr` with the host's right address. `python tools/preflight.py` names the "
         "interface.",
         BETWEEN,
@@ -233,12 +238,15 @@ ROWS = {
         "A firewall or a security group opens the port of the rendezvous and no other port",
         "Connect timeout",
         "on each host",
-        "after five times `--time-limit` (gloo multiplies it; its default of 30 minutes becomes two and a half "
+        "after five times `--time-limit` (gloo multiplies it; its default of 30 minutes becomes two "
+        "and a half "
         "hours) and a start",
         24,
         5 * TIME_LIMIT + STARTING,
-        "Processes connect to each other at ports that the system chooses. Open all TCP ports among the hosts "
-        'of the run, or open a range and set `sysctl -w net.ipv4.ip_local_port_range="50000 50100"` on each. In a '
+        "Processes connect to each other at ports that the system chooses. Open all TCP ports among "
+        "the hosts "
+        'of the run, or open a range and set `sysctl -w net.ipv4.ip_local_port_range="50000 50100"` '
+        "on each. In a "
         "cloud, add a rule to the security group that admits all traffic from the group itself.",
         BETWEEN,
     ),

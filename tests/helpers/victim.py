@@ -40,8 +40,8 @@ class Restless(nn.Sequential):
 def note_steps():
     place, progress = [0, 0], workload.progress
 
-    def noted_progress(batches, epoch, quiet=False):
-        for number, batch in enumerate(progress(batches, epoch, quiet), 1):
+    def noted_progress(batches, epoch):
+        for number, batch in enumerate(progress(batches, epoch), 1):
             place[:] = epoch, number
             yield batch
 
