@@ -99,12 +99,12 @@ def nodes(places):
     for node in (0, 1):
         left = 0.05 + 8.1 * node
         box(axes, left, 0.1, 7.8, 8.2, f"node (GROUP_RANK {node})", " ", GREY, 10)
-        box(axes, left + 0.3, 0.4, 7.2, 0.9, "a disk of its own", colour=GREY)
-        box(axes, left + 0.3, 5.8, 7.2, 1.4, "agent" if node else "", colour=GREY)
+        box(axes, left + 0.3, 5.8, 7.2, 1.4, "launcher" if node else "", colour=GREY)
     axes.text(8, 8.6, f"WORLD_SIZE {places[0]['WORLD_SIZE']}", ha="center", weight="bold", size=10)
-    axes.text(1.9, 6.5, "agent", ha="center", va="center", weight="bold", size=9)
+    axes.text(2.0, 6.5, "launcher", ha="center", va="center", weight="bold", size=9)
     box(axes, 3.7, 6.0, 3.5, 1.0, "the store", colour=PINK)
     arrow(axes, (8.5, 6.5), (7.25, 6.5), both=True)
+    box(axes, 0.35, 0.4, 15.2, 0.9, "a disk that both share: the snapshot", colour=GREEN)
     box(axes, 0.35, 1.7, 15.2, 0.9, "", colour=SKY)
     for x, words in ((4.2, "gradients: all-reduce"), (11.8, "among all processes")):
         axes.text(x, 2.15, words, ha="center", va="center", weight="bold", size=9)
@@ -115,8 +115,8 @@ def nodes(places):
         arrow(axes, (left + 1.7, 5.8), (left + 1.7, 5.3))
         arrow(axes, (left + 1.7, 3.1), (left + 1.7, 2.6), both=True)
     picture(
-        "Two nodes, each with an agent, a disk and two processes. Ranks 0 and 1 are on the first node, 2 "
-        "and 3 on the second; local ranks are 0 and 1 on both. The first agent keeps the store. All four "
+        "Two nodes, each with a launcher and two processes, and a disk that both share. Ranks 0 and 1 are "
+        "on the first node, 2 and 3 on the second; local ranks are 0 and 1 on both. The first launcher runs the store. All four "
         "processes take part in one all-reduce."
     )
 
