@@ -39,7 +39,7 @@ STARTED_BY = {
     "python": "`python`",
     "mp.spawn": "`python`, `mp.spawn`",
     "torchrun": "`torchrun`",
-    "two agents": "a `torchrun` agent on each",
+    "two agents": "a `torchrun` launcher on each",
 }
 
 
