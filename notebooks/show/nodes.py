@@ -82,7 +82,7 @@ def draw_moments(watch, rows, killed, returned, told, ended):
         for axes in (above, below):
             axes.axvline(moment, color=RED, ls="--", lw=1.2)
         below.text(moment + 0.3, 2.2, text, color=RED, size=10)
-    below.set(yticks=[0, 1, 2], ylim=(-0.15, 3.1), xlabel="seconds since the agents were started")
+    below.set(yticks=[0, 1, 2], ylim=(-0.15, 3.1), xlabel="seconds since the launchers were started")
     below.set_ylabel("processes that\ntrain together")
     picture(
         f"Both nodes train until node 1 is killed after {killed:.0f} s. Node 0 waits until {alone:.0f} s "
