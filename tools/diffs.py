@@ -41,7 +41,7 @@ STARTED_BY = {
     "python": "`python`",
     "mp.spawn": "`python`, `mp.spawn`",
     "torchrun": "`torchrun`",
-    "two agents": "a `torchrun` agent on each",
+    "two agents": "a `torchrun` launcher on each",
 }
 
 
@@ -248,7 +248,7 @@ def pages():
     lesson_07 = lessons.get("07_mixed_precision")
     fp16 = ROOT / "lessons/parts/fp16.py"
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
-    found[lessons.get("06_multinode").page]["faults"] = faults.listed()
+    found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
     found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}

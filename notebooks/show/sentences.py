@@ -57,14 +57,50 @@ SENTENCES = {
     },
     "06_multinode": {
         "Lesson 06: many machines.": "The command for one machine that plays two.",
-        "- You will see a process killed": "The command for real machines.",
-        "crash_once": "This lesson does not kill a process itself.",
-        "get_node_local_rank": "One process of each node saves, not one of all. "
-        "The temporary file's name has the rank in it: process numbers are unique on one machine only.",
-        "broadcast_object_list": "Each says how far the newest snapshot on its disk is. "
-        "The process that has the newest of all sends it to the others.",
-        "--crash-at": "So the option for the crash goes, too.",
-        "LOCAL_RANK": "The GPU's number is counted on this machine: `LOCAL_RANK`, not `rank`.",
+        "- You will see a process killed": "The command for two real machines.",
+        "import record": "`record` is torchrun's own decorator for reporting errors.",
+        "check_shared(arguments.out": "`@record` hands an exception to torchrun, whose report names the "
+        "process that failed first. Before anything else, all processes check that they see the same "
+        "folder.",
+        "def check_shared": "Rank 0 writes the time into a file",
+        "+ dist.broadcast": "and broadcasts it. A process that does not find it in its own folder refuses "
+        "to start.",
+    },
+    "06a_any_step": {
+        "--snapshot-every 30 --crash-at 3": "The command: this lesson runs on one machine.",
+        "- You will see lesson 01's losses": "What you will see.",
+        "import islice": "`islice` skips batches.",
+        "train_loader.generator": "A DataLoader draws a random number each time it starts. With a "
+        "generator of its own, it takes none of the numbers that dropout would get.",
+        "settle(model, train_set": "Run DDP's first backward pass before training. Its function is "
+        "further down.",
+        "done, loss_sum = 1, 0": "`done` is the number of steps that were done in the first epoch.",
+        "processes[rank % len(processes)]": "A process takes its own random state from the snapshot. Each "
+        "begins with the mean of the loss sums, so that all of them together have the whole sum.",
+        "islice(workload.progress": "The epoch begins after the steps that were done.",
+        "if step % every == 0": "After some steps, every process hands over what only it has,",
+        "+ state = {name": "and rank 0 saves everything.",
+        "done, loss_sum = 0": "The end of an epoch is no longer special: its last step may save a "
+        "snapshot, as any other step.",
+        "def settle": "The pass leaves no trace in the model. It only makes DDP rebuild its buckets.",
+        "--snapshot-every": "By default, there is one snapshot in an epoch, after its last step.",
+    },
+    "06b_preemption": {
+        "06b_preemption.py --snapshot-every": "The command, and what you will see.",
+        "import timedelta": "For the time limit.",
+        "import record": "`record` is inside `let_the_first_speak` now.",
+        "let_the_first_speak": "When one process dies, the other processes fail too. "
+        "`let_the_first_speak` makes them wait before they print.",
+        "snapshots = Snapshots": "`Snapshots` locks the folder and knows the settings of the run. "
+        "`find_newest` skips damaged files and refuses a snapshot with other settings.",
+        "stop = snapshots.agree_to_stop()": "After each step the processes vote. If one of them was told "
+        "to stop, all of them save.",
+        "+ processes = snapshots.gather": "`gather` and `save` are in the module. After saving, all "
+        "processes leave the training loop.",
+        "return False": "At the end, the lock is released. `False` means that the run was not told to stop.",
+        "end_with_parent": "A process whose launcher was killed ends too.",
+        "--time-limit": "How long a process waits for one that hangs.",
+        "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
     },
     "07_mixed_precision": {
         "grown from lesson 04": "The command.",
@@ -82,30 +118,30 @@ SENTENCES = {
         "bf16 on a GPU that does not have it.",
     },
     "08_real_training": {
-        "grown from lesson 05": "The command.",
-        "- You will see a process killed": "What you will see when you run it.",
+        "grown from lesson 06b": "The command.",
+        "- You will see what lesson 06a showed": "What you will see when you run it.",
         "from parts import recipe": "The parts, in two modules.",
         "recipe.Sampler": "Validation images are split off the training images. Still a "
         "`DistributedSampler`, but it sends the epoch along with each index: the augmentation takes its "
         "random numbers from both, and from the seed.",
-        "+ options = recipe": "The loader may have workers and pinned memory. The validation images have a "
-        "loader like that of the test images.",
+        "+ options = recipe": "The loader may have workers and pinned memory. The validation images have "
+        "a loader like that of the test images.",
         "+ norm = resnet": "Batch norm over all processes. `torch.compile` is optional: it takes minutes.",
-        "- optimizer = torch": "The learning rate grows with the batch and follows a formula, step by step.",
+        "+ lr = ": "The learning rate grows with the batch and follows a formula, step by step.",
         "+ best = recipe.Best": "`best`, the best epoch and its weights, is saved and restored like the "
-        "other parts. Beside the curve, rank 0 writes down what one must know to repeat the run.",
-        "+ if epoch - best.epoch": "After `--patience` epochs without a better one, all stop.",
+        "other parts.",
+        "board = recipe.Board": "Rank 0 writes down what one must know to repeat the run. After "
+        "`--patience` epochs without a better one, all processes stop.",
         "non_blocking": "From pinned memory, a GPU fetches the batch while the CPU goes on.",
         "board.step()": "The learning rate changes at each step.",
         "scheduler.step()": "It no longer changes at the end of an epoch.",
         "best.see": "After each epoch, the validation images are counted.",
         "+ values = {": "What TensorBoard shows of the epoch. If it was the best, its weights are kept.",
-        "best.weights": "The test images are used here for the first time, and once: with the weights of the "
-        "best epoch. These are also the weights that the run leaves behind.",
+        "+ model.module.load_state_dict": "The test images are used here for the first time, and once: "
+        "with the weights of the best epoch. These are also the weights that the run leaves behind.",
         "model.eval()": "Batch norm must not look at the batch while the model is tested.",
         "model.train()": "It must again while the model is trained.",
-        "recipe.options": "The options of all this are in `recipe.py`.",
-        "recipe.check": "So is what refuses those that cannot work.",
+        "recipe.options": "The options of all this are in `recipe.py`, and so are the checks of them.",
     },
     "09_fsdp": {
         "grown from lesson 04": "The command.",
