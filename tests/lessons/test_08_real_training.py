@@ -371,7 +371,7 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
 @pytest.mark.long
 @pytest.mark.parametrize(("place", "epoch"), [("before", 2), ("after", 1)], ids=["before", "after"])
 def test_a_crash_beside_the_count_of_the_best_epoch(forks, alone, tmp_path, place, epoch):
-    """The run repeats the epoch's end. Curve and board have it once, and the best epoch, the first, is kept."""
+    """The run repeats the epoch's end. Curve and board have it once; the best epoch, the first, is kept."""
     lesson = (launcher.ROOT / f"lessons/{STEM}.py").read_text()
     seen = "        best.see(epoch, correct.item(), model.module)\n"
     crash = f"        workload.crash_once(epoch == {epoch})\n"
