@@ -119,8 +119,8 @@ SENTENCES = {
         "scheduler.step()": "It no longer changes at the end of an epoch.",
         "best.see": "The validation images are counted after each epoch. The sum decides which epoch is the "
         "best.",
-        "+ model.module.load_state_dict": "The test images are used once, with the weights of the best epoch. "
-        "The run leaves these weights behind.",
+        "+ model.module.load_state_dict": "The test images are used once, with the weights of the best "
+        "epoch. The run leaves these weights behind.",
         "model.eval()": "While the model is tested, batch norm must not look at the batch.",
         "model.train()": "While it is trained, it must.",
         "options.add": "The options are in a file of their own.",
