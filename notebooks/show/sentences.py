@@ -119,29 +119,29 @@ SENTENCES = {
     },
     "08_real_training": {
         "grown from lesson 06b": "The command.",
-        "- You will see what lesson 06a showed": "What you will see when you run it.",
-        "from parts import recipe": "The parts, in two modules.",
-        "recipe.Sampler": "Validation images are split off the training images. Still a "
-        "`DistributedSampler`, but it sends the epoch along with each index: the augmentation takes its "
-        "random numbers from both, and from the seed.",
-        "+ options = recipe": "The loader may have workers and pinned memory. The validation images have "
-        "a loader like that of the test images.",
-        "+ norm = resnet": "Batch norm over all processes. `torch.compile` is optional: it takes minutes.",
-        "+ lr = ": "The learning rate grows with the batch and follows a formula, step by step.",
-        "+ best = recipe.Best": "`best`, the best epoch and its weights, is saved and restored like the "
-        "other parts.",
-        "board = recipe.Board": "Rank 0 writes down what one must know to repeat the run. After "
-        "`--patience` epochs without a better one, all processes stop.",
-        "non_blocking": "From pinned memory, a GPU fetches the batch while the CPU goes on.",
-        "board.step()": "The learning rate changes at each step.",
+        "- You will see what lesson 06a": "What you will see when you run it.",
+        "from parts import loading": "The parts. You can read each file when you need it.",
+        "loading.Sampler": "Validation images are split off the training images. The sampler sends the epoch "
+        "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
+        "and the index.",
+        "validation_loader = ": "Each process validates on its shard of the validation images.",
+        "- model = workload": "A ResNet whose batch norm uses the images of all processes.",
+        "- optimizer = torch": "`--compile` is optional. The learning rate grows with the global batch and "
+        "follows a formula, step by step.",
+        "+ best = Best": "`best` holds the best epoch and its weights. It is saved and restored like the "
+        "model.",
+        "board = Board": "Rank 0 prints, and writes for TensorBoard. All processes stop when `--patience` "
+        "epochs have brought no better one.",
+        "non_blocking": "While a GPU copies the batch from pinned memory, the CPU goes on.",
+        "board.step()": "The learning rate changes at each step. The profiler counts steps.",
         "scheduler.step()": "It no longer changes at the end of an epoch.",
-        "best.see": "After each epoch, the validation images are counted.",
-        "+ values = {": "What TensorBoard shows of the epoch. If it was the best, its weights are kept.",
-        "+ model.module.load_state_dict": "The test images are used here for the first time, and once: "
-        "with the weights of the best epoch. These are also the weights that the run leaves behind.",
-        "model.eval()": "Batch norm must not look at the batch while the model is tested.",
-        "model.train()": "It must again while the model is trained.",
-        "recipe.options": "The options of all this are in `recipe.py`, and so are the checks of them.",
+        "best.see": "The validation images are counted after each epoch. The sum decides which epoch is the "
+        "best.",
+        "+ model.module.load_state_dict": "The test images are used once, with the weights of the best "
+        "epoch. The run leaves these weights behind.",
+        "model.eval()": "While the model is tested, batch norm must not look at the batch.",
+        "model.train()": "While it is trained, it must.",
+        "options.add": "The options are in a file of their own.",
     },
     "09_fsdp": {
         "grown from lesson 04": "The command.",
