@@ -104,7 +104,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
 
 
 def shard(model, mesh, order):
-    """Shard the weights in "context", and keep copies of each shard in "data"."""
+    """Shard the weights in "context", and keep copies of each shard in "data": HSDP."""
     # FSDP averages gradients over both, as if each process had texts of its own.
     group = mesh.get_group("context")
     for block in model.blocks:

@@ -349,8 +349,18 @@ def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
     page = (FOLDER / "README.md").read_text()
     for rank in (0, 1):
         copied, views = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert copied == {"gradients": 8, "in buckets": 0, "bytes of buckets": 129_128, "bytes of both": 258_256}
-        assert views == {"gradients": 8, "in buckets": 8, "bytes of buckets": 129_128, "bytes of both": 129_128}
+        assert copied == {
+            "gradients": 8,
+            "in buckets": 0,
+            "bytes of buckets": 129_128,
+            "bytes of both": 258_256,
+        }
+        assert views == {
+            "gradients": 8,
+            "in buckets": 8,
+            "bytes of buckets": 129_128,
+            "bytes of both": 129_128,
+        }
     assert "| DDP | 129,128 | 129,128 | 129,128 | | 129,128 |" in page
     assert "| DDP, `gradient_as_bucket_view=True` | 129,128 | in the buckets | 129,128 | | 129,128 |" in page
 

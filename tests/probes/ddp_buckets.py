@@ -1,4 +1,4 @@
-"""DDP without and with gradient_as_bucket_view: how many gradients lie in its buckets, and bytes; RANK.json."""
+"""DDP without and with gradient_as_bucket_view: which gradients lie in its buckets, and bytes; RANK.json."""
 
 import gc
 import json
