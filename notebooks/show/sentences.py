@@ -241,8 +241,8 @@ SENTENCES = {
         "grown from lesson 12": "It is started as before.",
         "- You will see": "It writes before and after training, and can be killed.",
         "from itertools import islice": "This skips the batches that a killed run had done.",
-        "from torch import nn": "The head of the model is made here. The lesson no longer counts collectives; "
-        "this notebook does.",
+        "from torch import nn": "The head of the model is made here. This notebook counts the collectives, "
+        "not the lesson.",
         "loss_parallel,": "A loss of scores that are sharded.",
         "from parts import limericks": "The text and the snapshots are in files of their own.",
         "let_the_first_speak": "If one process fails, the others fail too, since they wait for it. "
@@ -342,7 +342,7 @@ SENTENCES = {
         "+ You will see": "This lesson shows the same, and the load of the experts.",
         "import fully_shard": "FSDP and the plan of tensor parallelism go.",
         "from parts import experts": "The layer with the experts is in a file of its own.",
-        "world_size = arguments.world_size": "Each process reads its own texts again, as in lesson 04.",
+        "world_size = mesh.size()": "Each process reads its own texts again, as in lesson 04.",
         "add_experts(model, mesh": "The experts are put in place. They are DTensors and the rest are plain "
         "tensors: AdamW can take the two together neither fused nor with `foreach`.",
         "with loss_parallel": "Each process has all scores, so the loss is an ordinary one.",
