@@ -154,15 +154,17 @@ SENTENCES = {
         "rounds": "Every forward pass gathers weights from all processes, so all must make equally many. "
         "With 501 and 500 images, in batches of 500, one process would make two, the other one: a hang. So "
         "each splits its images into as many batches as the longest part needs.",
-        "+ # A model too large": "`shard` takes the place of DDP's wrapper. The newest checkpoint is "
-        "loaded, if there is one, and the loop begins after its epoch.",
+        "+ with torch.device": "The model begins on `meta`, where it needs no memory, and `shard` takes the "
+        "place of DDP's wrapper. The newest checkpoint is loaded, if there is one, and the loop begins after "
+        "its epoch.",
         "correct = count_correct": "There is no wrapper to look into: `fully_shard` has changed the model "
         "in place.",
         "checkpoints.save(epoch)": "Each epoch is saved while the next one trains.",
         "+ # Gathering is a collective": "At the end all gather the whole weights, and rank 0 writes them.",
         "+ def shard": "What `fully_shard` is told. The mesh says over which processes to shard: all of "
         "them, on the device that was picked.",
-        "+ if arguments.offload": "It shards the layers, each for itself, and last the root.",
+        "+ if arguments.offload": "Each layer is drawn in full and then sharded, one after the other. The "
+        "root comes last.",
         "+ def report_memory": "`report_memory` adds up what this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all.",
         "--precision": "What else `fully_shard` can do, to be tried.",
@@ -197,7 +199,7 @@ SENTENCES = {
     "11_tensor_parallel": {
         "grown from lesson 04": "The same command starts it.",
         "+ You will see": "It also prints which collectives a step needs.",
-        "init_device_mesh": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
+        "DTensor, Replicate": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
         "over a device mesh: the processes that hold it.",
         "+     ColwiseParallel": "The two ways to shard a matrix, and the function that does it.",
         "ImageTransformer": "Each process gets some of the heads, so their number matters.",
@@ -241,15 +243,16 @@ SENTENCES = {
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",
         "+ tensor_size": "What cannot be a mesh is refused.",
-        "mesh_dim_names": "The mesh: neighbouring ranks are in one row, and each dimension has a name. Its "
-        "groups have PyTorch's default time limit; a private function sets the lesson's.",
+        "make_mesh": "The mesh: neighbouring ranks are in one row, and each dimension has a name. "
+        "`make_mesh` is PyTorch's `init_device_mesh`, which it tells the time limit of each group.",
     },
     "13_gpt": {
         "grown from lesson 12": "It is started as before.",
         "- You will see": "It writes before and after training, and can be killed.",
         "from itertools import islice": "This skips the batches that a killed run had done.",
-        "from torch import nn": "The head of the model is made here.",
-        "CommDebugMode": "The lesson no longer counts collectives; this notebook does.",
+        "from torch import nn": "The head of the model is made here. This notebook counts the collectives, "
+        "not the lesson.",
+        "loss_parallel,": "A loss of scores that are sharded.",
         "from parts import limericks": "The text and the snapshots are in files of their own.",
         "let_the_first_speak": "If one process fails, the others fail too, since they wait for it. "
         "You see only the first error.",
@@ -259,11 +262,11 @@ SENTENCES = {
         "rate that changes from step to step.",
         "+ snapshots = Snapshots": "If there is a snapshot, the run goes on from the newest. Then it writes.",
         "- loss_sum = torch": "The loop over images goes.",
-        "+ batches = workload": "The new loop begins after the last step that was saved. Each character "
-        "of a text has a loss of its own.",
-        "snapshots.save(epoch, step": "The losses are added up over `data` at each step, so that a snapshot "
-        "has those of all processes.",
-        "+ if arguments.snapshot_every": "After some steps there is a snapshot, and perhaps the crash.",
+        "+ batches = workload": "The new loop begins after the last step that was saved.",
+        "+ with loss_parallel": "Each character of a text has a loss of its own. Forward and backward are "
+        "inside `loss_parallel()`, because no process has all scores.",
+        "+ scheduler.step()": "After some steps there is a snapshot, and perhaps the crash. Only then and "
+        "at the end of an epoch, the losses of all processes are averaged.",
         "snapshots.save(epoch + 1": "There is one more snapshot after each epoch. The two newest are kept.",
         "def build_model": "This is lesson 12's transformer, but it reads characters, and no position may "
         "look at a later one (`causal`). `Recent` turns each character into a vector, with some of the "
@@ -272,9 +275,10 @@ SENTENCES = {
         "**options": "With them, notebook 13a asks for 16 bits.",
         '"embedding.table"': "The tables of characters and of positions are sharded too.",
         '"head"': "So is the head. Each process computes the scores of its own characters. They stay a "
-        "DTensor (`use_local_output=False`), which `full_tensor()` gathers.",
-        "def write(when": "The function that counted collectives is gone.",
+        "DTensor (`use_local_output=False`), from which `loss_parallel()` computes the loss.",
+        "def average": "The function that counted collectives is gone.",
         "- for name, mode": "What it printed is gone too.",
+        "+ def average": "The losses are averaged over `data`.",
         "+ @torch.no_grad()": "All processes write together, with one seed.",
         "+ while texts": "They write one character at a time.",
         "following in test_loader": "The accuracy counts the characters that it predicts.",
@@ -314,10 +318,9 @@ SENTENCES = {
         "those that share a text": "Those that share a text read the same one, and each a part of it.",
         "positions_of": "Which positions are this process's, and a model for longer texts.",
         'write(f"before epoch': "No text is generated.",
-        "scores = model(texts[:, positions]": "Each process takes its own positions of each text, and says "
+        "with loss_parallel": "Each process has all scores of its positions, so the loss is an ordinary one.",
+        "+ scores = model(": "Each process takes its own positions of each text, and says "
         "to the model which they are.",
-        "dist.all_reduce(mean)": "The loss is the mean over all processes: each has other positions, or "
-        "other texts.",
         "dist.all_reduce(correct, group=": "The right answers of those that share a text are added up. In "
         "`data` nothing is: there all test on the same texts.",
         "part.unshard()": "The weights are sharded by FSDP alone, so `gather` has all of them.",
@@ -325,9 +328,10 @@ SENTENCES = {
         "may be on a different process. This one looks at one at a time, as do norms and feed-forward.",
         "def shard": "`shard` no longer shards matrices by columns and rows,",
         "+ def shard": "but puts ring attention into each block. FSDP gets the whole mesh: it shards in the "
-        "last dimension, copies in the first, and takes the mean of the gradients over both.",
+        "last dimension, copies in the first, and takes the mean of the gradients over both. That is HSDP.",
         "- def make_plan": "The plan of lesson 11 is gone:",
         '- "blocks.*.attention.query"': "all matrices are ordinary ones again.",
+        "Over all": "The loss is the mean over all processes: each has other positions, or other texts.",
         "- @torch.no_grad()": "The function that writes is gone too,",
         "- while texts": "character by character.",
         "+ def compare_orders": "In its place is one that measures attention alone, in both orders,",
@@ -339,7 +343,7 @@ SENTENCES = {
         "if arguments.tensor_parallel": "The number of processes that share a text must divide that of all,",
         "+ if arguments.context_parallel": "by default it is all of them.",
         "+ if arguments.length": "A text must divide into two chunks for each.",
-        '"context"': "The mesh has `context` where lesson 13 has `tensor`.",
+        "make_mesh": "The mesh has `context` where lesson 13 has `tensor`.",
     },
     "16_experts": {
         "grown from lesson 13": "Two processes are enough.",
@@ -350,9 +354,9 @@ SENTENCES = {
         "world_size = mesh.size()": "Each process reads its own texts again, as in lesson 04.",
         "add_experts(model, mesh": "The experts are put in place. They are DTensors and the rest are plain "
         "tensors: AdamW can take the two together neither fused nor with `foreach`.",
-        "add_up_gradients(model)": "The balancing loss is added. Each process divides by their number, so "
+        "with loss_parallel": "Each process has all scores, so the loss is an ordinary one.",
+        "+ loss = cross_entropy": "The balancing loss is added. Each process divides by their number, so "
         "that gradients only have to be added up.",
-        "dist.all_reduce(mean)": "The loss is averaged over all processes: each has texts of its own.",
         "show_load": "After each epoch it prints the load of the experts, in the last step.",
         "part.unshard()": "FSDP has nothing to gather any more.",
         "def add_experts": "`add_experts` is in place of `shard`.",
@@ -363,13 +367,14 @@ SENTENCES = {
         "+ def add_up_gradients": "What is not a DTensor is replicated, and its gradients are added up over "
         "all processes. An expert's need no collective.",
         "+ def show_load": "The load is that of all processes together, so one of them prints it.",
+        "Over all": "The loss is the mean over all processes: each has texts of its own.",
         "Of its own": "No two processes share matrices here. The generator is still needed, for a different "
         "reason.",
         "[:, -1].cpu()": "Each process has all scores.",
         "model(texts.to(device))": "Here too.",
         "experts.options": "The lesson has options of its own, and fewer epochs.",
         "experts.check": "The number of processes must divide that of the experts.",
-        "init_device_mesh": "The mesh has one dimension: all processes.",
+        "make_mesh": "The mesh has one dimension: all processes.",
     },
     "17_one_mesh": {
         "grown from lesson 13": "Eight processes are the fewest that shard in three dimensions.",
@@ -377,7 +382,8 @@ SENTENCES = {
         "+ You will see": "This one says who has what.",
         "from functools import partial": "Attention is given its group beforehand, as in lesson 15.",
         "import fully_shard": "FSDP goes, so that averaging is in sight. A schedule comes, from lesson 10.",
-        "one_mesh  # the other": "What checks sizes, makes the mesh and keeps a stage is in a file of its "
+        "loss_parallel,": "The head is not sharded here.",
+        "one_mesh  # the other": "What checks sizes and keeps a stage is in a file of its "
         "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
         'those with one place in "data"': "Processes with the same place in `data` read the same texts.",
         "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches, "
@@ -388,9 +394,9 @@ SENTENCES = {
         "- for epoch in range(first": "So every run begins with the first epoch,",
         "- batches = workload.progress": "and each epoch with its first step.",
         "+ loss_sum = torch.zeros": "Of its texts, each process takes its own positions.",
-        "- loss.backward()": "A step of the schedule is forward and backward of all micro-batches, as in "
+        "+ losses = []": "A step of the schedule is forward and backward of all micro-batches, as in "
         "lesson 10. Then comes the one new function.",
-        "- # At each step": "No loss has to be known at each step any more.",
+        "- loss_sum += loss": "Nothing is saved within an epoch.",
         "+ loss_sum += sum(": "At the end of an epoch the loss is added up over the three dimensions in "
         "which it differs, and divided by the sizes of `data` and `context`: stages before the last have "
         "added nothing.",
@@ -404,9 +410,11 @@ SENTENCES = {
         "- fully_shard(block": "matrices, the ring, and the stage.",
         '"embedding.table"': "Embedding and head are replicated in `tensor`,",
         '"head": Colwise': "so that scores are ordinary tensors, as the loss and the counting take them.",
-        "def write": "The function that writes is gone,",
+        "def average": "There is no snapshot to average the losses for.",
+        "+ def make_schedule": "Instead there is the schedule of a stage.",
+        "- @torch.no_grad()": "The function that writes is gone,",
         "- while texts": "character by character.",
-        "+ def make_schedule": "Instead there is the schedule of a stage, and the loss of a micro-batch.",
+        "+ def loss_of": "The loss of a micro-batch.",
         "+ def average_gradients": "And what this lesson is about: in `data` and `context` gradients are "
         "averaged, in `pipeline` and `tensor` they are not.",
         "count_correct(schedule": "Only the last stage knows the scores.",
@@ -414,6 +422,6 @@ SENTENCES = {
         "what is left.",
         "- workload.require_torchrun": "Schedules of older torch accept one batch size only.",
         "- workload.check(arguments)": "Which sizes fit is checked in the other file,",
-        "one_mesh.make_mesh": "where the mesh is made too, with a time limit for each of its groups.",
+        "make_mesh": "where the sizes of the mesh come from.",
     },
 }
