@@ -29,7 +29,7 @@ from workload.images import (
     mnist,
     split,
 )
-from workload.machine import gpu_count, pick_device, set_seed
+from workload.machine import gpu_count, pick_device, require_precision, set_seed
 from workload.model import ConvNet, Normalize
 from workload.options import Parser, check, parser, problem_with, require_torchrun, settings
 from workload.report import progress, report
@@ -64,6 +64,7 @@ __all__ = [
     "refuse",
     "release_group",
     "report",
+    "require_precision",
     "require_torchrun",
     "say",
     "set_seed",

@@ -42,6 +42,13 @@ def pick_device(number=0):
     return torch.device(torch.accelerator.current_accelerator().type, number)
 
 
+def require_precision(precision, device):
+    """End with one line where a GPU has no bf16: torch would imitate it, slowly and not for every layer."""
+    is_imitated = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16" and is_imitated:
+        refuse("this GPU has no bf16: start lessons/parts/fp16.py, or add --precision fp32")
+
+
 def set_seed(seed):
     """Make this process repeatable: the same command gives the same bytes."""
     torch.manual_seed(seed)
