@@ -16,7 +16,7 @@ WITH_CARD = [stem for stem, page in PAGES.items() if HEAD in page]
 
 
 def read(page):
-    """The parts of a card: the command, the new ideas, the lines to copy. Each line may begin with > or not."""
+    """The command, the new ideas and the lines to copy. Each line may begin with > or not."""
     text = re.sub(r"^> ?", "", page.split(HEAD)[1], flags=re.M)
     run, new, copy = re.split("|".join(map(re.escape, (RUN, NEW, COPY))), text, maxsplit=3)[1:]
     command = re.search(r"```sh\n(.*?)```|`([^`]+)`", run, re.S)

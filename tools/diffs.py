@@ -1,8 +1,8 @@
 """Write into the pages what can be read off the lessons and their table: `make diffs`.
 
 Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
-the command from the lesson's docstring, its diff from the lesson that it grew from, and the table of what can
-go wrong in lesson 06. At both ends of each notebook: the way to those beside it, and how long it takes. (And
+the command from the lesson's docstring, its diff from the lesson that it grew from, the diff of lesson 07 in
+fp16, and the table of what can go wrong in lesson 06. At both ends of each notebook: the way to those beside it, and how long it takes. (And
 the diffs that a notebook shows are written into it without executing it.) In lessons/frameworks: the diffs of
 its scripts, most from lesson 04. In lessons/older: from each old script to what is written now. In README.md
 and those of lessons and notebooks: the lists of lessons, notebooks and exercises.
@@ -244,6 +244,9 @@ def pages():
     for lesson in LESSONS:
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
         found[lesson.page]["way on"] = way(lesson)
+    lesson_07 = lessons.get("07_mixed_precision")
+    fp16 = ROOT / "lessons/parts/fp16.py"
+    found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
     found[lessons.get("06_multinode").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
     found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}

@@ -93,6 +93,8 @@ def altered(forks, tmp_path):
 
 
 @pytest.mark.quick("2-5")
+@pytest.mark.long("4-2")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("processes", "accumulate"),
     [
@@ -112,6 +114,7 @@ def test_fp32_has_lesson_01s_curve(fork, reference, processes, accumulate):
 
 
 @pytest.mark.quick("2-5")
+@pytest.mark.night
 @pytest.mark.parametrize(("processes", "accumulate"), [(1, 4), (2, 5), (3, 1)])
 def test_a_step_has_one_all_reduce_however_many_micro_batches_there_are(altered, processes, accumulate):
     result = altered(
@@ -128,6 +131,8 @@ def test_without_no_sync_a_step_has_one_for_each_micro_batch_and_the_same_curve(
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     """Measured, with three seeds on 1, 2 and 4 processes: at most 7e-6 in epoch 1 and 3e-4 in epoch 2."""
@@ -267,7 +272,9 @@ def clipped_lesson_01(limit, *arguments):
     return curve
 
 
-@pytest.mark.quick("2")
+@pytest.mark.quick("1")
+@pytest.mark.long("2")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_clipping_is_of_the_whole_gradient_and_not_of_a_scaled_one(altered, processes):
     arguments = ("--clip-norm", 0.2, "--accumulate", 3)
@@ -356,6 +363,7 @@ def test_bad_options_of_fp16_are_refused(altered, arguments, message):
     assert message in refusal(altered(FP16, 2, *arguments, fails=True))
 
 
+@pytest.mark.long
 def test_the_documented_command_of_fp16(start, reference):
     sizes = ("--train-size", 480, "--batch-size", 48, "--test-size", 300, "--epochs", 2)
     torchrun, *words = shlex.split(diffs.command(FP16))
