@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/07_mixed_precision.py
 
-You will see lesson 01's losses to two digits or more; with --precision fp32 they are lesson 01's, whatever
---accumulate is. Each process splits its images into that many micro-batches, and DDP averages the
-gradients once a step. In bf16, autocast computes the products; weights and gradients keep 32 bits.
+You will see lesson 01's losses to two digits or more; with --precision fp32 they are the
+same. Each process splits its images into --accumulate micro-batches, and DDP averages the
+gradients once a step. autocast multiplies in bf16; weights and gradients keep 32 bits.
 """
 
 import os
@@ -46,7 +46,7 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             micro_batches = zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)
             for number, (images, labels) in enumerate(micro_batches, 1):
-                # no_sync goes around forward too: there DDP decides whether backward will send.
+                # no_sync is around forward too: there DDP decides what backward will do.
                 with nullcontext() if number == parts else model.no_sync():
                     with autocast:
                         loss = cross_entropy(model(images), labels, reduction="sum") / size
@@ -78,8 +78,9 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches in a step (2)")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of products (bf16)")
+    option = parser.add_argument
+    option("--accumulate", type=int, default=2, help="micro-batches in a step (2)")
+    option("--precision", choices=("fp32", "bf16"), default="bf16", help="(bf16)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

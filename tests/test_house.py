@@ -50,7 +50,9 @@ def test_a_page_is_noticed_when_it_drifts(tmp_path, monkeypatch):
 def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
     """`patch` reads them off the page: what a reader copies by hand arrives at the next lesson."""
     for lesson in lessons.LESSONS[1:]:
-        (text,) = re.findall(r"```diff\n(.*?)```", lesson.page.read_text(), re.S)
+        page = lesson.page.read_text()
+        block = page.split(f"<!-- {lesson.stem}: ")[1].split(f"<!-- end of {lesson.stem} -->")[0]
+        (text,) = re.findall(r"```diff\n(.*?)```", block, re.S)
         before, after = diffs.before(lesson), lesson.path
         copy = tmp_path / before.name
         copy.write_text(before.read_text())

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/parts/fp16.py
 
-You will see lesson 01's losses to two digits or more, and at the end how many steps were clipped and
-skipped. Gradients below 6e-8 would be 0 in fp16, so the scaler multiplies the loss. If a gradient
-overflows, every rank skips that step, because all ranks look at the same average.
+You will see lesson 01's losses to two digits or more, and at the end how many steps were
+clipped and skipped. Gradients below 6e-8 would be 0 in fp16, so the scaler multiplies the
+loss. If a gradient overflows, all ranks skip that step: they see the same average.
 """
 
 import os
@@ -51,17 +51,17 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             micro_batches = zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)
             for number, (images, labels) in enumerate(micro_batches, 1):
-                # no_sync goes around forward too: there DDP decides whether backward will send.
+                # no_sync is around forward too: there DDP decides what backward will do.
                 with nullcontext() if number == parts else model.no_sync():
                     with autocast:
                         loss = cross_entropy(model(images), labels, reduction="sum") / size
                     scaler.scale(loss).backward()
                 loss_sum += loss.detach()
-            scaler.unscale_(optimizer)  # or else clipping would see gradients that are far too long
+            scaler.unscale_(optimizer)  # or clipping would see them multiplied
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
             scaler.step(optimizer)  # skips the step if a gradient is not finite
             scaler.update()  # halves the scale after such a step
-            clipped += norm.isfinite() & (norm > arguments.clip_norm)  # a tensor: `if` would wait for the GPU
+            clipped += norm.isfinite() & (norm > arguments.clip_norm)
             skipped += ~norm.isfinite()
         scheduler.step()
         dist.all_reduce(loss_sum)
@@ -76,7 +76,8 @@ def train(rank, world_size, device, arguments):
 
     if rank == 0:  # they all hold the same weights, and would write them into each other's file
         steps = arguments.epochs * len(train_loader)
-        print(f"fp16 | steps {steps}, clipped {clipped}, skipped {skipped}, scale {scaler.get_scale():,.0f}")
+        scale = scaler.get_scale()
+        print(f"steps {steps}, clipped {clipped}, skipped {skipped}, scale {scale:,.0f}")
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 
@@ -90,9 +91,10 @@ def count_correct(model, test_loader, device):
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches in a step (2)")
-    parser.add_argument("--clip-norm", type=float, default=5.0, help="of a longer gradient (5; or inf)")
-    parser.add_argument("--first-scale", type=float, default=2.0**16, help="of the loss (65536)")
+    option = parser.add_argument
+    option("--accumulate", type=int, default=2, help="micro-batches in a step (2)")
+    option("--clip-norm", type=float, default=5.0, help="of a gradient (5; or inf)")
+    option("--first-scale", type=float, default=2.0**16, help="of the loss (65536)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, arguments.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -100,10 +102,11 @@ if __name__ == "__main__":
     size, parts = arguments.batch_size // arguments.world_size, arguments.accumulate
     if not 1 <= parts <= size:
         workload.refuse(f"--accumulate must be from 1 to the {size} images of a process, not {parts}")
-    if not arguments.clip_norm > 0:
-        workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {arguments.clip_norm}")
-    if not 1 <= arguments.first_scale <= 2**32:
-        workload.refuse(f"--first-scale must be from 1 to {2**32}, not {arguments.first_scale:g}")
+    norm, scale = arguments.clip_norm, arguments.first_scale
+    if not norm > 0:
+        workload.refuse(f"--clip-norm must be above 0 (inf to clip nothing), not {norm}")
+    if not 1 <= scale <= 2**32:
+        workload.refuse(f"--first-scale must be from 1 to {2**32}, not {scale:g}")
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),

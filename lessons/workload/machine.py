@@ -43,10 +43,11 @@ def pick_device(number=0):
 
 
 def require_precision(precision, device):
-    """End with one line where a GPU has no bf16: torch would imitate it, slowly and not for every layer."""
-    is_imitated = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "bf16" and is_imitated:
-        refuse("this GPU has no bf16: start lessons/parts/fp16.py, or add --precision fp32")
+    """End with one line if a GPU has no bf16: torch would imitate it, which is slow."""
+    if precision != "bf16" or device.type != "cuda":
+        return
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        refuse("this GPU has no bf16: start lessons/parts/fp16.py, or use --precision fp32")
 
 
 def set_seed(seed):

@@ -92,7 +92,7 @@ SENTENCES = {
         "torch.autocast": "`autocast` computes convolutions and matrix products in bf16. With "
         "`--precision fp32` it is disabled.",
         "no_sync()": "Each process splits its images into micro-batches.",
-        "+ # no_sync goes around": "All but the last micro-batch run under `no_sync`, so DDP averages the "
+        "+ # no_sync is around": "All but the last micro-batch run under `no_sync`, so DDP averages the "
         "gradients once a step. Each loss is a sum divided by the number of images in the step, because "
         "micro-batches may have unequal sizes.",
         "--accumulate": "There is one option for each idea.",

@@ -243,7 +243,7 @@ KNOWN = "scale=scaler.get_scale(), clipped=int(clipped), skipped=int(skipped)"
 
 def told(result):
     """What the last line of an fp16 run says."""
-    pattern = r"fp16 \| steps (\d+), clipped (\d+), skipped (\d+), scale ([\d,]+)"
+    pattern = r"steps (\d+), clipped (\d+), skipped (\d+), scale ([\d,]+)"
     *counts, scale = re.fullmatch(pattern, result.stdout.splitlines()[-1]).groups()
     return *map(int, counts), int(scale.replace(",", ""))
 
