@@ -214,7 +214,7 @@ def with_diffs(row: Notebook, notebook):
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
-                before, after = re.findall(r"`(\w+)\.py`", output["data"]["text/markdown"].splitlines()[0])
+                ((before, after),) = re.findall(r'show\.diff\("(\w+)", "(\w+)"\)', cell.source)
                 try:
                     shown = Diff(before, after, SENTENCES.get(after, {}))
                 except ValueError as error:
