@@ -147,7 +147,6 @@ SENTENCES = {
         "grown from lesson 04": "The command.",
         "- You will see lesson 01's losses": "What it is about. (`math` counts the rounds "
         "of the evaluation.)",
-        "from functools import partial": "For `--checkpoint-activations`.",
         "import CPUOffloadPolicy": "In place of DDP: sharding, a `state_dict` that knows of shards, and "
         "activation checkpointing (which has nothing to do with files).",
         "from parts.checkpoints": "Saving and loading are in a file of their own: `checkpoints.py`.",
@@ -168,7 +167,7 @@ SENTENCES = {
         "+ def report_memory": "`report_memory` adds up what this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all.",
         "--precision": "What else `fully_shard` can do, to be tried.",
-        "LOCAL_RANK": "The GPU of its local rank, as in lesson 06: right on several machines too.",
+        "device_id": "NCCL connects all processes at the start, and none waits longer than two minutes.",
     },
     "10_pipeline": {
         "grown from lesson 04": "The same command starts it.",
@@ -193,12 +192,12 @@ SENTENCES = {
         "+ count = len(test_set)": "Only the last stage knows the answers.",
         "--schedule": "The script has options for the schedule and for the number of micro-batches.",
         "- workload.require_torchrun": "It asks for a torch that is new enough.",
-        "+ if arguments.schedule": "Interleaved has two stages for each process. "
-        "What cannot work is refused.",
+        "+ device_id = None": "NCCL connects all processes at the start, because stages send to one another.",
     },
     "11_tensor_parallel": {
         "grown from lesson 04": "The same command starts it.",
         "+ You will see": "It also prints which collectives a step needs.",
+        "import timedelta": "No process waits longer than two minutes for another one.",
         "DTensor, Replicate": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
         "over a device mesh: the processes that hold it.",
         "+     ColwiseParallel": "The two ways to shard a matrix, and the function that does it.",
@@ -243,7 +242,7 @@ SENTENCES = {
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",
         "+ tensor_size": "What cannot be a mesh is refused.",
-        "make_mesh": "The mesh: neighbouring ranks are in one row, and each dimension has a name. "
+        "- dist.init_process_group": "The mesh: neighbouring ranks are in one row, and each dimension has a name. "
         "`make_mesh` is PyTorch's `init_device_mesh`, which it tells the time limit of each group.",
     },
     "13_gpt": {
