@@ -15,7 +15,7 @@ def add(parser):
     option("--batch-size", type=int, default=60, help="images a step, of all ranks (60)")
     option("--lr", type=float, default=0.1, help="highest rate, for a batch of 60 (0.1)")
     option("--train-size", type=int, help="images to train and validate on (3000 digits; others: all)")
-    option("--validation-size", type=int, help="to choose the best epoch (a tenth)")
+    option("--validation-size", type=int, help="images that choose the best epoch (a tenth)")
     option("--width", type=int, help="channels of the first layer (8 for digits, else 64)")
     option("--warm-up", type=float, default=0.5, help="epochs with a rising rate (0.5)")
     option("--patience", type=int, default=3, help="epochs without a better one (3)")
