@@ -85,8 +85,9 @@ def one_snapshot():
     arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
     axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN, ha="center")
     picture(
-        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, process "
-        "0 writes a temporary file and renames it to be the snapshot. At the start, both processes load the "
+        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, "
+        "process 0 writes a temporary file and renames it to be the snapshot. At the start, both "
+        "processes load the "
         "snapshot."
     )
 
