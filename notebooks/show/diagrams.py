@@ -151,10 +151,14 @@ def nodes(places):
     axes.text(2.0, 6.5, "launcher", ha="center", va="center", weight="bold", size=9)
     box(axes, 3.7, 6.0, 3.5, 1.0, "the store", colour=PINK)
     arrow(axes, (8.5, 6.5), (7.25, 6.5), both=True)
-    box(axes, 0.35, 0.4, 15.2, 0.9, "a disk that both share: the snapshot", colour=GREEN)
     box(axes, 0.35, 1.7, 15.2, 0.9, "", colour=SKY)
-    for x, words in ((4.2, "gradients: all-reduce"), (11.8, "among all processes")):
-        axes.text(x, 2.15, words, ha="center", va="center", weight="bold", size=9)
+    box(axes, 0.35, 0.4, 15.2, 0.9, "", colour=GREEN)
+    for x, above, below in (
+        (4.2, "gradients: all-reduce", "a disk that"),
+        (11.8, "among all processes", "both nodes share"),
+    ):
+        axes.text(x, 2.15, above, ha="center", va="center", weight="bold", size=9)
+        axes.text(x, 0.85, below, ha="center", va="center", weight="bold", size=9)
     for place in places:
         rank, local_rank = place["RANK"], place["LOCAL_RANK"]
         left = 0.35 + 8.1 * place["GROUP_RANK"] + 3.65 * local_rank
