@@ -4,9 +4,10 @@ OUT ?= out
 ARGUMENTS ?=
 LESSONS ?= ladder
 KILLS ?= 20
+TIER ?= quick
 TESTS = -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-all test-long tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-room test-all costs tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling gpu site site-serve format
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,14 +28,19 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## make .venv and install r
 run: setup ## climb lessons 01 to 06 (LESSONS=all: to 17); ends with a table and out/ladder.svg
 	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
-test: setup ## run the tests, but for the long ones; the last lines say what was skipped and left out
-	@$(PYTHON) -m pytest $(TESTS) -m "not long" $(ARGUMENTS)
+test: setup ## run the quick tests, in 6 minutes; the last lines say what was skipped and left out
+	@$(PYTHON) -m pytest $(TESTS) --tier $(TIER) $(ARGUMENTS)
 
-test-all: setup ## run all tests
+test-room: setup ## run all tests of a room of tests/rooms.toml, those of the night too: ROOM=judge
+	@$(PYTHON) -m pytest $(TESTS) --room "$(ROOM)" $(ARGUMENTS)
+
+test-all: setup ## run all tests, in over an hour: every night, and before a release
 	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
 
-test-long: setup ## run what `make test` leaves out
-	@$(PYTHON) -m pytest $(TESTS) -m long $(ARGUMENTS)
+costs: setup ## run all tests, and keep what each costs in tests/costs.json (as root, on Linux)
+	@mkdir -p $(OUT) && rm -f $(OUT)/costs.json
+	@$(PYTHON) -m pytest $(TESTS) --costs $(OUT)/costs.json $(ARGUMENTS)
+	@mv $(OUT)/costs.json tests/costs.json && $(PYTHON) tools/diffs.py
 
 tools: setup ## install what some tests need beside Python, on Debian (SLURM, bubblewrap, Chromium, the site, frameworks)
 	@sh tools/install.sh $(PYTHON)

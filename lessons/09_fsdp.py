@@ -39,8 +39,8 @@ def train(rank, world_size, device, arguments):
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
-    # A model too large for one process would begin on the device "meta": see dry_run.py.
-    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
+    with torch.device("meta"):  # it has shapes and no memory: the model may be too large for one process
+        model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     shard(model, arguments, device)  # first: an optimizer would step weights that are gone
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
@@ -84,8 +84,7 @@ def shard(model, arguments, device):
     if arguments.checkpoint_activations:  # of five layers, only the input is kept
         model.forward = partial(checkpoint_sequential, list(model), 2, use_reentrant=False)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
-    # By default, the mesh would be of a Mac's GPU.
-    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = workload.make_mesh(device, data=arguments.world_size)
     options = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
@@ -95,6 +94,8 @@ def shard(model, arguments, device):
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
     for layer in model:
         if list(layer.parameters()):
+            # One layer at a time: drawn in full with the seed of all, as in lesson 01, and then sharded.
+            layer.to_empty(device="cpu").reset_parameters()
             fully_shard(layer, **options)
     # Last the root, which sees where a step begins and ends. Alone, it would gather all layers.
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))

@@ -15,7 +15,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
@@ -45,7 +44,7 @@ def train(rank, world_size, device, arguments):
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = ImageTransformer(train_set.images.shape[1:], arguments.width, HEADS).to(device)
-    mesh = init_device_mesh(device.type, (world_size,))
+    mesh = workload.make_mesh(device, tensor=world_size)
     parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
     images, labels = train_set[:size]
     count_collectives(rank, model, images.to(device), labels.to(device))

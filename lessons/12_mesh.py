@@ -15,8 +15,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
@@ -143,8 +141,8 @@ if __name__ == "__main__":
     parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if arguments.tensor_parallel is None:
         arguments.tensor_parallel = 1 if world_size % 2 else 2
     tensor_size = arguments.tensor_parallel
@@ -153,16 +151,10 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=limit,
-    )
-    shape = (world_size // tensor_size, tensor_size)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
-    for name in mesh.mesh_dim_names:
-        _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
+    mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)
     dist.destroy_process_group()

@@ -15,14 +15,13 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.nn.functional import cross_entropy
@@ -65,19 +64,19 @@ def train(rank, mesh, device, arguments):
         batches = islice(batches, done, None)  # not those that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
-            scores = model(texts).full_tensor()  # each has computed those of its characters
-            loss = cross_entropy(scores.flatten(0, 1), following.flatten())
-            optimizer.zero_grad()
-            loss.backward()
+            with loss_parallel():  # each process keeps the scores of its own characters
+                scores = model(texts)
+                loss = cross_entropy(scores.flatten(0, 1), following.flatten())
+                optimizer.zero_grad()
+                loss.backward()
             optimizer.step()
             scheduler.step()
-            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
-            mean = loss.detach() / data_size
-            dist.all_reduce(mean, group=mesh.get_group("data"))
-            loss_sum += mean
+            loss_sum += loss.detach().to_local()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                average(loss_sum, mesh)  # any mesh may go on from a snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
+        average(loss_sum, mesh)
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
@@ -133,6 +132,12 @@ def make_plan():
     }
 
 
+def average(loss_sum, mesh):
+    """Not over all: those that share matrices have the same loss."""
+    dist.all_reduce(loss_sum, group=mesh.get_group("data"))
+    loss_sum /= mesh["data"].size()
+
+
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
     """Print four texts. No process can compute a character alone: all write together."""
@@ -142,7 +147,7 @@ def write(when, length, model, characters, device, arguments):
     texts = torch.tensor([beginning] * 4)
     while texts.shape[1] < length:
         read = texts[:, -limericks.LENGTH :].to(device)
-        scores = model(read).full_tensor()[:, -1].cpu()  # the last position has read all
+        scores = model(read)[:, -1].full_tensor().cpu()  # the last position has read all
         chances = (scores / arguments.temperature).softmax(dim=1)
         following = chances.multinomial(1, generator=generator)
         texts = torch.cat([texts, following], dim=1)
@@ -158,8 +163,8 @@ def gather(value):
 def count_correct(model, test_loader, device):
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for texts, following in test_loader:
-        scores = model(texts.to(device)).full_tensor()
-        correct += (scores.argmax(dim=2) == following.to(device)).sum()
+        likeliest = model(texts.to(device)).argmax(dim=2).full_tensor()
+        correct += (likeliest == following.to(device)).sum()
     return correct
 
 
@@ -170,8 +175,8 @@ if __name__ == "__main__":
     parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if arguments.tensor_parallel is None:
         arguments.tensor_parallel = 1 if world_size % 2 else 2
     tensor_size = arguments.tensor_parallel
@@ -180,16 +185,10 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=limit,
-    )
-    shape = (world_size // tensor_size, tensor_size)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
-    for name in mesh.mesh_dim_names:
-        _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
+    mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)
     dist.destroy_process_group()

@@ -17,8 +17,6 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -72,13 +70,12 @@ def train(rank, mesh, device, arguments):
             loss.backward()
             optimizer.step()
             scheduler.step()
-            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
-            mean = loss.detach() / arguments.world_size
-            dist.all_reduce(mean)
-            loss_sum += mean
+            loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                average(loss_sum, mesh)  # any mesh may go on from a snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
+        average(loss_sum, mesh)
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
@@ -114,6 +111,12 @@ def shard(model, mesh, order):
         block.attention.attend = partial(ring_attention, group=group, order=order)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)  # what is in no block
+
+
+def average(loss_sum, mesh):
+    """Over all: each process has other positions, or other texts."""
+    dist.all_reduce(loss_sum)
+    loss_sum /= mesh.size()
 
 
 def compare_orders(rank, mesh, device, arguments):
@@ -163,8 +166,8 @@ if __name__ == "__main__":
     option("--context-parallel", type=int, help="processes that share a text (all)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if arguments.context_parallel is None:
         arguments.context_parallel = world_size
     context_size = arguments.context_parallel
@@ -176,16 +179,10 @@ if __name__ == "__main__":
             f"--length {arguments.length} does not divide into {2 * context_size} chunks, "
             f"two for each process: take {fits}"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=limit,
-    )
-    shape = (world_size // context_size, context_size)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context"))
-    for name in mesh.mesh_dim_names:
-        _set_pg_timeout(limit, mesh.get_group(name))  # it is made with the default limit
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
+    mesh = workload.make_mesh(device, data=world_size // context_size, context=context_size)
     train(rank, mesh, device, arguments)
     dist.destroy_process_group()

@@ -15,7 +15,6 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
@@ -33,7 +32,7 @@ def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    world_size = mesh.size()
+    world_size = arguments.world_size
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -66,14 +65,13 @@ def train(rank, mesh, device, arguments):
             add_up_gradients(model)
             optimizer.step()
             scheduler.step()
-            # At each step: a snapshot needs the losses of all, since any mesh may go on from it.
-            mean = loss.detach() / world_size
-            dist.all_reduce(mean)
-            loss_sum += mean
+            loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
+                average(loss_sum, mesh)  # any mesh may go on from a snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         show_load(rank, model)
+        average(loss_sum, mesh)
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
 
@@ -121,6 +119,12 @@ def show_load(rank, model):
             print(f"block {number}  | load of its experts {load}", flush=True)
 
 
+def average(loss_sum, mesh):
+    """Over all: each process has texts of its own."""
+    dist.all_reduce(loss_sum)
+    loss_sum /= mesh.size()
+
+
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
     """Print four texts. No process can compute a character alone: all write together."""
@@ -159,16 +163,13 @@ if __name__ == "__main__":
     experts.options(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     experts.check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=limit,
-    )
-    mesh = init_device_mesh(device.type, (world_size,))
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
+    mesh = workload.make_mesh(device, expert=world_size)
     train(rank, mesh, device, arguments)
     dist.destroy_process_group()

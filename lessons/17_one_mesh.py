@@ -174,13 +174,10 @@ if __name__ == "__main__":
     workload.check(arguments, replicas=1)  # one_mesh.check does the rest
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    limit = timedelta(minutes=2)  # by default a process waits 30 minutes (NCCL: 10) for one that hangs
-    dist.init_process_group(
-        backend=dist.get_default_backend_for_device(device),
-        device_id=None if device.type == "cpu" else device,
-        timeout=limit,
-    )
-    mesh = one_mesh.make_mesh(sizes, device, limit)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
+    mesh = workload.make_mesh(device, **sizes)
     train(rank, mesh, device, arguments)
     dist.destroy_process_group()

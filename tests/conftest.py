@@ -17,6 +17,7 @@ import pytest
 import costs
 import launcher
 import lessons
+import tiers
 from forks import Forks
 from processes import alive, wait_for
 
@@ -24,6 +25,11 @@ from processes import alive, wait_for
 def pytest_addoption(parser):
     parser.addoption("--allowed-skips", help="a file of reasons, one a line; a skip for any other one fails")
     parser.addoption("--costs", help="a file that keeps each test's core seconds and seconds: see costs.py")
+    parser.addoption(
+        "--tier", choices=tiers.TIERS, default="night", help="run nothing that comes later (night)"
+    )
+    parser.addoption("--room", action="append", default=[], help="run the tests of a room of rooms.toml only")
+    parser.addoption("--since", help="also run the later tests of rooms that have changed since this commit")
 
 
 def pytest_configure(config):
@@ -35,6 +41,7 @@ def pytest_configure(config):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(tiers.Selection(config), "tiers")
     if config.getoption("--costs"):
         is_main = not hasattr(config, "workerinput")
         if is_main:
@@ -59,28 +66,14 @@ def skips(config):
     return reasons, sorted(set(reasons) - {line for line in lines if not line.startswith("#")})
 
 
-LEFT_OUT = pytest.StashKey[int]()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test with the mark `quick`, the cases that it does not name are long."""
-    named, there = {}, {}
-    for item in items:
-        if mark := item.get_closest_marker("quick"):
-            named[item.function] = set(mark.args)
-            there.setdefault(item.function, set()).add(item.callspec.id)
-            if item.callspec.id not in mark.args:
-                item.add_marker(pytest.mark.long)
+    tiers.mark_tiers(items)
     # These wait most of their time: begun last, they would end long after all others.
     waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
     items.sort(key=lambda item: item.path.stem not in waits)
     # While one of these waits for the others to end, its worker does nothing.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
-    for function, names in named.items():
-        # A name that fits no case would leave out more than is meant. (Who asks for one case gets that one.)
-        if len(there[function]) > 1 and names - there[function]:
-            raise pytest.UsageError(f"{function.__name__} has no case {sorted(names - there[function])}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -96,23 +89,7 @@ def pytest_runtest_protocol(item):
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def pytest_deselected(items):
-    if items:
-        stash = items[0].config.stash
-        stash[LEFT_OUT] = stash.get(LEFT_OUT, 0) + sum(
-            item.get_closest_marker("long") is not None for item in items
-        )
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    """All workers of pytest-xdist leave out the same tests: what one of them says holds for the run."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
-
-
 def pytest_sessionfinish(session):
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, 0)
     is_main = not hasattr(session.config, "workerinput")
     if is_main and skips(session.config)[1] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -127,12 +104,8 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("skipped, by reason" if reasons else "nothing was skipped")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:4}  {reason}")
-    left_out = config.stash.get(LEFT_OUT, 0)
-    if left_out and config.option.markexpr == "not long":
-        terminalreporter.write_line(
-            f"left out: {left_out} long tests (notebooks executed afresh, all mutants, more kills, hosts and "
-            "cluster jobs): make test-all runs them too"
-        )
+    for line in config.pluginmanager.get_plugin("tiers").lines():
+        terminalreporter.write_line(line)
     for reason in forbidden:
         terminalreporter.write_line(f"error: on this machine no test may be skipped because: {reason}")
     return result

@@ -50,7 +50,9 @@ def test_a_page_is_noticed_when_it_drifts(tmp_path, monkeypatch):
 def test_the_diffs_on_the_pages_turn_each_lesson_into_the_next(tmp_path):
     """`patch` reads them off the page: what a reader copies by hand arrives at the next lesson."""
     for lesson in lessons.LESSONS[1:]:
-        (text,) = re.findall(r"```diff\n(.*?)```", lesson.page.read_text(), re.S)
+        page = lesson.page.read_text()
+        block = page.split(f"<!-- {lesson.stem}: ")[1].split(f"<!-- end of {lesson.stem} -->")[0]
+        (text,) = re.findall(r"```diff\n(.*?)```", block, re.S)
         before, after = diffs.before(lesson), lesson.path
         copy = tmp_path / before.name
         copy.write_text(before.read_text())
@@ -274,7 +276,7 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
 # ---- the ladder ----
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_ladder_lets_processes_share_a_gpu(tmp_path, monkeypatch, capsys):
     """Only the count is replaced: the lessons find no GPU, and run on the CPU."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # torchrun leaves a folder there
@@ -302,7 +304,7 @@ def test_the_ladder_compares_with_lesson_01_if_that_was_run(tmp_path, first, los
     assert rows[1].is_different() == (loss == 2.0)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
     sizes = ("--epochs", "1", "--train-size", "240", "--test-size", "30")
     words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,06", *sizes)

@@ -154,6 +154,7 @@ def hanging(folder):
 
 
 @pytest.mark.quick("no exercise")
+@pytest.mark.night
 @pytest.mark.parametrize(
     "words",
     [
@@ -205,7 +206,7 @@ def test_make_leaves_it_behind_unless_it_is_told_not_to(student):
     assert student.server()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_what_has_changed_ends_it(student, clone):
     """A file of the judge, or the environment; what a terminal is called does not."""
     student.clone = clone
@@ -251,7 +252,8 @@ def test_what_it_is_made_of(student, clone, monkeypatch):
     assert warm.made_of() == seen[-1]
 
 
-@pytest.mark.long
+@pytest.mark.long("2")
+@pytest.mark.night
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
     student.check("--only", "99")
@@ -294,7 +296,7 @@ def test_a_run_ends_with_its_command(student, tmp_path):
                     os.kill(copy, signal.SIGKILL)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
     """And a second command meanwhile does by itself what it is to do."""
     student.check("--only", "99")
@@ -312,7 +314,7 @@ def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
     assert student.server() == server
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_it_ends_when_it_is_idle(student):
     program = f"import sys; sys.path[0] = '{ROOT}/tests/exercises'; import warm; warm.IDLE = 10; warm.main()"
     words = [sys.executable, "-c", program, *PYTEST, "--only", "99"]

@@ -15,6 +15,7 @@ from lessons import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TESTS = ROOT / ".github/workflows/tests.yml"
+NIGHT = ROOT / ".github/workflows/night.yml"
 RECIPES = sorted((ROOT / "tests/exercises/recipes").glob("*.yml"))
 needs_the_schema = pytest.mark.skipif(
     find_spec("check_jsonschema") is None,
@@ -64,6 +65,11 @@ def test_it_starts_what_there_is_and_installs_what_is_tested(path):
             assert (ROOT / script).is_file()
         for pinned in re.findall(r"\S+==\S+", command):
             assert pinned in requirements
+
+
+def test_all_tests_run_every_night_and_by_hand():
+    assert {"schedule", "workflow_dispatch"} <= set(yaml.load(NIGHT.read_text(), yaml.BaseLoader)["on"])
+    assert any(command.startswith("make test-all") for command in commands(NIGHT))
 
 
 def test_lessons_are_run_with_the_oldest_torch_with_ours_and_with_the_newest():

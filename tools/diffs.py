@@ -1,11 +1,12 @@
 """Write into the pages what can be read off the lessons and their table: `make diffs`.
 
 Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
-the command from the lesson's docstring, its diff from the lesson that it grew from, and the table of what can
-go wrong in lesson 06. At both ends of each notebook: the way to those beside it, and how long it takes. In
-lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from each old script to
-what is written now. In README.md and those of lessons and notebooks: the lists of lessons, notebooks and
-exercises.
+the command from the lesson's docstring, its diff from the lesson that it grew from, the diff of lesson 07 in
+fp16, and the table of what can go wrong with lesson 06b. At both ends of each notebook: the way to those
+beside it, and how long it takes. (And the diffs that a notebook shows are written into it without executing
+it.) In lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from each old
+script to what is written now. In README.md and those of lessons and notebooks: the lists of lessons,
+notebooks and exercises.
 A test runs this with --check.
 """
 
@@ -20,6 +21,7 @@ import nbformat
 import faults
 import lessons
 import links
+import rooms
 import words
 from lessons import LESSONS, ROOT, Lesson, Notebook
 
@@ -203,6 +205,27 @@ def with_way(row: Notebook, notebook):
     return notebook
 
 
+def with_diffs(row: Notebook, notebook):
+    """A notebook that shows the diffs of the lessons as they are."""
+    sys.path.insert(0, str(ROOT / "notebooks"))
+    from show.sentences import SENTENCES  # what they import takes a second
+    from show.text import Diff
+
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.get("metadata", {}).get("rungs") == "diff":
+                before, after = re.findall(r"`(\w+)\.py`", output["data"]["text/markdown"].splitlines()[0])
+                try:
+                    shown = Diff(before, after, SENTENCES.get(after, {}))
+                except ValueError as error:
+                    sys.exit(f"error: notebooks/show/sentences.py, {after}: {error}")
+                output["data"] = {
+                    "text/markdown": shown._repr_markdown_(),
+                    "text/plain": repr(shown).rstrip(),
+                }
+    return notebook
+
+
 def notebook_list() -> str:
     """The list of notebooks, with the question that each asks."""
     lines = []
@@ -222,8 +245,12 @@ def pages():
     for lesson in LESSONS:
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
         found[lesson.page]["way on"] = way(lesson)
+    lesson_07 = lessons.get("07_mixed_precision")
+    fp16 = ROOT / "lessons/parts/fp16.py"
+    found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
     found[lessons.get("06_multinode").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
+    found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}
     found[FRAMEWORKS[0].parent / "README.md"] = {
         path.stem: block(path, before_framework(path)) for path in FRAMEWORKS
@@ -251,7 +278,7 @@ def main():
     arguments = parser.parse_args()
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
-        new[row.path] = nbformat.writes(with_way(row, read(row))) + "\n"
+        new[row.path] = nbformat.writes(with_diffs(row, with_way(row, read(row)))) + "\n"
     for path, page in new.items():
         if page != path.read_text():
             if arguments.check:

@@ -17,6 +17,7 @@ import base64
 import os
 import re
 import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
@@ -25,6 +26,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import diffs
+import digests
 import lessons
 import words
 from lessons import ROOT
@@ -66,8 +68,13 @@ def execute(path, where=ROOT, **environment):
         store_widget_state=False,
     )
     start = time.monotonic()
-    client.execute(env=os.environ | environment)
-    return tidy(notebook, time.monotonic() - start)
+    with tempfile.NamedTemporaryFile("r", prefix="rungs-used-") as file:
+        path = os.pathsep.join(filter(None, [str(ROOT / "tools/used"), os.environ.get("PYTHONPATH")]))
+        client.execute(env=os.environ | {"PYTHONPATH": path, "USED": file.name} | environment)
+        used = digests.used(file.read().splitlines())
+    tidy(notebook, time.monotonic() - start)
+    notebook.metadata["rungs"] |= {"code": digests.of_code(notebook), "used": used}
+    return notebook
 
 
 def tidy(notebook, seconds):

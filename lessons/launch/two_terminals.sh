@@ -24,6 +24,9 @@ agent() {  # agent NODE ARGUMENTS...
         export CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${gpus[*]:$1*processes:processes}")
     elif [ "${SHARE_GPU-}" != 1 ]; then
         export CUDA_VISIBLE_DEVICES=
+    else
+        # NCCL refuses two processes of one machine on one GPU, so each launcher gets a machine of its own.
+        export NCCL_HOSTID="$HOSTNAME-node$1"
     fi
     exec torchrun --nnodes 1:2 --nproc-per-node "$processes" --max-restarts 3 --rdzv-backend c10d \
         --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 \

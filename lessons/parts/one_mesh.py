@@ -4,7 +4,6 @@ import math
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import workload
 
@@ -62,18 +61,6 @@ def sizes_of(arguments):
             sizes[name] = 1 if left % 2 else 2
             left //= sizes[name]
     return {"data": left} | sizes  # those that are left read other texts
-
-
-def make_mesh(sizes, device, limit):
-    """A mesh with these dimensions. Each of its groups is made with the limit."""
-    is_cpu = device.type == "cpu"
-    kind = dist.ProcessGroupGloo._Options if is_cpu else dist.ProcessGroupNCCL.Options
-    options = {name: kind() for name in sizes}
-    for each in options.values():
-        # Set later, as in lesson 15, it does not reach gloo's point-to-point messages: stages send such.
-        each._timeout = limit
-    shape, names = tuple(sizes.values()), tuple(sizes)
-    return init_device_mesh(device.type, shape, mesh_dim_names=names, backend_override=options)
 
 
 def show(mesh):

@@ -4,13 +4,10 @@ Each process holds two chunks of the positions of every text. A query reads the 
 own chunk and of the ones before. Those of later chunks are masked, so they are not multiplied.
 """
 
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
 
 ORDERS = ("contiguous", "zigzag")
-LIMIT = timedelta(minutes=2)
 
 
 def chunks_of(rank, size, order):
@@ -93,11 +90,8 @@ def pass_on(tensor, group):
 
 
 def receive(arriving, requests):
-    # A limit that is set after a group was made does not reach gloo's point-to-point messages: they
-    # would wait for 30 minutes. On a GPU it does, and with one of its own, wait would stop the host.
-    limit = [LIMIT] if arriving.device.type == "cpu" else []
     for request in requests:
-        request.wait(*limit)
+        request.wait()
     return arriving
 
 

@@ -30,6 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, debug
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -187,14 +188,11 @@ def measure(
 
 def take_step(network, recorder, mesh, model, batch):
     text = torch.zeros(batch, model["length"], dtype=torch.int64)
-    recorder.when = "forward"
-    scores = network(text).full_tensor()  # from here on, as in lesson 13
-    loss = cross_entropy(scores.flatten(0, 1), text.flatten())
-    recorder.when = "backward"
-    loss.backward()
-    recorder.when = "loss"
-    for name in mesh.mesh_dim_names[:-1]:  # all but "tensor"
-        dist.all_reduce(loss.detach(), group=mesh.get_group(name))
+    with loss_parallel():  # as in lesson 13
+        recorder.when = "forward"
+        loss = cross_entropy(network(text).flatten(0, 1), text.flatten())
+        recorder.when = "backward"
+        loss.backward()
 
 
 def build(mesh: DeviceMesh, model: dict[str, int], precision: str) -> torch.nn.Module:

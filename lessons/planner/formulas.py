@@ -36,7 +36,8 @@ def memory_parts(params: float, data_parallel: int, stage: int) -> dict[str, flo
     and moments of it 12.
 
     ZeRO's stage 1 cuts the last among the ranks, 2 the gradients too, 3 all (Rajbhandari
-    2020, section 5).
+    2020, section 5). Stage 0 is DDP with gradient_as_bucket_view=True: without it, buckets
+    take as much again as the gradients, 2 more.
     """
     pick(stage, range(4), "the stage")
     return {

@@ -28,7 +28,15 @@ from workload.images import (
     mnist,
     split,
 )
-from workload.machine import gpu_count, pick_device, random_state, set_random_state, set_seed
+from workload.machine import (
+    gpu_count,
+    pick_device,
+    random_state,
+    require_precision,
+    set_random_state,
+    set_seed,
+)
+from workload.mesh import make_mesh
 from workload.model import ConvNet, Normalize
 from workload.options import Parser, check, parser, problem_with, require_torchrun, settings
 from workload.report import progress, report
@@ -55,6 +63,7 @@ __all__ = [
     "let_the_first_speak",
     "listen_for_the_end",
     "load_images",
+    "make_mesh",
     "mnist",
     "parser",
     "pick_device",
@@ -63,6 +72,7 @@ __all__ = [
     "random_state",
     "refuse",
     "report",
+    "require_precision",
     "require_torchrun",
     "say",
     "set_random_state",

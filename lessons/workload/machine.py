@@ -44,6 +44,14 @@ def pick_device(number=None):
     return torch.device(torch.accelerator.current_accelerator().type, number)
 
 
+def require_precision(precision, device):
+    """End with one line if a GPU has no bf16: torch would imitate it, which is slow."""
+    if precision != "bf16" or device.type != "cuda":
+        return
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        refuse("this GPU has no bf16: start lessons/parts/fp16.py, or use --precision fp32")
+
+
 def set_seed(seed):
     """Make this process repeatable: the same command gives the same bytes."""
     torch.manual_seed(seed)

@@ -134,12 +134,12 @@ def mixed_precision():
         box(axes, left, 4.3, 7.6, 1.0, "gradients, added up", "", BLUE)
         arrow(axes, (left + 3.8, 4.25), (left + 3.8, 3.7))
         arrow(axes, (left + 3.8, 2.55), (left + 3.8, 2.0))
-        box(axes, left, 0.2, 7.6, 1.7, "optimizer", "unscale, clip, step or skip", BLUE)
+        box(axes, left, 0.2, 7.6, 1.7, "optimizer", "step", BLUE)
     box(axes, 0.1, 2.6, 15.8, 1.0, "all-reduce, once, after the last micro-batch", "", GREEN)
     picture(
         "One step of two processes. Each has its weights in 32 bits, takes two micro-batches forward and "
         "backward in 16 bits, and adds up their gradients in 32 bits. One all-reduce averages them between "
-        "the processes after the last micro-batch. Then each unscales, clips, and steps or skips."
+        "the processes after the last micro-batch. Then the optimizer of each makes its step."
     )
 
 

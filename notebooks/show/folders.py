@@ -1,7 +1,14 @@
 """Where things lie."""
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "lessons"
 INSIDE = ROOT / "notebooks/show/inside"  # what scripts import that show.ranks starts
+
+
+def python_path(*folders):
+    """For the environment of a process: it looks for modules in these folders, then where this one does."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])

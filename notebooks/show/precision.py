@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, curves
+from show.pictures import BLUE, GREY, INK, ORANGE, PINK, SKY, curves
 
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 COLOURS = {"fp32": SKY, "bf16": ORANGE, "fp16": INK}
@@ -27,14 +27,13 @@ def draw_errors(axes):
 
 
 def draw_runs(runs, apart):
-    """The losses, and by how many per cent those of `apart` differ from fp32's. The last is dotted."""
+    """The losses, and by how many per cent those of `apart` differ from fp32's."""
     upper, lower = plt.subplots(2, 1, figsize=(5, 5))[1]
     curves(upper, runs)
     upper.set(title="Three precisions", ylabel="loss")
     lower.axhline(0, color=COLOURS["fp32"], lw=5)  # below the others: one of them lies on it
-    for (name, percent), style in zip(apart.items(), ("o-", "o-", "o:"), strict=True):
-        colour = COLOURS.get(name, GREEN)
-        lower.plot(range(1, len(percent) + 1), percent, style, color=colour, lw=2, label=name)
+    for name, percent in apart.items():
+        lower.plot(range(1, len(percent) + 1), percent, "o-", color=COLOURS[name], lw=2, label=name)
     lower.set(title="Loss against that of fp32", xlabel="epoch", ylabel="%")
     lower.xaxis.get_major_locator().set_params(integer=True)
     lower.legend()

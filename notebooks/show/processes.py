@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from show.folders import INSIDE, LESSONS, ROOT
+from show.folders import INSIDE, LESSONS, ROOT, python_path
 
 
 class Running:
@@ -31,7 +31,7 @@ class Running:
             words,
             # Where there are fewer GPUs than processes, they share: see README.
             env=inherited
-            | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(LESSONS), "SHARE_GPU": "1"}
+            | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": python_path(LESSONS), "SHARE_GPU": "1"}
             | (environment or {}),
             stdin=stdin,
             stdout=subprocess.PIPE,
@@ -145,7 +145,7 @@ def ranks(script, world_size, limit=60, environment=None, quiet=False):
     for rank in range(world_size):
         names = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "STORE": folder / "store"}
         names |= {"RESULT": folder / f"{rank}.json", "OMP_NUM_THREADS": 1}
-        names |= {"PYTHONPATH": f"{LESSONS}{os.pathsep}{INSIDE}"} | (environment or {})
+        names |= {"PYTHONPATH": python_path(LESSONS, INSIDE)} | (environment or {})
         names = {name: str(value) for name, value in names.items()}
         words = [sys.executable, str(script)]
         running.append(Running(words, names, f"rank {rank} | ", folder / f"{rank}.json"))

@@ -86,27 +86,18 @@ SENTENCES = {
     },
     "07_mixed_precision": {
         "grown from lesson 04": "The command.",
-        "- You will see lesson 01's losses": "What you will see, and the options that bring "
-        "lesson 01's losses back.",
-        "nullcontext": "`nullcontext` does nothing: it is used where `no_sync` must not be.",
-        "allreduce_hook": "PyTorch's own hook for averaging, which does what DDP does without a hook.",
-        "DTYPES": "The three precisions of `--precision`.",
-        "register_comm_hook": "DDP calls a hook whenever gradients are to be averaged, so it can count them. "
-        "The scaler and autocast can both be disabled, so one loop is enough for all three precisions.",
-        "no_sync": "The batch is split into micro-batches.",
-        "+ for number, (images": "Each micro-batch divides its sum by the images that this process has in "
-        "the step, so that micro-batches of unequal size are right too. All but the last run under "
-        "`no_sync`.",
-        "+ scaler.unscale_": "Then unscale, clip, step: in this order.",
-        '+ counts["steps"]': "Steps are counted, and those that were clipped or skipped.",
-        "def count_and_average": "At the end there is one line about the counts.",
-        "+ def pick_precision": "Unless told otherwise, the script takes bf16, and fp16 on GPUs "
-        "that have no bf16.",
-        "+ def count_and_average": "The hook counts, and then averages as DDP would.",
-        "+ def show": "Rank 0 prints the counts.",
-        "--accumulate": "There is an option for each of these.",
-        "refuse": "What cannot work is refused before anything starts. The GPU is now that of the local "
-        "rank, as in lesson 06: right on several machines too.",
+        "- You will see lesson 01's losses": "What you will see, and the option that brings lesson 01's "
+        "losses back.",
+        "nullcontext": "`nullcontext` does nothing. The last micro-batch runs under it instead of `no_sync`.",
+        "torch.autocast": "`autocast` computes convolutions and matrix products in bf16. With "
+        "`--precision fp32` it is disabled.",
+        "no_sync()": "Each process splits its images into micro-batches.",
+        "+ # no_sync is around": "All but the last micro-batch run under `no_sync`, so DDP averages the "
+        "gradients once a step. Each loss is a sum divided by the number of images in the step, because "
+        "micro-batches may have unequal sizes.",
+        "--accumulate": "There is one option for each idea.",
+        "refuse": "A number of micro-batches that cannot work is refused before training starts, and so is "
+        "bf16 on a GPU that does not have it.",
     },
     "08_real_training": {
         "grown from lesson 05": "The command.",

@@ -321,12 +321,12 @@ def run_cheat(case, nursery, canary, seed=0):
     }
 
 
-def cheat_matrix(nursery, told=None, only=None, part=(0, 1)):
+def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
     """All rows of cheats, or every n-th of them. What would harm this machine is left out without a wall."""
     wall = nursery.level > 1 or judge.machine()["landlock"] >= 6
     rows, canary = [], Canary()
     try:
-        for number, case in enumerate(cheat_cases()):
+        for number, case in enumerate(found or cheat_cases()):
             if (
                 number % part[1] != part[0]
                 or (only and only not in case.name)

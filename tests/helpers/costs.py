@@ -1,4 +1,4 @@
-"""What each test costs, in core seconds: `make costs` writes it to tests/costs.json.
+"""What each test costs: `make costs` writes its core seconds, its seconds and its tier to tests/costs.json.
 
 Each test process has a control group of its own (cgroup), in which the kernel counts all that the process
 starts, however it ends. A test that starts a run is charged for all ranks of it.
@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 import pytest
+
+import tiers
 
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -38,7 +40,8 @@ class Meter:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item):
         result = yield
-        item.user_properties.append(("core seconds", round(self.seconds() - self.before, 2)))
+        cost = round(self.seconds() - self.before, 2)
+        item.user_properties.append(("cost", [cost, tiers.tier_marked(item)]))
         return result
 
 
@@ -52,8 +55,11 @@ class Book:
 
     def pytest_runtest_logreport(self, report):
         self.wall[report.nodeid] = self.wall.get(report.nodeid, 0) + report.duration
-        cost = dict(report.user_properties).get("core seconds")
-        if report.when == "teardown" and cost is not None:
-            self.costs[report.nodeid] = [cost, round(self.wall[report.nodeid], 2)]
+        cost = dict(report.user_properties).get("cost")
+        if report.when == "teardown" and cost:
+            core_seconds, tier = cost
+            self.costs[report.nodeid] = [core_seconds, round(self.wall[report.nodeid], 2), tier]
             lines = [f"{json.dumps(name)}: {json.dumps(self.costs[name])}" for name in sorted(self.costs)]
-            self.path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            half = self.path.with_suffix(".half")  # somebody may read it meanwhile
+            half.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            half.replace(self.path)

@@ -165,6 +165,7 @@ def trained_out(fork):
 
 
 @pytest.mark.quick("cut")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["cut", "empty", "hostile"])
 def test_a_run_takes_the_snapshot_before_and_ends_with_the_same_bytes(fork, trained_out, kind):
     out, weights = trained_out
@@ -229,7 +230,7 @@ def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork):
 # ---- disks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_file_too_large_costs_the_snapshot_and_not_the_run(start, run):
     """A limit on the size of files stands for a full disk: the weights fit under it, a snapshot does not."""
     kept = run(STEM, 1, *SMALL[:-1], 1).out
@@ -257,6 +258,7 @@ def can_mount():
 
 
 @pytest.mark.quick("full")
+@pytest.mark.night
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
 def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_path, trouble):
@@ -317,6 +319,7 @@ def test_a_snapshot_is_on_the_disk_before_it_takes_its_name(alone, monkeypatch):
 # ---- how a run ends ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(start, fork):
     long = (*SMALL[:-1], 300)
     run = start(STEM, 2, *long, "--snapshot-every", 1000)
@@ -334,6 +337,7 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
 
 
 @pytest.mark.quick("15")
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, number):
     """As srun starts it: the process itself is what the scheduler sees."""

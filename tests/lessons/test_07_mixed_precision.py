@@ -1,21 +1,26 @@
-"""Lesson 07: fp32 keeps lesson 01's curve, 16 bits stay close to it, and what a step sends is counted."""
+"""Lesson 07: fp32 keeps lesson 01's curve, bf16 stays close to it, a step has one all-reduce; and fp16."""
 
 import functools
 import gc
 import importlib
 import re
+import shlex
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import diffs
 import launcher
 import workload
 from lines import check_what_it_printed, refusal
 from weights import recount
 
 STEM = "07_mixed_precision"
+LESSON = launcher.ROOT / f"lessons/{STEM}.py"
+FP16 = launcher.ROOT / "lessons/parts/fp16.py"
 PARAMETERS = sum(parameter.numel() for parameter in workload.ConvNet((1, 28, 28)).parameters())
 # 1,055 images lack one to a full batch, 997 make uneven shares; with this learning rate 20 steps learn much.
 SIZES = (
@@ -32,20 +37,22 @@ SIZES = (
     "--lr",
     0.3,
 )
-FP32 = ("--precision", "fp32", "--clip-norm", "inf")
-FP16 = ("--precision", "fp16")
+# The first steps, in which nothing is learnt yet: rounding has not been magnified, and limits can be narrow.
+FEW = ("--train-size", 480, "--batch-size", 48, "--test-size", 10, "--epochs", 1, "--lr", 0.3)
+FOUR_STEPS = (*FEW[2:], "--train-size", 192)
+FP32 = ("--precision", "fp32")
+# A copy of a script that counts what DDP gives to all_reduce.
+WRAPPED = "    model = nn.parallel.DistributedDataParallel(model)\n"
+COUNTED = f"""{WRAPPED}
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-
-def told(result):
-    """What the last line says: the precision, and the counts."""
-    pattern = (
-        r"(\w+) \| each step: all-reduces ([\d.]+), bytes ([\d,]+) \| "
-        r"steps (\d+), clipped (\d+), skipped (\d+)"
+    sizes = []
+    model.register_comm_hook(
+        sizes, lambda sizes, bucket: (sizes.append(bucket.buffer().nbytes), allreduce_hook(None, bucket))[1]
     )
-    precision, *numbers = re.fullmatch(pattern, result.stdout.splitlines()[-1]).groups()
-    names = ("reductions", "bytes", "steps", "clipped", "skipped")
-    counts = {name: float(number.replace(",", "")) for name, number in zip(names, numbers, strict=True)}
-    return SimpleNamespace(precision=precision, **counts)
+"""
+COUNT = (WRAPPED, COUNTED)
+SYNC_ALWAYS = ("else model.no_sync()", "else nullcontext()")
 
 
 def apart(curve, reference):
@@ -54,31 +61,77 @@ def apart(curve, reference):
     return [abs(row["loss"] - other["loss"]) / other["loss"] for row, other in pairs]
 
 
-@pytest.mark.quick("2-more1")
+@pytest.fixture
+def altered(forks, tmp_path):
+    """Run a script with some lines changed. Each rank saves its weights and what `known` says."""
+
+    def altered(script, processes, *arguments, changes=(), known="", folder="altered", fails=False):
+        text = script.read_text()
+        last = "    if rank == 0:  # all hold"
+        known = f"dict(weights=model.module.state_dict(), {known})"
+        save = f"    torch.save({known}, arguments.out / f'rank{{rank}}.pt')\n"
+        for old, new in (*changes, (last, save + last)):
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = tmp_path / folder / script.name
+        path.parent.mkdir()
+        path.write_text(text)
+        words, environment = launcher.command(STEM, processes, *arguments)
+        words = [str(path) if word == str(LESSON) else word for word in words]
+        code, left = forks.run(words, path.parent, environment, limit=240)
+        stdout, stderr = ((path.parent / name).read_text() for name in (".out", ".err"))
+        assert ((code != 0), left) == (fails, []), stderr
+        out = path.parent / "out"
+        files = [] if fails else [out / f"rank{rank}.pt" for rank in range(processes)]
+        ranks = [SimpleNamespace(**torch.load(file, weights_only=False)) for file in files]
+        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=out, ranks=ranks)
+
+    return altered
+
+
+# ---- the lesson
+
+
+@pytest.mark.quick("2-5")
+@pytest.mark.night
 @pytest.mark.parametrize(
-    ("processes", "more"),
+    ("processes", "accumulate"),
     [
-        (1, ("--accumulate", 1)),
-        (2, ("--accumulate", 5)),  # of 48 images: 10, 10, 10, 9 and 9
-        (2, ("--accumulate", 3, "--sync-always")),
-        (3, ("--accumulate", 32)),  # one image each
-        (4, ()),
+        (1, 1),
+        (2, 5),  # of 48 images: 10, 10, 10, 9 and 9
+        (3, 32),  # one image each
+        (4, 2),
     ],
 )
-def test_fp32_without_clipping_has_lesson_01s_curve(fork, reference, processes, more):
-    result = fork(STEM, processes, *SIZES, *FP32, *more)
+def test_fp32_has_lesson_01s_curve(fork, reference, processes, accumulate):
+    result = fork(STEM, processes, *SIZES, *FP32, "--accumulate", accumulate)
     curve = launcher.read_curve(result.out, STEM)
     assert launcher.difference(curve, reference(*SIZES)) == ""
     assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*SIZES)]
     assert curve[-1]["accuracy"] == recount(result.out / f"{STEM}.pt", 997)
     check_what_it_printed(result.stdout, curve)
-    counts = told(result)
-    times = more[1] if "--sync-always" in more else 1
-    assert (counts.reductions, counts.bytes) == (times, times * 4 * PARAMETERS)
-    assert (counts.precision, counts.steps, counts.clipped, counts.skipped) == ("fp32", 20, 0, 0)
+
+
+@pytest.mark.quick("2-5")
+@pytest.mark.night
+@pytest.mark.parametrize(("processes", "accumulate"), [(1, 4), (2, 5), (3, 1)])
+def test_a_step_has_one_all_reduce_however_many_micro_batches_there_are(altered, processes, accumulate):
+    result = altered(
+        LESSON, processes, *FOUR_STEPS, "--accumulate", accumulate, changes=(COUNT,), known="sizes=sizes"
+    )
+    assert [rank.sizes for rank in result.ranks] == processes * [4 * [4 * PARAMETERS]]
+
+
+def test_without_no_sync_a_step_has_one_for_each_micro_batch_and_the_same_curve(altered, reference):
+    options = (*SIZES, *FP32, "--accumulate", 3)
+    result = altered(LESSON, 2, *options, changes=(COUNT, SYNC_ALWAYS), known="sizes=sizes")
+    assert [rank.sizes for rank in result.ranks] == 2 * [20 * 3 * [4 * PARAMETERS]]
+    assert launcher.difference(launcher.read_curve(result.out, STEM), reference(*SIZES)) == ""
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     """Measured, with three seeds on 1, 2 and 4 processes: at most 7e-6 in epoch 1 and 3e-4 in epoch 2."""
@@ -89,15 +142,109 @@ def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     assert 5e-6 < late < 3e-3
     assert abs(curve[-1]["accuracy"] - reference(*SIZES)[-1]["accuracy"]) < 0.02
     assert curve[-1]["accuracy"] == recount(result.out / f"{STEM}.pt", 997)  # in fp32, as lesson 01 counts
-    counts = told(result)
-    assert (counts.precision, counts.reductions, counts.bytes) == ("bf16", 1, 4 * PARAMETERS)
+    check_what_it_printed(result.stdout, curve)
     assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
     again = fork(STEM, processes, *SIZES, folder="again")
     assert (again.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
 
 
-# The first steps, in which nothing is learnt yet: rounding has not been magnified, and limits can be narrow.
-FEW = ("--train-size", 480, "--batch-size", 48, "--test-size", 10, "--epochs", 1, "--lr", 0.3)
+def test_the_forward_pass_is_in_16_bits_and_what_lasts_in_32(altered):
+    loss = "                    loss.backward()\n"
+    look = "                    with autocast:\n"
+    look += "                        types = {model(images).dtype}, {loss.dtype}, "
+    look += "{p.dtype for p in model.parameters()}, {p.grad.dtype for p in model.parameters()}\n"
+    result = altered(
+        LESSON,
+        2,
+        *(*FEW[2:], "--train-size", 48),
+        changes=(SYNC_ALWAYS, (loss, loss + look)),
+        known="types=types",
+    )
+    for rank in result.ranks:
+        assert rank.types == ({torch.bfloat16}, {torch.float32}, {torch.float32}, {torch.float32})
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def test_the_profiler_counts_as_many(alone, tmp_path, monkeypatch):
+    """It sees every collective that gloo is given, whoever calls it."""
+    lesson = importlib.import_module(STEM)
+    parser = lesson.workload.parser(f"{STEM}.py", "")
+    parser.set_defaults(precision="bf16", accumulate=4)
+    arguments = parser.parse_args([str(word) for word in (*FEW, "--out", tmp_path)])
+    monkeypatch.setattr(workload, "set_seed", torch.manual_seed)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        lesson.train(0, 1, torch.device("cpu"), arguments)
+    shapes = [event.input_shapes for event in profile.events() if event.name == "gloo:all_reduce"]
+    gradients = [shape for shape in shapes if shape == [[PARAMETERS]]]
+    assert len(gradients) == 10
+    assert len(shapes) == len(gradients) + 2  # the loss and the accuracy, once an epoch
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "has_it", "is_refused"),
+    [
+        ("bf16", "cuda", False, True),
+        ("bf16", "cuda", True, False),
+        ("bf16", "cpu", False, False),
+        ("fp32", "cuda", False, False),
+    ],
+)
+def test_a_gpu_without_bf16_is_refused_and_fp16_named(
+    monkeypatch, capsys, precision, device, has_it, is_refused
+):
+    def is_supported(including_emulation=True):
+        return has_it or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    if is_refused:
+        with pytest.raises(SystemExit):
+            workload.require_precision(precision, torch.device(device))
+        (path,) = re.findall(r"lessons/\S+\.py", capsys.readouterr().err)
+        assert launcher.ROOT / path == FP16 and FP16.exists()
+    else:
+        workload.require_precision(precision, torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--accumulate", 0), "--accumulate must be from 1 to the 60 images of a process, not 0"),
+        (("--accumulate", 61), "--accumulate must be from 1 to the 60 images of a process, not 61"),
+        (("--precision", "fp8"), "argument --precision: invalid choice: 'fp8'"),
+        (("--batch-size", 51), "--batch-size 51 does not divide by 2 processes"),
+    ],
+)
+def test_bad_options_are_refused(fork, arguments, message):
+    assert message in refusal(fork(STEM, 2, *arguments, refused=True))
+
+
+def test_the_documented_command(run, reference):
+    sizes = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
+    result = run(STEM, 2, *sizes)
+    curve = launcher.read_curve(result.out, STEM)
+    assert max(apart(curve, reference(*sizes))) < 1e-4
+    assert [row["world_size"] for row in curve] == [2, 2]
+    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
+
+
+# ---- fp16: a scaler, and clipping
+
+KNOWN = "scale=scaler.get_scale(), clipped=int(clipped), skipped=int(skipped)"
+
+
+def told(result):
+    """What the last line of an fp16 run says."""
+    pattern = r"steps (\d+), clipped (\d+), skipped (\d+), scale ([\d,]+)"
+    *counts, scale = re.fullmatch(pattern, result.stdout.splitlines()[-1]).groups()
+    return *map(int, counts), int(scale.replace(",", ""))
 
 
 @functools.cache
@@ -124,163 +271,104 @@ def clipped_lesson_01(limit, *arguments):
     return curve
 
 
-@pytest.mark.quick("fp32-1-1e-05")
-@pytest.mark.parametrize(
-    ("precision", "processes", "limit"), [("fp32", 1, 1e-5), ("fp32", 3, 1e-5), ("fp16", 2, 1e-5)]
-)
-def test_clipping_is_of_the_whole_gradient_and_not_of_a_scaled_one(fork, precision, processes, limit):
-    arguments = ("--clip-norm", 0.2, "--precision", precision, "--accumulate", 3)
-    result = fork(STEM, processes, *FEW, *arguments, folder="first")
-    curve, expected = launcher.read_curve(result.out, STEM), clipped_lesson_01(0.2, *FEW)
-    assert apart(curve, expected)[0] < limit
+@pytest.mark.quick("2")
+@pytest.mark.night
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_clipping_is_of_the_whole_gradient_and_not_of_a_scaled_one(altered, processes):
+    arguments = ("--clip-norm", 0.2, "--accumulate", 3)
+    result = altered(FP16, processes, *FEW, *arguments, folder="first")
+    curve, expected = launcher.read_curve(result.out, "fp16"), clipped_lesson_01(0.2, *FEW)
+    assert apart(curve, expected)[0] < 1e-5
     assert apart(clipped_lesson_01(float("inf"), *FEW), expected)[0] > 5e-4, "clipping would not be noticed"
-    assert 0 < told(result).clipped < told(result).steps == 10
-    again = fork(STEM, processes, *FEW, *arguments, folder="again")
-    assert (again.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
-
-
-@pytest.fixture
-def variant(forks, tmp_path):
-    """Run a copy of the lesson with a line changed, on two processes; each saves all it knows at the end."""
-    last = "    if rank == 0:  # they all hold"
-    save = (
-        "    known = {'weights': model.module.state_dict(), 'scale': scaler.get_scale(), **counts}\n"
-        "    torch.save(known, arguments.out / f'rank{rank}.pt')\n"
-    )
-
-    def variant(old, new, *arguments):
-        text = (launcher.ROOT / "lessons" / f"{STEM}.py").read_text()
-        assert text.count(old) == 1 and text.count(last) == 1
-        (tmp_path / "variant.py").write_text(text.replace(last, save + last).replace(old, new))
-        words, environment = launcher.command(STEM, 2, *arguments)
-        words = [str(tmp_path / "variant.py") if word.endswith(f"{STEM}.py") else word for word in words]
-        code, left = forks.run(words, tmp_path, environment, limit=240)
-        assert (code, left) == (0, []), (tmp_path / ".err").read_text()
-        return [torch.load(tmp_path / f"out/rank{rank}.pt", weights_only=False) for rank in (0, 1)]
-
-    return variant
+    steps, clipped, skipped, _ = told(result)
+    assert 0 < clipped < steps == 10 and skipped == 0
+    again = altered(FP16, processes, *FEW, *arguments, folder="again")
+    assert (again.out / "fp16.pt").read_bytes() == (result.out / "fp16.pt").read_bytes()
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_an_overflow_on_one_rank_makes_all_skip_the_step(variant, micro_batch):
+def test_an_overflow_on_one_rank_makes_all_skip_the_step(altered, micro_batch):
     """Whether the micro-batch that overflows is averaged at once, or waits under no_sync."""
+    begin = "    clipped = skipped = 0\n"
+    step = "            optimizer.zero_grad()\n"
     loss = "scaler.scale(loss).backward()"
-    spoilt = f"float('inf') if (rank, number, counts['steps']) == (1, {micro_batch}, 2) else 1"
-    arguments = (*FEW[2:], "--train-size", 192, *FP16)
-    ranks = variant(loss, f"(scaler.scale(loss) * ({spoilt})).backward()", *arguments)
-    for known in ranks:
-        assert (known["steps"], known["skipped"], int(known["clipped"])) == (4, 1, 0)
-        assert known["scale"] == 2.0**15
-        assert all(weight.isfinite().all() for weight in known["weights"].values())
-    for name, weight in ranks[0]["weights"].items():
-        assert torch.equal(weight, ranks[1]["weights"][name])
+    spoilt = f"(scaler.scale(loss) * (float('inf') if (rank, number, step) == (1, {micro_batch}, 3) else 1))"
+    changes = (
+        (begin, f"{begin}    step = 0\n"),
+        (step, f"{step}            step += 1\n"),
+        (loss, f"{spoilt}.backward()"),
+    )
+    result = altered(FP16, 2, *FOUR_STEPS, changes=changes, known=KNOWN)
+    assert told(result) == (4, 0, 1, 2**15)
+    one, other = result.ranks
+    for rank in (one, other):
+        assert (rank.clipped, rank.skipped, rank.scale) == (0, 1, 2.0**15)
+        assert all(weight.isfinite().all() for weight in rank.weights.values())
+    for name, weight in one.weights.items():
+        assert torch.equal(weight, other.weights[name])
 
 
-def test_a_gradient_without_end_is_skipped_and_not_counted_as_clipped(variant):
+def test_a_gradient_without_end_is_skipped_and_not_counted_as_clipped(altered):
     """As in the test above, but the norm is inf, which is more than any limit; there it was nan."""
-    unscale = "scaler.unscale_(optimizer)"
-    spoil = "if counts['steps'] == 2: next(model.parameters()).grad.fill_(float('inf'))"
-    arguments = (*FEW[2:], "--train-size", 192, *FP16)
-    for known in variant(f"            {unscale}", f"            {spoil}\n            {unscale}", *arguments):
-        assert (known["steps"], known["skipped"], int(known["clipped"])) == (4, 1, 0)
+    begin = "    clipped = skipped = 0\n"
+    step = "            optimizer.zero_grad()\n"
+    unscale = "            scaler.unscale_(optimizer)"
+    spoil = "            if step == 3: next(model.parameters()).grad.fill_(float('inf'))\n"
+    changes = (
+        (begin, f"{begin}    step = 0\n"),
+        (step, f"{step}            step += 1\n"),
+        (unscale, f"{spoil}{unscale}"),
+    )
+    assert told(altered(FP16, 2, *FOUR_STEPS, changes=changes)) == (4, 0, 1, 2**15)
 
 
-def test_a_scale_that_is_too_large_is_halved_until_it_fits(variant):
-    one, other = variant("import workload\n", "import workload\n", *FEW, *FP16, "--first-scale", 2**24)
-    assert 0 < one["skipped"] < one["steps"] == 10
-    assert one["scale"] == 2.0 ** (24 - one["skipped"])
-    assert (other["skipped"], other["scale"]) == (one["skipped"], one["scale"])
-    assert all(torch.equal(weight, other["weights"][name]) for name, weight in one["weights"].items())
-    assert all(weight.isfinite().all() for weight in one["weights"].values())
+def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
+    result = altered(FP16, 2, *FEW, "--first-scale", 2**24, known=KNOWN)
+    steps, _, skipped, scale = told(result)
+    assert 0 < skipped < steps == 10 and scale == 2 ** (24 - skipped)
+    one, other = result.ranks
+    assert (other.skipped, other.scale) == (skipped, scale)
+    assert all(torch.equal(weight, other.weights[name]) for name, weight in one.weights.items())
+    assert all(weight.isfinite().all() for weight in one.weights.values())
 
 
-def test_the_forward_pass_is_in_16_bits_and_what_lasts_in_32(variant):
-    seen = "counts['types'] = (model(images).dtype, loss.dtype, {p.dtype for p in model.parameters()}"
-    seen += ", {p.grad.dtype for p in model.parameters()})"
+def test_fp16_has_one_all_reduce_a_step_and_computes_in_16_bits(altered):
     loss = "                    scaler.scale(loss).backward()\n"
-    look = f"{loss}                    with autocast:\n                        {seen}\n"
-    one, _ = variant(loss, look, *FEW[2:], "--train-size", 48, "--sync-always")
-    assert one["types"] == (torch.bfloat16, torch.float32, {torch.float32}, {torch.float32})
-    assert one["scale"] == 1, "bf16 needs none"
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()
-    dist.destroy_process_group()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("more", "times"), [((), 1), (("--sync-always",), 4)])
-def test_what_is_counted_is_what_gloo_was_given(alone, tmp_path, capsys, monkeypatch, more, times):
-    """The profiler sees every collective, whoever calls it."""
-    lesson = importlib.import_module(STEM)
-    words = [*FEW, "--accumulate", 4, *more, "--out", tmp_path]
-    parser = lesson.workload.parser("07.py", "")
-    for name, default in (("precision", "bf16"), ("clip-norm", 5.0), ("first-scale", 2.0**16)):
-        parser.add_argument(f"--{name}", default=default)
-    parser.add_argument("--accumulate", type=int)
-    parser.add_argument("--sync-always", action="store_true")
-    arguments = parser.parse_args([str(word) for word in words])
-    monkeypatch.setattr(workload, "set_seed", torch.manual_seed)
-    with torch.profiler.profile(record_shapes=True) as profile:
-        lesson.train(0, 1, torch.device("cpu"), arguments)
-    shapes = [event.input_shapes for event in profile.events() if event.name == "gloo:all_reduce"]
-    gradients = [shape for shape in shapes if shape == [[PARAMETERS]]]
-    print(shapes)
-    assert len(gradients) == 10 * times
-    assert len(shapes) == len(gradients) + 2  # the loss and the accuracy, once an epoch
-    counts = told(SimpleNamespace(stdout=capsys.readouterr().out.rpartition("\n[[")[0]))
-    assert (counts.reductions, counts.bytes) == (times, times * 4 * PARAMETERS)
-
-
-@pytest.mark.parametrize(
-    ("device", "has_it", "precision"),
-    [("cpu", False, "bf16"), ("cuda", True, "bf16"), ("cuda", False, "fp16")],
-)
-def test_auto_takes_bf16_where_the_hardware_has_it(monkeypatch, device, has_it, precision):
-    def is_supported(including_emulation=True):
-        return has_it or including_emulation
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-    pick = importlib.import_module(STEM).pick_precision
-    assert pick("auto", torch.device(device)) == precision
-    assert pick("fp32", torch.device(device)) == "fp32"
+    look = f"{loss}                    with autocast:\n                        kind = model(images).dtype\n"
+    # A forward pass in between would be counted too, so the last micro-batch looks after its own backward.
+    result = altered(
+        FP16,
+        2,
+        *(*FEW[2:], "--train-size", 48, "--accumulate", 3),
+        changes=(COUNT, (loss, look)),
+        known="sizes=sizes, kind=kind",
+    )
+    for rank in result.ranks:
+        assert (rank.sizes, rank.kind) == ([4 * PARAMETERS], torch.float16)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("--accumulate", 0),
-            "--accumulate must be from 1 to the 60 images of a process, not 0",
-        ),
-        (
-            ("--accumulate", 61),
-            "--accumulate must be from 1 to the 60 images of a process, not 61",
-        ),
+        (("--accumulate", 61), "--accumulate must be from 1 to the 60 images of a process, not 61"),
         (("--clip-norm", 0), "--clip-norm must be above 0 (inf to clip nothing), not 0.0"),
         (("--clip-norm", "nan"), "--clip-norm must be above 0 (inf to clip nothing), not nan"),
         (("--first-scale", 0.5), "--first-scale must be from 1 to 4294967296, not 0.5"),
         (("--first-scale", "inf"), "--first-scale must be from 1 to 4294967296, not inf"),
-        (("--precision", "fp8"), "argument --precision: invalid choice: 'fp8'"),
-        (("--batch-size", 51), "--batch-size 51 does not divide by 2 processes"),
     ],
 )
-def test_bad_options_are_refused(fork, arguments, message):
-    assert message in refusal(fork(STEM, 2, *arguments, refused=True))
+def test_bad_options_of_fp16_are_refused(altered, arguments, message):
+    assert message in refusal(altered(FP16, 2, *arguments, fails=True))
 
 
-def test_the_documented_command(run, reference):
-    sizes = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
-    result = run(STEM, 2, *sizes)
-    curve = launcher.read_curve(result.out, STEM)
-    assert max(apart(curve, reference(*sizes))) < 1e-4
-    assert [row["world_size"] for row in curve] == [2, 2]
-    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
-    assert result.stdout.splitlines()[-1] == (
-        "bf16 | each step: all-reduces 1, bytes 129,128 | steps 20, clipped 0, skipped 0"
-    )
+def test_the_documented_command_of_fp16(start, reference):
+    sizes = ("--train-size", 480, "--batch-size", 48, "--test-size", 300, "--epochs", 2)
+    torchrun, *words = shlex.split(diffs.command(FP16))
+    assert (torchrun, words[-1]) == ("torchrun", "lessons/parts/fp16.py")
+    words = [sys.executable, "-m", "torch.distributed.run", *words[:-1], str(FP16)]
+    result = start("fp16", words=[*words, *map(str, sizes)]).finish()
+    assert result.code == 0, result.stderr
+    curve = launcher.read_curve(result.out, "fp16")
+    assert max(apart(curve, reference(*sizes))) < 1e-3
+    assert told(result) == (20, 0, 0, 2**16)
+    assert {path.name for path in result.out.iterdir()} == {"fp16.jsonl", "fp16.pt"}

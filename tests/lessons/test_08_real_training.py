@@ -79,6 +79,8 @@ def test_the_compilers_step_changes_nothing():
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tmp_path, world_size):
     generator = torch.Generator().manual_seed(world_size)
@@ -278,6 +280,7 @@ def alone(forks, tmp_path_factory):
 
 
 @pytest.mark.quick("2")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_one_curve_in_64_bits(fork, alone, processes):
     """With augmentation, batch norm, weight decay and warm-up."""
@@ -291,6 +294,8 @@ def test_one_curve_in_64_bits(fork, alone, processes):
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_in_32_bits_the_first_steps_agree_and_every_image_counts_once(fork, processes):
     """With a low learning rate: at 0.1, ReLU's kinks made 2e-4 of five steps' rounding (six seeds)."""
@@ -374,6 +379,7 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
 
 
 @pytest.mark.quick("after")
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     """Before it, the epoch's end comes twice, and the board shows it once. After it, the best is not lost."""
@@ -399,7 +405,7 @@ def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
     assert (tmp_path / f"out/{STEM}.pt").exists()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     """One validation image: the count can rise from 0 to 1, once, and then never."""
     sizes = (*SMALL, "--validation-size", 1, "--patience", 2, "--epochs", 9)
@@ -448,7 +454,7 @@ def test_the_best_epoch_is_the_first_of_those_that_are_as_good():
     assert (other.epoch, other.correct, other.weights["weight"].item()) == (2, 5, 2)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_with_workers(run, fork):
     """By a true launch. Workers change nothing in the weights, and end with a process that is killed.
 

@@ -90,6 +90,8 @@ def bytes_of_parts(processes, rank):
 
 
 @pytest.mark.quick("2")
+@pytest.mark.long("4")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_one_curve_every_image_once_and_the_bytes_that_the_formula_says(whole, reference, processes):
     result = whole(processes)
@@ -115,6 +117,21 @@ def test_tensors_are_cut_as_torch_chunk_cuts_them():
             sizes = [len(piece) for piece in torch.arange(rows).chunk(processes)]
             assert [part(rows, processes, rank) for rank in range(processes)] == sizes
     assert [bytes_of_parts(3, rank) for rank in (0, 1, 2)] == [45_316, 45_316, 38_496]
+
+
+def test_no_process_has_the_whole_model_at_any_time(altered):
+    """While it is built: the shards of the layers before, and one layer that is about to be sharded."""
+    result = altered("fsdp_held", 2, *SMALL, folder="held")
+    layers = [layer for layer in workload.ConvNet((1, 28, 28)) if list(layer.parameters())]
+    for rank in (0, 1):
+        seen, shards, expected = json.loads((result.out.parent / f"{rank}.held.json").read_text()), 0, []
+        for layer in layers:
+            sizes = [(len(one), one[0].numel()) for one in layer.parameters()]
+            expected.append(shards + sum(4 * rows * row for rows, row in sizes))
+            shards += sum(4 * part(rows, 2, rank) * row for rows, row in sizes)
+            expected.append(shards)
+        assert seen == [*expected, shards, shards]  # the last: the root, which has no weights of its own
+        assert max(seen) < 4 * PARAMETERS
 
 
 # ---- what the options change, and what they leave ----
@@ -211,7 +228,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert [row["loss"] for row in curve_of(result)] == [row["loss"] for row in curve_of(whole(2))]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
     altered, fork, whole, tmp_path
 ):
@@ -221,6 +238,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
 
 
 @pytest.mark.quick("1")
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 3])  # at the end, or when the next one is to be saved
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(altered, epochs):
     result = altered("fsdp_full_disk", 1, *SMALL[:-1], epochs, code=1)

@@ -61,6 +61,8 @@ def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fo
 
 
 @pytest.mark.quick("interleaved-2-3-45")
+@pytest.mark.long("1f1b-3-4-44")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("schedule", "processes", "microbatches", "size"),
     [
@@ -92,6 +94,7 @@ def test_the_documented_command_from_nothing(run, reference):
 
 
 @pytest.mark.quick("3")
+@pytest.mark.night
 @pytest.mark.parametrize("count", [1, 3, 8, 97])
 def test_images_that_fill_the_last_micro_batch_do_not_count(count):
     class AlwaysRight:
@@ -159,6 +162,8 @@ def needed(stage, kind, number, stages):
 
 
 @pytest.mark.quick("1f1b-2")
+@pytest.mark.long("gpipe-2", "interleaved-4")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("schedule", "processes"),
     [*((schedule, number) for schedule in SCHEDULES for number in (2, 4)), ("interleaved", 1)],

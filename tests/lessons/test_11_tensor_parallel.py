@@ -49,6 +49,8 @@ def accuracy(model, test_set):
 
 
 @pytest.mark.quick("2-options1")
+@pytest.mark.long("4-options4")
+@pytest.mark.night
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), *WAYS])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, processes, options):
     result = fork(STEM, processes, *SIZES, *options, folder="first")
@@ -72,6 +74,8 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, plain, processes, o
 
 
 @pytest.mark.quick("2-options2", "2-options3")
+@pytest.mark.long("4-options5")
+@pytest.mark.night
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), (1, ("--sequence-parallel",)), *WAYS])
 def test_the_collectives_and_the_gradients_of_one_step(fork, processes, options):
     """One epoch of one batch is one step, and with a rate of 1 that step is the gradient itself."""
@@ -98,6 +102,8 @@ def test_the_collectives_and_the_gradients_of_one_step(fork, processes, options)
 
 
 @pytest.mark.quick("2-options0")
+@pytest.mark.long("4-options3")
+@pytest.mark.night
 @pytest.mark.parametrize(("processes", "options"), WAYS)
 def test_what_each_process_holds_and_sends(forks, tmp_path, processes, options):
     command = launcher.command(STEM, processes, *options)

@@ -35,7 +35,9 @@ def tensor_parallel(processes, size):
     return () if size == 2 - processes % 2 else ("--tensor-parallel", size)
 
 
-@pytest.mark.quick("4-2")
+@pytest.mark.quick("2-2")
+@pytest.mark.long("4-2", "4-4")
+@pytest.mark.night
 @pytest.mark.parametrize(("processes", "tensor_size"), MESHES)
 def test_lesson_11s_curve_on_every_mesh(fork, lesson_11, processes, tensor_size):
     options = (*SIZES, *tensor_parallel(processes, tensor_size))
@@ -131,6 +133,7 @@ def test_each_process_holds_its_part_of_every_weight(probes, tensor_size):
 
 
 @pytest.mark.quick("4-4 all_reduce-4 all_reduce")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("tensor_size", "forward", "backward"),
     [
@@ -147,6 +150,14 @@ def test_it_prints_the_collectives_of_a_step(fork, tensor_size, forward, backwar
         f"backward  | {backward}",
         "optimizer | no collective",
     ]
+
+
+@pytest.mark.parametrize("kind", ["collective", "message"])
+def test_each_group_of_a_mesh_has_the_time_limit_of_the_process_group(forks, tmp_path, kind):
+    run_probe(forks, tmp_path, "mesh_limit", launcher.command(STEM, 4), kind)
+    for dimension in ("data", "tensor"):
+        said, seconds = json.loads((tmp_path / dimension).read_text())
+        assert "Timed out" in said and 4 < seconds < 20
 
 
 # ---- what it refuses, and a true launch ---------------------------------------------------------
@@ -166,7 +177,7 @@ def test_what_cannot_work_is_refused_in_one_line(fork, processes, options, messa
     assert message in refusal(fork(STEM, processes, *options, refused=True))
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_documented_command_learns(run):
     """As a reader starts it, only shorter."""
     result = run(STEM, 4, "--train-size", 1200, "--test-size", 300, "--epochs", 2)

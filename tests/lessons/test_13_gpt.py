@@ -34,7 +34,9 @@ def one(forks, tmp_path_factory):
     return launcher.read_curve(folder / "out", STEM), (folder / ".out").read_text()
 
 
-@pytest.mark.quick("4-2")
+@pytest.mark.quick("2-2")
+@pytest.mark.long("4-2")
+@pytest.mark.night
 @pytest.mark.parametrize(("processes", "tensor"), [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)])
 def test_one_curve_on_every_mesh(fork, one, processes, tensor):
     result = fork(STEM, processes, *SMALL, *(("--tensor-parallel", tensor) if tensor != 2 else ()))
@@ -107,7 +109,7 @@ def written(stdout):
     return before and before[1], after[1]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_same_command_gives_the_same_bytes_and_the_same_limericks(fork):
     first, again = (fork(STEM, 4, *SMALL, folder=folder) for folder in ("first", "again"))
     assert first.stdout.split("epoch")[0] == again.stdout.split("epoch")[0]
@@ -136,7 +138,7 @@ def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
     assert (again.out / f"{STEM}.pt").read_bytes() == (whole.out / f"{STEM}.pt").read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, fork, one, tmp_path):
     sizes = (*SMALL, "--snapshot-every", 2)
     words = (STEM, "write_data", "epoch0002-step000006", "__0_0.distcp")
@@ -264,7 +266,7 @@ def test_no_limerick_is_both_learned_and_tested_on():
     assert not any(poem[:100] in piece or poem[-100:] in piece for poem in poems[6::7] for piece in learned)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_documented_command_learns_and_writes(run):
     result = run(STEM, 4, "--train-size", 240, "--epochs", 2, "--characters", 30)
     curve = launcher.read_curve(result.out, STEM)

@@ -111,7 +111,7 @@ def both_at_work(begin, tmp_path, *options):
 # ---- one worker ----
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_optuna
 def test_one_worker_finds_the_same_every_time_and_prunes_by_the_median(fork):
     first, again = (fork(STEM, 1, *SMALL, *TRIALS, folder=folder) for folder in ("first", "again"))
@@ -289,7 +289,7 @@ def test_a_trial_that_kills_its_workers_is_tried_twice_and_no_more(inside):
     assert study.trials[0].params == study.trials[1].params
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_optuna
 def test_pruning_spares_ten_default_trials_14_epochs_and_finds_the_same(fork):
     """What the page says of it."""
@@ -308,8 +308,8 @@ def test_pruning_spares_ten_default_trials_14_epochs_and_finds_the_same(fork):
 # ---- several workers ----
 
 
-@needs_optuna
 @pytest.mark.long
+@needs_optuna
 def test_a_second_machine_joins_and_trials_have_the_parameters_of_their_number(begin, fork, tmp_path):
     first, second, _ = both_at_work(begin, tmp_path, *TRIALS, "--time-limit", 200)
     for worker in (first, second):
@@ -353,7 +353,7 @@ def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
     assert found["test"] == recount(first.out / f"{STEM}.pt", 200) and found["lost"] == 1
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_optuna
 def test_a_worker_that_was_only_slow_drops_its_trial_and_goes_on(begin, tmp_path):
     first, second, late = both_at_work(begin, tmp_path, "--trials", 12, "--time-limit", 24)

@@ -71,7 +71,9 @@ CASES = [(1, ()), (2, ()), (2, ("--order", "contiguous")), (3, ()), (4, ())]
 CASES += [(4, ("--order", "contiguous")), (4, ("--context-parallel", 2)), (4, ("--context-parallel", 1))]
 
 
-@pytest.mark.quick("2-options1", "3-options3", "4-options6")
+@pytest.mark.quick("2-options1")
+@pytest.mark.long("3-options3", "4-options6")
+@pytest.mark.night
 @pytest.mark.parametrize(("processes", "options"), CASES)
 def test_one_curve_and_the_same_bytes(fork, plain, processes, options):
     result = fork(STEM, processes, *SMALL, *options, folder="first")
@@ -116,6 +118,7 @@ def test_a_process_that_does_not_come_is_not_waited_for_for_ever(forks, tmp_path
 
 
 @pytest.mark.quick("3")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_ring_attention_is_attention(forks, tmp_path, processes):
     command = launcher.command(STEM, processes)
@@ -148,6 +151,8 @@ def test_the_orders():
     assert positions_of(1, 3, "zigzag", 12).tolist() == [2, 3, 8, 9]
 
 
+@pytest.mark.quick("1")
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_killed_run_goes_on_with_fewer_processes(fork, plain, processes):
     sizes = (*SMALL, "--snapshot-every", 1)

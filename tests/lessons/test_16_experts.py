@@ -46,7 +46,8 @@ def close(curve, expected):
     return [row["loss"] for row in curve] == pytest.approx([row["loss"] for row in expected], rel=1e-6)
 
 
-@pytest.mark.quick("2-options1")
+@pytest.mark.long("2-options1", "4-options1")
+@pytest.mark.night
 @pytest.mark.parametrize("options", [(), TWO])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_one_curve_on_any_number_of_processes(fork, one, processes, options):
@@ -67,7 +68,8 @@ def test_one_curve_on_any_number_of_processes(fork, one, processes, options):
     }
 
 
-@pytest.mark.long
+@pytest.mark.quick("2-options1")
+@pytest.mark.night
 @pytest.mark.parametrize("options", [(), TWO])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_in_32_bits_it_is_one_curve_but_for_ties(fork, one, processes, options):
@@ -76,7 +78,7 @@ def test_in_32_bits_it_is_one_curve_but_for_ties(fork, one, processes, options):
     assert launcher.difference(curve, one(*options)[0], lessons.get(STEM).curve) == ""
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_same_command_gives_the_same_bytes(fork):
     first, again = (fork(STEM, 4, *SMALL, *TWO, folder=folder) for folder in ("first", "again"))
     assert (first.out / f"{STEM}.pt").read_bytes() == (again.out / f"{STEM}.pt").read_bytes()
@@ -148,13 +150,32 @@ def test_only_where_there_is_a_limit_tokens_are_dropped(probes):
     assert not any(dropped.values())
 
 
+def test_why_the_loop_over_experts_stays():
+    """torch's one call for all experts: the same bits, but not in the 64 bits of --double."""
+    torch.manual_seed(0)
+    rows, sizes = torch.randn(16, 8), (5, 0, 7, 4)
+    ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
+    found = []
+    for together in (True, False):
+        own, experts = rows.clone().requires_grad_(), torch.ones(4, 8, 16).cumsum(1).requires_grad_()
+        if together:
+            answers = torch.nn.functional.grouped_mm(own, experts, offs=ends)
+        else:
+            answers = torch.cat([part @ experts[number] for number, part in enumerate(own.split(sizes))])
+        answers.square().sum().backward()
+        found.append((answers, own.grad, experts.grad))
+    assert all(map(torch.equal, *found))
+    with pytest.raises(RuntimeError, match="got Double"):
+        torch.nn.functional.grouped_mm(rows.double(), experts.detach().double(), offs=ends)
+
+
 # ---- who is at work -----------------------------------------------------------------------------
 
 # Many short steps: 176 of them, with 4 texts each.
 STEPS = ("--train-size", 352, "--batch-size", 4, "--epochs", 2, "--test-size", 2, "--characters", 12)
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_without_the_balancing_loss_one_expert_has_most_of_the_work(fork, seed):
     loads_of = {}
@@ -194,7 +215,7 @@ def test_a_snapshot_of_other_settings_is_refused(fork, options):
     assert re.search(r"has model Transformer of .*: remove it, or name another --out\n", result.stderr)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_documented_command_learns_and_balances(run):
     result = run(STEM, 2, "--train-size", 240, "--epochs", 3, "--characters", 30)
     curve = launcher.read_curve(result.out, STEM)

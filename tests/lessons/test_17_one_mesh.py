@@ -59,7 +59,9 @@ def plain():
     return curve, model.state_dict()
 
 
-@pytest.mark.quick("1x2x2x2", "2x1x1x1")
+@pytest.mark.quick("2x1x1x1")
+@pytest.mark.long("1x2x2x2")
+@pytest.mark.night
 @pytest.mark.parametrize("shape", [*SHAPES, "1x1x1x1", "1x4x1x1", "1x1x3x1", "1x1x1x4", "2x1x1x1"])
 def test_one_curve_on_every_mesh(fork, plain, shape):
     more = ("--microbatches", 4) if "4" in shape else ()  # as many as stages
@@ -80,7 +82,7 @@ def test_one_curve_on_every_mesh(fork, plain, shape):
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_same_command_gives_the_same_bytes(fork):
     first, again = (fork(STEM, 8, *SMALL, folder=folder) for folder in ("first", "again"))
     assert (first.out / f"{STEM}.pt").read_bytes() == (again.out / f"{STEM}.pt").read_bytes()
@@ -107,16 +109,15 @@ def steps(forks, tmp_path_factory):
     return steps
 
 
-on_one = pytest.mark.quick("2x1x2x2")  # the short curve has stages
-
-
-@on_one
+@pytest.mark.quick("2x1x2x2")
+@pytest.mark.night
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_gradients_are_those_of_one_process(steps, shape):
     assert all(step["off"] < 1e-13 for step in steps(shape))
 
 
-@on_one
+@pytest.mark.quick("2x1x2x2")
+@pytest.mark.night
 @pytest.mark.parametrize("shape", SHAPES)
 def test_who_is_where_and_holds_what(steps, shape):
     """Neighbours in "tensor" are neighbours among the ranks; a stage has half of the blocks."""
@@ -137,7 +138,8 @@ def test_who_is_where_and_holds_what(steps, shape):
         assert len(found["losses"]) == (MICROBATCHES if is_last else 0)
 
 
-@on_one
+@pytest.mark.quick("2x1x2x2")
+@pytest.mark.night
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_loss_is_a_mean_over_data_and_context(steps, shape):
     data, _, context, tensor = (int(size) for size in shape.split("x"))
@@ -146,7 +148,8 @@ def test_the_loss_is_a_mean_over_data_and_context(steps, shape):
     assert sum(losses) / len(losses) == pytest.approx(steps(shape)[0]["expected"], rel=1e-12)
 
 
-@on_one
+@pytest.mark.quick("2x1x2x2")
+@pytest.mark.night
 @pytest.mark.parametrize("shape", SHAPES)
 def test_as_many_bytes_in_each_dimension_as_the_formulas_say(steps, shape):
     data, pipeline, context, tensor = (int(size) for size in shape.split("x"))
@@ -167,12 +170,6 @@ def test_as_many_bytes_in_each_dimension_as_the_formulas_say(steps, shape):
         if data > 1:
             expected["data"]["allreduce"] = weights
         assert found["sent"] == expected
-
-
-def test_a_stage_that_does_not_send_is_not_waited_for_for_ever(forks, tmp_path):
-    run_probe(forks, tmp_path, "stage_limit", launcher.command(STEM, 2))
-    said, seconds = json.loads((tmp_path / "done").read_text())
-    assert "Timed out" in said and seconds < 20
 
 
 # ---- sizes --------------------------------------------------------------------------------------
@@ -225,6 +222,7 @@ REFUSED = {
 
 
 @pytest.mark.quick("heads", "uneven", "chunks")
+@pytest.mark.long
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_work_is_refused_in_one_line(fork, case):
     options, processes, message = REFUSED[case]

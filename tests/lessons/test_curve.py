@@ -27,8 +27,8 @@ def counts(*processes):
     ]
 
 
+@pytest.mark.night
 # On one and two processes `make run` starts the same runs, and fails unless their curves are one. CI does it.
-@pytest.mark.long
 @pytest.mark.parametrize(("stem", "processes"), counts(4)[2:])
 def test_the_default_run_has_lesson_01s_curve(run, fork, reference, stem, processes):
     start = run if lessons.get(stem).launcher == "two agents" else fork  # agents as a reader starts them
@@ -37,7 +37,7 @@ def test_the_default_run_has_lesson_01s_curve(run, fork, reference, stem, proces
     assert {row["world_size"] for row in curve} == {processes}
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_default_run_learns_over_several_epochs(reference):
     accuracy = [row["accuracy"] for row in reference()]
     assert accuracy[0] < 0.90
@@ -60,6 +60,8 @@ LEFT = {
 
 
 @pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2", "06a-2", "06b-2")
+@pytest.mark.long("04-4", "05-3", "06-4", "06a-3")
+@pytest.mark.night
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
     """On sizes that divide by nothing: 1,055 images lack one to a full batch, 997 make uneven shares."""
@@ -117,6 +119,8 @@ def test_a_second_run_starts_its_curve_anew(fork):
 
 
 @pytest.mark.quick("01_single_gpu")
+@pytest.mark.long("04_ddp_torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_terminal_shows_a_progress_bar(run, stem):
     # `script` gives the run a terminal of its own.
@@ -130,7 +134,8 @@ def test_a_terminal_shows_a_progress_bar(run, stem):
     assert "| 0/2 [" in result.stdout
 
 
-@pytest.mark.long
+@pytest.mark.long("04_ddp_torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize(
     "stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode"]
 )

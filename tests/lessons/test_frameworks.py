@@ -1,5 +1,6 @@
 """Lesson 04 in frameworks: lesson 01's curve, on one process and on many, and what each process holds."""
 
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import diffs
 import launcher
 from forks import Forks
 from lines import check_what_it_printed
+from meshes import run_probe
 from processes import alive, free_port, trained
 from weights import recount
 
@@ -97,7 +99,15 @@ def test_all_are_here_and_none_is_long():
         assert len(path.read_text().splitlines()) <= (115 if path.stem in short else 130)
 
 
-@pytest.mark.long
+@pytest.mark.long(
+    "accelerate_ddp-2",
+    "accelerate_fsdp2-2",
+    "deepspeed_ddp-2",
+    "deepspeed_zero-2",
+    "fabric_ddp-2",
+    "lightning_ddp-2",
+)
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("script", FORKED)
@@ -145,7 +155,8 @@ BEFORE, AFTER = 25 * 16 + 16 + 25 * 256 + 16, 32 + 10 * 32 + 10
 PADDED = PARAMETERS + 2  # to a multiple of four, for two processes
 
 
-@pytest.mark.long
+@pytest.mark.long("2")
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_each_stage_of_zero_has_the_curve_and_the_bytes_of_the_page(fork, reference, stage):
@@ -191,7 +202,8 @@ def true_launch(script, tmp_path):
     return words, environment
 
 
-@pytest.mark.long
+@pytest.mark.long("accelerate_ddp", "deepspeed_ddp")
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "ray_ddp"])  # see below
 def test_the_command_in_its_docstring_starts_it(start, reference, tmp_path, script):
@@ -211,7 +223,7 @@ KILLED = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize(("script", "code", "says"), KILLED)
 def test_what_is_said_of_a_process_that_is_killed(start, tmp_path, script, code, says):
@@ -225,7 +237,7 @@ def test_what_is_said_of_a_process_that_is_killed(start, tmp_path, script, code,
     assert bool(named) == (script != "lightning_ddp")
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.alone
 @needs_ray
 def test_ray_starts_by_its_command_and_begins_again_when_a_worker_is_killed(start, reference, tmp_path):
@@ -244,7 +256,8 @@ def test_ray_starts_by_its_command_and_begins_again_when_a_worker_is_killed(star
     assert len(re.findall(r"epoch  1 \|", result.stderr + result.stdout)) == 2
 
 
-@pytest.mark.long
+@pytest.mark.long("fabric_ddp")
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in ("lightning_ddp", "ray_ddp")])
 def test_a_start_without_launcher_is_refused(fork, script):
@@ -254,7 +267,8 @@ def test_a_start_without_launcher_is_refused(fork, script):
     assert re.fullmatch(rf"error: this lesson is started by.* {command} .*{script}\.py\n", result.stderr)
 
 
-@pytest.mark.long
+@pytest.mark.long("accelerate_ddp", "ray_ddp")
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("script", WITH_RAY)
 def test_bad_input_is_refused_in_one_line(fork, script):
@@ -287,7 +301,7 @@ TRAPS = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize(("script", "right", "wrong"), TRAPS)
 def test_what_the_page_warns_of_is_so(fork, reference, tmp_path, script, right, wrong):
@@ -316,7 +330,7 @@ HELD = [  # a line of ours, what a reader would write, and what rank 0 then hold
 ]
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_them
 @pytest.mark.parametrize(("script", "right", "wrong", "bytes_of_rank_0"), HELD)
 def test_what_the_page_says_of_memory_is_so(fork, tmp_path, script, right, wrong, bytes_of_rank_0):
@@ -338,6 +352,29 @@ def test_without_a_gpu_accelerate_takes_ddp_in_place_of_fsdp(fork, tmp_path):
     path.write_text(text.replace(right, "print(accelerator.distributed_type)\n    if False:"))
     result = fork("accelerate_fsdp2", 2, *SIZES, path=path, refused=True)
     assert "MULTI_CPU" in result.stdout and "'Parameter' object has no attribute 'to_local'" in result.stderr
+
+
+def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
+    """As the page says: without gradient_as_bucket_view, they take as much memory again."""
+    result = run_probe(forks, tmp_path, "ddp_buckets", launcher.command("04_ddp_torchrun", 2))
+    assert result.code == 0, result.stderr
+    page = (FOLDER / "README.md").read_text()
+    for rank in (0, 1):
+        copied, views = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert copied == {
+            "gradients": 8,
+            "in buckets": 0,
+            "bytes of buckets": 129_128,
+            "bytes of both": 258_256,
+        }
+        assert views == {
+            "gradients": 8,
+            "in buckets": 8,
+            "bytes of buckets": 129_128,
+            "bytes of both": 129_128,
+        }
+    assert "| DDP | 129,128 | 129,128 | 129,128 | | 129,128 |" in page
+    assert "| DDP, `gradient_as_bucket_view=True` | 129,128 | in the buckets | 129,128 | | 129,128 |" in page
 
 
 def test_the_page_has_the_diffs(tmp_path):

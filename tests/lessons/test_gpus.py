@@ -177,35 +177,37 @@ def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
 @pytest.mark.parametrize(
     ("visible", "listed", "share", "expected"),
     [
-        (None, 0, "", ["", ""]),
-        (None, 1, "", ["", ""]),
-        (None, 1, "1", [None, None]),
-        (None, 2, "", ["0", "1"]),
-        ("", 2, "", ["", ""]),
-        ("2,3", 8, "", ["2", "3"]),
-        ("5", 8, "1", ["5", "5"]),
+        (None, 0, "", [" None", " None"]),
+        (None, 1, "", [" None", " None"]),
+        (None, 1, "1", ["None HOST-node0", "None HOST-node1"]),
+        (None, 2, "", ["0 None", "1 None"]),
+        (None, 2, "1", ["0 None", "1 None"]),
+        ("", 2, "", [" None", " None"]),
+        ("2,3", 8, "", ["2 None", "3 None"]),
+        ("5", 8, "1", ["5 HOST-node0", "5 HOST-node1"]),
     ],
 )
-def test_two_agents_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, listed, share, expected):
-    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES."""
+def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, listed, share, expected):
+    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES. NCCL takes those that share for two machines."""
     lines = "\n".join(f"GPU {number}: NVIDIA H200 (UUID: GPU-{number})" for number in range(listed))
     for name, text in (
         ("nvidia-smi", f"cat <<END\n{lines}\nEND\n"),
-        ("torchrun", 'echo "${CUDA_VISIBLE_DEVICES-None}"\n'),
+        ("torchrun", 'echo "${CUDA_VISIBLE_DEVICES-None} ${NCCL_HOSTID-None}"\n'),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SHARE_GPU", share)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     script = launcher.ROOT / "lessons/launch/two_terminals.sh"
     seen = [
-        subprocess.run(["bash", script, node], capture_output=True, text=True).stdout.strip()
+        subprocess.run(["bash", script, node], capture_output=True, text=True).stdout.removesuffix("\n")
         for node in ("0", "1")
     ]
-    assert seen == [str(numbers) for numbers in expected]
+    assert [line.replace(socket.gethostname(), "HOST") for line in seen] == expected
 
 
 # ---- over NCCL --------------------------------------------------------------------------------
@@ -232,6 +234,6 @@ def test_processes_that_share_a_gpu_have_one_curve(start, lesson, processes):
     compare(start, lesson, processes, gpus=True)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_so_have_processes_on_a_cpu(start):
     compare(start, lessons.get("09_fsdp"), 2, gpus=False)

@@ -99,7 +99,7 @@ def test_three_hosts_have_lesson_01s_curve(network, reference):
     assert {row["world_size"] for row in curve} == {3}
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, see):
     """And it ends with the curve of a run that nothing happened to."""
     sizes = (*SIZES[:4], "--epochs", 50)
@@ -145,6 +145,7 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     assert [size for size, _ in grouped] == [3, 2, 3]
 
 
+@pytest.mark.long
 def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
     net = network(3)
     net.call("nsenter", "--net=/run/netns/host2", "sysctl", "-w", "net.ipv4.tcp_retries2=4")
@@ -172,7 +173,7 @@ def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
     assert third.finish(faults.ROWS["store"].limit) != 0
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
     net = network(8)
     never = train(net, (1, 2), *LONG, nodes=3, conf={"join_timeout": faults.JOIN_TIMEOUT})
@@ -221,7 +222,7 @@ def test_a_process_that_hangs_is_noticed_and_ended(network, see):
     first.wait_for("resumed in epoch", faults.STARTING, before[0])
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_wrong_interface_and_closed_ports(network, reference, see):
     """Both hosts reach the store, but not each other. Then each fault is mended, as its row says."""
     sizes = (*SIZES[:4], "--epochs", 3)

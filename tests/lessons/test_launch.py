@@ -500,7 +500,7 @@ def keep(tmp_path):
     return keep
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(keep, tmp_path):
     first = keep("first", until="epoch  1")
     assert first[0].startswith("epoch  1") and not first[-1].startswith("epoch  3")

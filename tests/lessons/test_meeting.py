@@ -14,6 +14,7 @@ WAYS = ("env", "tcp", "file", "store")
 
 
 @pytest.mark.quick("tcp", "file", "store")
+@pytest.mark.night
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_meet(forks, tmp_path, way):
     code, left = forks.run([sys.executable, str(SCRIPT), way], tmp_path, {}, limit=120)

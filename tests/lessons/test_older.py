@@ -190,6 +190,7 @@ def test_the_names_between_the_two_warn_and_compute_in_32_bits_without_a_gpu(old
 
 
 @pytest.mark.quick("fsdp1-2", "fsdp2-2")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 3])
 @pytest.mark.parametrize("script", ["fsdp1", "fsdp2"])
 def test_both_fsdps_have_lesson_01s_curve(old, reference, script, processes):
@@ -290,7 +291,8 @@ def test_who_skips_a_step_when_one_shard_overflows(run):
 # ---- parameter server
 
 
-@pytest.mark.long
+@pytest.mark.long("2")
+@pytest.mark.night
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_parameter_server_has_lesson_01s_curve_and_carries_all_bytes(old, reference, workers):
     result = old("parameter_server", workers + 1, *SIZES)

@@ -176,7 +176,8 @@ def idx(path, array):
     path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
-@pytest.mark.long
+@pytest.mark.long("01_single_gpu")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn"])
 def test_mnist_is_read_from_files_without_a_network(run, tmp_path, stem):
     raw = tmp_path / "run/out/data/MNIST/raw"
@@ -208,7 +209,8 @@ def test_cifar10_is_read_from_files(tmp_path, monkeypatch):
     assert workload.ConvNet(images.shape[1:])(images).shape == (2, 10)
 
 
-@pytest.mark.long
+@pytest.mark.long("04_ddp_torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     run = start(stem, 3, "--epochs", 1000, "--train-size", 1200)
@@ -218,7 +220,8 @@ def test_a_killed_process_ends_the_run_and_all_the_others(start, stem):
     assert run.finish(120).code != 0
 
 
-@pytest.mark.long
+@pytest.mark.long("04_ddp_torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun"])
 def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     run = start(stem, 2, "--epochs", 1000, "--train-size", 1200)
@@ -227,7 +230,8 @@ def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     assert run.finish(120).code != 0
 
 
-@pytest.mark.long
+@pytest.mark.long("04_ddp_torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_two_runs_at_once_do_not_meet(start, stem):
     both = [start(stem, 2, *SMALL, folder=folder) for folder in ("one", "other")]

@@ -103,6 +103,7 @@ def test_a_client_that_is_wrong_is_told_so(address):
 
 
 @pytest.mark.quick("missing")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["missing", "colour"])
 def test_weights_that_it_cannot_serve(tmp_path, kind):
     path = tmp_path / "x.pt"

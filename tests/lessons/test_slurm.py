@@ -111,7 +111,7 @@ def check_that_it_failed(job, error):
     assert job.show("Restarts") == "0", job.everything()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_time_limit_costs_nothing(cluster, submit, reference):
     # SLURM looks at the limits every 30 s, and at the next time it finds that there are less than 200 s left.
     # A limit that is short from the start could come before the third epoch, or twice, on a busy machine.
@@ -126,7 +126,8 @@ def test_a_time_limit_costs_nothing(cluster, submit, reference):
     check_that_nothing_was_lost(job)
 
 
-@pytest.mark.quick("torchrun-options0")
+@pytest.mark.long("torchrun-options0")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("way", "options"),
     [("torchrun", ("--gpus-per-node=2",)), ("python", ("--ntasks-per-node=2",))],
@@ -179,13 +180,14 @@ def test_the_preflight_under_srun(cluster):
     assert flown.stdout.endswith("\nnothing is wrong that this can see\n")
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_spawned_processes_have_lesson_01s_curve(submit, reference):
     job = submit("spawn", *SIZES, options=("--gpus-per-node=2",))
     assert check_the_end(job, reference, world_size=4) == []
 
 
-@pytest.mark.long
+@pytest.mark.long("python-options2-expected2")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("way", "options", "expected"),
     [
@@ -203,7 +205,7 @@ def test_the_cores_of_a_process(binding, submit, way, options, expected):
     job.cancel()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_who_asks_for_gpus_only_has_one_core_for_all_of_them(binding, submit):
     job = submit("torchrun", *SIZES, options=("--gpus-per-node=2",), to=binding)
     with held(job):
@@ -213,7 +215,8 @@ def test_who_asks_for_gpus_only_has_one_core_for_all_of_them(binding, submit):
     job.cancel()
 
 
-@pytest.mark.long
+@pytest.mark.long("torchrun")
+@pytest.mark.night
 @pytest.mark.parametrize("way", ["torchrun", "python"])
 def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference, way):
     job = submit(way, *SIZES)
@@ -225,7 +228,8 @@ def test_a_signal_before_the_time_limit_costs_nothing(cluster, submit, reference
     check_that_nothing_was_lost(job)
 
 
-@pytest.mark.long
+@pytest.mark.long("spawn")
+@pytest.mark.night
 @pytest.mark.parametrize("way", ["python", "spawn"])
 def test_a_preempted_job_comes_back(cluster, submit, reference, way):
     """SLURM preempts with a SIGTERM for the tasks, and nothing for the shell of the job."""
@@ -236,7 +240,7 @@ def test_a_preempted_job_comes_back(cluster, submit, reference, way):
     check_that_nothing_was_lost(job)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, submit, reference):
     job = submit("torchrun", *SIZES)
     with held(job):

@@ -112,6 +112,7 @@ def test_older_releases_have_other_names(monkeypatch):
 
 
 @pytest.mark.quick("10_pipeline", "11_tensor_parallel")
+@pytest.mark.night
 @pytest.mark.parametrize(
     "stem",
     ["04_ddp_torchrun", "09_fsdp", "10_pipeline", "11_tensor_parallel", "15_context_parallel", "16_experts"],

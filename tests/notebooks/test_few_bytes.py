@@ -55,7 +55,7 @@ def test_seconds_are_the_middle_of_those_who_got_there():
     assert slow_links.seconds({"ends": [*ends, {"seconds": 1.0, "accuracy": 0.96}]}) == float("inf")
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_slow_link_is_as_slow_as_it_says(tmp_path):
     """20 steps of DDP send 20 x 129 KB from each of two hosts; local SGD sends that once."""
     if hosts.why_not():

@@ -68,7 +68,7 @@ def is_ready(lab):
     return [kernel for kernel in kernels if kernel["execution_state"] == "idle" and kernel["connections"]]
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: make tools installs it")
 def test_a_notebook_runs_in_jupyterlab_from_top_to_bottom(lab, chromium, tmp_path):
     stored = nbformat.read(ROOT / f"notebooks/{STEM}.ipynb", as_version=4)

@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 
 import nbformat
 import pytest
 
+import digests
 import lessons
 import notebooks
 from lessons import ROOT
@@ -43,7 +45,24 @@ def test_each_belongs_to_the_lesson_of_its_number():
             assert re.fullmatch(rf"{lesson.number}[a-z]", notebook.number), notebook.stem
 
 
-@pytest.mark.long
+def test_none_is_stale():
+    """What it shows is what its code does now, or it is executed again. CI does that, too: see tiers.py."""
+    found = {path.stem: digests.stale(notebooks.read(path)) for path in notebooks.NOTEBOOKS}
+    lines = [f"{stem}: {', '.join(changed)}" for stem, changed in found.items() if changed]
+    stems = " ".join(stem for stem, changed in found.items() if changed)
+    assert not lines, "\n".join([*lines, f'make notebooks ARGUMENTS="{stems}"'])
+
+
+@pytest.mark.night
+def test_each_knows_what_it_used():
+    """Of one that was executed before there were digests, nothing says when it is stale."""
+    stems = [
+        path.stem for path in notebooks.NOTEBOOKS if "used" not in notebooks.read(path).metadata["rungs"]
+    ]
+    assert not stems, f'make notebooks ARGUMENTS="{" ".join(stems)}"'
+
+
+@pytest.mark.night
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_it_runs_afresh_and_shows_what_is_stored(path):
     for row in (*lessons.LESSONS, *lessons.NOTEBOOKS):
@@ -170,6 +189,7 @@ def begin(stem, folder, address):
 
 
 @pytest.mark.quick("03_ddp_spawn")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "08_real_training"])
 def test_alone_it_fetches_the_rest_once(elsewhere, tmp_path, stem):
     for address in (elsewhere, tmp_path / "nowhere"):  # the kernel is started again: nothing is fetched
@@ -191,7 +211,7 @@ def test_in_the_repository_it_fetches_nothing(elsewhere, tmp_path, inside):
     assert run.stdout == f"{elsewhere}/out/notebooks/03_ddp_spawn\n", run.stderr
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_alone_it_runs_to_its_end(elsewhere, tmp_path):
     path = shutil.copy(notebooks.FOLDER / "05_snapshots.ipynb", tmp_path)
     fresh = notebooks.execute(path, tmp_path, RUNGS=str(elsewhere), OMP_NUM_THREADS="1")
@@ -214,6 +234,86 @@ def test_a_first_cell_of_its_own_is_noticed(monkeypatch):
     assert len(notebooks.missing("03_ddp_spawn", notebook)) == 1
     notebooks.put_first(notebook)
     assert notebooks.missing("03_ddp_spawn", notebook) == []
+
+
+# ---- stale or not -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def executed(tmp_path, monkeypatch):
+    """A notebook in a repository of its own, just executed, and a way to change a file there."""
+    monkeypatch.setattr(digests, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / "lessons/__pycache__").mkdir(parents=True)
+    names = ("lessons/a.py", "lessons/b.txt", "lessons/new.py", "lessons/__pycache__/a.cpython-311.pyc")
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        digests.of_file.cache_clear()
+
+    for name in names:
+        write(name, 'def f():\n    """What f does."""\n    return 1  # one\n')
+    subprocess.run(["git", "add", names[0], names[1]], cwd=tmp_path, check=True)
+    notebook = made("x", source="a.f()  # one")
+    used = digests.used([f"{tmp_path}/{name}" for name in names[1:]] + ["/usr/lib/python3/x.py"])
+    assert list(used) == ["lessons/a.py", "lessons/b.txt"], (
+        "a cache is its source; what git does not know is out"
+    )
+    notebook.metadata["rungs"] |= {"code": digests.of_code(notebook), "used": used}
+    yield notebook, write
+    digests.of_file.cache_clear()
+
+
+def test_code_that_changed_makes_a_notebook_stale_and_a_comment_does_not(executed):
+    notebook, write = executed
+    assert digests.stale(notebook) == []
+    write("lessons/a.py", '# First.\n\ndef f():\n    """More on f."""\n\n    return 1\n')
+    assert digests.stale(notebook) == []
+    write("lessons/a.py", 'def f():\n    """More on f."""\n    return 2\n')
+    assert digests.stale(notebook) == ["lessons/a.py has changed"]
+    write("lessons/b.txt", "# First.")
+    notebook.cells[0].source = "a.f() + 1"
+    assert digests.stale(notebook) == [
+        f"{what} has changed" for what in ("its code", "lessons/a.py", "lessons/b.txt")
+    ]
+
+
+def test_source_is_shown_with_the_comments_that_it_has(executed):
+    notebook, write = executed
+    data = {"text/plain": "    return 1  # one"}
+    notebook.cells[0].outputs.append(
+        nbformat.v4.new_output("display_data", data, metadata={"rungs": "source"})
+    )
+    assert digests.stale(notebook) == []
+    write("lessons/a.py", "def f():\n    return 1  # of one\n")
+    assert digests.stale(notebook) == ["cell 1 shows source that is nowhere"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a = 1  # one\n\n\n# two\nb = '# no comment'\n", "a = 1\nb = '# no comment'"),
+        ('"""Doc\n\nstring."""\na = """no\n\ndocstring"""\n', 'a = """no\n\ndocstring"""'),
+        ("%matplotlib inline  # a line for a shell", "%matplotlib inline  # a line for a shell"),
+    ],
+)
+def test_what_changes_nothing_is_not_in_a_digest(text, left):
+    assert digests.bare(text) == left
+
+
+def test_what_processes_open_and_start_is_noted(tmp_path):
+    """Also by what they start in turn, and by a process that is killed."""
+    code = """
+        import os, signal, subprocess, sys
+        import workload.options
+        subprocess.run([sys.executable, "-c", "open('tools/ink.py'); import os; os.kill(os.getpid(), 9)"])
+        subprocess.run(["true", "lessons/launch/two_terminals.sh"])
+    """
+    environment = {"PYTHONPATH": f"{ROOT}/tools/used:{ROOT}/lessons", "USED": str(tmp_path / "used")}
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    subprocess.run(words, cwd=ROOT, env=os.environ | environment, check=True)
+    used = set(digests.used((tmp_path / "used").read_text().splitlines()))
+    assert {"lessons/workload/options.py", "tools/ink.py", "lessons/launch/two_terminals.sh"} <= used
 
 
 # ---- the checks themselves ----------------------------------------------------------------------

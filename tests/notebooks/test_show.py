@@ -1,5 +1,6 @@
 """The module beside the notebooks."""
 
+import itertools
 import os
 import re
 import signal
@@ -201,6 +202,7 @@ def test_a_variant_is_the_lesson_with_one_line_changed(out, capsys):
         ("Process 4711: python\n", "Process (its number): python\n"),
         ("closed by [127.0.0.1]:4711\n", "closed by [this machine]:(a port)\n"),
     ],
+    ids=itertools.count(),
 )
 def test_plain_drops_what_is_true_on_this_machine_only(line, expected):
     assert show.plain(line) == expected

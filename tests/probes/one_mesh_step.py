@@ -4,7 +4,6 @@ this process sends in each dimension, in calls and bytes; RANK.json."""
 import importlib
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+import workload
 from meshes import ROOT
 from parts import one_mesh
 from parts.ring_attention import positions_of
@@ -46,7 +46,7 @@ with torch.no_grad():
 
 arguments = SimpleNamespace(microbatches=MICROBATCHES)
 sizes = dict(zip(one_mesh.NAMES, map(int, sys.argv[1].split("x")), strict=True))
-mesh = one_mesh.make_mesh(sizes, cpu, timedelta(minutes=1))
+mesh = workload.make_mesh(cpu, **sizes)
 where = dict(zip(one_mesh.NAMES, mesh.get_coordinate(), strict=True))
 positions = positions_of(where["context"], sizes["context"], "zigzag", LENGTH)
 model = build_model()

@@ -85,7 +85,7 @@ def test_the_page_says_of_the_inside_what_the_file_that_it_names_holds():
         assert inside.section(other) != inside.section(result), way
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_small_steps_come_from_two_processes(tmp_path):
     """One round of ten: all of them take 20 s in quiet, and more than the bench allows beside others."""
     found = small.run(tmp_path, "bound", ROUNDS_OF_SMALL="1")
@@ -428,7 +428,7 @@ def test_the_clock_of_a_step_tells_its_parts_apart():
     assert sorted(spent, key=spent.get) == list(least), spent  # what is told twice is more than the next one
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_start_up_is_told_by_what_it_is_spent_on(tmp_path):
     """Two agents, whose lines have the node before them."""
     found = rows.MEASURES["start of lesson 06, two nodes"](tmp_path)["start"]["lesson 06"]
@@ -436,7 +436,7 @@ def test_start_up_is_told_by_what_it_is_spent_on(tmp_path):
     assert min(found.values()) > 0 and found["launcher"] > found["first step"]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_snapshot_written_meanwhile_is_clocked_too(tmp_path):
     found = rows.saving(
         tmp_path, "09", "09_fsdp", "wide,saving", ("--epochs", 2, "--train-size", 240, "--test-size", 60)
@@ -445,7 +445,7 @@ def test_a_snapshot_written_meanwhile_is_clocked_too(tmp_path):
     assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_snapshot_that_is_waited_for_is_clocked(tmp_path):
     sizes = ("--epochs", 2, "--train-size", 240, "--test-size", 60)
     found = rows.saving(tmp_path, "06b", "06b_preemption", "saving", sizes)["saving"]["06b"]

@@ -9,6 +9,7 @@ import chaos
 SOON = [kind for kind in chaos.KINDS if kind != "SIGSTOP"]
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_run_survives_every_way_to_be_killed_and_goes_on_soon(forks, tmp_path):
     """Each kind but SIGSTOP, once, on two processes. Alone: the seconds to the next step are measured."""
@@ -26,7 +27,7 @@ def test_a_run_survives_a_process_that_is_stopped(forks, tmp_path):
     assert row["seconds"] > 20
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_run_survives_twenty_kills(forks, tmp_path):
     rows = chaos.chaos(20, tmp_path, forks=forks, time_limit=20)
     chaos.show(rows)

@@ -220,7 +220,7 @@ def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_no_minutes_are_not_eight(tmp_path):
     run = call("--rehearse", "--minutes", 0, "--stages", 1, "--out", tmp_path / "out", TMPDIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
@@ -324,7 +324,7 @@ def test_a_picture_is_drawn_of_whatever_there_is(tmp_path):
     assert (tmp_path / "full.png").stat().st_size > (tmp_path / "empty.png").stat().st_size > 1000
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_rehearsal_is_green(tmp_path):
     """All stages on the CPU, in an empty folder."""
     # Not below tmp_path: a DataLoader's workers make sockets there, whose paths must be short.

@@ -136,7 +136,7 @@ def test_the_interface_to_take_is_named(three):
     assert first.output().splitlines()[-1] == WELL
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_closed_ports_are_named(three):
     for number in (1, 2, 3):
         three.close_ports(number)
@@ -154,7 +154,7 @@ def test_a_rank_that_does_not_come_is_named(three):
     assert first.process.returncode == second.process.returncode == 1
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_host_that_is_cut_off_says_so_itself(three):
     three.cut(3)
     first, _, third = fly(three, "--seconds", 1)

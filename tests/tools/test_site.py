@@ -263,7 +263,7 @@ def test_a_notebook_whose_diff_is_old_is_named(monkeypatch):
     monkeypatch.setattr(
         diff, "stored_diff", lambda lesson: stored(lesson).replace("+ import os", "+ import so")
     )
-    with pytest.raises(sources.Broken, match="make notebooks ARGUMENTS=03_ddp_spawn"):
+    with pytest.raises(sources.Broken, match=r"03_ddp_spawn.ipynb has '\+ import so', .*: make diffs"):
         diff.data()
 
 
@@ -466,17 +466,19 @@ def test_every_link_of_the_whole_site_leads_somewhere(whole):
     assert all((site / name).exists() for name in KINDS)
 
 
-@pytest.mark.long
+@pytest.mark.long("kinds")
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
 @needs_axe
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", ["kinds", 0, 1, 2, 3])
 def test_every_page_opens_and_everybody_can_read_it(whole, reader, part):
     """No error, no request that fails or leaves, nothing wider than a phone, not too heavy; and no violation.
     That is looked for where the navigation leads: the other pages show a file, and are of one kind."""
     page, site, found = reader(whole), whole / "site", []
     listed = {*crawl.Page((site / "index.html").read_text()).links, *KINDS}
-    for path in sorted(site.rglob("*.html"))[part::4]:
+    pages = sorted(site.rglob("*.html"))
+    for path in [site / name for name in KINDS] if part == "kinds" else pages[part::4]:
         name = str(path.relative_to(site))
         page.look(1280, "light")
         page.open(name)
@@ -522,7 +524,7 @@ def test_the_search_finds_a_word_of_the_code(whole, reader):
     assert page.complaints() == []
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
 def test_the_page_draws_every_diff_that_python_makes(whole, reader):

@@ -444,17 +444,20 @@ def use(page, name, times, seed):
     assert page.complaints() == []
 
 
-@pytest.mark.long
+NAMES = ("memory", "planner", "schedules", "sharding")
+
+
+@pytest.mark.long(*(f"5-{name}" for name in NAMES))
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
-@pytest.mark.parametrize(
-    ("name", "times"), [("memory", 25), ("planner", 25), ("schedules", 25), ("sharding", 25)]
-)
-def test_pages_show_what_python_answers(page, name, times):
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("times", [5, 25])
+def test_pages_show_what_python_answers(page, times, name):
     use(page, name, times, seed=1)
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
 def test_a_search_that_takes_long_says_that_it_is_at_work_and_how_long_it_took(page):
@@ -520,13 +523,15 @@ def compare_ring(shown, way, size, chunks, position):
     assert shown["table"] == ring.table(size)
 
 
-@pytest.mark.long
+@pytest.mark.long("5")
+@pytest.mark.night
 @needs_the_builder
 @needs_a_browser
-def test_the_ring_shows_what_python_says_at_every_step(page):
+@pytest.mark.parametrize("times", [5, 25])
+def test_the_ring_shows_what_python_says_at_every_step(page, times):
     drawn = random.Random(1)
     page.open("widgets/ring.html")
-    for _ in range(25):
+    for _ in range(times):
         size = drawn.choice(ring.PROCESSES)
         way = drawn.choice([way for way in ring.WAYS if ring.is_there(way, size)])
         chunks = drawn.choice(ring.CHUNKS) if way == "ring" else size

@@ -24,6 +24,7 @@ OPTIONS_09 = (("--precision", "bf16"), ("--checkpoint-activations",), ("--offloa
 SCHEDULES = ("1f1b", "naive", "gpipe", "interleaved")
 REHEARSED = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "13_gpt")
 # Not 13: torch calls the backward of its attention on GPUs non-deterministic; see deterministic.py.
+FP16 = launcher.ROOT / "lessons/parts/fp16.py"
 BYTES = ("04_ddp_torchrun", "09_fsdp")
 
 
@@ -170,6 +171,7 @@ def several_ranks(check: Check) -> None:
 
     def add(name, stem, ranks, *more, **environment):
         jobs[name] = check.lesson(stem, ranks, *small(stem), *EPOCHS, *more, limit=90, **environment)
+        return jobs[name].words
 
     def compare(name, stem, reference, limits=launcher.THE_SAME, of=""):
         rows.append((f"{name}, curve", name, reference, same_curve(stem, of, limits), within(limits)))
@@ -215,12 +217,15 @@ def mixed_precision(ranks: int, precisions: tuple[str, ...], add: Callable, comp
     lesson = lessons.get("07_mixed_precision")
     for precision in precisions:
         name = f"{lesson.stem} in {precision} on"
-        arguments = ("--precision", precision, "--test-size", 600)
-        if ranks == 2:
-            add(f"{name} 1", lesson.stem, 1, *arguments)
-        add(f"{name} {ranks}", lesson.stem, ranks, *arguments)
+        stem, arguments = lesson.stem, ("--precision", precision, "--test-size", 600)
+        if precision == "fp16":  # a script of its own, with the same command
+            stem, arguments = FP16.stem, ("--test-size", 600)
+        for number in {1, ranks} if ranks == 2 else {ranks}:
+            words = add(f"{name} {number}", lesson.stem, number, *arguments)
+            if precision == "fp16":
+                words[words.index(str(lesson.path))] = str(FP16)
         limits = launcher.THE_SAME if precision == "fp32" else lesson.curve
-        compare(f"{name} {ranks}", lesson.stem, f"{name} 1", limits)
+        compare(f"{name} {ranks}", stem, f"{name} 1", limits)
 
 
 def bytes_of_13(check: Check, plain: Result) -> None:

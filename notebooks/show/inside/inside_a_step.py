@@ -4,6 +4,7 @@ import importlib
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -19,7 +20,7 @@ def build(options):
     model = workload.ConvNet((1, 28, 28))
     if options is None:
         return fully_shard(model)
-    options = SimpleNamespace(**DEFAULTS | options)
+    options = SimpleNamespace(**DEFAULTS | options, world_size=dist.get_world_size())
     importlib.import_module("09_fsdp").shard(model, options, torch.device("cpu"))
     return model
 

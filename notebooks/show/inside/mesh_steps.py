@@ -1,7 +1,6 @@
 """The model of lesson 17 on a mesh, and its steps, for the scripts of notebook 17."""
 
 import importlib
-from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
@@ -30,7 +29,7 @@ class Job:
 
     def __init__(self, *shape):
         sizes = dict(zip(one_mesh.NAMES, shape, strict=True))
-        self.mesh = one_mesh.make_mesh(sizes, cpu, timedelta(seconds=60))
+        self.mesh = workload.make_mesh(cpu, **sizes)
         where = dict(zip(one_mesh.NAMES, self.mesh.get_coordinate(), strict=True))
         self.positions = positions_of(where["context"], sizes["context"], "zigzag", 48)
         rows = slice(where["data"], None, sizes["data"])

@@ -105,7 +105,7 @@ def sentences(texts):
                 if f"{sign} {line}".rstrip() != shown:
                     raise sources.Broken(
                         f"notebooks/{lesson.stem}.ipynb has {shown!r}, and the lessons have "
-                        f"{sign} {line!r}: make notebooks ARGUMENTS={lesson.stem}"
+                        f"{sign} {line!r}: make diffs"
                     )
                 if sign == "+":
                     own["because"][place] = [position, number]

@@ -1,0 +1,43 @@
+"""DDP without and with gradient_as_bucket_view: which gradients lie in its buckets, and bytes; RANK.json."""
+
+import gc
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import workload
+
+
+def measure(view):
+    model = DistributedDataParallel(workload.ConvNet((1, 28, 28)), gradient_as_bucket_view=view)
+    buckets = []
+
+    def look(state, bucket):
+        buckets.append(bucket.buffer().untyped_storage())
+        return allreduce_hook(state, bucket)
+
+    model.register_comm_hook(None, look)
+    for _ in range(2):  # after the first backward pass, DDP makes its buckets anew
+        buckets.clear()
+        model.zero_grad()
+        model(torch.zeros(2, 1, 28, 28)).sum().backward()
+    gradients = [parameter.grad.untyped_storage() for parameter in model.parameters()]
+    places = {bucket.data_ptr(): bucket.nbytes() for bucket in buckets}
+    own = {storage.data_ptr(): storage.nbytes() for storage in gradients}
+    return {
+        "gradients": len(gradients),
+        "in buckets": sum(storage.data_ptr() in places for storage in gradients),
+        "bytes of buckets": sum(places.values()),
+        "bytes of both": sum((places | own).values()),
+    }
+
+
+dist.init_process_group("gloo")
+found = [measure(view) for view in (False, True)]
+Path(f"{dist.get_rank()}.json").write_text(json.dumps(found))
+gc.collect()
+dist.destroy_process_group()

@@ -1,0 +1,115 @@
+"""A page's card says how to run its lesson, what is new in it, and which of its lines to copy."""
+
+import re
+import shlex
+import textwrap
+
+import pytest
+
+import diffs
+import lessons
+
+HEAD = "<!-- card -->"
+RUN, NEW, COPY = "**Run it:**", "**New here:**", "**Copy these lines:**"
+PAGES = {lesson.stem: lesson.page.read_text() for lesson in lessons.LESSONS}
+WITH_CARD = [stem for stem, page in PAGES.items() if HEAD in page]
+
+
+def read(page):
+    """The command, the new ideas and the lines to copy. Each line may begin with > or not."""
+    text = re.sub(r"^> ?", "", page.split(HEAD)[1], flags=re.M)
+    run, new, copy = re.split("|".join(map(re.escape, (RUN, NEW, COPY))), text, maxsplit=3)[1:]
+    command = re.search(r"```sh\n(.*?)```|`([^`]+)`", run, re.S)
+    block = re.match(r"\s*```python\n(.*?)\n```", copy, re.S)
+    assert command and block, "the command, or the lines to copy, are not in a block of code"
+    ideas = re.findall(r"^\s*\d+\. (.+)", new, re.M)
+    return command[1] or command[2], ideas, textwrap.dedent(block[1]).splitlines()
+
+
+def not_in(script, copied):
+    """The first of the lines to copy that the script does not have after those before; None if it has all."""
+    lines = [" ".join(line.split()) for line in script.splitlines()]
+    for line in copied:
+        line = " ".join(line.split())
+        if line and line not in lines:
+            return line
+        if line:
+            lines = lines[lines.index(line) + 1 :]
+    return None
+
+
+@pytest.mark.parametrize("stem", WITH_CARD)
+def test_the_lines_to_copy_are_the_lessons(stem):
+    _, _, copied = read(PAGES[stem])
+    assert not_in(lessons.get(stem).path.read_text(), copied) is None
+    assert 5 <= len(copied) <= 20
+
+
+@pytest.mark.parametrize("stem", WITH_CARD)
+def test_the_command_is_the_lessons_and_at_most_three_ideas_are_new(stem):
+    command, ideas, _ = read(PAGES[stem])
+    documented = diffs.command(lessons.get(stem).path)
+    assert shlex.split(command.replace("\\\n", " ")) == shlex.split(documented.replace("\\\n", " "))
+    assert 1 <= len(ideas) <= 3
+
+
+@pytest.mark.parametrize("stem", WITH_CARD)
+def test_a_page_begins_with_its_card(stem):
+    """The way to other pages may come before it."""
+    page = re.sub(r"(?s)<!-- way: .*?<!-- end of way -->\n*", "", PAGES[stem])
+    assert re.match(rf"# .+\n\n{HEAD}\n> \*\*Run it:\*\*", page)
+
+
+# ---- do these tests see what they are for? ----
+
+SCRIPT = "if a:\n    b = 1  # why\n    c = 2\nd = 3\n"
+CARD = f"""# 00. Title
+
+{HEAD}
+> {RUN} `torchrun x.py`
+> {NEW}
+> 1. One idea.
+> 2. Another one.
+>
+> {COPY}
+>
+> ```python
+> b = 1  # why
+> c = 2
+>
+> d = 3
+> ```
+
+1. This list is not the card's.
+
+```python
+e = 4
+```
+"""
+COPIED = ["b = 1  # why", "c = 2", "", "d = 3"]
+
+
+def test_a_card_is_read():
+    ideas = ["One idea.", "Another one."]
+    assert read(CARD) == ("torchrun x.py", ideas, COPIED)
+    block = CARD.replace("`torchrun x.py`", "\n> ```sh\n> A=1 torchrun \\\n>     x.py\n> ```")
+    assert read(block) == ("A=1 torchrun \\\n    x.py\n", ideas, COPIED)
+    assert (
+        read(CARD.replace("> ```", "```").replace("> b", "b").replace("> c", "c").replace("> d", "d"))[2]
+        == COPIED
+    )
+
+
+@pytest.mark.parametrize(
+    ("copied", "missing"),
+    [
+        (COPIED, None),
+        (["    c = 2", "  d = 3"], None),
+        (["b = 1", "c = 2"], "b = 1"),
+        (["c = 2", "b = 1  # why"], "b = 1 # why"),
+        (["c = 2", "c = 2"], "c = 2"),
+        (["d = 4"], "d = 4"),
+    ],
+)
+def test_a_line_that_the_script_does_not_have_is_found(copied, missing):
+    assert not_in(SCRIPT, copied) == missing
