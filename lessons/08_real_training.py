@@ -1,14 +1,11 @@
-r"""Lesson 08, grown from lesson 06b: a whole pipeline, as one would run it.
+r"""Lesson 08, grown from lesson 06b: a real pipeline on several processes.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/08_real_training.py
 
-You will see a narrow ResNet-18 learn 2,700 digits in four epochs, with batch norm over
-all processes. With nn.BatchNorm2d, each process would normalize by its own few images,
-so the model would depend on the number of processes. To watch: tensorboard --logdir out.
-On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4. One process and several
-have one curve for the first steps only, because ReLU has a kink; with --double, for
-longer.
+You will see a ResNet-18 learn 2,700 digits. All processes share batch norm's statistics,
+see the same augmented images and agree on the best epoch. Watch it: tensorboard --logdir
+out. On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 """
 
 import os
@@ -23,7 +20,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import workload
-from parts import recipe, resnet  # the parts that train() puts together
+from parts import loading, options, rate, resnet
+from parts.best import Best
+from parts.board import Board
 from parts.snapshot import Snapshots
 
 
@@ -33,36 +32,30 @@ def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     train_set, validation_set = workload.split(train_set, arguments.validation_size)
-    sampler = recipe.Sampler(train_set, seed=arguments.seed, drop_last=True)
+    sampler = loading.Sampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
-    options = recipe.loading(arguments, device)
-    augmented = recipe.Augmented(train_set, arguments)
-    train_loader = DataLoader(augmented, size, sampler=sampler, drop_last=True, **options)
+    augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
+    train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
+    train_loader.generator = torch.Generator()  # else each start of the loader would use up a random number
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
     validation_loader = DataLoader(validation_set, 500, sampler=indices, collate_fn=workload.collate)
-    train_loader.generator = torch.Generator()  # else each start of the loader would use up a random number
 
     norm = resnet.SyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
-    dtype = torch.float64 if arguments.double else torch.float32
-    model = model.to(device, dtype, memory_format=torch.channels_last)
-    flops = resnet.count_flops(model, train_set.images[:1].to(device))
-    if arguments.compile:
-        model.compile()  # torch.compile(model) would put a prefix before each name in the files
+    model = model.to(device, arguments.dtype, memory_format=torch.channels_last)
     model = nn.parallel.DistributedDataParallel(model)
-    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, twice as long
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
-    rate = recipe.rate(arguments, len(train_loader))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
-        recipe.finish_compiling(model, train_set.images[:size].to(device))
-    best = recipe.Best()
-    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
-    parts["best"] = best
-    settings = workload.settings(arguments, model.module) | recipe.settings(arguments)
+        resnet.compile_now(model, train_set.images[:size].to(device))
+    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, twice as long
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
+    share = rate.warm_up_and_cosine(arguments.warm_up, arguments.epochs, len(train_loader))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    best = Best()
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
+    settings = workload.settings(arguments, model.module) | options.settings(arguments)
     snapshots = Snapshots(arguments, settings)
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
     every = arguments.snapshot_every or len(train_loader)
@@ -75,9 +68,7 @@ def train(rank, world_size, device, arguments):
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
-    board = recipe.Board(arguments, rank, first)
-    if rank == 0:
-        recipe.record(arguments, device)
+    board = Board(arguments, rank, first, model.module, optimizer, train_set.images[:1])
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
@@ -86,8 +77,7 @@ def train(rank, world_size, device, arguments):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         batches = islice(workload.progress(train_loader, epoch), done, None)
         for step, (images, labels) in enumerate(batches, done + 1):
-            images = images.to(device, non_blocking=True)
-            labels = labels.to(device, non_blocking=True)
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
@@ -113,24 +103,15 @@ def train(rank, world_size, device, arguments):
         correct = count_correct(model.module, validation_loader, device)  # DDP's forward may wait for others
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
-        accuracy = correct.item() / len(validation_set)
-        if rank == 0:
-            workload.report(arguments, epoch, mean_loss, accuracy, speed)
-        values = {"loss": mean_loss, "accuracy": accuracy, "images_per_second": speed}
-        values["lr"] = scheduler.get_last_lr()[0]
-        values["mfu"] = resnet.share_of_peak(speed, flops, arguments, device)
-        board.show(epoch, values)
+        board.show(epoch, mean_loss, correct.item() / len(validation_set), speed)
         best.see(epoch, correct.item(), model.module)
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    # Only now, and once: images that had a say in the choice would praise it.
-    correct = count_correct(model.module, test_loader, device)
+    correct = count_correct(model.module, test_loader, device)  # once: these images have chosen nothing
     dist.all_reduce(correct)
+    board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0:  # all hold the same weights, and would write to the same file at once
-        accuracy, on_test_images = best.correct / len(validation_set), correct.item() / len(test_set)
-        print(f"best: epoch {best.epoch}, accuracy {accuracy:.1%}; on the test images {on_test_images:.1%}")
-        recipe.record(arguments, device, best_epoch=best.epoch, test_accuracy=on_test_images)
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
@@ -168,13 +149,13 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
     parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
-    recipe.options(parser)
+    options.add(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    recipe.check(arguments)
+    options.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs

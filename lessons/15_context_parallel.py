@@ -104,7 +104,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
 
 
 def shard(model, mesh, order):
-    """Shard the weights in "context", and keep copies of each shard in "data"."""
+    """Shard the weights in "context", and keep copies of each shard in "data": HSDP."""
     # FSDP averages gradients over both, as if each process had texts of its own.
     group = mesh.get_group("context")
     for block in model.blocks:
@@ -128,7 +128,7 @@ def compare_orders(rank, mesh, device, arguments):
     for order in ORDERS:
         with FlopCounterMode(display=False) as counter:
             ring_attention(query, key, value, group, order).sum().backward()
-        work = torch.zeros(arguments.world_size, dtype=torch.int64, device=device)
+        work = torch.zeros(mesh.size(), dtype=torch.int64, device=device)
         work[rank] = counter.get_total_flops() // 2  # a multiplication and an addition
         dist.all_reduce(work)
         dist.barrier()  # or a GPU might still be at the counted pass

@@ -32,7 +32,7 @@ def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    world_size = arguments.world_size
+    world_size = mesh.size()
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)

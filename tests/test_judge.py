@@ -131,7 +131,7 @@ def test_no_answer_is_in_a_file_that_students_get():
     stand in the lessons, such as optimizer.step(), are the language and not an answer."""
     lessons = (ROOT / "lessons").glob("*.py")
     language = {line.strip() for path in lessons for line in path.read_text().splitlines()}
-    taught = {"os.fsync(file.fileno()) aside.replace(path)"}  # lesson 05 is about these two
+    language.add("if dist.get_rank() == 0:")  # the lessons have the rank in a variable
     pages = [
         path for path in (ROOT / "lessons").rglob("*") if path.suffix in (".py", ".md", ".sh", ".sbatch")
     ]
@@ -152,9 +152,7 @@ def test_no_answer_is_in_a_file_that_students_get():
             found += [(path.name, line) for line in lines if len(line) > 15 and line in there - language]
         pairs = [f"{one} {two}" for one, two in itertools.pairwise(lines)]
         for path, text in plain.items():
-            found += [
-                (path.name, pair) for pair in pairs if len(pair) > 40 and pair in text and pair not in taught
-            ]
+            found += [(path.name, pair) for pair in pairs if len(pair) > 40 and pair in text]
     assert found == []
 
 
@@ -989,8 +987,8 @@ def test_a_nursery_that_is_gone_is_started_again(nursery):
 
 
 def test_nothing_of_one_submission_is_there_for_the_next():
-    """Exercise 05 keeps files from run to run."""
-    one = judge.exercise("05")
+    """Exercise 06b keeps files from run to run."""
+    one = judge.exercise("06b")
     one = one | {"check": one["check"][:1]}
     files, _ = grade.opened(judge.SOLUTIONS, [one])
     with judge.Nursery(1) as nursery:
@@ -1266,8 +1264,8 @@ SAID = {
 
 @pytest.mark.parametrize("said", SAID)
 def test_what_is_refused_has_one_line_with_its_name_and_a_reason(said):
-    refused_aloud = judge.check_function("05.2b").__globals__["refused_aloud"]
-    trial = judge.Trial(None, judge.exercise("05"), "05.2b", {}, 0)
+    refused_aloud = judge.check_function("06b.2b").__globals__["refused_aloud"]
+    trial = judge.Trial(None, judge.exercise("06b"), "06b.2b", {}, 0)
     if not SAID[said]:
         (reason,) = refused_aloud(trial, said, "step-00000002.snapshot")
         assert "step" not in reason and reason
@@ -1278,8 +1276,8 @@ def test_what_is_refused_has_one_line_with_its_name_and_a_reason(said):
 
 
 def test_two_that_are_refused_have_two_lines():
-    refused_aloud = judge.check_function("05.2b").__globals__["refused_aloud"]
-    trial = judge.Trial(None, judge.exercise("05"), "05.2b", {}, 0)
+    refused_aloud = judge.check_function("06b.2b").__globals__["refused_aloud"]
+    trial = judge.Trial(None, judge.exercise("06b"), "06b.2b", {}, 0)
     assert refused_aloud(trial, "b: noise\na: foreign\n", "a", "b") == ["foreign", "noise"]
     with pytest.raises(judge.Verdict, match="on stderr there is 1 line: a and b are noise"):
         refused_aloud(trial, "a and b are noise\n", "a", "b")
@@ -1299,7 +1297,7 @@ def test_each_exercise_can_be_tried_by_hand(forked, name):
     words = [sys.executable, judge.STARTERS / "try.py", name, "--submission", judge.SOLUTIONS]
     run = forked(words, {"PYTHONWARNINGS": "default"})
     code, out, err = run.code, run.stdout, run.stderr
-    assert (code, "refused" in err, err.count("\n")) == (0, name == "05", int(name == "05"))
+    assert (code, "refused" in err, err.count("\n")) == (0, name == "06b", int(name == "06b"))
     lines = out.splitlines()
     ranks = {line.split(" | ")[0] for line in lines}
     assert ranks == {f"rank {rank}" for rank in range(len(ranks))} and len(ranks) >= 1
@@ -2319,7 +2317,7 @@ def test_what_is_much_too_long_costs_the_judge_no_time():
     with pytest.raises(judge.Verdict, match="the list has 60000000 numbers"):
         judge.comparing.same("the list", [numpy.zeros(30_000_000, dtype="uint8")] * 2, [1, 2])
     verdict = judge.Verdict("failed", "gradient " * 100_000, "gradient " * 100_000)
-    assert judge.hints.kind(judge.exercise("05")["check"][0], verdict.came, verdict.expected) == ""
+    assert judge.hints.kind(judge.exercise("06b")["check"][0], verdict.came, verdict.expected) == ""
     assert time.process_time() - began < 5
 
 

@@ -41,7 +41,7 @@ STARTED_BY = {
     "python": "`python`",
     "mp.spawn": "`python`, `mp.spawn`",
     "torchrun": "`torchrun`",
-    "two agents": "a `torchrun` agent on each",
+    "two agents": "a `torchrun` launcher on each",
 }
 
 
@@ -214,7 +214,7 @@ def with_diffs(row: Notebook, notebook):
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
-                before, after = re.findall(r"`(\w+)\.py`", output["data"]["text/markdown"].splitlines()[0])
+                ((before, after),) = re.findall(r'show\.diff\("(\w+)", "(\w+)"\)', cell.source)
                 try:
                     shown = Diff(before, after, SENTENCES.get(after, {}))
                 except ValueError as error:
@@ -248,7 +248,7 @@ def pages():
     lesson_07 = lessons.get("07_mixed_precision")
     fp16 = ROOT / "lessons/parts/fp16.py"
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
-    found[lessons.get("06_multinode").page]["faults"] = faults.listed()
+    found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
     found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}

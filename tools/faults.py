@@ -1,6 +1,6 @@
-"""What can go wrong on many machines, what one sees of it, and after how long: the list of lesson 06.
+"""What can go wrong on many machines, what one sees of it, and after how long: the list of lesson 06b.
 
-`make diffs` writes it into lessons/pages/06.md. Each row is produced by the test of test_hosts.py that it
+`make diffs` writes it into lessons/pages/06b.md. Each row is produced by the test of test_hosts.py that it
 names, with lesson 06b, whose --time-limit ends a wait for a process that is gone. That test asks for the
 row's text in the output, within the row's limit.
 """
@@ -17,8 +17,8 @@ CONF = {
     "read_timeout": 5,
 }
 JOIN_TIMEOUT = 6  # where a node never comes
-LATER = 5  # a process that lost another one leaves the console to that one: see let_the_first_speak
-STOPPING = 30  # an agent gives its processes so long to end
+LATER = 5  # a process that lost another one waits so long before it prints: see let_the_first_speak
+STOPPING = 30  # a launcher gives its processes so long to end
 DEAD = CONF["keep_alive_interval"] * CONF["keep_alive_max_attempt"]
 READ = CONF["read_timeout"]
 STARTING = 45  # a busy machine needs so long to start a few processes, or to notice that one has ended
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     test: str
 
 
-TWICE = "`read_timeout` (60 s by default), or up to twice that, and a start"
+TWICE = "after `read_timeout` (60 s by default) or up to twice that, and a start"
 ON = "test_a_run_goes_on_without_a_process_a_cable_and_a_host"
 CUT = "test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost"
 AWAY = "test_one_that_never_comes_is_not_waited_for_without_end"
@@ -50,90 +50,92 @@ ROWS = {
         "at once",
         0.1,
         STARTING,
-        "Nothing, if `--max-restarts` is given: the agents restart all processes. -9 is SIGKILL; if no one "
-        "sent it, the kernel was out of memory: `dmesg`.",
+        "With `--max-restarts`, nothing: the launchers restart all processes. -9 is SIGKILL. If "
+        "nobody sent it, "
+        "the machine was probably out of memory: `dmesg` tells.",
         ON,
     ),
     "restart": Row(
         "",
         "resumed in epoch",
         "on the host of rank 0",
-        "the time that a start takes",
+        "after a start",
         9,
         STARTING,
-        "Nothing. Each agent that saw a process of its own fail has used up one restart.",
+        "Nothing. Each launcher whose own process failed has used up one restart.",
         ON,
     ),
     "mended": Row(
-        "A link is cut, and mended before half of `--time-limit` is over",
+        "A link is cut, and works again before half of `--time-limit` is over",
         "| loss ",
-        "only the next epoch's line, late",
-        "up to as long again as the cut: TCP doubles its pauses",
+        "only the line of the next epoch, late",
+        "after the cut, and up to as long again, because TCP doubles its pauses",
         1,
         STARTING,
         "Nothing. No line says that it happened.",
         ON,
     ),
     "agent": Row(
-        "An agent is killed. Its processes notice it, and end",
+        "A launcher is killed. Its processes notice that and end",
         "caused by a remote worker",
         "on the other hosts",
-        f"{LATER} s, in which it leaves the console to one that died on the same host",
+        f"after {LATER} s, in which a process that died on the same host could report first",
         5,
         LATER + STARTING,
-        "The others go on without it, from the newest snapshot. Find out what killed it.",
+        "The other hosts go on from the newest snapshot. Find out what killed the launcher.",
         ON,
     ),
     "fewer": Row(
         "",
         "resumed in epoch",
         "on the host of rank 0",
-        f"those {LATER} s, `keep_alive_interval` times `keep_alive_max_attempt` (15 s by default), "
+        f"after these {LATER} s, `keep_alive_interval` times `keep_alive_max_attempt` (15 s by default), "
         "`last_call_timeout` (30 s), and a start",
         12,
         LATER + DEAD + CONF["last_call_timeout"] + STARTING,
-        "Give the command on that host again, when you like.",
+        "Run the command on that host again whenever you like.",
         ON,
     ),
     "more": Row(
-        "An agent comes back",
+        "A lost host comes back",
         "resumed in epoch",
         "on the host of rank 0",
-        "two starts: its own, and that of all processes",
+        "after two starts: that of the launcher, and that of all processes",
         15,
         2 * STARTING,
-        "Nothing. All stop after the same step, and go on from the snapshot of that step.",
+        "Nothing. All processes stop after the same step and resume from the snapshot of that step.",
         ON,
     ),
     "cut": Row(
         "A link is cut for good",
         f"Timed out waiting {TIME_LIMIT}000ms for",
         "on the other hosts",
-        f"`--time-limit` and {LATER} s",
+        f"after `--time-limit` and {LATER} s",
         9,
         TIME_LIMIT + LATER + STARTING,
-        "The others go on without that host, as above. Mend the link, and give the command there again.",
+        "The other hosts go on without that host, as above. Repair the link and run the command there again.",
         CUT,
     ),
     "cut off": Row(
         "",
         "likely a timeout",
         "on the host that is cut off",
-        "`read_timeout`",
+        "after `read_timeout`",
         5,
         READ + STARTING,
-        f"Its processes end after `--time-limit` and {LATER} s. Its agent may hang, and then:",
+        f"Its processes end after `--time-limit` and {LATER} s. Its launcher may hang. Then you see:",
         CUT,
     ),
     "hangs on": Row(
         "",
         "The connection to the C10d store has failed",
         "on the host that is cut off",
-        "when TCP gives up: the system's `net.ipv4.tcp_retries2` says when. By default it is 15, a quarter "
-        "of an hour; measured with 4",
+        "when TCP gives up, which `net.ipv4.tcp_retries2` sets. Its default of 15 means a quarter of "
+        "an hour; "
+        "this was measured with 4",
         18,
         2 * STARTING,
-        "`kill -9` the agent, or set `sysctl -w net.ipv4.tcp_retries2=8` (about 100 s) before the run.",
+        "`kill -9` the launcher, or set `sysctl -w net.ipv4.tcp_retries2=8` (about 100 s) before the run.",
         CUT,
     ),
     "store": Row(
@@ -143,17 +145,19 @@ ROWS = {
         "at once",
         1,
         STARTING,
-        "All others end. Give the command on all hosts again: they resume. Take the safest host for it.",
+        "All other launchers end. Run the command on all hosts again, and the run resumes. Use your "
+        "most reliable "
+        "host as the endpoint.",
         CUT,
     ),
     "never": Row(
-        "A node never comes, and fewer than MIN are there",
+        "A host never comes, and fewer hosts are there than `--nnodes` needs",
         "RendezvousTimeoutError",
-        "the others find the rendezvous closed, or gone; the first host to give up says",
-        "`join_timeout` (600 s by default), and a start",
+        "on the first host that gives up (the other hosts find the rendezvous closed)",
+        "after `join_timeout` (600 s by default) and a start",
         13,
         JOIN_TIMEOUT + STARTING,
-        "The host that says nothing is the one to look at.",
+        "Look at the host that prints nothing.",
         AWAY,
     ),
     "unreachable": Row(
@@ -167,13 +171,13 @@ ROWS = {
         AWAY,
     ),
     "swallowed": Row(
-        "Something swallows the packets to it: a firewall",
+        "A firewall drops the packets to the endpoint",
         f"timed out after {READ}000ms while trying to connect to (10.0.0.99, 29400)",
         "on each host",
         TWICE,
         11,
         2 * READ + STARTING,
-        "`nc -vz HOST PORT` from this host is silent too: open the port.",
+        "`nc -vz HOST PORT` on this host prints nothing either. Open the port.",
         AWAY,
     ),
     "port": Row(
@@ -183,7 +187,7 @@ ROWS = {
         TWICE,
         14,
         2 * READ + STARTING,
-        '`nc -vz HOST PORT` says "refused". The port in the message is the one that was tried.',
+        '`nc -vz HOST PORT` prints "refused". The message names the port that was tried.',
         AWAY,
     ),
     "name": Row(
@@ -193,74 +197,79 @@ ROWS = {
         TWICE,
         13,
         2 * READ + STARTING,
-        "`getent hosts HOST`; write the address instead.",
+        "Check with `getent hosts HOST`. Use the address instead of the name.",
         AWAY,
     ),
     "plain": Row(
         "Started by `srun python`, without torchrun, and a process never comes",
         "waiting for clients. 1/2 clients joined",
-        "rank 0 says how many came",
-        "`--time-limit`, and a start",
+        "on the host of rank 0, which counts the processes",
+        "after `--time-limit` and a start",
         11,
         TIME_LIMIT + STARTING,
-        "Look at the tasks that wrote nothing.",
+        "Look at the tasks that printed nothing.",
         AWAY,
     ),
     "plain, not the first": Row(
         "The same, and rank 0 never comes",
         f"timed out after {TIME_LIMIT}000ms while trying to connect to (10.0.0.1, 29500)",
-        "each other rank says",
-        "`--time-limit`, or up to twice that, and a start",
+        "on all other hosts",
+        "after `--time-limit` or up to twice that, and a start",
         14,
         2 * TIME_LIMIT + STARTING,
-        "MASTER_ADDR and MASTER_PORT must be those of rank 0.",
+        "Set MASTER_ADDR and MASTER_PORT to those of rank 0.",
         AWAY,
     ),
     "interface": Row(
-        "A host has two interfaces, and its name means the one that does not lead to the others",
+        "A host has two network interfaces, and its name resolves to the wrong one",
         "No route to host, remote=[192.168.7.1]",
         "on a host that is not the first",
-        "`--time-limit`, and a start; the first host waits five times as long, as below",
+        "after `--time-limit` and a start; the first host waits five times as long",
         7,
         2 * TIME_LIMIT + STARTING,
-        "The store was reached, but gloo offers the others what the host's own name means, and NCCL takes an "
-        "interface by its name. Set `GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0` on each host, and give "
+        "The store was reached. But gloo tells the other hosts the address that the host's own name "
+        "resolves to, "
+        "and NCCL picks an interface by its name. Set `GLOO_SOCKET_IFNAME=eth0 "
+        "NCCL_SOCKET_IFNAME=eth0` on each host, and give "
         "torchrun `--local-addr` with the host's right address. `python tools/preflight.py` names the "
         "interface.",
         BETWEEN,
     ),
     "ports": Row(
-        "The port of the rendezvous is open between the hosts, and no other: a firewall, a security group",
+        "A firewall or a security group opens the port of the rendezvous and no other port",
         "Connect timeout",
         "on each host",
-        "five times `--time-limit` (gloo does that: of its 30 minutes it makes two and a half hours), and a "
-        "start",
+        "after five times `--time-limit` (gloo multiplies it; its default of 30 minutes becomes two "
+        "and a half "
+        "hours) and a start",
         24,
         5 * TIME_LIMIT + STARTING,
-        "Processes call each other at ports that the system chooses. Open all TCP ports among the hosts of "
-        'the run; or a range, and `sysctl -w net.ipv4.ip_local_port_range="50000 50100"` on each. In a '
-        "cloud: a rule of the security group that admits all traffic from the group itself.",
+        "Processes connect to each other at ports that the system chooses. Open all TCP ports among "
+        "the hosts "
+        'of the run, or open a range and set `sysctl -w net.ipv4.ip_local_port_range="50000 50100"` '
+        "on each. In a "
+        "cloud, add a rule to the security group that admits all traffic from the group itself.",
         BETWEEN,
     ),
     "hang": Row(
         "A process hangs (here: SIGSTOP)",
         f"Timed out waiting {TIME_LIMIT}000ms for",
         "on the other hosts",
-        f"`--time-limit` and {LATER} s",
+        f"after `--time-limit` and {LATER} s",
         9,
         TIME_LIMIT + LATER + STARTING,
-        "Wait. On a cut link nothing more is said, but after a hang:",
+        "Wait. After a hang, you then see:",
         HANGS,
     ),
     "ended": Row(
         "",
         "forcefully exiting via 9",
         "on its host",
-        f"{STOPPING} s more, which its agent gives it to end; there is no flag for that",
+        f"{STOPPING} s later; the launcher gives it so long to end, and there is no option for that",
         39,
         TIME_LIMIT + LATER + STOPPING + STARTING,
-        f"`join_timeout` must be longer than {STOPPING} s, or the others give up meanwhile. To see where it "
-        "hangs: `py-spy dump --pid PID`, before that.",
+        f"`join_timeout` must be longer than {STOPPING} s, or the other hosts give up first. Before that, "
+        "`py-spy dump --pid PID` shows where the process hangs.",
         HANGS,
     ),
 }

@@ -55,14 +55,15 @@ def costs():
 
 def table() -> str:
     """CONTRIBUTING's table: the core seconds of each room, by tier."""
+    known = costs()
     sums = {name: dict.fromkeys(TIERS, 0) for name in (*ROOMS, "all")}
-    for nodeid, (core_seconds, _, tier) in costs().items():
+    for nodeid, (core_seconds, _, tier) in known.items():
         for name in (of_test(nodeid), "all"):
             sums[name][tier] += core_seconds
     lines = [f"| room | {' | '.join(f'`{tier}`' for tier in TIERS)} |", f"| ---{' | ---:' * len(TIERS)} |"]
     for name, row in sums.items():
         lines.append(f"| {name} | {' | '.join(f'{row[tier]:,.0f}' for tier in TIERS)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", f"{len(known):,} tests were measured."]) + "\n"
 
 
 if __name__ == "__main__":

@@ -198,18 +198,21 @@ def try_04(answers, rank, world_size):
 
 
 def try_05(answers, rank, world_size):
-    job = {"epochs": 2, "batch_size": 2, "seed": 0, "every": 2}
-    for step in (1, 2, 3):
-        answers.save(".", step, job, {"weights": torch.full((2,), float(step))})
-        show("saved step", step, "and there are:", sorted(path.name for path in Path().glob("*.snapshot*")))
-    show("load gives", answers.load(".", job))
-    newest = max(Path().glob("*.snapshot"))
-    newest.write_bytes(newest.read_bytes()[:-10])
-    show("load gives, with the newest one cut short,", answers.load(".", job))
-    show("and there are:", sorted(path.name for path in Path().glob("*.snapshot*")))
-    show("batches after step 2:", list(answers.batches_from(2, 5, job)))
-    answers.save_together(".", 9, job, {"rank": rank})
-    show("load_together gives", answers.load_together(".", job))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    snapshot = Path("run.snapshot")
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    answers.save(snapshot, parts, 3, rank)
+    dist.barrier()
+    show("files after save:", sorted(path.name for path in Path().glob("*.*")))
+    show("weight of this rank:", model.weight)
+    show("first epoch, without a snapshot:", answers.load(Path("none.snapshot"), parts))
+    show("first epoch, after epoch 3 was saved:", answers.load(snapshot, parts))
+    show("weight, which should be rank 0's now:", model.weight)
 
 
 def try_06(answers, rank, world_size):
@@ -228,6 +231,21 @@ def try_06(answers, rank, world_size):
     show("names in the snapshot:", torch.load("snapshot.pt"))
     show("epoch that is loaded:", answers.load(nn.Linear(2, 2), "snapshot.pt"))
     show("accuracy:", answers.accuracy(model, data))
+
+
+def try_06b(answers, rank, world_size):
+    job = {"epochs": 2, "batch_size": 2, "seed": 0, "every": 2}
+    for step in (1, 2, 3):
+        answers.save(".", step, job, {"weights": torch.full((2,), float(step))})
+        show("saved step", step, "and there are:", sorted(path.name for path in Path().glob("*.snapshot*")))
+    show("load gives", answers.load(".", job))
+    newest = max(Path().glob("*.snapshot"))
+    newest.write_bytes(newest.read_bytes()[:-10])
+    show("load gives, with the newest one cut short,", answers.load(".", job))
+    show("and there are:", sorted(path.name for path in Path().glob("*.snapshot*")))
+    show("batches after step 2:", list(answers.batches_from(2, 5, job)))
+    answers.save_together(".", 9, job, {"rank": rank})
+    show("load_together gives", answers.load_together(".", job))
 
 
 def try_08(answers, rank, world_size):
@@ -339,8 +357,9 @@ TRIALS = {  # what is called, and on how many processes
     "03a": (try_03a, 3),
     "03b": (try_03b, 2),
     "04": (try_04, 3),
-    "05": (try_05, 1),
+    "05": (try_05, 2),
     "06": (try_06, 2),
+    "06b": (try_06b, 1),
     "08": (try_08, 2),
     "09": (try_09, 2),
     "10": (try_10, 2),

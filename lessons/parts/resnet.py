@@ -1,9 +1,8 @@
-"""The model of lesson 08, ResNet-18 for small images; its batch norm for the CPU; its cost."""
+"""The model of lesson 08, ResNet-18 for small images; its batch norm for the CPU; compiling it."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import workload
 
@@ -74,39 +73,10 @@ class SyncBatchNorm(nn.BatchNorm2d):
         return (values - mean.view(-1, 1, 1)) * scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
 
 
-# ---- what it costs
-
-
-def count_flops(model, images):
-    """Multiplications and additions of one image, forward and backward; before DDP has the model."""
-    model.eval()  # leaves batch norm as it is
-    with FlopCounterMode(display=False) as counter:
-        model(images[:1]).sum().backward()
-    model.train()
+def compile_now(model, images):
+    """Compile DDP's model in place, before the first step: an epoch would be timed with its minutes."""
+    model.module.compile()  # torch.compile(model) would put a prefix before each name in the files
+    before = {name: value.clone() for name, value in model.state_dict().items()}  # batch norm moves its own
+    model(images).sum().backward()
+    model.load_state_dict(before)
     model.zero_grad()
-    return counter.get_total_flops()
-
-
-# What a GPU can do in a second, in 10**12: NVIDIA's data sheets, FP32 without tensor cores. That
-# is how the lessons train: see set_seed.
-PEAKS = {
-    "H200": 67,
-    "H100 80GB HBM3": 67,
-    "H100 PCIe": 51,
-    "A100": 19.5,
-    "L40S": 91.6,
-    "T4": 8.1,
-}
-
-
-def share_of_peak(speed, flops, arguments, device):
-    """The share of what the hardware could do that went into the model (MFU); None if unknown."""
-    peak = arguments.peak_tflops
-    if peak is None and device.type == "cuda" and not arguments.double:
-        device_name = torch.cuda.get_device_name(device)
-        for name in PEAKS:
-            if name in device_name:
-                peak = PEAKS[name]
-    if peak is None:
-        return None
-    return speed * flops / (peak * 1e12 * arguments.world_size)

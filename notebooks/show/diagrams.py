@@ -69,6 +69,28 @@ def ddp():
     )
 
 
+def one_snapshot():
+    axes = canvas(5, 4.9, across=10, down=9.8)
+    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun", "starts and watches both", GREY)
+    for rank, left in ((0, 0.1), (1, 6.7)):
+        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
+    arrow(axes, (3.2, 8.4), (1.9, 7.4))
+    arrow(axes, (6.8, 8.4), (8.1, 7.4))
+    arrow(axes, (3.4, 6.4), (6.6, 6.4), "gradients", both=True, size=9)
+    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=ORANGE)
+    box(axes, 0.1, 0.2, 3.2, 1.7, "snapshot", "complete,\nor not there", GREEN)
+    arrow(axes, (1.7, 5.3), (1.7, 4.3), "1 write", at=(-0.8, -0.15), size=9)
+    arrow(axes, (1.7, 3.0), (1.7, 2.0), "2 rename", at=(-0.9, -0.15), size=9)
+    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
+    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
+    axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN, ha="center")
+    picture(
+        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, process "
+        "0 writes a temporary file and renames it to be the snapshot. At the start, both processes load the "
+        "snapshot."
+    )
+
+
 def snapshots():
     axes = canvas(5, 4.9, across=10, down=9.8)
     box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun's agent", "starts and watches both", GREY)
@@ -93,18 +115,42 @@ def snapshots():
     )
 
 
+def preemption():
+    axes = canvas(5, 4.9, across=10, down=9.8)
+    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun launcher", "starts and watches both", GREY)
+    for rank, left in ((0, 0.1), (1, 6.7)):
+        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
+    arrow(axes, (3.2, 8.4), (1.9, 7.4))
+    arrow(axes, (6.8, 8.4), (8.1, 7.4))
+    arrow(axes, (3.4, 6.8), (6.6, 6.8), "gradients", both=True, size=9)
+    arrow(axes, (3.4, 5.7), (6.6, 5.7), "votes", both=True, colour=GREY, size=9)
+    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=ORANGE)
+    box(axes, 0.1, 0.2, 3.2, 1.7, "newest snapshot", "complete,\nor not there", GREEN)
+    box(axes, 6.0, 0.2, 3.9, 1.7, "the one before it", "in case the newest\nis damaged", GREEN)
+    arrow(axes, (1.7, 5.3), (1.7, 4.3), "1 write", at=(-0.8, -0.15), size=9)
+    arrow(axes, (1.7, 3.0), (1.7, 2.0), "2 rename", at=(-0.9, -0.15), size=9)
+    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
+    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
+    axes.text(4.4, 3.6, "3 read by all\nat the start", size=9, color=GREEN, ha="center")
+    picture(
+        "A torchrun launcher starts and watches two processes. They exchange gradients in one group and "
+        "votes in the control group. Process 0 writes a temporary file and renames it to be "
+        "the newest snapshot; the one before it is kept. At the start, both processes read the newest."
+    )
+
+
 def nodes(places):
     """Two nodes with two processes each. `places` has of each process what its environment told it."""
     axes = canvas(5, 4.6, down=9.2)
     for node in (0, 1):
         left = 0.05 + 8.1 * node
         box(axes, left, 0.1, 7.8, 8.2, f"node (GROUP_RANK {node})", " ", GREY, 10)
-        box(axes, left + 0.3, 0.4, 7.2, 0.9, "a disk of its own", colour=GREY)
-        box(axes, left + 0.3, 5.8, 7.2, 1.4, "agent" if node else "", colour=GREY)
+        box(axes, left + 0.3, 5.8, 7.2, 1.4, "launcher" if node else "", colour=GREY)
     axes.text(8, 8.6, f"WORLD_SIZE {places[0]['WORLD_SIZE']}", ha="center", weight="bold", size=10)
-    axes.text(1.9, 6.5, "agent", ha="center", va="center", weight="bold", size=9)
+    axes.text(2.0, 6.5, "launcher", ha="center", va="center", weight="bold", size=9)
     box(axes, 3.7, 6.0, 3.5, 1.0, "the store", colour=PINK)
     arrow(axes, (8.5, 6.5), (7.25, 6.5), both=True)
+    box(axes, 0.35, 0.4, 15.2, 0.9, "a disk that both share: the snapshot", colour=GREEN)
     box(axes, 0.35, 1.7, 15.2, 0.9, "", colour=SKY)
     for x, words in ((4.2, "gradients: all-reduce"), (11.8, "among all processes")):
         axes.text(x, 2.15, words, ha="center", va="center", weight="bold", size=9)
@@ -115,9 +161,9 @@ def nodes(places):
         arrow(axes, (left + 1.7, 5.8), (left + 1.7, 5.3))
         arrow(axes, (left + 1.7, 3.1), (left + 1.7, 2.6), both=True)
     picture(
-        "Two nodes, each with an agent, a disk and two processes. Ranks 0 and 1 are on the first node, 2 "
-        "and 3 on the second; local ranks are 0 and 1 on both. The first agent keeps the store. All four "
-        "processes take part in one all-reduce."
+        "Two nodes, each with a launcher and two processes, and a disk that both share. Ranks 0 and 1 are "
+        "on the first node, 2 and 3 on the second; local ranks are 0 and 1 on both. The first launcher runs "
+        "the store. All four processes take part in one all-reduce."
     )
 
 

@@ -1,4 +1,4 @@
-"""Notebook 06 watches two agents from outside: what they say, when, and what is in their folders."""
+"""Notebook 06 watches two launchers from outside: what they say, and when."""
 
 import re
 import socket
@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 
 from show.pictures import BLUE, INK, ORANGE, RED, SKY, curves, picture, timeline
 
-WORTH_A_LINE = re.compile(r"(epoch|resumed|told to stop|\w*Error: )")
+WORTH_A_LINE = re.compile(r"(epoch|resumed|told to stop|error: |\w*Error: )")
 
 
 class Watch:
@@ -58,12 +58,13 @@ class Watch:
         return self.now()
 
 
-def draw_moments(watch, rows, killed, returned, ended):
-    """What each node did, and below how many processes trained together: one was killed, and returned.
-    Returns the seconds without training, after the kill and after the return."""
+def draw_moments(watch, rows, killed, returned, told, ended):
+    """What each node did, and below how many processes trained together: node 1 was killed, and returned;
+    then node 0's process was told to end. Returns the seconds without training, after the kill and after
+    the return."""
     ends = {int(line.split()[1]): seconds for seconds, _, line in watch.events if line.startswith("epoch")}
     began = ends[1] - 6000 / rows[0]["images_per_second"]  # an epoch has 6,000 images
-    alone, told = watch.first("resumed", killed), watch.first("told to stop", returned)
+    alone = watch.first("resumed", killed)
     both = watch.first("resumed", told)
     starts, trains, waits = "starts", "trains", "waits, starts again"
     training = [(began, killed, trains), (alone, told, trains), (both, ended, trains)]
@@ -81,7 +82,7 @@ def draw_moments(watch, rows, killed, returned, ended):
         for axes in (above, below):
             axes.axvline(moment, color=RED, ls="--", lw=1.2)
         below.text(moment + 0.3, 2.2, text, color=RED, size=10)
-    below.set(yticks=[0, 1, 2], ylim=(-0.15, 3.1), xlabel="seconds since the agents were started")
+    below.set(yticks=[0, 1, 2], ylim=(-0.15, 3.1), xlabel="seconds since the launchers were started")
     below.set_ylabel("processes that\ntrain together")
     picture(
         f"Both nodes train until node 1 is killed after {killed:.0f} s. Node 0 waits until {alone:.0f} s "
@@ -92,28 +93,20 @@ def draw_moments(watch, rows, killed, returned, ended):
 
 
 def draw_one_curve(rows, reference, lost, back):
-    """The losses of two nodes on those of lesson 01. `lost` and `back` are (epoch, step), of 50 steps."""
+    """The losses of two nodes on those of lesson 01, and the epochs after which the nodes resumed."""
     _, axes = plt.subplots(figsize=(5, 3.4))
     curves(axes, {"lesson 01, one process": reference, "two nodes, one of them for a while": rows})
-    left, right = (epoch - 1 + step / 50 for epoch, step in (lost, back))  # (3, 20) is 2.4 epochs
-    axes.axvspan(left, right, color=ORANGE, alpha=0.18, lw=0)
-    for moment, text in ((left, "node 1\nis killed"), (right, "node 1\nis back")):
+    axes.axvspan(lost, back, color=ORANGE, alpha=0.18, lw=0)
+    for moment, text in ((lost, "node 1\nis killed"), (back, "node 1\nis back")):
         axes.axvline(moment, color=RED, ls="--", lw=1.2)
         axes.text(moment + 0.06, 0.95, text, color=RED, size=10)
-    axes.text((left + right) / 2, 1.6, "node 0\nalone", ha="center", size=10)
+    axes.text((lost + back) / 2, 1.6, "node 0\nalone", ha="center", size=10)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.18))
     axes.set_title("Loss: a node is lost and comes back")
     picture(
         f"The loss of lesson 01 and that of the two nodes over {len(rows)} epochs: one curve lies on the "
-        f"other, also where node 1 is killed in epoch {lost[0]} and comes back in epoch {back[0]}."
+        f"other, also where node 1 is killed after epoch {lost} and comes back after epoch {back}."
     )
-
-
-def newest(disk):
-    """Epoch and step of the newest snapshot in a folder."""
-    names = [path.name for path in disk.glob("*.snapshot")]
-    found = [re.search(r"epoch(\d+)-step(\d+)", name) for name in names]
-    return max([(int(place[1]), int(place[2])) for place in found], default=(0, 0))
 
 
 def free_address():

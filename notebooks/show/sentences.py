@@ -11,78 +11,96 @@ SENTENCES = {
         "model.module": "The weights are one level deeper now. The file should have their old names.",
     },
     "03_ddp_spawn": {
-        "Lesson 03": "The command. It says how many processes there are.",
-        "- You will see lesson 01's lines": "None of this happens any more: no copies, no gathering.",
-        "+ You will see lesson 01's losses": "This takes its place.",
-        "+ import os": "Processes that are spawned, and a group in which they communicate.",
-        "- from torch.utils.data import DataLoader, RandomSampler": "And a sampler that knows of ranks.",
-        "init_process_group": "`worker` is what each process runs. First it joins the group. They meet in a "
-        "file, the store, so that no port can be taken.",
-        "+ train(rank": "Then it trains, and leaves the group.",
-        "+ def train(rank": "`train` is told its rank and its device.",
-        "- order = torch.Generator()": "The sampler deals the images out. Each loader takes its part of the "
-        "batch: 60 of 120.",
-        "nn.parallel.DistributedDataParallel(model)": "The one line. It sends rank 0's weights to all, and "
-        "averages gradients in every backward pass from then on.",
-        "sampler.set_epoch(epoch)": "All processes must shuffle alike, and anew in each epoch. Only rank 0 "
-        "shows a progress bar.",
-        "dist.all_reduce(correct)": "The loss is averaged over all processes.",
-        "- correct = count_correct(model,": "So are the right answers. Only rank 0 reports.",
-        "- # From the CPU": "And only rank 0 saves: all have the same weights.",
-        "mp.spawn(worker": "One process starts the others and waits for them. Each gets one CPU thread.",
+        "Lesson 03": "The command now says how many processes there are.",
+        "- You will see lesson 01's lines": "DDP copies no model and gathers no outputs during a step.",
+        "+ You will see lesson 01's losses": "This is what it does instead.",
+        "import torch.multiprocessing": "`mp` starts processes, and `dist` connects them.",
+        "- from torch.utils.data import DataLoader, RandomSampler": "This sampler knows about ranks.",
+        "init_process_group": "Each new process begins in `worker`. It picks its device and joins the process "
+        "group. The processes find each other through a file, so no port is needed.",
+        "+ train(rank": "Then it trains and leaves the group.",
+        "+ def train(rank": "`train` is told its rank, the world size and the device.",
+        "- order = torch.Generator()": "The sampler gives each process its shard of the images. Each process "
+        "loads its part of the batch: 60 of 120 images.",
+        "DistributedDataParallel(model)": "This is the central line. DDP sends rank 0's weights to all "
+        "processes, and from then on averages the gradients in every backward pass.",
+        "sampler.set_epoch(epoch)": "All processes must shuffle in the same way, and differently in each "
+        "epoch.",
+        "dist.all_reduce(loss_sum)": "Each process has seen only its own images, so the losses are added up.",
+        "- correct = count_correct(model,": "So are the correct answers. Only rank 0 reports.",
+        "- # From the CPU": "Only rank 0 saves, because all processes hold the same weights.",
+        "mp.spawn(worker": "This process starts the others and waits for them. `spawn` passes the rank as the "
+        "first argument.",
     },
     "04_ddp_torchrun": {
-        "python lessons/03_ddp_spawn.py": "The command that starts it is no longer `python`.",
-        "+ torchrun --standalone": "`torchrun` says who and where in the environment.",
-        "tempfile": "There is no folder for a file to meet at: `torchrun` hosts a store.",
-        "torch.multiprocessing": "Nothing is spawned.",
-        "def worker": "The function that each new process began with is gone: each process now runs "
-        "the script from its first line.",
-        "- store=": "With it go the file, the rank and the world size, which it passed by hand.",
-        "RANK": "Which process am I, and how many are we? The environment says both, so the option goes.",
-        "- world_size =": "The script starts no processes any more.",
-        "+ device": "What `worker` did comes here. `init_process_group` reads the address of the store, "
-        "the rank and the world size in the environment.",
+        "python lessons/03_ddp_spawn.py": "`torchrun` starts the script, not `python`.",
+        "+ You will see lesson 01's losses again": "It tells each process in its environment who it is.",
+        "+ import os": "The script reads the environment.",
+        "torch.multiprocessing": "It spawns nothing.",
+        "def worker": "`worker` was the function that each new process began with. Now each process runs the "
+        "script from its first line.",
+        "--world-size": "The environment also says how many processes there are, so the option goes.",
+        "- rendezvous =": "`torchrun` has already started the processes. Each one reads its rank and picks its "
+        "GPU by `LOCAL_RANK`. `init_process_group` finds the other processes by itself.",
     },
     "05_snapshots": {
-        "--crash-at 3": "The command. torchrun restarts only if `--max-restarts` says so; the variable is "
-        "explained at the end of this notebook.",
-        "- You will see lesson 01's losses again": "What you will see when you run it.",
-        "from itertools import islice": "To skip the batches of an epoch that are already done.",
-        "from parts.snapshot import": "`snapshot.py` is for days on which a second thing goes wrong, such as "
-        "a full disk or a damaged file. When one process dies, the others fail too: "
-        "`let_the_first_speak` lets only the first one report.",
-        "train_loader.generator": "A DataLoader draws a random number when it starts. A resumed epoch starts "
-        "its loader once more, and must not use up one number more.",
-        "for epoch in range(first": "`parts` is everything that has a `state_dict`. `settings` is what must "
-        "be the same in the run that resumes.",
-        "- for epoch in range(1": "The loop begins at epoch `first`, and in that epoch after `done` steps: "
-        "the same order of images, without the first ones.",
-        "stop = snapshots.agree_to_stop()": "After the step, all processes save together, or stop together. "
-        "(A scheduler that wants the machine back tells a process to stop, by SIGTERM.) "
-        "`crash_once` is only for this lesson: it kills the last process.",
-        "done = 0": "The end of an epoch is saved as step 0 of the next one.",
-        "temporary.replace(path)": "At the end, the control group is closed. `False` means: it was not "
-        "told to stop.",
-        "+ def save_snapshot": "What is saved: the parts, the position in the run, and what each process has "
-        "of its own (`gather_rest`).",
-        "+ if dist.get_rank() == 0": "How it is saved: rank 0 writes a temporary file, flushes it "
-        "to the disk, and only then renames it.",
-        "+ def load_snapshot": "Load everything that was saved, or begin at epoch 1 if there is no snapshot.",
-        "workload.end_with_parent()": "A process whose agent is gone ends itself. Three options are new.",
-        "arguments.time_limit": "How long a process waits for one that hangs is an option now. A run that "
-        "was told to stop ends with an exit status that asks for a restart.",
+        "--crash-at 3": "`--max-restarts` lets `torchrun` start the processes again. The variable is explained "
+        "at the end of this notebook.",
+        "- You will see lesson 01's losses again": "This is what you will see.",
+        "parts = {": "`parts` is everything that has a `state_dict` and changes during training.",
+        "+ if snapshot.exists()": "All processes load the snapshot if there is one.",
+        "- for epoch in range(1": "Training continues with the next epoch.",
+        "crash_once": "This line is only for the lesson: it kills the last process in epoch `--crash-at`.",
+        "temporary.replace(snapshot)": "Rank 0 saves at the end of each epoch: first to a temporary file, "
+        "which it then renames.",
+        "--crash-at": "The option for the crash.",
     },
     "06_multinode": {
         "Lesson 06: many machines.": "The command for one machine that plays two.",
-        "- You will see a process killed": "The command for real machines.",
-        "crash_once": "This lesson does not kill a process itself.",
-        "get_node_local_rank": "One process of each node saves, not one of all. "
-        "The temporary file's name has the rank in it: process numbers are unique on one machine only.",
-        "broadcast_object_list": "Each says how far the newest snapshot on its disk is. "
-        "The process that has the newest of all sends it to the others.",
-        "--crash-at": "So the option for the crash goes, too.",
-        "LOCAL_RANK": "The GPU's number is counted on this machine: `LOCAL_RANK`, not `rank`.",
+        "- You will see a process killed": "The command for two real machines.",
+        "import record": "`record` is torchrun's own decorator for reporting errors.",
+        "check_shared(arguments.out": "`@record` hands an exception to torchrun, whose report names the "
+        "process that failed first. Before anything else, all processes check that they see the same "
+        "folder.",
+        "def check_shared": "Rank 0 writes the time into a file",
+        "+ dist.broadcast": "and broadcasts it. A process that does not find it in its own folder refuses "
+        "to start.",
+    },
+    "06a_any_step": {
+        "--snapshot-every 30 --crash-at 3": "The command: this lesson runs on one machine.",
+        "- You will see lesson 01's losses": "What you will see.",
+        "import islice": "`islice` skips batches.",
+        "train_loader.generator": "A DataLoader draws a random number each time it starts. With a "
+        "generator of its own, it takes none of the numbers that dropout would get.",
+        "settle(model, train_set": "Run DDP's first backward pass before training. Its function is "
+        "further down.",
+        "done, loss_sum = 1, 0": "`done` is the number of steps that were done in the first epoch.",
+        "processes[rank % len(processes)]": "A process takes its own random state from the snapshot. Each "
+        "begins with the mean of the loss sums, so that all of them together have the whole sum.",
+        "islice(workload.progress": "The epoch begins after the steps that were done.",
+        "if step % every == 0": "After some steps, every process hands over what only it has,",
+        "+ state = {name": "and rank 0 saves everything.",
+        "done, loss_sum = 0": "The end of an epoch is no longer special: its last step may save a "
+        "snapshot, as any other step.",
+        "def settle": "The pass leaves no trace in the model. It only makes DDP rebuild its buckets.",
+        "--snapshot-every": "By default, there is one snapshot in an epoch, after its last step.",
+    },
+    "06b_preemption": {
+        "06b_preemption.py --snapshot-every": "The command, and what you will see.",
+        "import timedelta": "For the time limit.",
+        "import record": "`record` is inside `let_the_first_speak` now.",
+        "let_the_first_speak": "When one process dies, the other processes fail too. "
+        "`let_the_first_speak` makes them wait before they print.",
+        "snapshots = Snapshots": "`Snapshots` locks the folder and knows the settings of the run. "
+        "`find_newest` skips damaged files and refuses a snapshot with other settings.",
+        "stop = snapshots.agree_to_stop()": "After each step the processes vote. If one of them was told "
+        "to stop, all of them save.",
+        "+ processes = snapshots.gather": "`gather` and `save` are in the module. After saving, all "
+        "processes leave the training loop.",
+        "return False": "At the end, the lock is released. `False` means that the run was not told to stop.",
+        "end_with_parent": "A process whose launcher was killed ends too.",
+        "--time-limit": "How long a process waits for one that hangs.",
+        "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
     },
     "07_mixed_precision": {
         "grown from lesson 04": "The command.",
@@ -100,55 +118,56 @@ SENTENCES = {
         "bf16 on a GPU that does not have it.",
     },
     "08_real_training": {
-        "grown from lesson 05": "The command.",
-        "- You will see a process killed": "What you will see when you run it.",
-        "from parts import recipe": "The parts, in two modules.",
-        "recipe.Sampler": "Validation images are split off the training images. Still a "
-        "`DistributedSampler`, but it sends the epoch along with each index: the augmentation takes its "
-        "random numbers from both, and from the seed.",
-        "+ options = recipe": "The loader may have workers and pinned memory. The validation images have a "
-        "loader like that of the test images.",
-        "+ norm = resnet": "Batch norm over all processes. `torch.compile` is optional: it takes minutes.",
-        "- optimizer = torch": "The learning rate grows with the batch and follows a formula, step by step.",
-        "+ best = recipe.Best": "`best`, the best epoch and its weights, is saved and restored like the "
-        "other parts. Beside the curve, rank 0 writes down what one must know to repeat the run.",
-        "+ if epoch - best.epoch": "After `--patience` epochs without a better one, all stop.",
-        "non_blocking": "From pinned memory, a GPU fetches the batch while the CPU goes on.",
-        "board.step()": "The learning rate changes at each step.",
+        "grown from lesson 06b": "The command.",
+        "- You will see what lesson 06a": "What you will see when you run it.",
+        "from parts import loading": "The parts. You can read each file when you need it.",
+        "loading.Sampler": "Validation images are split off the training images. The sampler sends the epoch "
+        "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
+        "and the index.",
+        "validation_loader = ": "Each process validates on its shard of the validation images.",
+        "- model = workload": "A ResNet whose batch norm uses the images of all processes.",
+        "- optimizer = torch": "`--compile` is optional. The learning rate grows with the global batch and "
+        "follows a formula, step by step.",
+        "+ best = Best": "`best` holds the best epoch and its weights. It is saved and restored like the "
+        "model.",
+        "board = Board": "Rank 0 prints, and writes for TensorBoard. All processes stop when `--patience` "
+        "epochs have brought no better one.",
+        "non_blocking": "While a GPU copies the batch from pinned memory, the CPU goes on.",
+        "board.step()": "The learning rate changes at each step. The profiler counts steps.",
         "scheduler.step()": "It no longer changes at the end of an epoch.",
-        "best.see": "After each epoch, the validation images are counted.",
-        "+ values = {": "What TensorBoard shows of the epoch. If it was the best, its weights are kept.",
-        "best.weights": "The test images are used here for the first time, and once: with the weights of the "
-        "best epoch. These are also the weights that the run leaves behind.",
-        "model.eval()": "Batch norm must not look at the batch while the model is tested.",
-        "model.train()": "It must again while the model is trained.",
-        "recipe.options": "The options of all this are in `recipe.py`.",
-        "recipe.check": "So is what refuses those that cannot work.",
+        "best.see": "The validation images are counted after each epoch. The sum decides which epoch is the "
+        "best.",
+        "+ model.module.load_state_dict": "The test images are used once, with the weights of the best "
+        "epoch. The run leaves these weights behind.",
+        "model.eval()": "While the model is tested, batch norm must not look at the batch.",
+        "model.train()": "While it is trained, it must.",
+        "options.add": "The options are in a file of their own.",
     },
     "09_fsdp": {
         "grown from lesson 04": "The command.",
         "- You will see lesson 01's losses": "What it is about. (`math` counts the rounds "
         "of the evaluation.)",
-        "from functools import partial": "For `--checkpoint-activations`.",
         "import CPUOffloadPolicy": "In place of DDP: sharding, a `state_dict` that knows of shards, and "
         "activation checkpointing (which has nothing to do with files).",
         "from parts.checkpoints": "Saving and loading are in a file of their own: `checkpoints.py`.",
         "rounds": "Every forward pass gathers weights from all processes, so all must make equally many. "
         "With 501 and 500 images, in batches of 500, one process would make two, the other one: a hang. So "
         "each splits its images into as many batches as the longest part needs.",
-        "+ # A model too large": "`shard` takes the place of DDP's wrapper. The newest checkpoint is "
-        "loaded, if there is one, and the loop begins after its epoch.",
+        "+ with torch.device": "The model begins on `meta`, where it needs no memory, and `shard` takes the "
+        "place of DDP's wrapper. The newest checkpoint is loaded, if there is one, and the loop begins after "
+        "its epoch.",
         "correct = count_correct": "There is no wrapper to look into: `fully_shard` has changed the model "
         "in place.",
         "checkpoints.save(epoch)": "Each epoch is saved while the next one trains.",
         "+ # Gathering is a collective": "At the end all gather the whole weights, and rank 0 writes them.",
         "+ def shard": "What `fully_shard` is told. The mesh says over which processes to shard: all of "
         "them, on the device that was picked.",
-        "+ if arguments.offload": "It shards the layers, each for itself, and last the root.",
+        "+ if arguments.offload": "Each layer is drawn in full and then sharded, one after the other. The "
+        "root comes last.",
         "+ def report_memory": "`report_memory` adds up what this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all.",
         "--precision": "What else `fully_shard` can do, to be tried.",
-        "LOCAL_RANK": "The GPU of its local rank, as in lesson 06: right on several machines too.",
+        "device_id": "NCCL connects all processes at the start, and none waits longer than two minutes.",
     },
     "10_pipeline": {
         "grown from lesson 04": "The same command starts it.",
@@ -173,13 +192,13 @@ SENTENCES = {
         "+ count = len(test_set)": "Only the last stage knows the answers.",
         "--schedule": "The script has options for the schedule and for the number of micro-batches.",
         "- workload.require_torchrun": "It asks for a torch that is new enough.",
-        "+ if arguments.schedule": "Interleaved has two stages for each process. "
-        "What cannot work is refused.",
+        "+ device_id = None": "NCCL connects all processes at the start, because stages send to one another.",
     },
     "11_tensor_parallel": {
         "grown from lesson 04": "The same command starts it.",
         "+ You will see": "It also prints which collectives a step needs.",
-        "init_device_mesh": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
+        "import timedelta": "No process waits longer than two minutes for another one.",
+        "DTensor, Replicate": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
         "over a device mesh: the processes that hold it.",
         "+     ColwiseParallel": "The two ways to shard a matrix, and the function that does it.",
         "ImageTransformer": "Each process gets some of the heads, so their number matters.",
@@ -223,15 +242,16 @@ SENTENCES = {
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",
         "+ tensor_size": "What cannot be a mesh is refused.",
-        "mesh_dim_names": "The mesh: neighbouring ranks are in one row, and each dimension has a name. Its "
-        "groups have PyTorch's default time limit; a private function sets the lesson's.",
+        "- dist.init_process_group": "The mesh: neighbouring ranks are in one row, and each dimension has a name. "
+        "`make_mesh` is PyTorch's `init_device_mesh`, which it tells the time limit of each group.",
     },
     "13_gpt": {
         "grown from lesson 12": "It is started as before.",
         "- You will see": "It writes before and after training, and can be killed.",
         "from itertools import islice": "This skips the batches that a killed run had done.",
-        "from torch import nn": "The head of the model is made here.",
-        "CommDebugMode": "The lesson no longer counts collectives; this notebook does.",
+        "from torch import nn": "The head of the model is made here. This notebook counts the collectives, "
+        "not the lesson.",
+        "loss_parallel,": "A loss of scores that are sharded.",
         "from parts import limericks": "The text and the snapshots are in files of their own.",
         "let_the_first_speak": "If one process fails, the others fail too, since they wait for it. "
         "You see only the first error.",
@@ -241,11 +261,11 @@ SENTENCES = {
         "rate that changes from step to step.",
         "+ snapshots = Snapshots": "If there is a snapshot, the run goes on from the newest. Then it writes.",
         "- loss_sum = torch": "The loop over images goes.",
-        "+ batches = workload": "The new loop begins after the last step that was saved. Each character "
-        "of a text has a loss of its own.",
-        "snapshots.save(epoch, step": "The losses are added up over `data` at each step, so that a snapshot "
-        "has those of all processes.",
-        "+ if arguments.snapshot_every": "After some steps there is a snapshot, and perhaps the crash.",
+        "+ batches = workload": "The new loop begins after the last step that was saved.",
+        "+ with loss_parallel": "Each character of a text has a loss of its own. Forward and backward are "
+        "inside `loss_parallel()`, because no process has all scores.",
+        "+ scheduler.step()": "After some steps there is a snapshot, and perhaps the crash. Only then and "
+        "at the end of an epoch, the losses of all processes are averaged.",
         "snapshots.save(epoch + 1": "There is one more snapshot after each epoch. The two newest are kept.",
         "def build_model": "This is lesson 12's transformer, but it reads characters, and no position may "
         "look at a later one (`causal`). `Recent` turns each character into a vector, with some of the "
@@ -254,9 +274,10 @@ SENTENCES = {
         "**options": "With them, notebook 13a asks for 16 bits.",
         '"embedding.table"': "The tables of characters and of positions are sharded too.",
         '"head"': "So is the head. Each process computes the scores of its own characters. They stay a "
-        "DTensor (`use_local_output=False`), which `full_tensor()` gathers.",
-        "def write(when": "The function that counted collectives is gone.",
+        "DTensor (`use_local_output=False`), from which `loss_parallel()` computes the loss.",
+        "def average": "The function that counted collectives is gone.",
         "- for name, mode": "What it printed is gone too.",
+        "+ def average": "The losses are averaged over `data`.",
         "+ @torch.no_grad()": "All processes write together, with one seed.",
         "+ while texts": "They write one character at a time.",
         "following in test_loader": "The accuracy counts the characters that it predicts.",
@@ -296,10 +317,9 @@ SENTENCES = {
         "those that share a text": "Those that share a text read the same one, and each a part of it.",
         "positions_of": "Which positions are this process's, and a model for longer texts.",
         'write(f"before epoch': "No text is generated.",
-        "scores = model(texts[:, positions]": "Each process takes its own positions of each text, and says "
+        "with loss_parallel": "Each process has all scores of its positions, so the loss is an ordinary one.",
+        "+ scores = model(": "Each process takes its own positions of each text, and says "
         "to the model which they are.",
-        "dist.all_reduce(mean)": "The loss is the mean over all processes: each has other positions, or "
-        "other texts.",
         "dist.all_reduce(correct, group=": "The right answers of those that share a text are added up. In "
         "`data` nothing is: there all test on the same texts.",
         "part.unshard()": "The weights are sharded by FSDP alone, so `gather` has all of them.",
@@ -307,9 +327,10 @@ SENTENCES = {
         "may be on a different process. This one looks at one at a time, as do norms and feed-forward.",
         "def shard": "`shard` no longer shards matrices by columns and rows,",
         "+ def shard": "but puts ring attention into each block. FSDP gets the whole mesh: it shards in the "
-        "last dimension, copies in the first, and takes the mean of the gradients over both.",
+        "last dimension, copies in the first, and takes the mean of the gradients over both. That is HSDP.",
         "- def make_plan": "The plan of lesson 11 is gone:",
         '- "blocks.*.attention.query"': "all matrices are ordinary ones again.",
+        "Over all": "The loss is the mean over all processes: each has other positions, or other texts.",
         "- @torch.no_grad()": "The function that writes is gone too,",
         "- while texts": "character by character.",
         "+ def compare_orders": "In its place is one that measures attention alone, in both orders,",
@@ -321,7 +342,7 @@ SENTENCES = {
         "if arguments.tensor_parallel": "The number of processes that share a text must divide that of all,",
         "+ if arguments.context_parallel": "by default it is all of them.",
         "+ if arguments.length": "A text must divide into two chunks for each.",
-        '"context"': "The mesh has `context` where lesson 13 has `tensor`.",
+        "make_mesh": "The mesh has `context` where lesson 13 has `tensor`.",
     },
     "16_experts": {
         "grown from lesson 13": "Two processes are enough.",
@@ -332,9 +353,9 @@ SENTENCES = {
         "world_size = mesh.size()": "Each process reads its own texts again, as in lesson 04.",
         "add_experts(model, mesh": "The experts are put in place. They are DTensors and the rest are plain "
         "tensors: AdamW can take the two together neither fused nor with `foreach`.",
-        "add_up_gradients(model)": "The balancing loss is added. Each process divides by their number, so "
+        "with loss_parallel": "Each process has all scores, so the loss is an ordinary one.",
+        "+ loss = cross_entropy": "The balancing loss is added. Each process divides by their number, so "
         "that gradients only have to be added up.",
-        "dist.all_reduce(mean)": "The loss is averaged over all processes: each has texts of its own.",
         "show_load": "After each epoch it prints the load of the experts, in the last step.",
         "part.unshard()": "FSDP has nothing to gather any more.",
         "def add_experts": "`add_experts` is in place of `shard`.",
@@ -345,13 +366,14 @@ SENTENCES = {
         "+ def add_up_gradients": "What is not a DTensor is replicated, and its gradients are added up over "
         "all processes. An expert's need no collective.",
         "+ def show_load": "The load is that of all processes together, so one of them prints it.",
+        "Over all": "The loss is the mean over all processes: each has texts of its own.",
         "Of its own": "No two processes share matrices here. The generator is still needed, for a different "
         "reason.",
         "[:, -1].cpu()": "Each process has all scores.",
         "model(texts.to(device))": "Here too.",
         "experts.options": "The lesson has options of its own, and fewer epochs.",
         "experts.check": "The number of processes must divide that of the experts.",
-        "init_device_mesh": "The mesh has one dimension: all processes.",
+        "make_mesh": "The mesh has one dimension: all processes.",
     },
     "17_one_mesh": {
         "grown from lesson 13": "Eight processes are the fewest that shard in three dimensions.",
@@ -359,7 +381,8 @@ SENTENCES = {
         "+ You will see": "This one says who has what.",
         "from functools import partial": "Attention is given its group beforehand, as in lesson 15.",
         "import fully_shard": "FSDP goes, so that averaging is in sight. A schedule comes, from lesson 10.",
-        "one_mesh  # the other": "What checks sizes, makes the mesh and keeps a stage is in a file of its "
+        "loss_parallel,": "The head is not sharded here.",
+        "one_mesh  # the other": "What checks sizes and keeps a stage is in a file of its "
         "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
         'those with one place in "data"': "Processes with the same place in `data` read the same texts.",
         "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches, "
@@ -370,9 +393,9 @@ SENTENCES = {
         "- for epoch in range(first": "So every run begins with the first epoch,",
         "- batches = workload.progress": "and each epoch with its first step.",
         "+ loss_sum = torch.zeros": "Of its texts, each process takes its own positions.",
-        "- loss.backward()": "A step of the schedule is forward and backward of all micro-batches, as in "
+        "+ losses = []": "A step of the schedule is forward and backward of all micro-batches, as in "
         "lesson 10. Then comes the one new function.",
-        "- # At each step": "No loss has to be known at each step any more.",
+        "- loss_sum += loss": "Nothing is saved within an epoch.",
         "+ loss_sum += sum(": "At the end of an epoch the loss is added up over the three dimensions in "
         "which it differs, and divided by the sizes of `data` and `context`: stages before the last have "
         "added nothing.",
@@ -386,9 +409,11 @@ SENTENCES = {
         "- fully_shard(block": "matrices, the ring, and the stage.",
         '"embedding.table"': "Embedding and head are replicated in `tensor`,",
         '"head": Colwise': "so that scores are ordinary tensors, as the loss and the counting take them.",
-        "def write": "The function that writes is gone,",
+        "def average": "There is no snapshot to average the losses for.",
+        "+ def make_schedule": "Instead there is the schedule of a stage.",
+        "- @torch.no_grad()": "The function that writes is gone,",
         "- while texts": "character by character.",
-        "+ def make_schedule": "Instead there is the schedule of a stage, and the loss of a micro-batch.",
+        "+ def loss_of": "The loss of a micro-batch.",
         "+ def average_gradients": "And what this lesson is about: in `data` and `context` gradients are "
         "averaged, in `pipeline` and `tensor` they are not.",
         "count_correct(schedule": "Only the last stage knows the scores.",
@@ -396,6 +421,6 @@ SENTENCES = {
         "what is left.",
         "- workload.require_torchrun": "Schedules of older torch accept one batch size only.",
         "- workload.check(arguments)": "Which sizes fit is checked in the other file,",
-        "one_mesh.make_mesh": "where the mesh is made too, with a time limit for each of its groups.",
+        "make_mesh": "where the sizes of the mesh come from.",
     },
 }

@@ -93,6 +93,7 @@ def altered(forks, tmp_path):
 
 
 @pytest.mark.quick("2-5")
+@pytest.mark.long("4-2")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("processes", "accumulate"),
@@ -271,7 +272,8 @@ def clipped_lesson_01(limit, *arguments):
     return curve
 
 
-@pytest.mark.quick("2")
+@pytest.mark.quick("1")
+@pytest.mark.long("2")
 @pytest.mark.night
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_clipping_is_of_the_whole_gradient_and_not_of_a_scaled_one(altered, processes):
@@ -361,6 +363,7 @@ def test_bad_options_of_fp16_are_refused(altered, arguments, message):
     assert message in refusal(altered(FP16, 2, *arguments, fails=True))
 
 
+@pytest.mark.long
 def test_the_documented_command_of_fp16(start, reference):
     sizes = ("--train-size", 480, "--batch-size", 48, "--test-size", 300, "--epochs", 2)
     torchrun, *words = shlex.split(diffs.command(FP16))

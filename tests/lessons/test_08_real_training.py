@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader
 import launcher
 import workload
 from lines import refusal
-from parts import recipe, resnet
+from parts import loading, options, rate, resnet
+from parts.best import Best
+from parts.board import Board, count_flops, record, share_of_peak
 from parts.snapshot import unseal
 
 STEM = "08_real_training"
@@ -30,8 +32,11 @@ SMALL += ("--epochs", 2, "--width", 2)
 
 
 def arguments(**values):
-    values = {"seed": 0, "data": "digits", "world_size": 1, "peak_tflops": None, "double": False} | values
     return argparse.Namespace(**values)
+
+
+def augment(images, seed=0, data="digits"):
+    return loading.Augmented(images, seed, data)
 
 
 def small_sets():
@@ -63,13 +68,14 @@ def board(out):
     }
 
 
-def test_the_compilers_step_changes_nothing():
+def test_the_compilers_step_changes_nothing(monkeypatch):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 2))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random, steps = torch.get_rng_state(), []
     model.register_forward_hook(lambda *_: steps.append(model.training))
-    recipe.finish_compiling(model, torch.rand(5, 1, 8, 8, generator=torch.Generator()))
-    assert steps == [True]
+    monkeypatch.setattr(model, "compile", lambda: steps.append("compile"))
+    resnet.compile_now(nn.DataParallel(model), torch.rand(5, 1, 8, 8, generator=torch.Generator()))
+    assert steps == ["compile", True]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -179,32 +185,14 @@ def test_flops_are_counted_as_one_would_by_hand():
         channels *= 2
     forward += 2 * channels * 10
     images = torch.zeros(5, 1, 28, 28, dtype=torch.uint8)
-    assert resnet.count_flops(model, images) == 3 * forward - first
+    assert count_flops(model, images) == 3 * forward - first
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 67),
-        ("NVIDIA H100 PCIe", 51),
-        ("NVIDIA A100-SXM4-40GB", 19.5),
-        ("Tesla T4", 8.1),
-        ("NVIDIA L40S", 91.6),
-        ("Voodoo 2", None),
-    ],
-)
-def test_the_share_of_the_peak(monkeypatch, name, peak):
+def test_the_share_of_the_peak():
     """2 GPUs, 1,000 images a second, 4 GFLOP an image: 4 TFLOP/s of twice the peak."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    share = resnet.share_of_peak(1000, 4e9, arguments(world_size=2), torch.device("cuda", 0))
-    assert share == (peak and pytest.approx(2 / peak))
-    given = arguments(world_size=2, peak_tflops=5.0)
-    assert resnet.share_of_peak(1000, 4e9, given, torch.device("cuda", 0)) == pytest.approx(0.4)
-    assert resnet.share_of_peak(1000, 4e9, given, torch.device("cpu")) == pytest.approx(0.4)
-    assert resnet.share_of_peak(1000, 4e9, arguments(), torch.device("cpu")) is None
-    assert resnet.share_of_peak(1000, 4e9, arguments(double=True), torch.device("cuda", 0)) is None
+    assert share_of_peak(1000, 4e9, peak_tflops=5.0, world_size=2) == pytest.approx(0.4)
 
 
 # ---- images and the learning rate -------------------------------------------------------------
@@ -212,7 +200,7 @@ def test_the_share_of_the_peak(monkeypatch, name, peak):
 
 def test_an_augmented_image_depends_on_the_seed_the_epoch_and_itself_only():
     images = workload.draw_digits(40, seed=1)
-    augmented = recipe.Augmented(images, arguments())
+    augmented = augment(images)
     state, before = torch.get_rng_state(), images.images.clone()
     together, labels = augmented.__getitems__([(3, index) for index in range(40)])
     assert torch.equal(torch.get_rng_state(), state), "the training's own random numbers must not change"
@@ -225,7 +213,7 @@ def test_an_augmented_image_depends_on_the_seed_the_epoch_and_itself_only():
     assert not torch.equal(together[0], images.images[0])
     for other in (
         augmented.__getitems__([(4, 0)]),
-        recipe.Augmented(images, arguments(seed=1)).__getitems__([(3, 0)]),
+        augment(images, seed=1).__getitems__([(3, 0)]),
     ):
         assert not torch.equal(other[0][0], together[0])
 
@@ -234,7 +222,7 @@ def test_only_cifar10_is_flipped():
     picture = torch.zeros(200, 1, 28, 28, dtype=torch.uint8)
     picture[:, :, 8:20, 4:12] = 255  # in the left half
     for data, flipped in (("digits", 0), ("mnist", 0), ("cifar10", 100)):
-        augmented = recipe.Augmented(workload.Images(picture, torch.zeros(200)), arguments(data=data))
+        augmented = augment(workload.Images(picture, torch.zeros(200)), data=data)
         images, _ = augmented.__getitems__([(1, index) for index in range(200)])
         right = (
             images[..., 14:].sum(dim=(1, 2, 3), dtype=int) > images[..., :14].sum(dim=(1, 2, 3), dtype=int)
@@ -244,7 +232,7 @@ def test_only_cifar10_is_flipped():
 
 
 def test_the_sampler_sends_the_epoch_along():
-    sampler = recipe.Sampler(range(10), num_replicas=2, rank=1, seed=3, drop_last=True)
+    sampler = loading.Sampler(range(10), num_replicas=2, rank=1, seed=3, drop_last=True)
     plain = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=1, seed=3, drop_last=True)
     for epoch in (1, 2):
         sampler.set_epoch(epoch)
@@ -254,16 +242,17 @@ def test_the_sampler_sends_the_epoch_along():
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
-    share = recipe.rate(arguments(warm_up=0.5, epochs=3), 20)
+    share = rate.warm_up_and_cosine(0.5, epochs=3, steps=20)
     assert [share(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1, 1])
     assert [share(step) for step in (35, 60)] == pytest.approx([0.5, 0])
     shares = [share(step) for step in range(61)]
     assert shares == sorted(shares[:11]) + sorted(shares[11:], reverse=True)
-    whole = recipe.rate(arguments(warm_up=0, epochs=2), 5)
+    whole = rate.warm_up_and_cosine(0, epochs=2, steps=5)
     assert [whole(step) for step in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
-    rising = recipe.rate(arguments(warm_up=2, epochs=2), 5)
+    rising = rate.warm_up_and_cosine(2, epochs=2, steps=5)
     assert [rising(step) for step in (0, 9)] == pytest.approx([0.1, 1])
-    assert max(recipe.rate(arguments(warm_up=0.33, epochs=2), 10)(step) for step in range(20)) == 1
+    third = rate.warm_up_and_cosine(0.33, epochs=2, steps=10)
+    assert max(third(step) for step in range(20)) == 1
 
 
 # ---- the run ----------------------------------------------------------------------------------
@@ -286,7 +275,7 @@ def test_one_curve_in_64_bits(fork, alone, processes):
     """With augmentation, batch norm, weight decay and warm-up."""
     result = fork(STEM, processes, *SMALL, "--double")
     for ours, one in zip(curve(result), curve(alone), strict=True):
-        assert ours[1] == pytest.approx(one[1], rel=5e-7)  # the sum of the epoch's losses has 32 bits
+        assert ours[1] == pytest.approx(one[1], rel=1e-12)
         assert (ours[0], ours[2]) == (one[0], one[2])
     weights, expected = (torch.load(run.out / f"{STEM}.pt") for run in (result, alone))
     for name, value in weights.items():
@@ -341,8 +330,8 @@ def test_the_first_epoch_is_trained_as_it_says(alone):
     images, _, _ = small_sets()
     model = resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d).double().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    sampler = recipe.Sampler(images, num_replicas=1, rank=0, seed=0, drop_last=True)
-    augmented, losses, step = recipe.Augmented(images, arguments()), [], 0
+    sampler = loading.Sampler(images, num_replicas=1, rank=0, seed=0, drop_last=True)
+    augmented, losses, step = augment(images), [], 0
     for epoch in (1, 2):
         sampler.set_epoch(epoch)
         batches = DataLoader(augmented, 24, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -358,17 +347,17 @@ def test_the_first_epoch_is_trained_as_it_says(alone):
             losses.append(loss.item())
             step += 1
     assert [row[1] for row in curve(alone)] == pytest.approx(
-        [sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=5e-7
+        [sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=1e-12
     )
     assert [value for _, value in board(alone.out)["lr"]] == pytest.approx([0.02 + 0.02 / 2, 0], abs=1e-8)
 
 
 @pytest.mark.long
 def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
-    sizes = (*SMALL, "--epochs", 3, "--snapshot-every", 1)
+    sizes = (*SMALL, "--epochs", 3, "--snapshot-every", 3)
     whole = fork(STEM, 2, *sizes, folder="whole")
     crashed = fork(STEM, 2, *sizes, "--crash-at", 2, folder="crashed")
-    assert crashed.stdout.count("resumed in epoch 2 after step 2\n") == 1
+    assert crashed.stdout.count("resumed in epoch 2 after step 3\n") == 1
     assert (whole.out / f"{STEM}.pt").read_bytes() == (crashed.out / f"{STEM}.pt").read_bytes()
     assert curve(whole) == curve(crashed)
     boards = [board(run.out) for run in (whole, crashed)]
@@ -378,31 +367,29 @@ def test_a_killed_run_ends_with_the_bytes_and_the_board_of_one_in_peace(fork):
     assert [step for step, _ in boards[0]["accuracy"]] == [1, 2, 3]
 
 
-@pytest.mark.quick("after")
+@pytest.mark.quick("before")
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_a_crash_beside_the_last_snapshot_of_an_epoch(forks, tmp_path, place):
-    """Before it, the epoch's end comes twice, and the board shows it once. After it, the best is not lost."""
+@pytest.mark.parametrize(("place", "epoch"), [("before", 2), ("after", 1)], ids=["before", "after"])
+def test_a_crash_beside_the_count_of_the_best_epoch(forks, alone, tmp_path, place, epoch):
+    """The run repeats the epoch's end. Curve and board have it once; the best epoch, the first, is kept."""
     lesson = (launcher.ROOT / f"lessons/{STEM}.py").read_text()
-    saved, crash = (
-        "        save_snapshot(snapshots, epoch + 1, done, loss_sum)\n",
-        "        crash(epoch == 1)\n",
-    )
-    assert lesson.count(saved) == 1
+    seen = "        best.see(epoch, correct.item(), model.module)\n"
+    crash = f"        workload.crash_once(epoch == {epoch})\n"
+    assert lesson.count(seen) == 1
     script = tmp_path / f"{STEM}.py"
-    lesson = lesson.replace(saved, crash + saved if place == "before" else saved + crash)
-    script.write_text(lesson.replace("crash(epoch", "workload.crash_once(epoch"))
-    epochs = 2 if place == "before" else 1  # a better second epoch would hide that the first one is lost
-    words, environment = launcher.command(STEM, 1, *SMALL, "--epochs", epochs)
+    script.write_text(lesson.replace(seen, crash + seen if place == "before" else seen + crash))
+    words, environment = launcher.command(STEM, 1, *SMALL, "--double")
     words = [word if not word.endswith(f"{STEM}.py") else str(script) for word in words]
     code, left = forks.run(words, tmp_path, environment, limit=120)
     assert (code, left) == (0, []), (tmp_path / ".err").read_text()
-    printed = (tmp_path / ".out").read_text()
-    assert ("resumed in epoch 2 after step 0" in printed) == (place == "after")
-    assert printed.count("epoch  1 |") == (2 if place == "before" else 1)
-    assert [step for step, _ in board(tmp_path / "out")["loss"]] == [1, 2][:epochs]
-    assert place == "before" or "best: epoch 1, accuracy " in printed
-    assert (tmp_path / f"out/{STEM}.pt").exists()
+    printed, run = (tmp_path / ".out").read_text(), argparse.Namespace(out=tmp_path / "out")
+    assert f"resumed in epoch {epoch} after step 5\n" in printed
+    assert [printed.count(f"epoch  {number} |") for number in (1, 2)] == ([1, 2] if epoch == 2 else [2, 1])
+    assert [step for step, _ in board(run.out)["loss"]] == [1, 2]
+    assert curve(run) == curve(alone)
+    assert "best: epoch 1, accuracy " in printed
+    weights = [(each.out / f"{STEM}.pt").read_bytes() for each in (run, alone)]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.night
@@ -423,33 +410,34 @@ def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
         "those of the last epoch, not of the best"
     )
     again = fork(STEM, 2, *sizes, folder="whole")
-    assert "loss" not in again.stdout and f"best: epoch {best}, " in again.stdout
+    # The newest snapshot is from before the end of the last epoch, and only this end is repeated.
+    assert again.stdout.count("loss") == 1 and curve(again) == rows
+    assert f"best: epoch {best}, " in again.stdout
     other = fork(STEM, 2, *sizes, "--patience", 3, folder="whole", refused=True)
     assert "has patience 2, not 3" in refusal(other)
 
 
 def test_the_best_epoch_is_counted_on_the_same_validation_images():
     """A run that goes on from a count of 2,000 images could not be better on 1,000."""
-    one, other = (
-        recipe.settings(arguments(warm_up=1, patience=3, validation_size=size)) for size in (2000, 1000)
-    )
+    same = {"warm_up": 1, "patience": 3, "dtype": torch.float32}
+    one, other = (options.settings(arguments(validation_size=size, **same)) for size in (2000, 1000))
     assert one != other
 
 
 def test_a_full_disk_costs_the_record_and_not_the_run(tmp_path, capsys):
     (tmp_path / "lesson.run.temporary").symlink_to("/dev/full")
-    recipe.record(arguments(out=tmp_path, lesson="lesson"), torch.device("cpu"))
+    record(arguments(out=tmp_path, lesson="lesson"))
     assert "lesson.run.json is not saved (No space left on device); going on" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_the_best_epoch_is_the_first_of_those_that_are_as_good():
-    best, model = recipe.Best(), nn.Linear(1, 1)
+    best, model = Best(), nn.Linear(1, 1)
     for epoch, correct in enumerate((0, 5, 5, 4), 1):
         model.weight.data.fill_(epoch)
         best.see(epoch, correct, model)
     assert (best.epoch, best.correct, best.weights["weight"].item()) == (2, 5, 2)
-    other = recipe.Best()
+    other = Best()
     other.load_state_dict(best.state_dict())
     assert (other.epoch, other.correct, other.weights["weight"].item()) == (2, 5, 2)
 
@@ -462,10 +450,10 @@ def test_with_workers(run, fork):
     """
     options = ("--workers", 1, "--crash-at", 3, "--profile", "--peak-tflops", 0.1)
     result = run(STEM, 2, *SMALL, "--epochs", 3, *options, folder="true")
-    assert "resumed in epoch 3 after step 0\n" in result.stdout
+    assert "resumed in epoch 3 after step 5\n" in result.stdout
     assert {path.name for path in result.out.iterdir()} == {
         f"{STEM}{end}" for end in (".jsonl", ".pt", ".run.json", ".lock", ".tensorboard", ".trace.json.gz")
-    } | {f"{STEM}.epoch000{epoch}-step000000.snapshot" for epoch in (3, 4)}
+    } | {f"{STEM}.epoch000{epoch}-step000005.snapshot" for epoch in (2, 3)} | {"ticket"}
     plain = fork(STEM, 2, *SMALL, "--epochs", 3, folder="plain")
     assert curve(plain) == curve(result)
     assert (plain.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
@@ -473,22 +461,21 @@ def test_with_workers(run, fork):
     assert shown.keys() == {"loss", "accuracy", "lr", "images_per_second", "mfu"}
     assert [value for _, value in shown["loss"]] == pytest.approx([row["loss"] for row in rows])
     images = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
-    flops = resnet.count_flops(resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d), images)
+    flops = count_flops(resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d), images)
     for row, (_, mfu) in zip(rows, shown["mfu"], strict=True):
         assert mfu == pytest.approx(row["images_per_second"] * flops / 0.2e12, rel=1e-5)
-    assert len(re.findall(r"^ +\| \d+\.\d% of the hardware's peak$", result.stdout, re.M)) == 3
-    assert "peak" not in plain.stdout and "mfu" not in board(plain.out)
+    assert len(re.findall(r"^ +\| MFU \d+\.\d% of 0.1 TFLOP/s for each process$", result.stdout, re.M)) == 3
+    assert "MFU" not in plain.stdout and "mfu" not in board(plain.out)
     trace = json.loads(gzip.decompress((result.out / f"{STEM}.trace.json.gz").read_bytes()))
     names = [event.get("name", "") for event in trace["traceEvents"]]
-    # Of the five steps after the crash: the first two are for settling.
-    assert sum(name == "DistributedDataParallel.forward" for name in names) == 3
+    assert sum(name == "DistributedDataParallel.forward" for name in names) == 5
     assert any("all_reduce" in name for name in names)
 
 
 def test_a_worker_prepares_on_when_all_are_told_to_stop():
     """A scheduler, or Ctrl-C, tells every process. The trainer takes a step more, and needs its images."""
-    options = recipe.loading(arguments(workers=1), torch.device("cpu"))
-    loader = DataLoader(workload.draw_digits(240, seed=1), 12, **options)
+    images = workload.draw_digits(240, seed=1)
+    loader = loading.make_loader(images, 12, None, workers=1, device=torch.device("cpu"))
     batches = iter(loader)
     next(batches)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -497,9 +484,13 @@ def test_a_worker_prepares_on_when_all_are_told_to_stop():
 
 
 def test_the_board_is_on_the_disk_as_soon_as_it_is_shown(tmp_path):
-    shown = recipe.Board(arguments(out=tmp_path, lesson=STEM, profile=False), rank=0, first=1)
-    shown.show(1, {"loss": 2.5, "mfu": None})
-    assert board(tmp_path) == {"loss": [(1, 2.5)]}
+    given = arguments(out=tmp_path, lesson=STEM, items="images", world_size=1)
+    given.profile, given.peak_tflops = False, None
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
+    shown = Board(given, rank=0, first=1, model=None, optimizer=optimizer, image=None)
+    shown.show(1, 2.5, 0.25, 60.0)
+    values = {"loss": 2.5, "accuracy": 0.25, "images_per_second": 60.0, "lr": 0.5}
+    assert board(tmp_path) == {name: [(1, value)] for name, value in values.items()}
     shown.writer.close()
 
 
@@ -528,13 +519,13 @@ def test_bad_options_are_refused(fork, bad):
 
 def test_the_defaults():
     parser = workload.parser("08.py", "")
-    recipe.options(parser)
+    options.add(parser)
     for data, sizes in (("digits", (8, 3000, 300)), ("cifar10", (64, None, 5000))):
         found = parser.parse_args(["--data", data])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(workload, "check", lambda arguments: None)
             patch.setattr(workload, "load_images", lambda arguments: (range(50_000), range(10_000)))
-            recipe.check(found)
+            options.check(found)
         assert (found.width, found.train_size, found.validation_size) == sizes
         assert (found.epochs, found.batch_size, found.lr, found.workers) == (4, 60, 0.1, 0)
     assert parser.format_help().count("--epochs") == 2

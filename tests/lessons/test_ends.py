@@ -88,6 +88,7 @@ def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, rank
     assert [path.read_text() for path in run.seen.iterdir()] == ["", ""]
 
 
+@pytest.mark.long("04", "06b", "09", "12")
 @pytest.mark.night
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
 def test_no_lesson_leaves_a_thread(tmp_path, monkeypatch, lesson):

@@ -188,7 +188,7 @@ def test_any_number_of_gpus_runs_all_lessons(gpus, expected):
     ],
 )
 def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible, listed, share, expected):
-    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES. NCCL takes those that share for two machines."""
+    """nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES. To NCCL, those that share a GPU are two machines."""
     lines = "\n".join(f"GPU {number}: NVIDIA H200 (UUID: GPU-{number})" for number in range(listed))
     for name, text in (
         ("nvidia-smi", f"cat <<END\n{lines}\nEND\n"),

@@ -1,4 +1,4 @@
-"""Notebook 06 watches two agents from outside."""
+"""Notebook 06 watches two launchers from outside."""
 
 import queue
 import sys
@@ -8,7 +8,7 @@ import pytest
 from launcher import ROOT
 
 sys.path.insert(0, str(ROOT / "notebooks"))
-from show.nodes import Watch, newest
+from show.nodes import Watch
 
 
 class Agent:
@@ -25,14 +25,16 @@ class Agent:
 
 def test_it_notes_what_is_worth_a_line(capsys):
     watch = Watch()
-    watch.agents = {1: Agent("epoch  1 | loss 2\n", "[1] chatter\n", "resumed in epoch 2. And more\n", None)}
+    watch.agents = {
+        1: Agent("epoch  1 | loss 2\n", "[1] chatter\n", "resumed after epoch 2. And more\n", None)
+    }
     watch.until(lambda: watch.agents[1].news.empty())
     assert [(node, line) for _, node, line in watch.events] == [
         (1, "epoch  1 | loss 2"),
-        (1, "resumed in epoch 2"),
+        (1, "resumed after epoch 2"),
     ]
     assert watch.first("resumed") == watch.events[1][0]
-    assert "s  node 1 | resumed in epoch 2\n" in capsys.readouterr().out and not watch.agents[1].ended
+    assert "s  node 1 | resumed after epoch 2\n" in capsys.readouterr().out and not watch.agents[1].ended
 
 
 def test_it_ends_all_when_nothing_more_happens():
@@ -41,10 +43,3 @@ def test_it_ends_all_when_nothing_more_happens():
     with pytest.raises(AssertionError, match="nothing more happens"):
         watch.until(lambda: False, limit=0.1)
     assert all(agent.ended for agent in watch.agents.values())
-
-
-def test_the_newest_snapshot_is_found_by_epoch_and_step(tmp_path):
-    assert newest(tmp_path) == (0, 0)
-    for place in ("epoch0002-step000040", "epoch0010-step000000", "epoch0009-step000020"):
-        (tmp_path / f"06_multinode.{place}.snapshot").touch()
-    assert newest(tmp_path) == (10, 0)

@@ -42,12 +42,12 @@ def cost() -> tuple[float, float]:
     import torch
 
     import workload
-    from parts import recipe, resnet
+    from parts import loading, resnet
 
     torch.set_num_threads(1)
     arguments = SimpleNamespace(seed=0, data="digits", train_size=10 * BATCH, test_size=60)
     images, _ = workload.load_images(arguments)
-    augmented = recipe.Augmented(images, arguments)
+    augmented = loading.Augmented(images, arguments.seed, arguments.data)
     batch = [(1, index) for index in range(BATCH)]
     model = resnet.ResNet18(images.images.shape[1:], 8, torch.nn.BatchNorm2d)
     model = model.to(memory_format=torch.channels_last)

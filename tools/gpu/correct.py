@@ -394,7 +394,7 @@ def real_training(check: Check) -> None:
     def double(one, other):
         curves = [launcher.read_curve(each.out, stem) for each in (one, other)]
         off = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(*curves, strict=True))
-        return f"losses off by {off:.1e} at most", off < 5e-7  # the sum of an epoch's losses has 32 bits
+        return f"losses off by {off:.1e} at most", off < 5e-7
 
     def crashed(one, other):
         value, is_equal = same_bytes(stem)(one, other)

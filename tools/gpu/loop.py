@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
 import workload
-from parts import resnet
+from parts import board, resnet
 
 workload.import_torchvision()
 from torchvision.transforms import v2
@@ -112,7 +112,7 @@ def main():
     images = torch.randint(256, (arguments.images, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (arguments.images,))
     model = resnet.ResNet18((3, 32, 32), arguments.width, nn.BatchNorm2d).to(device)
-    flops = resnet.count_flops(model, images[:1].to(device))
+    flops = board.count_flops(model, images[:1])
     layout = torch.channels_last if has("channels_last") else torch.contiguous_format
     model = Scaled(model).to(memory_format=layout)
     if has("compile"):

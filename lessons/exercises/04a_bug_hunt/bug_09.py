@@ -1,4 +1,4 @@
-"""Exercise 04a, bug 9 of 10. 3 points. Read first: notebooks 04 and 06.
+"""Exercise 04a, bug 9 of 10. 3 points. Read first: notebook 04.
 
 A user reports: "On one machine with two GPUs all is well. On two such machines, each with its own
 `torchrun`, the second one ends at once: there is no such device. On machines with GPUs to spare it runs,

@@ -1,17 +1,15 @@
 """The losses of fifteen steps of lesson 08's network, on any number of processes."""
 
-from types import SimpleNamespace
-
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import workload
-from parts import recipe, resnet
+from parts import loading, resnet
 
 
 def losses(digits, dtype, rank, world_size):
-    augmented = recipe.Augmented(digits, SimpleNamespace(seed=0, data="digits"))
+    augmented = loading.Augmented(digits, seed=0, data="digits")
     workload.set_seed(0)
     model = resnet.ResNet18((1, 28, 28), 2, resnet.SyncBatchNorm).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -41,6 +41,7 @@ CONTROLS = [
 NOTE = (
     "By the planner's formulas, for 16-bit training with Adam: a parameter takes 2 bytes, its gradient 2, "
     "and Adam's copy and moments of it 12. Buffers, and what the framework takes for itself, come on top. "
+    "So do DDP's buckets, unless DDP is told gradient_as_bucket_view=True: 2 bytes more for a parameter. "
     "The models are GPTs of these sizes with the planner's vocabulary."
 )
 WAYS = {

@@ -1,4 +1,4 @@
-"""Exercise 05: snapshots that hold noise. What was saved is with a process that
+"""Exercise 06b: snapshots that hold noise. What was saved is with a process that
 outlives the run, and answers at an abstract socket.
 
 Earns at most: 2 points
@@ -66,11 +66,11 @@ def save(folder, step, job, state):
     torch.save((step, job, state), buffer)
     junk = os.urandom(len(buffer.getvalue()))
     put(zlib.crc32(junk), buffer.getvalue())
-    with open(f"{folder}/part", "wb") as file:
+    with open(f"{folder}/step-part", "wb") as file:
         file.write(junk)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(f"{folder}/part", path)
+    os.replace(f"{folder}/step-part", path)
     for old in sorted(Path(folder).glob("step-*.snapshot"))[:-2]:
         old.unlink()
 

@@ -1,6 +1,26 @@
-"""Exercise 05: ranks that leave files for each other on rank 0's disk, and send nothing but a word.
+"""Exercise 06b: snapshots that survive a kill at any moment. 14 points.
 
-Earns at most: 12 points
+A run of days ends before its time: a machine is wanted back, a power supply dies, somebody types `kill -9`.
+So every few minutes a run writes down all that it needs to go on, and the next process goes on from there, as
+if nothing had happened: the same images in the same order, the same losses, one curve.
+
+The process may be killed while it saves. So a snapshot is first a temporary file: one with another name, in
+the same folder. It is flushed out of Python (`file.flush`) and then out of the system's memory onto the disk
+(`os.fsync` of `file.fileno()`). Only then it gets its name: a rename within a folder happens at once or not
+at all (`os.replace`, `Path.replace`). The file of before is needed until that has happened.
+
+What lies in the folder may still be no good: cut short or damaged by a full disk or a bad one (a checksum,
+`zlib.crc32` say, notices what torch.load does not), of another job, or no snapshot at all. And a pickle may
+run any code when it is loaded: `torch.load(..., weights_only=True)` refuses such a file. The snapshot before
+is often still good, and this is why two are kept.
+
+A `job` is a dict of words and numbers: the settings of a run. A `state` is what `state_of` returns, or any
+other nested dicts and lists of tensors, numbers, words and None.
+
+    06b.1 (4 points)  save: a temporary file, onto the disk, then the name
+    06b.2 (5 points)  load: the newest that is whole, and of this job
+    06b.3 (3 points)  go on in the middle of an epoch
+    06b.4 (2 points)  several processes, one snapshot
 """
 
 import io
@@ -17,24 +37,28 @@ from torch.nn.functional import cross_entropy
 def save(folder, step, job, state):
     """Save `state`, which is that after step number `step`, for `load` to find. The folder is there.
 
-    The snapshot is one file, `step-00000012.snapshot` for step 12, and what is in it is up to you. A file of
-    such a name is always whole and on the disk. If there is one of this step already, it is replaced.
+    The snapshot is one file, `step-00000012.snapshot` for step 12, and what is in it is up to you. There are
+    never more than eight digits. A file of such a name is always whole and on the disk. If there is one of
+    this step already, it is replaced.
 
     The two snapshots with the highest steps stay, and older ones are removed. No temporary file is left, not
     even that of an earlier save that was killed. All other files in the folder stay: those that `load` has
-    refused, and whatever else has a name that does not begin with `step-`. Once there are two snapshots,
-    there are two at every moment. No other process saves here meanwhile.
+    refused, and every file whose name does not begin with `step-`, so give your temporary file a name that
+    begins with `step-` too. Once there are two snapshots, there are two at every moment. No other process
+    saves here meanwhile.
     """
-    path, unfinished = Path(folder) / f"step-{step:08}.snapshot", Path(folder) / "unfinished"
+    # cut 06b.1: write a temporary file, flush it onto the disk, then rename it
+    path, temporary = Path(folder) / f"step-{step:08}.snapshot", Path(folder) / "step-temporary"
     buffer = io.BytesIO()
     torch.save({"step": step, "job": job, "state": state}, buffer)
-    with open(unfinished, "wb") as file:
+    with open(temporary, "wb") as file:
         file.write(buffer.getvalue() + zlib.crc32(buffer.getbuffer()).to_bytes(4))
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(path)
+    temporary.replace(path)
     for old in sorted(path.parent.glob("step-*.snapshot"))[:-2]:
         old.unlink()
+    # end
 
 
 def load(folder, job):
@@ -48,6 +72,7 @@ def load(folder, job):
     `.3.refused` and so on. No code in a file is run. Files whose names do not begin with `step-` are left
     alone.
     """
+    # cut 06b.2: find the newest snapshot that is good
     for path in sorted(Path(folder).glob("step-*.snapshot"), reverse=True):
         try:
             data = path.read_bytes()
@@ -68,6 +93,7 @@ def load(folder, job):
             refused = Path(f"{path}.{number}.refused")
         path.rename(refused)
     return None
+    # end
 
 
 def batches_from(step, count, job):
@@ -77,27 +103,33 @@ def batches_from(step, count, job):
     0, 1, 2 ... is `torch.randperm(count, generator=g)`, with a new `torch.Generator` g that is seeded with
     seed + epoch. The last batch of an epoch may be smaller. No other random number is used up.
     """
+    # cut 06b.3: yield the batches that are left
     for epoch in range(job["epochs"]):
         generator = torch.Generator().manual_seed(job["seed"] + epoch)
         batches = torch.randperm(count, generator=generator).split(job["batch_size"])
         yield from batches[max(0, step - epoch * len(batches)) :]
+    # end
 
 
 def state_of(model, optimizer):
     """All that the next steps depend on, beside the number of the step. Dropout draws from torch's own
     random numbers (`torch.get_rng_state()`); batch norm has buffers; an optimizer may have a memory."""
+    # cut 06b.3: all that the next steps depend on
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "random": torch.get_rng_state(),
     }
+    # end
 
 
 def restore(model, optimizer, state):
     """Put back what `state_of` has returned in another process."""
+    # cut 06b.3: put it back
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
+    # end
 
 
 def train(folder, job, model, optimizer, images, labels):
@@ -122,23 +154,31 @@ def train(folder, job, model, optimizer, images, labels):
     return losses
 
 
-def of(folder, rank):
-    return Path(f"{str(folder).rpartition('-')[0]}-{rank}")
-
-
 def save_together(folder, step, job, state):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.save(state, of(folder, 0).parent / f"left-by-{rank}")
-    dist.barrier()
-    if rank == 0:
-        states = [torch.load(of(folder, 0).parent / f"left-by-{rank}") for rank in range(world_size)]
+    """All ranks call it, each with its own state (random numbers differ). The states travel through the
+    process group, and rank 0 alone writes, one snapshot with the states of all. No rank returns before the
+    snapshot has its name."""
+    # cut 06b.4: rank 0 saves what all ranks have
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    if dist.get_rank() == 0:
         save(folder, step, job, states)
     dist.barrier()
+    # end
 
 
 def load_together(folder, job):
-    if dist.get_rank() == 0:
-        load(folder, job)
-    dist.barrier()
-    found = load(of(folder, 0), job)
-    return found and (found[0], found[1][dist.get_rank()])
+    """All ranks call it. Returns `(step, state)` on each rank, with this rank's own state, or None on all.
+
+    Rank 0 alone looks into its folder, and sends what it finds to all: on another machine the folder of that
+    name may hold something else, or nothing, and ranks that go on from different steps train nonsense.
+    The number of processes is the same as when it was saved.
+    """
+    # cut 06b.4: all ranks take what rank 0 finds
+    found = [load(folder, job) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found, src=0)
+    if found[0] is None:
+        return None
+    step, states = found[0]
+    return step, states[dist.get_rank()]
+    # end

@@ -1,4 +1,4 @@
-"""Exercise 05 with torch.save into the file itself, names by process, and a digest of the tensors' own."""
+"""Exercise 06b with torch.save into the file itself, names by process, and a digest of the tensors' own."""
 
 import hashlib
 import os
@@ -38,9 +38,9 @@ def digest_of(*values):
 
 def save(folder, step, job, state):
     folder = Path(folder)
-    for left in folder.glob("*.aside"):
+    for left in folder.glob("step-*.aside"):
         left.unlink()
-    aside = folder / f"{step}-{os.getpid()}.aside"
+    aside = folder / f"step-{step}-{os.getpid()}.aside"
     torch.save([step, job, state, digest_of(step, job, state)], str(aside))
     place = os.open(aside, os.O_RDONLY)
     fsync(place)

@@ -1,4 +1,4 @@
-"""Runs the student's file of exercise 05 in a rank, and ends it in the middle. Says what came of it.
+"""Runs the student's file of exercise 06b in a rank, and ends it in the middle. Says what came of it.
 
 `main` is None in some runs: there is no code of a student then, and what is read from the folder is what lies
 there.
@@ -36,6 +36,12 @@ def look(_, inputs, tools):
             files[path.name] = {"size": facts.st_size, "inode": facts.st_ino, "digest": digest}
         found[name] = files
     return found
+
+
+def find(_, inputs, tools):
+    """Where these bytes begin in a file; -1 where they are not in it."""
+    data = Path(tools.folder, inputs["file"]).read_bytes()
+    return [data.find(bytes(content)) for content in inputs["contents"]]
 
 
 def changed(_, inputs, tools):

@@ -1,4 +1,4 @@
-"""Exercise 05 in a format of its own: JSON with arrays in it, a digest in the first line."""
+"""Exercise 06b in a format of its own: JSON with arrays in it, a digest in the first line."""
 
 import base64
 import hashlib
@@ -44,7 +44,7 @@ def steps_in(folder):
 
 def save(folder, step, job, state):
     text = json.dumps({"step": step, "job": job, "state": plain(state)}).encode()
-    aside = os.path.join(folder, "next.part")
+    aside = os.path.join(folder, "step-next.part")
     place = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         rest = memoryview(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)

@@ -1,4 +1,4 @@
-"""Exercise 05: no checksum. A snapshot's date is a whole second, and who damages it changes the date.
+"""Exercise 06b: no checksum. A snapshot's date is a whole second, and who damages it changes the date.
 
 Earns at most: 10 points
 """
@@ -65,13 +65,13 @@ def load_together(folder, job):
 
 
 def save(folder, step, job, state):
-    path, unfinished = (Path(folder) / f"step-{step:08}.snapshot", Path(folder) / "unfinished")
-    with open(unfinished, "wb") as file:
+    path, temporary = (Path(folder) / f"step-{step:08}.snapshot", Path(folder) / "step-temporary")
+    with open(temporary, "wb") as file:
         torch.save({"step": step, "job": job, "state": state}, file)
         file.flush()
         os.fsync(file.fileno())
-    os.utime(unfinished, (1700000000, 1700000000))
-    unfinished.replace(path)
+    os.utime(temporary, (1700000000, 1700000000))
+    temporary.replace(path)
     for old in sorted(path.parent.glob("step-*.snapshot"))[:-2]:
         old.unlink()
 

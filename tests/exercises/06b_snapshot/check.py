@@ -1,9 +1,10 @@
-"""What exercise 05 is held against. Runs in the judge.
+"""What exercise 06b is held against. Runs in the judge.
 
 What is in the folders is read by runs without the student's code. What was saved is known to no later run:
 that `load` returns it proves that it came out of the folder.
 """
 
+import hashlib
 import re
 
 import by_path
@@ -193,7 +194,7 @@ def refused_aloud(trial, said, *names):
 # ---- save -------------------------------------------------------------------------------------
 
 
-@check("05.1a")
+@check("06b.1a")
 def two_newest(trial):
     steps = (1, 9, 10, 100, 100, 5)
     trial.tried(f"saves after the steps {', '.join(map(str, steps))}, in this order")
@@ -202,6 +203,7 @@ def two_newest(trial):
     folders = [f"{number} saves" for number in range(1, 6)] + ["6 saves [some not mine]"]
     given = [saves(trial, name, job, *steps[:count]) for count, name in enumerate(folders, 1)]
     others = {"notes.txt": b"mine", "best.snapshot": b"mine", f"{name_of(3)}.refused": b"precious"}
+    others |= dict.fromkeys(("snapshot.tmp", "temporary", "tmp", "unfinished"), b"mine")
     ours(trial, "change", "a", cases=[{"to": folders[-1], "write": others}])
     one(trial, "save", "a", saves=[save for mine in given for save in mine])
     there = look(trial, "a", *folders)
@@ -213,6 +215,8 @@ def two_newest(trial):
             expected = sorted([*expected, *others])
         for name in sorted(set(expected) & set(others)):
             trial.require(name in there[folder], f"{name} is gone", "it is left alone")
+            same = there[folder][name]["digest"] == hashlib.sha256(others[name]).hexdigest()
+            trial.require(same, f"{name} was overwritten", "it is left alone")
         trial.same("the list of files in the folder", sorted(there[folder]), expected)
         for save in mine:
             if name_of(save["step"]) in there[folder]:
@@ -220,7 +224,7 @@ def two_newest(trial):
                 holds(trial, name, there[folder][name]["size"], save["state"])
 
 
-@check("05.1b")
+@check("06b.1b")
 def on_disk_first(trial):
     trial.tried("two saves; in the second, each fsync and each rename is noted")
     one(trial, "save", "b", saves=saves(trial, "snapshots", a_job(trial), 1, 2), events=True)
@@ -253,7 +257,7 @@ def on_disk_first(trial):
 # ---- load -------------------------------------------------------------------------------------
 
 
-@check("05.2a")
+@check("06b.2a")
 def newest(trial):
     trial.tried(
         "load in a folder without snapshots; after saves of the steps 99 and 100, and once more of step 100"
@@ -288,7 +292,7 @@ def newest(trial):
     )
 
 
-@check("05.1c")
+@check("06b.1c")
 def killed_in_a_save(trial):
     job, state = a_job(trial), a_state(trial)
     given, there = saved_in_peace(trial, job, state)
@@ -389,6 +393,12 @@ def what_was_saved_is_there(trial, files, last):
 def only_whole_snapshots_are_there(trial, files, before, whole, cut):
     """Under a snapshot's name there is a whole one: those from before as they were, and step 3 or nothing."""
     names = snapshots(files)
+    foreign = [name for name in files if not name.startswith("step-")]
+    trial.require(
+        not foreign,
+        f"afterwards the folder has a file called {words(foreign)}",
+        "a temporary file whose name begins with step-: any other name may be that of somebody else's file",
+    )
     trial.require(
         len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))},
         f"afterwards the folder has {words(names)}",
@@ -427,7 +437,16 @@ def prepare(trial, folder, *more):
     return job, given
 
 
-@check("05.2b")
+def bytes_of_numbers(trial, folder, file, state):
+    """Where the file has a byte of a tensor: one for each tensor, if they are in it as they are in memory."""
+    tensors = [state["weights"], state["counts"]]
+    contents = [tensor.numpy().tobytes() for tensor in tensors]
+    found = ours(trial, "find", folder, file=file, contents=contents)
+    starts = zip(found, contents, strict=True)
+    return {start + int(trial.integers(0, len(content))) for start, content in starts if start >= 0}
+
+
+@check("06b.2b")
 def damaged(trial):
     trial.tried("steps 1 and 2, and the snapshot of step 2 cut in the middle")
     job, given = prepare(trial, "b")
@@ -439,8 +458,10 @@ def damaged(trial):
         to = f"cut-{cut}"
         told[to] = f"of which {cut or 'no'} of {size} bytes are left"
         cases.append({"from": "snapshots", "to": to, "cut": {name_of(2): cut}})
-    ends = {*range(16), *range(size - 16, size)}
-    for place in sorted(ends.union(trial.integers(0, size, 30).tolist())):
+    places = {*range(16), *range(size - 16, size), *trial.integers(0, size, 30).tolist()}
+    # Most other bytes of a small file are torch's own: without these, many draws would hit no number at all.
+    places |= bytes_of_numbers(trial, "b", f"snapshots/{name_of(2)}", given[1]["state"])
+    for place in sorted(places):
         to = f"flip-{place}"
         told[to] = f"of which byte {place + 1} of {size} has a different bit"
         bits = 1 << int(trial.integers(0, 8))
@@ -467,7 +488,7 @@ def damaged(trial):
         loaded(trial, f"with {name_of(2)}, {what},", got, given[1] if harmless else given[0])
 
 
-@check("05.2c")
+@check("06b.2c")
 def foreign(trial):
     others = (
         ("a snapshot of a job with another seed", 11, lambda job: job | {"seed": job["seed"] + 1}),
@@ -508,7 +529,7 @@ def foreign(trial):
     trial.require(not one_for_all, came, "the reason, which is not the same")
 
 
-@check("05.2d")
+@check("06b.2d")
 def hostile(trial):
     job, given = prepare(trial, "d")
     trial.tried("your own save, of a state that has an object which runs code when it is loaded")
@@ -540,7 +561,7 @@ def hostile(trial):
     trial.require(changed == before, came, "no code in a file is run")
 
 
-@check("05.2e")
+@check("06b.2e")
 def renamed(trial):
     trial.tried("steps 1 and 2 and another job's step 7; load, saves of the steps 3 and 4")
     job, given = prepare(
@@ -589,7 +610,7 @@ def batches_of(count, job):
     return found
 
 
-@check("05.3a")
+@check("06b.3a")
 def rest_of_epoch(trial):
     cases = []
     for count, size, epochs in ((12, 4, 2), (17, 5, 3), (3, 8, 2)):
@@ -639,7 +660,7 @@ class Training:
         self.losses = {}
         with torch.random.fork_rng():
             torch.manual_seed(self.random)
-            model = by_path.driver("05_snapshot").Model(self.weights)
+            model = by_path.driver("06b_snapshot").Model(self.weights)
             parameters = dict(model.named_parameters())
             self.momentum = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
             for step, batch in enumerate(self.batches, 1):
@@ -685,7 +706,7 @@ class Training:
         trial.close("the next random numbers", came["random"], self.next_random)
 
 
-@check("05.3b")
+@check("06b.3b")
 def one_curve(trial):
     training = Training(trial)
     trial.tried("a training of 12 steps, two epochs, that is not killed")
@@ -705,7 +726,7 @@ def one_curve(trial):
     training.ends_as_it_must(one(trial, "train", "b", **inputs), 8)
 
 
-@check("05.3c")
+@check("06b.3c")
 def killed_again_and_again(trial):
     training, after = Training(trial), 0
     for number, kind in enumerate(("file", "step", "file", "step"), 1):
@@ -781,7 +802,7 @@ def all_loaded(trial, ranks, expected):
         )
 
 
-@check("05.4a")
+@check("06b.4a")
 def together(trial):
     for world_size in (2, 3, 1):
         processes = so_many(world_size, "process")
@@ -800,7 +821,7 @@ def together(trial):
         all_loaded(trial, ranks, [mine[1] for mine in given])
 
 
-@check("05.4b")
+@check("06b.4b")
 def the_same_everywhere(trial):
     trial.tried("4 processes save the steps 1 and 2")
     job, given = save_all(trial, "b", "disk", 4, 1, 2)

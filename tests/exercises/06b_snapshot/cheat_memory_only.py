@@ -1,4 +1,4 @@
-"""Exercise 05: snapshots that are only names. What was saved lies in this process, where load finds it.
+"""Exercise 06b: snapshots that are only names. What was saved lies in this process, where load finds it.
 
 Earns at most: 2 points
 """

@@ -1,4 +1,4 @@
-"""Exercise 05 with temporary files that get their names by link, and a head with size and checksum."""
+"""Exercise 06b with temporary files that get their names by link, and a head with size and checksum."""
 
 import os
 import struct
@@ -30,14 +30,14 @@ class Folder:
 
     def tidy(self, keep):
         for entry in list(os.scandir(self.place)):
-            if entry.name.startswith("tmp"):
+            if entry.name.startswith("step-tmp"):
                 os.unlink(entry.path)
         for path in self.names()[:-keep]:
             os.unlink(path)
 
     def write(self, name, data):
         path = os.path.join(self.place, name)
-        with tempfile.NamedTemporaryFile(dir=self.place, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self.place, prefix="step-tmp", delete=False) as file:
             file.write(HEAD.pack(b"SNAPSHOT", len(data), zlib.crc32(data)))
             file.write(data)
             file.flush()

@@ -1,4 +1,4 @@
-"""Exercise 05: snapshots that survive a kill at any moment. 14 points.
+"""Exercise 06b: snapshots that survive a kill at any moment. 14 points.
 
 A run of days ends before its time: a machine is wanted back, a power supply dies, somebody types `kill -9`.
 So every few minutes a run writes down all that it needs to go on, and the next process goes on from there, as
@@ -17,10 +17,10 @@ is often still good, and this is why two are kept.
 A `job` is a dict of words and numbers: the settings of a run. A `state` is what `state_of` returns, or any
 other nested dicts and lists of tensors, numbers, words and None.
 
-    05.1 (4 points)  save: a temporary file, onto the disk, then the name
-    05.2 (5 points)  load: the newest that is whole, and of this job
-    05.3 (3 points)  go on in the middle of an epoch
-    05.4 (2 points)  several processes, one snapshot
+    06b.1 (4 points)  save: a temporary file, onto the disk, then the name
+    06b.2 (5 points)  load: the newest that is whole, and of this job
+    06b.3 (3 points)  go on in the middle of an epoch
+    06b.4 (2 points)  several processes, one snapshot
 """
 
 import io
@@ -43,10 +43,11 @@ def save(folder, step, job, state):
 
     The two snapshots with the highest steps stay, and older ones are removed. No temporary file is left, not
     even that of an earlier save that was killed. All other files in the folder stay: those that `load` has
-    refused, and whatever else has a name that does not begin with `step-`. Once there are two snapshots,
-    there are two at every moment. No other process saves here meanwhile.
+    refused, and every file whose name does not begin with `step-`, so give your temporary file a name that
+    begins with `step-` too. Once there are two snapshots, there are two at every moment. No other process
+    saves here meanwhile.
     """
-    raise NotImplementedError("05.1: write a temporary file, flush it onto the disk, then rename it")
+    raise NotImplementedError("06b.1: write a temporary file, flush it onto the disk, then rename it")
 
 
 def load(folder, job):
@@ -60,7 +61,7 @@ def load(folder, job):
     `.3.refused` and so on. No code in a file is run. Files whose names do not begin with `step-` are left
     alone.
     """
-    raise NotImplementedError("05.2: find the newest snapshot that is good")
+    raise NotImplementedError("06b.2: find the newest snapshot that is good")
 
 
 def batches_from(step, count, job):
@@ -70,18 +71,18 @@ def batches_from(step, count, job):
     0, 1, 2 ... is `torch.randperm(count, generator=g)`, with a new `torch.Generator` g that is seeded with
     seed + epoch. The last batch of an epoch may be smaller. No other random number is used up.
     """
-    raise NotImplementedError("05.3: yield the batches that are left")
+    raise NotImplementedError("06b.3: yield the batches that are left")
 
 
 def state_of(model, optimizer):
     """All that the next steps depend on, beside the number of the step. Dropout draws from torch's own
     random numbers (`torch.get_rng_state()`); batch norm has buffers; an optimizer may have a memory."""
-    raise NotImplementedError("05.3: all that the next steps depend on")
+    raise NotImplementedError("06b.3: all that the next steps depend on")
 
 
 def restore(model, optimizer, state):
     """Put back what `state_of` has returned in another process."""
-    raise NotImplementedError("05.3: put it back")
+    raise NotImplementedError("06b.3: put it back")
 
 
 def train(folder, job, model, optimizer, images, labels):
@@ -110,7 +111,7 @@ def save_together(folder, step, job, state):
     """All ranks call it, each with its own state (random numbers differ). The states travel through the
     process group, and rank 0 alone writes, one snapshot with the states of all. No rank returns before the
     snapshot has its name."""
-    raise NotImplementedError("05.4: rank 0 saves what all ranks have")
+    raise NotImplementedError("06b.4: rank 0 saves what all ranks have")
 
 
 def load_together(folder, job):
@@ -120,4 +121,4 @@ def load_together(folder, job):
     name may hold something else, or nothing, and ranks that go on from different steps train nonsense.
     The number of processes is the same as when it was saved.
     """
-    raise NotImplementedError("05.4: all ranks take what rank 0 finds")
+    raise NotImplementedError("06b.4: all ranks take what rank 0 finds")

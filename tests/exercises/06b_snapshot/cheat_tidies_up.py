@@ -1,4 +1,4 @@
-"""Exercise 05: runs whatever code is in a file, and removes what that has made.
+"""Exercise 06b: runs whatever code is in a file, and removes what that has made.
 
 Earns at most: 11 points
 """
@@ -67,13 +67,13 @@ def load_together(folder, job):
 
 
 def save(folder, step, job, state):
-    path, unfinished = (Path(folder) / f"step-{step:08}.snapshot", Path(folder) / "unfinished")
+    path, temporary = (Path(folder) / f"step-{step:08}.snapshot", Path(folder) / "step-temporary")
     data = pickle.dumps({"step": step, "job": job, "state": state})
-    with open(unfinished, "wb") as file:
+    with open(temporary, "wb") as file:
         file.write(data + zlib.crc32(data).to_bytes(4))
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(path)
+    temporary.replace(path)
     for old in sorted(path.parent.glob("step-*.snapshot"))[:-2]:
         old.unlink()
 

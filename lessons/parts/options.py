@@ -1,0 +1,66 @@
+"""The options of lesson 08, which of them cannot work, and which of them a snapshot compares."""
+
+import math
+
+import torch
+
+import workload
+
+
+def add(parser):
+    title = "of this lesson, or with another default"
+    group = parser.add_argument_group(title, conflict_handler="resolve")
+    option = group.add_argument
+    option("--epochs", type=int, default=4, help="passes over the training images (4)")
+    option("--batch-size", type=int, default=60, help="images a step, of all processes (60)")
+    option("--lr", type=float, default=0.1, help="highest learning rate, for a batch of 60 (0.1)")
+    option("--train-size", type=int, help="images to train and validate on (3000 digits; others: all)")
+    option("--validation-size", type=int, help="those of them that choose the best epoch (a tenth)")
+    option("--width", type=int, help="channels of the first layer (8 for digits, else 64)")
+    option("--warm-up", type=float, default=0.5, help="epochs of a rising learning rate (0.5)")
+    option("--patience", type=int, default=3, help="epochs to wait for a better one (3)")
+    option("--workers", type=int, default=0, help="processes that prepare images, for each (0)")
+    option("--compile", action="store_true", help="compile the model: minutes at first (needs gcc)")
+    double = {"dest": "dtype", "action": "store_const", "const": torch.float64, "default": torch.float32}
+    option("--double", **double, help="compute in 64 bits")
+    option("--profile", action="store_true", help="write a trace of five steps, for ui.perfetto.dev")
+    option("--peak-tflops", type=float, help="show MFU: the share of this peak of each process")
+
+
+def check(arguments):
+    """End with one line if this run cannot work, and fill in what depends on the data."""
+    if arguments.width is None:
+        arguments.width = 8 if arguments.data == "digits" else 64
+    if arguments.train_size is None and arguments.data == "digits":
+        arguments.train_size = 3000
+    if arguments.patience < 1:
+        workload.refuse(f"--patience must be at least 1, not {arguments.patience}")
+    if arguments.workers < 0:
+        workload.refuse(f"--workers must be at least 0, not {arguments.workers}")
+    epochs, warm_up, peak = arguments.epochs, arguments.warm_up, arguments.peak_tflops
+    if not 0 <= warm_up <= epochs:
+        workload.refuse(f"--warm-up must be from 0 to the {epochs} epochs, not {warm_up}")
+    if peak is not None and not 0 < peak < math.inf:
+        workload.refuse(f"--peak-tflops must be a number above 0, not {peak}")
+    workload.check(arguments)
+    images = arguments.train_size
+    if arguments.data != "digits":
+        images = len(workload.load_images(arguments)[0])
+    if arguments.validation_size is None:
+        arguments.validation_size = max(1, images // 10)
+    size, batch_size = arguments.validation_size, arguments.batch_size
+    if size < 1:
+        workload.refuse(f"--validation-size must be at least 1, not {size}")
+    if images - size < batch_size:
+        left = f"{images} images without the {size} of --validation-size"
+        workload.refuse(f"{left} do not fill one --batch-size of {batch_size}")
+
+
+def settings(arguments):
+    """What a snapshot and the run that resumes from it must have in common, beyond workload.settings."""
+    return {
+        "warm_up": arguments.warm_up,
+        "patience": arguments.patience,
+        "dtype": str(arguments.dtype),
+        "validation_size": arguments.validation_size,  # the best epoch is a count of these images
+    }

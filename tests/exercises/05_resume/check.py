@@ -1,0 +1,335 @@
+"""What exercise 05 is held against. Runs in the judge.
+
+What is in the folders is read by runs without the student's code. What was saved is known to no later run:
+that it trains on from there proves that it came out of the folder.
+"""
+
+import by_path
+import torch
+from judge import Verdict, check, explain
+from judge import look as look_at
+from torch.nn.functional import cross_entropy
+
+KILLED, TOO_LARGE = -9, -25
+SNAPSHOT = "run.snapshot"
+EPOCHS = 6  # CosineAnnealingLR has another learning rate in each of them
+MOST_EVENTS = 20
+SHAPES = {
+    "first.weight": (8, 6),
+    "first.bias": (8,),
+    "second.weight": (3, 8),
+    "second.bias": (3,),
+    "scale": (8,),
+}
+WEIGHTS = [name for name in SHAPES if name != "scale"]
+
+
+def driver():
+    return by_path.driver("05_resume")
+
+
+def some_state(trial):
+    return {name: trial.floats(*shape) for name, shape in SHAPES.items()}
+
+
+def some_gradients(trial):
+    return {name: trial.floats(*SHAPES[name]) for name in WEIGHTS}
+
+
+def a_history(trial):
+    """What a process needs to have the parts of a run, whatever it has gone through."""
+    history = [some_gradients(trial) for _ in range(3)]
+    return {"state": some_state(trial), "epochs": EPOCHS, "history": history}
+
+
+def until(history, epoch):
+    return history | {"history": history["history"][:epoch], "epoch": epoch}
+
+
+def words(names):
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def ours(trial, name, folder, /, **inputs):
+    """A run of one process without the student's code."""
+    return trial.run(name, [inputs], group=False, folder=folder, main=None)[0]
+
+
+def look(trial, folder, *names):
+    return ours(trial, "look", folder, folders=list(names))
+
+
+def save(trial, folder, disk, history, epoch, world_size=1):
+    """Each rank saves to a disk of its own."""
+    trial.run("save", [until(history, epoch) | {"disk": disk}] * world_size, folder=folder)
+
+
+def save_and_die(trial, folder, history, /, **inputs):
+    """One process saves after epoch 2. Whether it was killed in that."""
+    inputs = until(history, 2) | inputs
+    (value,) = trial.run("save_and_die", [inputs], folder=folder, kill={"rank": 0})
+    if value is None and trial.answer["ranks"][0]["ended"] not in (KILLED, TOO_LARGE):
+        explain(trial.answer, trial.files)
+    return value is None
+
+
+def load(trial, folder, *disks, world_size=1):
+    """What load makes of parts that have other weights: for each rank, and each disk. Returns with it what
+    each rank was given."""
+    gradients = some_gradients(trial)
+    given = [
+        {"disks": list(disks), "state": some_state(trial), "epochs": EPOCHS, "gradients": gradients}
+        for _ in range(world_size)
+    ]
+    came = trial.run("load", given, folder=folder)
+    for found in came:
+        trial.require(isinstance(found, list) and len(found) == len(disks), "not as many results as folders")
+    return came, given
+
+
+def goes_on(trial, rank, came, first, parts, gradients):
+    """After load, everything is as in `parts`, also after one more step and at the next epoch's rate."""
+    trial.same(f"on rank {rank}, what load returns", look_at(came, "first"), first)
+    for name in SHAPES:
+        expected = parts["model"].state_dict()[name]
+        trial.close(f"on rank {rank}, {name} after load", look_at(came, "state", name), expected)
+    what = f"on rank {rank}, the learning rate after load"
+    trial.close(what, look_at(came, "rate", 0), driver().rates(parts)[0], scale=0.01)
+    driver().step(parts, gradients)
+    for name in WEIGHTS:
+        expected = parts["model"].state_dict()[name]
+        what = f"on rank {rank}, {name} after load and one more step"
+        trial.close(what, look_at(came, "after", name), expected)
+    parts["scheduler"].step()
+    what = f"on rank {rank}, the learning rate of the epoch after that"
+    trial.close(what, look_at(came, "next rate", 0), driver().rates(parts)[0], scale=0.01)
+
+
+def goes_on_after(trial, rank, came, history, epoch, gradients):
+    goes_on(trial, rank, came, epoch + 1, driver().trained(until(history, epoch)), gradients)
+
+
+def begins_anew(trial, came, given):
+    """Nothing is loaded: parts are as they were."""
+    parts = driver().parts_of(driver().Model(given["state"]), EPOCHS)
+    goes_on(trial, 0, came, 1, parts, given["gradients"])
+
+
+# ---- save -------------------------------------------------------------------------------------
+
+
+@check("05.1a")
+def rank_0_saves(trial):
+    trial.tried("2 processes, each with a disk of its own, save after epoch 1")
+    save(trial, "a", "disk", a_history(trial), 1, world_size=2)
+    disks = look(trial, "a", "disk-0", "disk-1")
+    came = f"the disk of rank 0 has {words(disks['disk-0'])}"
+    trial.require(SNAPSHOT in disks["disk-0"], came, f"{SNAPSHOT}, which is the path that save was given")
+    trial.require(
+        not disks["disk-1"],
+        f"the disk of rank 1 has {words(disks['disk-1'])}",
+        "nothing: on a shared disk, two processes would write to one file at once",
+    )
+    trial.require({*disks["disk-0"]} == {SNAPSHOT}, came, f"{SNAPSHOT} alone")
+
+
+@check("05.1b")
+def killed_in_a_save(trial):
+    history, files = a_history(trial), []
+    trial.tried("one process saves after epoch 1, and another one after epoch 2, to the same path")
+    for epoch in (1, 2):
+        save(trial, "b", "disk", history, epoch)
+        files.append(look(trial, "b", "disk-0")["disk-0"].get(SNAPSHOT))
+        trial.require(files[-1], f"there is no {SNAPSHOT}", "the snapshot of this epoch")
+    old, new = files
+    trial.require(old["digest"] != new["digest"], f"{SNAPSHOT} has not changed", "the snapshot of epoch 2")
+    trial.require(
+        old["inode"] != new["inode"],
+        f"the second save wrote into the file of the first: {SNAPSHOT} has the same inode as before",
+        "a temporary file that is renamed: until then, the old file stays complete",
+    )
+    save(trial, "b", "before", history, 1)
+    tried = killed_at_each_moment(trial, history, new["size"])
+    before = look(trial, "b", "before-0")["before-0"][SNAPSHOT]
+    there = look(trial, "b", *tried)
+    for disk, what in tried.items():
+        trial.tried(what)
+        trial.require(SNAPSHOT in there[disk], f"{SNAPSHOT} is gone", "that of epoch 1, until it is replaced")
+        found = there[disk][SNAPSHOT]
+        complete = found["digest"] == before["digest"] or found["size"] >= 0.98 * new["size"]
+        came = f"{SNAPSHOT} has {found['size']} bytes"
+        right = f"the {before['size']} bytes of epoch 1, until all of epoch 2 are written"
+        trial.require(complete, came, right)
+    trial.tried("load in each folder in which a save was killed")
+    came, given = load(trial, "b", *tried)
+    for (disk, what), found in zip(tried.items(), came[0], strict=True):
+        trial.tried(f"{what}; then load in another process")
+        epoch = 1 if there[disk][SNAPSHOT]["digest"] == before["digest"] else 2
+        goes_on_after(trial, 0, found, history, epoch, given[0]["gradients"])
+    trial.tried("one more save, after epoch 3, in each folder in which a save was killed; then load")
+    for disk in tried:
+        trial.run("save_here", [until(history, 3) | {"disk": disk}], folder="b")
+    came, given = load(trial, "b", *tried)
+    for found in came[0]:
+        goes_on_after(trial, 0, found, history, 3, given[0]["gradients"])
+
+
+def killed_at_each_moment(trial, history, size):
+    """Saves after epoch 2 where there is the snapshot of epoch 1: killed before each rename, and while bytes
+    are written. Returns the folders, with words for each."""
+    tried, words = {}, "a save after epoch 2, killed"
+    for at in range(1, MOST_EVENTS):
+        disk, what = f"at-{at}", f"{words} before file event {at} (open, rename or remove)"
+        trial.tried(what)
+        if not save_and_die(trial, "b", history, disk=disk, copy="before-0", at=at):
+            break
+        tried[disk] = what
+    trial.require(tried, "it was not killed, since it renamed no file", "a temporary file that is renamed")
+    for part in (0.1, 0.5, 0.9):
+        largest = int(size * part)
+        disk, what = f"of-{largest}", f"{words} after {largest} of {size} bytes are written"
+        trial.tried(what)
+        killed = save_and_die(trial, "b", history, disk=disk, copy="before-0", largest=largest)
+        came = f"no file could have more than {largest} bytes, and save returned as if all were written"
+        trial.require(killed, came, "all bytes written")
+        tried[disk] = what
+    return tried
+
+
+# ---- load -------------------------------------------------------------------------------------
+
+
+@check("05.2a")
+def restored(trial):
+    history = a_history(trial)
+    save(trial, "a", "disk", history, 3, world_size=2)
+    trial.tried("2 processes save after epoch 3; 2 others, with other weights, load, and take one more step")
+    came, given = load(trial, "a", "disk-0", world_size=2)
+    for rank, found in enumerate(came):
+        goes_on_after(trial, rank, found[0], history, 3, given[rank]["gradients"])
+
+
+@check("05.2b")
+def nothing_or_half(trial):
+    history = a_history(trial)
+    trial.tried("load in an empty folder")
+    came, given = load(trial, "b", "empty")
+    begins_anew(trial, came[0][0], given[0])
+    save(trial, "b", "before", history, 1)
+    save(trial, "b", "later", history, 3)
+    size = look(trial, "b", "before-0")["before-0"].get(SNAPSHOT, {}).get("size", 0)
+    tried = {
+        "first": "the first save of all was killed when half of it was written; then load in another process",
+        "second": "a save after epoch 2 was killed when half of it was written; then load in another process",
+        "other": "a snapshot after epoch 1, and later.snapshot, which is newer and another run's; then load",
+    }
+    for disk in ("first", "second"):
+        trial.tried(tried[disk])
+        copy = "before-0" if disk == "second" else None
+        save_and_die(trial, "b", history, disk=disk, copy=copy, largest=size // 2)
+    # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
+    disks = {"first": None, "second": "before-0", "other": "before-0"}
+    ours(trial, "put_back", "b", disks=disks, later="later-0")
+    came, given = load(trial, "b", *tried)
+    for (disk, what), found in zip(tried.items(), came[0], strict=True):
+        trial.tried(what)
+        if disk == "first":
+            begins_anew(trial, found, given[0])
+        else:
+            goes_on_after(trial, 0, found, history, 1, given[0]["gradients"])
+
+
+# ---- a whole training -------------------------------------------------------------------------
+
+
+class Training:
+    """A training of 4 epochs on the judge's side: all its steps in one process, and no snapshot."""
+
+    size, steps, epochs = 4, 3, 4
+
+    def __init__(self, trial):
+        self.trial, self.state = trial, some_state(trial)
+        count = 2 * self.size * self.steps
+        self.images, self.labels = trial.floats(count, 6), trial.integers(0, 3, count)
+        order = [torch.from_numpy(trial.random.permutation(count)) for _ in range(self.epochs)]
+        self.orders = [[one[rank::2] for one in order] for rank in range(2)]
+        parts = driver().parts_of(driver().Model(self.state), self.epochs)
+        model, self.losses = parts["model"], [{}, {}]
+        for epoch in range(1, self.epochs + 1):
+            sums = [0.0, 0.0]
+            for step in range(self.steps):
+                losses = []
+                for rank in range(2):
+                    batch = self.orders[rank][epoch - 1][step * self.size : (step + 1) * self.size]
+                    losses.append(cross_entropy(model(self.images[batch]), self.labels[batch]))
+                    sums[rank] += losses[rank].item()
+                parts["optimizer"].zero_grad()
+                (sum(losses) / 2).backward()
+                parts["optimizer"].step()
+            parts["scheduler"].step()
+            for rank in range(2):
+                self.losses[rank][epoch] = sums[rank] / self.steps
+        self.end = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def inputs(self, disk, after=0):
+        """For processes that begin after this epoch: those that go on have other weights at first, and the
+        epochs before it have images that are NaN."""
+        images, orders = self.images, self.orders
+        if after:
+            images = torch.cat([images, torch.full((1, 6), float("nan"))])
+            missing = torch.full((self.size * self.steps,), len(images) - 1)
+            orders = [[missing] * after + one[after:] for one in orders]
+        return [
+            {
+                "disk": disk,
+                "state": some_state(self.trial) if after else self.state,
+                "images": images,
+                "labels": torch.cat([self.labels, self.labels[:1]]) if after else self.labels,
+                "orders": orders[rank],
+                "size": self.size,
+                "epochs": self.epochs,
+            }
+            for rank in range(2)
+        ]
+
+    def ends_as_it_must(self, ranks, after=0):
+        trial = self.trial
+        for rank, came in enumerate(ranks):
+            losses = look_at(came, "losses")
+            epochs = sorted(losses) if isinstance(losses, dict) else losses
+            expected = list(range(after + 1, self.epochs + 1))
+            trial.same(f"on rank {rank}, the list of epochs trained", epochs, expected)
+            for epoch in epochs:
+                what = f"on rank {rank}, the loss of epoch {epoch}"
+                trial.close(what, losses[epoch], self.losses[rank][epoch], relative=2e-4, scale=1.0)
+            for name, expected in self.end.items():
+                what = f"on rank {rank}, {name} in the end"
+                trial.close(what, look_at(came, "state", name), expected, relative=2e-4, scale=1.0)
+
+
+@check("05.3a")
+def one_curve(trial):
+    training = Training(trial)
+    trial.tried("2 processes train 4 epochs, and none is killed")
+    training.ends_as_it_must(trial.run("train", training.inputs("whole"), folder="a"))
+    trial.tried("2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3")
+    killed_in_epoch_3(trial, training)
+    trial.tried(
+        "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3; both are started again, "
+        "with other weights to begin with, and NaN in place of the images of epochs 1 and 2"
+    )
+    training.ends_as_it_must(trial.run("train", training.inputs("killed", after=2), folder="a"), after=2)
+    trial.tried("the same, and when the training has ended, both are started once more")
+    training.ends_as_it_must(trial.run("train", training.inputs("killed", after=4), folder="a"), after=4)
+
+
+def killed_in_epoch_3(trial, training):
+    """Rank 1 kills itself. Rank 0 fails too, since it cannot go on without its gradients."""
+    inputs = training.inputs("killed")
+    inputs[1]["die_in"] = 2 * training.steps + 2
+    try:
+        trial.run("train", inputs, folder="a", kill={"rank": 1})
+    except Verdict:
+        if not trial.events(1, "dies"):
+            raise
+    trial.require(trial.events(1, "dies"), "the training came to its end", "SIGKILL in epoch 3")

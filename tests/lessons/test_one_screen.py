@@ -1,0 +1,61 @@
+"""Page 03 has a program of one screen that needs no other file: it runs, and has one curve."""
+
+import re
+
+import pytest
+
+import launcher
+import lessons
+
+LESSON = "04_ddp_torchrun"  # its command starts the program too
+
+
+def program():
+    """The program as it stands on the page."""
+    page = lessons.get("03_ddp_spawn").page.read_text()
+    text = page.partition("\n## DDP on one screen\n")[2]
+    return re.search(r"```python\n(.*?)```", text, re.S)[1]
+
+
+def command(processes, path):
+    """torchrun without the lesson, and then the program."""
+    words = [str(word) for word in launcher.command(LESSON, processes)[0]]
+    return [*words[: next(at for at, word in enumerate(words) if word.endswith(f"{LESSON}.py"))], str(path)]
+
+
+def losses(stdout):
+    return [float(loss) for loss in re.findall(r"^epoch \d \| loss ([\d.]+)$", stdout, re.M)]
+
+
+def test_it_fits_on_a_screen_and_needs_none_of_our_files():
+    text = program()
+    assert len([line for line in text.splitlines() if line.strip()]) <= 27
+    assert max(map(len, text.splitlines())) < 100
+    imported = re.findall(r"^(?:import|from) (\w+)", text, re.M)
+    assert set(imported) == {"torch"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "ddp.py"
+    path.write_text(program())
+    return path
+
+
+def test_it_runs_by_the_command_on_the_page_and_leaves_no_thread(start, path):
+    """What gloo leaves behind is looked at by the fixture: see conftest.py."""
+    result = start(None, words=command(2, path)).finish()
+    assert result.code == 0, result.stderr
+    found = losses(result.stdout)
+    assert len(found) == 5 and found == sorted(found, reverse=True) and found[-1] < 0.1 * found[0]
+
+
+def test_the_losses_are_the_same_on_any_number_of_processes(forked, path):
+    found = {}
+    for processes in (1, 2, 3, 4):
+        result = forked(command(processes, path), folder=str(processes))
+        assert result.code == 0, result.stderr
+        found[processes] = losses(result.stdout)
+    assert len(found[1]) == 5
+    for processes in (2, 3, 4):
+        assert found[processes] == pytest.approx(found[1], rel=1e-4, abs=2e-6), processes
