@@ -80,15 +80,9 @@ FORGETS = {
 }
 
 
-<<<<<<< HEAD
 @pytest.mark.quick("momentum", "nothing")
 @pytest.mark.night
 @pytest.mark.parametrize("part", FORGETS)
-=======
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[] if part in QUICK else pytest.mark.night) for part in FORGETS]
-)
->>>>>>> a6445ab993f29cae86909d1432600ee524691e55
 def test_whatever_the_snapshot_forgets_is_seen(forks, tmp_path, part):
     """It holds no random state. So the model is without dropout; lesson 06a's test has a model with it."""
     results = [

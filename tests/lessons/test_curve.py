@@ -60,10 +60,6 @@ LEFT = {
 
 
 @pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2", "06a-2", "06b-2")
-<<<<<<< HEAD
-@pytest.mark.long("04-4", "05-3", "06-4", "06a-3")
-=======
->>>>>>> a6445ab993f29cae86909d1432600ee524691e55
 @pytest.mark.night
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):

@@ -280,7 +280,7 @@ def test_every_row_is_produced_by_a_test():
 
 
 def test_the_table_is_on_the_page():
-    assert faults.listed() in lessons.get("06_multinode").page.read_text()
+    assert faults.listed() in lessons.get(LESSON).page.read_text()
 
 
 # ---- what the hosts leave behind ----
