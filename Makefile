@@ -79,7 +79,7 @@ bench: setup ## measure speed and start-up; ends with a table and out/bench.svg
 gpu: setup ## check all on this machine's GPUs in 8 minutes (ARGUMENTS=--rehearse: on the CPU, in small)
 	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
 
-chaos: setup ## kill lesson 05 in every way there is, KILLS times (20)
+chaos: setup ## kill lesson 06b in every way there is, KILLS times (20)
 	@$(PYTHON) tools/chaos.py --kills $(KILLS) $(ARGUMENTS)
 
 diffs: setup ## write commands, diffs and lists into lessons/pages and the READMEs

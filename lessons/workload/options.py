@@ -27,7 +27,7 @@ def parser(file, description):
     world_size = int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets it
     parser.set_defaults(lesson=Path(file).stem, world_size=world_size)
     parser.set_defaults(items="images")  # what an epoch's line counts by the second
-    parser.set_defaults(snapshot_every=None, time_limit=None)  # options from lesson 05 on
+    parser.set_defaults(snapshot_every=None, time_limit=None)  # options from lesson 06a on
     option = parser.add_argument
     option("--epochs", type=int, default=8, help="passes over the images (%(default)s)")
     option("--batch-size", type=int, default=120, help="images a step, of all ranks (%(default)s)")

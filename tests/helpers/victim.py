@@ -91,7 +91,7 @@ def dying_open(path, mode="r"):
 
 def dying_save(state, target, **options):
     """For the lessons that leave the writing to torch.save."""
-    if getattr(target, "suffix", None) == ".temporary":
+    if getattr(target, "suffix", ".pt") != ".pt":  # a snapshot, by whatever name; not the weights at the end
         buffer = io.BytesIO()
         save(state, buffer, **options)
         with dying_open(target, "wb") as file:

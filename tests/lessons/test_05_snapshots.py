@@ -47,10 +47,9 @@ def test_a_finished_run_is_not_trained_again(fork):
     assert again.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [(2, 3), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(4, 2, marks=pytest.mark.long)],
-)
+@pytest.mark.quick("2-3")
+@pytest.mark.night
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (2, 3), (4, 2)])
 def test_another_number_of_processes_goes_on_with_the_same_losses(fork, reference, first, then):
     crashed = fork(STEM, first, *SMALL, "--crash-at", 3, refused=True)
     assert crashed.code != 0
@@ -79,12 +78,11 @@ FORGETS = {
         '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
     ),
 }
-QUICK = ("nothing", "momentum")
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[] if part in QUICK else pytest.mark.night) for part in FORGETS]
-)
+@pytest.mark.quick("momentum", "nothing")
+@pytest.mark.night
+@pytest.mark.parametrize("part", FORGETS)
 def test_whatever_the_snapshot_forgets_is_seen(forks, tmp_path, part):
     """It holds no random state. So the model is without dropout; lesson 06a's test has a model with it."""
     results = [
@@ -101,7 +99,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(forks, tmp_path):
     assert sorted(row["kind"] for row in rows) == sorted(kinds)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_killed_twelve_times_in_mid_save_it_ends_with_the_same_bytes(forks, tmp_path):
     rows = chaos.chaos(12, tmp_path, processes=(2,), kinds={"in mid-save": 1}, forks=forks, lesson=STEM)
     assert len(rows) == 12

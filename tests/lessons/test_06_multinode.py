@@ -58,7 +58,8 @@ def test_the_command_for_two_machines_has_lesson_01s_curve(start, tmp_path, refe
 @pytest.mark.long
 def test_elastic_it_goes_on_with_one_machine(start, tmp_path, reference):
     """A launcher and its processes are killed: the other one resumes after the last epoch, alone."""
-    words, shared = documented(free_port(), *SMALL, "--epochs", 40), tmp_path / "shared"
+    sizes = ("--train-size", 4800, "--test-size", 60)
+    words, shared = documented(free_port(), *sizes), tmp_path / "shared"
     at = words.index("--nnodes")
     words[at : at + 2] = ["--nnodes", "1:2", "--max-restarts", 3]
     both = start_both(start, words, shared, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
@@ -70,7 +71,7 @@ def test_elastic_it_goes_on_with_one_machine(start, tmp_path, reference):
     assert result.code == 0, result.stderr
     assert result.stdout.count("resumed after epoch ") == 1
     rows = launcher.read_curve(shared, STEM)
-    assert launcher.difference(rows, reference(*SMALL, "--epochs", 40)) == ""
+    assert launcher.difference(rows, reference(*sizes)) == ""
     assert (rows[0]["world_size"], rows[-1]["world_size"]) == (4, 2)
 
 

@@ -33,9 +33,9 @@ def test_its_documented_command_survives_a_crash_with_the_same_bytes(run):
     check_crash(run, 2)
 
 
-@pytest.mark.parametrize(
-    "processes", [4, *(pytest.param(count, marks=pytest.mark.night) for count in (1, 2, 3))]
-)
+@pytest.mark.quick("4")
+@pytest.mark.night
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(fork, processes):
     check_crash(fork, processes)
 
@@ -58,12 +58,9 @@ def test_a_finished_run_repeats_only_the_report_of_its_last_epoch(fork):
     assert again.stderr == "", "PyTorch takes it for a scheduler that is stepped before the optimizer"
 
 
-def changes(*pairs):
-    """[first-then], all but the first long."""
-    return [pairs[0], *(pytest.param(*pair, marks=pytest.mark.night) for pair in pairs[1:])]
-
-
-@pytest.mark.parametrize(("first", "then"), changes((4, 2), (2, 3), (1, 4), (3, 1)))
+@pytest.mark.quick("4-2")
+@pytest.mark.long
+@pytest.mark.parametrize(("first", "then"), [(4, 2), (2, 3), (1, 4), (3, 1)])
 def test_another_number_of_processes_goes_on_with_the_same_curve(fork, reference, first, then):
     """Stopped in the middle of an epoch, so that the order of the images and the loss so far must fit too."""
     sizes = ("--train-size", 1200, "--test-size", 300, "--epochs", 4)  # 10 steps an epoch
@@ -93,12 +90,11 @@ FORGETS = {
     "order of the gradients": ("    settle(model, train_set.images[:1].to(device))\n", ""),
     "random number of the loader": ("    train_loader.generator", "    train_set.generator"),
 }
-QUICK = ("nothing", "momentum")
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[] if part in QUICK else pytest.mark.night) for part in FORGETS]
-)
+@pytest.mark.quick("momentum", "nothing")
+@pytest.mark.night
+@pytest.mark.parametrize("part", FORGETS)
 def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, part):
     """A lesson that forgets this part does not end with the bytes of an uninterrupted run."""
     results = [

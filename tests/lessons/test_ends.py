@@ -66,13 +66,10 @@ def test_temporary_files_of_a_run_are_removed_after_it(forks, tmp_path):
 TOGETHER = [lesson for lesson in lessons.LESSONS if not lesson.is_one_process()]
 
 
+@pytest.mark.quick("04_ddp_torchrun-01")
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("stem", "ranks"),
-    [
-        ("04_ddp_torchrun", "01"),
-        pytest.param("03_ddp_spawn", "01", marks=pytest.mark.long),
-        pytest.param("06_multinode", "1", marks=pytest.mark.long),
-    ],
+    ("stem", "ranks"), [("03_ddp_spawn", "01"), ("04_ddp_torchrun", "01"), ("06_multinode", "1")]
 )
 def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, ranks):
     """The lesson does not come to its last line, where it ends the group."""
@@ -111,7 +108,7 @@ def witnessed(tmp_path):
     return {"PYTHONPATH": path, "SEEN": str(seen)}, lambda: [file.read_text() for file in seen.iterdir()]
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("words", [("overlap.py", 2, 2), ("reduce.py",)], ids=lambda words: words[0])
 def test_no_script_of_the_bench_leaves_a_thread(tmp_path, monkeypatch, witnessed, words):
     environment, said = witnessed
@@ -121,7 +118,7 @@ def test_no_script_of_the_bench_leaves_a_thread(tmp_path, monkeypatch, witnessed
     assert said() == ["", ""]
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["inside/three_ways", "inside/few_bytes", "travel/count"])
 def test_no_script_of_a_notebook_leaves_a_thread(tmp_path, witnessed, name):
     environment, said = witnessed

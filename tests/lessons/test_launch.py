@@ -444,17 +444,18 @@ def as_the_toolkit_does(request, names, name):
 @pytest.mark.long
 def test_sagemaker_runs_it_on_two_machines(network, image, reference):
     request, names = json.loads(SAGEMAKER), ["algo-1", "algo-2"]
+    sizes = ("--train-size", 6000, "--test-size", 300, "--epochs", 2)  # 50 steps an epoch: a snapshot
     with open(network.folder / "hosts", "a") as file:
         file.write("".join(f"10.0.0.{number} algo-{number}\n" for number in (1, 2)))
     local, machines = request["HyperParameters"]["out"], []
     for number, name in enumerate(names, 1):
         words, environment = as_the_toolkit_does(request, names, name)
-        words = [str(network.shared) if word == local else str(word) for word in [*words, *SIZES]]
+        words = [str(network.shared) if word == local else str(word) for word in [*words, *sizes]]
         machines.append(enter(network, number, name, image / "lessons", words, environment))
     for machine in machines:
         assert machine.finish(150) == 0, machine.output()
     curve = launcher.read_curve(network.shared, LESSON)
-    assert launcher.difference(curve, reference(*SIZES)) == ""
+    assert launcher.difference(curve, reference(*sizes)) == ""
     assert {row["world_size"] for row in curve} == {2}
     assert len(list(network.shared.glob("*.snapshot"))) == 2
 
