@@ -86,9 +86,8 @@ def one_snapshot():
     axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN, ha="center")
     picture(
         "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, "
-        "process 0 writes a temporary file and renames it to be the snapshot. At the start, both "
-        "processes load the "
-        "snapshot."
+        "process 0 writes a temporary file and renames it to be the snapshot. At the start, both processes "
+        "load the snapshot."
     )
 
 
