@@ -55,7 +55,8 @@ def costs():
 
 def table() -> str:
     """CONTRIBUTING's table: the core seconds of each room, by tier."""
-    known = costs()
+    # A test whose file has another name now is measured by the next `make costs`.
+    known = {nodeid: cost for nodeid, cost in costs().items() if of_test(nodeid)}
     sums = {name: dict.fromkeys(TIERS, 0) for name in (*ROOMS, "all")}
     for nodeid, (core_seconds, _, tier) in known.items():
         for name in (of_test(nodeid), "all"):

@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 
 def make_mesh(device, **sizes):
-    """A mesh of these sizes: make_mesh(device, data=2, tensor=2). The last has neighbours."""
+    """A mesh of these sizes: make_mesh(device, data=2, tensor=2)."""
     options = dist.group.WORLD._get_backend(device).options
     limits = {name: type(options)() for name in sizes}
     for limit in limits.values():
@@ -12,4 +12,5 @@ def make_mesh(device, **sizes):
         # once the group exists does not reach gloo's point-to-point messages.
         limit._timeout = options._timeout
     shape, names = tuple(sizes.values()), tuple(sizes)
-    return dist.init_device_mesh(device.type, shape, mesh_dim_names=names, backend_override=limits)
+    options = {"mesh_dim_names": names, "backend_override": limits}
+    return dist.init_device_mesh(device.type, shape, **options)
