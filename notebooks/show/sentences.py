@@ -145,8 +145,9 @@ SENTENCES = {
     },
     "09_fsdp": {
         "grown from lesson 04": "The command.",
-        "- You will see lesson 01's losses": "What it is about. (`math` counts the rounds "
-        "of the evaluation.)",
+        "- You will see lesson 01's losses": "Lesson 04 said what torchrun does.",
+        "+ You will see": "This lesson says what each process holds. (`math` counts the rounds of the "
+        "evaluation.)",
         "import CPUOffloadPolicy": "In place of DDP: sharding, a `state_dict` that knows of shards, and "
         "activation checkpointing (which has nothing to do with files).",
         "from parts.checkpoints": "Saving and loading are in a file of their own: `checkpoints.py`.",
@@ -411,7 +412,8 @@ SENTENCES = {
         "one_mesh.options(parser)": "Smaller sizes, and an option for each dimension but `data`, which is "
         "what is left.",
         "- workload.require_torchrun": "Schedules of older torch accept one batch size only.",
-        "- workload.check(arguments)": "Which sizes fit is checked in the other file,",
+        "- workload.check(arguments)": "Lesson 13 checked one size.",
+        "+ workload.check(arguments, replicas=1)": "Which sizes fit is checked in the other file,",
         "make_mesh": "where the sizes of the mesh come from.",
     },
 }
