@@ -39,7 +39,7 @@ def train(rank, world_size, device, arguments):
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
-    with torch.device("meta"):  # it has shapes and no memory: the model may be too large for one process
+    with torch.device("meta"):  # shapes without memory: the model may be too large
         model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     shard(model, arguments, device)  # first: an optimizer would step weights that are gone
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
@@ -94,7 +94,7 @@ def shard(model, arguments, device):
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
     for layer in model:
         if list(layer.parameters()):
-            # One layer at a time: drawn in full with the seed of all, as in lesson 01, and then sharded.
+            # One layer at a time: drawn in full, as in lesson 01, and then sharded.
             layer.to_empty(device="cpu").reset_parameters()
             fully_shard(layer, **options)
     # Last the root, which sees where a step begins and ends. Alone, it would gather all layers.

@@ -55,7 +55,8 @@ def train(rank, mesh, device, arguments):
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
     snapshots = Snapshots(arguments, model, optimizer, scheduler)
     first, done, loss_sum = snapshots.load_newest(device)
-    write(f"before epoch {first}", min(60, arguments.characters), model, characters, device, arguments)
+    few = min(60, arguments.characters)
+    limericks.write(f"before epoch {first}", few, model, characters, device, arguments)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
@@ -87,7 +88,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         snapshots.save(epoch + 1, done, loss_sum)
 
-    write("after training", arguments.characters, model, characters, device, arguments)
+    limericks.write("after training", arguments.characters, model, characters, device, arguments)
     # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
     for part in (*model.blocks, model):
         part.unshard()  # in "data"; what is left is sharded as in lesson 11
@@ -136,22 +137,6 @@ def average(loss_sum, mesh):
     """Not over all: those that share matrices have the same loss."""
     dist.all_reduce(loss_sum, group=mesh.get_group("data"))
     loss_sum /= mesh["data"].size()
-
-
-@torch.no_grad()
-def write(when, length, model, characters, device, arguments):
-    """Print four texts. No process can compute a character alone: all write together."""
-    # Of one seed: otherwise processes that share matrices would soon read different texts.
-    generator = torch.Generator().manual_seed(arguments.seed)
-    beginning = [characters.index(character) for character in "There was a"]
-    texts = torch.tensor([beginning] * 4)
-    while texts.shape[1] < length:
-        read = texts[:, -limericks.LENGTH :].to(device)
-        scores = model(read)[:, -1].full_tensor().cpu()  # the last position has read all
-        chances = (scores / arguments.temperature).softmax(dim=1)
-        following = chances.multinomial(1, generator=generator)
-        texts = torch.cat([texts, following], dim=1)
-    limericks.show(when, texts, characters)
 
 
 def gather(value):

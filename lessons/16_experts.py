@@ -49,7 +49,8 @@ def train(rank, mesh, device, arguments):
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
     snapshots = Snapshots(arguments, model, optimizer, scheduler)
     first, done, loss_sum = snapshots.load_newest(device)
-    write(f"before epoch {first}", min(60, arguments.characters), model, characters, device, arguments)
+    few = min(60, arguments.characters)
+    limericks.write(f"before epoch {first}", few, model, characters, device, arguments)
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
@@ -82,7 +83,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         snapshots.save(epoch + 1, done, loss_sum)
 
-    write("after training", arguments.characters, model, characters, device, arguments)
+    limericks.write("after training", arguments.characters, model, characters, device, arguments)
     # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
@@ -123,22 +124,6 @@ def average(loss_sum, mesh):
     """Over all: each process has texts of its own."""
     dist.all_reduce(loss_sum)
     loss_sum /= mesh.size()
-
-
-@torch.no_grad()
-def write(when, length, model, characters, device, arguments):
-    """Print four texts. No process can compute a character alone: all write together."""
-    # Of its own: with torch's, a resumed run would write other texts than an uninterrupted one.
-    generator = torch.Generator().manual_seed(arguments.seed)
-    beginning = [characters.index(character) for character in "There was a"]
-    texts = torch.tensor([beginning] * 4)
-    while texts.shape[1] < length:
-        read = texts[:, -limericks.LENGTH :].to(device)
-        scores = model(read)[:, -1].cpu()  # the last position has read all
-        chances = (scores / arguments.temperature).softmax(dim=1)
-        following = chances.multinomial(1, generator=generator)
-        texts = torch.cat([texts, following], dim=1)
-    limericks.show(when, texts, characters)
 
 
 def gather(value):

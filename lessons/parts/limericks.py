@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
 import workload
@@ -82,6 +83,23 @@ def load_sets(arguments):
 
 
 workload.add_data("limericks", load_sets)
+
+
+@torch.no_grad()
+def write(when, length, model, characters, device, arguments):
+    """Print four texts. No process can compute a character alone: all write together."""
+    # Of one seed: otherwise processes that share matrices would soon read different texts.
+    generator = torch.Generator().manual_seed(arguments.seed)
+    beginning = [characters.index(character) for character in "There was a"]
+    texts = torch.tensor([beginning] * 4)
+    while texts.shape[1] < length:
+        read = texts[:, -LENGTH:].to(device)
+        scores = model(read)[:, -1]  # the last position has read all
+        scores = scores.full_tensor() if isinstance(scores, DTensor) else scores
+        chances = (scores.cpu() / arguments.temperature).softmax(dim=1)
+        following = chances.multinomial(1, generator=generator)
+        texts = torch.cat([texts, following], dim=1)
+    show(when, texts, characters)
 
 
 def show(when, texts, characters):

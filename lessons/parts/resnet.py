@@ -1,4 +1,4 @@
-"""The model of lesson 08, ResNet-18 for small images; its batch norm for the CPU; compiling it."""
+"""The model of lesson 08, ResNet-18 for small images, and its batch norm for the CPU."""
 
 import torch
 import torch.distributed as dist
@@ -50,7 +50,7 @@ class SumOfAll(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """What nn.SyncBatchNorm does on a GPU, for the CPU, which that one refuses. All shards have one size."""
+    """nn.SyncBatchNorm for the CPU, which torch's own refuses. All shards have one size."""
 
     def forward(self, values):
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -74,9 +74,9 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
 
 def compile_now(model, images):
-    """Compile DDP's model in place, before the first step: an epoch would be timed with its minutes."""
-    model.module.compile()  # torch.compile(model) would put a prefix before each name in the files
-    before = {name: value.clone() for name, value in model.state_dict().items()}  # batch norm moves its own
+    """Compile DDP's model in place, before the first epoch is timed: it takes minutes."""
+    model.module.compile()  # torch.compile would put a prefix before all names
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     model(images).sum().backward()
-    model.load_state_dict(before)
+    model.load_state_dict(before)  # batch norm has moved its statistics
     model.zero_grad()

@@ -85,9 +85,9 @@ def one_snapshot():
     arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
     axes.text(4.7, 3.7, "3 load,\nat the start", size=9, color=GREEN, ha="center")
     picture(
-        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, process "
-        "0 writes a temporary file and renames it to be the snapshot. At the start, both processes load the "
-        "snapshot."
+        "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, "
+        "process 0 writes a temporary file and renames it to be the snapshot. At the start, both processes "
+        "load the snapshot."
     )
 
 
@@ -150,10 +150,14 @@ def nodes(places):
     axes.text(2.0, 6.5, "launcher", ha="center", va="center", weight="bold", size=9)
     box(axes, 3.7, 6.0, 3.5, 1.0, "the store", colour=PINK)
     arrow(axes, (8.5, 6.5), (7.25, 6.5), both=True)
-    box(axes, 0.35, 0.4, 15.2, 0.9, "a disk that both share: the snapshot", colour=GREEN)
     box(axes, 0.35, 1.7, 15.2, 0.9, "", colour=SKY)
-    for x, words in ((4.2, "gradients: all-reduce"), (11.8, "among all processes")):
-        axes.text(x, 2.15, words, ha="center", va="center", weight="bold", size=9)
+    box(axes, 0.35, 0.4, 15.2, 0.9, "", colour=GREEN)
+    for x, above, below in (
+        (4.2, "gradients: all-reduce", "a disk that"),
+        (11.8, "among all processes", "both nodes share"),
+    ):
+        axes.text(x, 2.15, above, ha="center", va="center", weight="bold", size=9)
+        axes.text(x, 0.85, below, ha="center", va="center", weight="bold", size=9)
     for place in places:
         rank, local_rank = place["RANK"], place["LOCAL_RANK"]
         left = 0.35 + 8.1 * place["GROUP_RANK"] + 3.65 * local_rank

@@ -16,8 +16,8 @@ SENTENCES = {
         "+ You will see lesson 01's losses": "This is what it does instead.",
         "import torch.multiprocessing": "`mp` starts processes, and `dist` connects them.",
         "- from torch.utils.data import DataLoader, RandomSampler": "This sampler knows about ranks.",
-        "init_process_group": "Each new process begins in `worker`. It picks its device and joins the process "
-        "group. The processes find each other through a file, so no port is needed.",
+        "init_process_group": "Each new process begins in `worker`. It picks its device and joins the "
+        "process group. The processes find each other through a file, so no port is needed.",
         "+ train(rank": "Then it trains and leaves the group.",
         "+ def train(rank": "`train` is told its rank, the world size and the device.",
         "- order = torch.Generator()": "The sampler gives each process its shard of the images. Each process "
@@ -29,8 +29,8 @@ SENTENCES = {
         "dist.all_reduce(loss_sum)": "Each process has seen only its own images, so the losses are added up.",
         "- correct = count_correct(model,": "So are the correct answers. Only rank 0 reports.",
         "- # From the CPU": "Only rank 0 saves, because all processes hold the same weights.",
-        "mp.spawn(worker": "This process starts the others and waits for them. `spawn` passes the rank as the "
-        "first argument.",
+        "mp.spawn(worker": "This process starts the others and waits for them. `spawn` passes the rank as "
+        "the first argument.",
     },
     "04_ddp_torchrun": {
         "python lessons/03_ddp_spawn.py": "`torchrun` starts the script, not `python`.",
@@ -40,12 +40,12 @@ SENTENCES = {
         "def worker": "`worker` was the function that each new process began with. Now each process runs the "
         "script from its first line.",
         "--world-size": "The environment also says how many processes there are, so the option goes.",
-        "- rendezvous =": "`torchrun` has already started the processes. Each one reads its rank and picks its "
-        "GPU by `LOCAL_RANK`. `init_process_group` finds the other processes by itself.",
+        "- rendezvous =": "`torchrun` has already started the processes. Each one reads its rank and picks "
+        "its GPU by `LOCAL_RANK`. `init_process_group` finds the other processes by itself.",
     },
     "05_snapshots": {
-        "--crash-at 3": "`--max-restarts` lets `torchrun` start the processes again. The variable is explained "
-        "at the end of this notebook.",
+        "--crash-at 3": "`--max-restarts` lets `torchrun` start the processes again. The variable is "
+        "explained at the end of this notebook.",
         "- You will see lesson 01's losses again": "This is what you will see.",
         "parts = {": "`parts` is everything that has a `state_dict` and changes during training.",
         "+ if snapshot.exists()": "All processes load the snapshot if there is one.",
@@ -242,8 +242,8 @@ SENTENCES = {
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",
         "+ tensor_size": "What cannot be a mesh is refused.",
-        "- dist.init_process_group": "The mesh: neighbouring ranks are in one row, and each dimension has a name. "
-        "`make_mesh` is PyTorch's `init_device_mesh`, which it tells the time limit of each group.",
+        "- dist.init_process_group": "The mesh: neighbouring ranks are in one row, and each dimension has a "
+        "name. `make_mesh` is PyTorch's `init_device_mesh`, which it tells the time limit of each group.",
     },
     "13_gpt": {
         "grown from lesson 12": "It is started as before.",
@@ -278,8 +278,6 @@ SENTENCES = {
         "def average": "The function that counted collectives is gone.",
         "- for name, mode": "What it printed is gone too.",
         "+ def average": "The losses are averaged over `data`.",
-        "+ @torch.no_grad()": "All processes write together, with one seed.",
-        "+ while texts": "They write one character at a time.",
         "following in test_loader": "The accuracy counts the characters that it predicts.",
         "limericks.options(parser)": "A language model has other options. If `torchrun` itself is killed, "
         "its processes end too, and do not train on.",
@@ -316,7 +314,7 @@ SENTENCES = {
         "from parts.ring_attention": "The ring is in a file of its own.",
         "those that share a text": "Those that share a text read the same one, and each a part of it.",
         "positions_of": "Which positions are this process's, and a model for longer texts.",
-        'write(f"before epoch': "No text is generated.",
+        "few = min(60": "No text is generated.",
         "with loss_parallel": "Each process has all scores of its positions, so the loss is an ordinary one.",
         "+ scores = model(": "Each process takes its own positions of each text, and says "
         "to the model which they are.",
@@ -331,9 +329,7 @@ SENTENCES = {
         "- def make_plan": "The plan of lesson 11 is gone:",
         '- "blocks.*.attention.query"': "all matrices are ordinary ones again.",
         "Over all": "The loss is the mean over all processes: each has other positions, or other texts.",
-        "- @torch.no_grad()": "The function that writes is gone too,",
-        "- while texts": "character by character.",
-        "+ def compare_orders": "In its place is one that measures attention alone, in both orders,",
+        "+ def compare_orders": "A new function measures attention alone, in both orders,",
         "+ for order in ORDERS": "first what each process multiplies,",
         "+ start = time": "and then the time of all.",
         "count_correct(model, test_loader, positions": "The accuracy counts this process's positions.",
@@ -367,9 +363,6 @@ SENTENCES = {
         "all processes. An expert's need no collective.",
         "+ def show_load": "The load is that of all processes together, so one of them prints it.",
         "Over all": "The loss is the mean over all processes: each has texts of its own.",
-        "Of its own": "No two processes share matrices here. The generator is still needed, for a different "
-        "reason.",
-        "[:, -1].cpu()": "Each process has all scores.",
         "model(texts.to(device))": "Here too.",
         "experts.options": "The lesson has options of its own, and fewer epochs.",
         "experts.check": "The number of processes must divide that of the experts.",
@@ -402,7 +395,7 @@ SENTENCES = {
         "- correct = count_correct": "What was answered right is on the last stage, for this process's "
         "positions.",
         "- done, loss_sum": "No snapshot here either,",
-        "- write(": "and no text.",
+        "- limericks.write(": "and no text.",
         "- for part in": "FSDP has nothing to gather. The first stage gets the weights of the others.",
         "def build_model": "The model has four blocks, and lesson 15's embedding.",
         "def shard(": "`shard` is three dimensions in four lines:",
@@ -411,8 +404,6 @@ SENTENCES = {
         '"head": Colwise': "so that scores are ordinary tensors, as the loss and the counting take them.",
         "def average": "There is no snapshot to average the losses for.",
         "+ def make_schedule": "Instead there is the schedule of a stage.",
-        "- @torch.no_grad()": "The function that writes is gone,",
-        "- while texts": "character by character.",
         "+ def loss_of": "The loss of a micro-batch.",
         "+ def average_gradients": "And what this lesson is about: in `data` and `context` gradients are "
         "averaged, in `pipeline` and `tensor` they are not.",

@@ -44,7 +44,7 @@ seen = []
 limericks.show = lambda when, texts, characters: seen.append(texts.tolist())
 for seed, temperature in ((0, 1.0), (0, 1.0), (1, 1.0), (0, 1e-5)):
     arguments.seed, arguments.temperature = seed, temperature
-    gpt.write("", 24, model, characters, torch.device("cpu"), arguments)
+    limericks.write("", 24, model, characters, torch.device("cpu"), arguments)
 sizes = {name: list(value.shape) for name, value in whole.named_parameters()}
 Path(f"{rank}.json").write_text(json.dumps({"held": held, "sizes": sizes, "off": off, "seen": seen}))
 gc.collect()
