@@ -92,6 +92,19 @@ def test_whatever_the_snapshot_forgets_is_seen(forks, tmp_path, part):
     assert (results[0] == results[1]) == (part == "nothing")
 
 
+def test_killed_with_half_a_snapshot_on_the_disk_it_ends_with_the_same_bytes(forks, tmp_path):
+    """Rank 0 is killed in its first save, when half of the bytes are written."""
+    order = tmp_path / "killed/.die-in-save"
+    order.parent.mkdir()
+    order.write_text("0.5")
+    peace, killed = (
+        run_changed(forks, tmp_path, STEM, 2, *FORGETS["nothing"], *SMALL, folder=folder, DROPOUT="0")
+        for folder in ("peace", "killed")
+    )
+    assert killed == peace
+    assert not order.exists()
+
+
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(forks, tmp_path):
     """One of each kind. In mid-save, rank 0 is killed when a part of the temporary file is on the disk."""
     kinds = dict.fromkeys(("one process", "all processes", "in mid-save", "SIGTERM"), 1)
