@@ -41,7 +41,7 @@ def train(rank, world_size, device, arguments):
     snapshot = arguments.out / f"{arguments.lesson}.snapshot"
     temporary = snapshot.with_suffix(".temporary")
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
-    every = arguments.snapshot_every or len(train_loader)
+    every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
     if snapshot.exists():
         state = torch.load(snapshot, map_location="cpu", weights_only=True)
         for name, part in parts.items():

@@ -43,7 +43,7 @@ def train(rank, world_size, device, arguments):
     settings = workload.settings(arguments, model.module)
     snapshots = Snapshots(arguments, settings)
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
-    every = arguments.snapshot_every or len(train_loader)
+    every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
     state = snapshots.find_newest()
     if state is not None:
         for name, part in parts.items():
