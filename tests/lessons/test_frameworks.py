@@ -173,7 +173,9 @@ def test_each_stage_of_zero_has_the_curve_and_the_bytes_of_the_page(fork, refere
         assert held(result.stdout) == [[4 * PADDED, number, share, share, 0] for number in gradients]
     page = (FOLDER / "README.md").read_text()
     row = re.search(rf"^\| ZeRO, stage {stage} \|(.*)\|$", page, re.M)[1]
-    assert [int(cell.replace(",", "")) for cell in row.split("|")] == held(result.stdout)[0][:4]
+    *cells, buckets = row.split("|")
+    assert [int(cell.replace(",", "")) for cell in cells] == held(result.stdout)[0][:4]
+    assert not buckets.strip()  # these are DDP's
 
 
 # ---- true launches ----

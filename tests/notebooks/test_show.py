@@ -259,7 +259,7 @@ def test_a_long_place_is_shown_in_parts(two_files, tmp_path):
 def test_source_shows_the_function_as_it_is(monkeypatch):
     shown = []
     monkeypatch.setattr(show.text, "display", lambda what, metadata: shown.append(what))
-    show.source("05_snapshots", "train")
+    show.source("06b_preemption", "train")
     assert repr(shown[0]).startswith("@workload.let_the_first_speak\ndef train(rank")
     assert repr(shown[0]).rstrip().endswith("\n    snapshots.close()\n    return False")
     show.source(show.curve)
