@@ -168,12 +168,13 @@ class Started:
             left = alive(self.mark)
         self.end()
         assert not left, f"still alive after the run: {left}"
-        # torchrun leaves its folders where temporary files go, and the error of a process that failed.
+        # torchrun and mp.spawn leave the error of a process that failed where temporary files go.
         threads = {path.read_text() for path in self.seen.iterdir()} - {""}
         # A process that another one's death has ended leaves its group: the run has failed already.
         assert self.process.returncode != 0 or not threads, f"a process ended with {threads}: it may abort"
         files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "error.json"]
         files = [path for path in files if path.parent != self.seen]
+        files = [path for path in files if not path.name.startswith("pytorch-errorfile-")]
         files.remove(self.folder / ".log")
         outside = [str(path.relative_to(self.folder)) for path in files if self.out not in path.parents]
         assert not outside, f"files outside OUT: {outside}"

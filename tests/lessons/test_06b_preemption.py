@@ -328,8 +328,10 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
     result = run.finish(60)
     assert result.code != 0
     assert result.stderr.count("told to stop: saved, and ending with status 75") == 1
-    (saved,) = snapshots(result.out)  # of 20 steps an epoch, none is the 1000th
+    saved = snapshots(result.out)[-1]
     place = [int(number) for number in re.findall(r"epoch(\d+)-step(\d+)", saved.name)[0]]
+    done = len(launcher.read_curve(result.out, STEM))
+    assert place[0] == done + 1, "from the end of an epoch, not from the step before the end"
     again = start(STEM, 2, *long)
     assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > place[0])
     again.process.terminate()

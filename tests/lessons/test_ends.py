@@ -85,7 +85,8 @@ def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, rank
     run = start(stem, words=words, environment=environment)
     result = run.finish()
     assert result.code != 0 and "ValueError: a bug" in result.stderr
-    assert [path.read_text() for path in run.seen.iterdir()] == ["", ""]
+    said = [path.read_text() for path in run.seen.iterdir()]  # two for each attempt: 06 is started again
+    assert len(said) % 2 == 0 and set(said) == {""}
 
 
 @pytest.mark.long("04", "06b", "09", "12")

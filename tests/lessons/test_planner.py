@@ -970,7 +970,7 @@ def test_every_source_is_used():
 def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys):
     section = (ROOT / "lessons/README.md").read_text().split("## Which kind of parallelism do I need?")[1]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if re.match(r"\|.*`--params", line)]
-    assert len(rows) == 9
+    assert len(rows) == 10
     for _, _, kind, options, said, lesson in rows:
         (words,) = re.findall(r"`(.+)`", options)
         printed = what_it_prints(words, capsys)

@@ -263,7 +263,7 @@ def test_a_notebook_whose_diff_is_old_is_named(monkeypatch):
     monkeypatch.setattr(
         diff, "stored_diff", lambda lesson: stored(lesson).replace("+ import os", "+ import so")
     )
-    with pytest.raises(sources.Broken, match=r"03_ddp_spawn.ipynb has '\+ import so', .*: make diffs"):
+    with pytest.raises(sources.Broken, match=r"04_ddp_torchrun.ipynb has '\+ import so', .*: make diffs"):
         diff.data()
 
 

@@ -59,7 +59,7 @@ def look(trial, folder, *names):
     return ours(trial, "look", folder, folders=list(names))
 
 
-def save(trial, folder, disk, history, epoch, world_size=1):
+def saved_by(trial, folder, disk, history, epoch, world_size=1):
     """Each rank saves to a disk of its own."""
     trial.run("save", [until(history, epoch) | {"disk": disk}] * world_size, folder=folder)
 
@@ -73,7 +73,7 @@ def save_and_die(trial, folder, history, /, **inputs):
     return value is None
 
 
-def load(trial, folder, *disks, world_size=1):
+def loaded_by(trial, folder, *disks, world_size=1):
     """What load makes of parts that have other weights: for each rank, and each disk. Returns with it what
     each rank was given."""
     gradients = some_gradients(trial)
@@ -121,7 +121,7 @@ def begins_anew(trial, came, given):
 @check("05.1a")
 def rank_0_saves(trial):
     trial.tried("2 processes, each with a disk of its own, save after epoch 1")
-    save(trial, "a", "disk", a_history(trial), 1, world_size=2)
+    saved_by(trial, "a", "disk", a_history(trial), 1, world_size=2)
     disks = look(trial, "a", "disk-0", "disk-1")
     came = f"the disk of rank 0 has {words(disks['disk-0'])}"
     trial.require(SNAPSHOT in disks["disk-0"], came, f"{SNAPSHOT}, which is the path that save was given")
@@ -138,7 +138,7 @@ def killed_in_a_save(trial):
     history, files = a_history(trial), []
     trial.tried("one process saves after epoch 1, and another one after epoch 2, to the same path")
     for epoch in (1, 2):
-        save(trial, "b", "disk", history, epoch)
+        saved_by(trial, "b", "disk", history, epoch)
         files.append(look(trial, "b", "disk-0")["disk-0"].get(SNAPSHOT))
         trial.require(files[-1], f"there is no {SNAPSHOT}", "the snapshot of this epoch")
     old, new = files
@@ -148,7 +148,7 @@ def killed_in_a_save(trial):
         f"the second save wrote into the file of the first: {SNAPSHOT} has the same inode as before",
         "a temporary file that is renamed: until then, the old file stays complete",
     )
-    save(trial, "b", "before", history, 1)
+    saved_by(trial, "b", "before", history, 1)
     tried = killed_at_each_moment(trial, history, new["size"])
     before = look(trial, "b", "before-0")["before-0"][SNAPSHOT]
     there = look(trial, "b", *tried)
@@ -161,7 +161,7 @@ def killed_in_a_save(trial):
         right = f"the {before['size']} bytes of epoch 1, until all of epoch 2 are written"
         trial.require(complete, came, right)
     trial.tried("load in each folder in which a save was killed")
-    came, given = load(trial, "b", *tried)
+    came, given = loaded_by(trial, "b", *tried)
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(f"{what}; then load in another process")
         epoch = 1 if there[disk][SNAPSHOT]["digest"] == before["digest"] else 2
@@ -169,7 +169,7 @@ def killed_in_a_save(trial):
     trial.tried("one more save, after epoch 3, in each folder in which a save was killed; then load")
     for disk in tried:
         trial.run("save_here", [until(history, 3) | {"disk": disk}], folder="b")
-    came, given = load(trial, "b", *tried)
+    came, given = loaded_by(trial, "b", *tried)
     for found in came[0]:
         goes_on_after(trial, 0, found, history, 3, given[0]["gradients"])
 
@@ -202,9 +202,9 @@ def killed_at_each_moment(trial, history, size):
 @check("05.2a")
 def restored(trial):
     history = a_history(trial)
-    save(trial, "a", "disk", history, 3, world_size=2)
+    saved_by(trial, "a", "disk", history, 3, world_size=2)
     trial.tried("2 processes save after epoch 3; 2 others, with other weights, load, and take one more step")
-    came, given = load(trial, "a", "disk-0", world_size=2)
+    came, given = loaded_by(trial, "a", "disk-0", world_size=2)
     for rank, found in enumerate(came):
         goes_on_after(trial, rank, found[0], history, 3, given[rank]["gradients"])
 
@@ -213,10 +213,10 @@ def restored(trial):
 def nothing_or_half(trial):
     history = a_history(trial)
     trial.tried("load in an empty folder")
-    came, given = load(trial, "b", "empty")
+    came, given = loaded_by(trial, "b", "empty")
     begins_anew(trial, came[0][0], given[0])
-    save(trial, "b", "before", history, 1)
-    save(trial, "b", "later", history, 3)
+    saved_by(trial, "b", "before", history, 1)
+    saved_by(trial, "b", "later", history, 3)
     size = look(trial, "b", "before-0")["before-0"].get(SNAPSHOT, {}).get("size", 0)
     tried = {
         "first": "the first save of all was killed when half of it was written; then load in another process",
@@ -230,7 +230,7 @@ def nothing_or_half(trial):
     # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
     disks = {"first": None, "second": "before-0", "other": "before-0"}
     ours(trial, "put_back", "b", disks=disks, later="later-0")
-    came, given = load(trial, "b", *tried)
+    came, given = loaded_by(trial, "b", *tried)
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(what)
         if disk == "first":
