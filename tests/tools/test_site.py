@@ -376,7 +376,7 @@ def test_whatever_a_page_has_can_be_used_with_the_keyboard(small, reader):
     page = reader(small)
     page.look(400, "light")
     page.open("lessons/pages/04.html")
-    chosen = "article :is(a:not(.headerlink), button, pre)"
+    chosen = "article :is(a:not(.headerlink), button, pre, .table-wrapper[tabindex])"
     count = page.ask(f"document.querySelectorAll({chosen!r}).length")
     assert tabbed(page, chosen) == list(range(count)) and count >= 5
     assert page.ask("document.querySelectorAll('article .copybtn').length") >= 1
