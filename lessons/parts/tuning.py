@@ -53,7 +53,7 @@ def check(arguments):
     low, high = arguments.lr
     sizes = min(arguments.batch_size), max(arguments.batch_size)
     for lr, size in zip((low, high), sizes, strict=True):
-        workload.check(Namespace(**vars(arguments) | {"lr": lr, "batch_size": size}))
+        workload.check(Namespace(**vars(arguments) | {"lr": lr, "batch_size": size}), replicas=1)
     for name in ("validation-size", "trials"):
         value = getattr(arguments, name.replace("-", "_"))
         if value is not None and value < 1:
