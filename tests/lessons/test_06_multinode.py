@@ -41,6 +41,7 @@ def start_both(start, words, out, environment=None):
     return both
 
 
+@pytest.mark.long
 def test_the_command_for_two_machines_has_lesson_01s_curve(start, tmp_path, reference):
     sizes = (*SMALL, "--epochs", 2)
     shared = tmp_path / "shared"

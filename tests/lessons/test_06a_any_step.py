@@ -29,6 +29,7 @@ def check_crash(start, processes):
     }
 
 
+@pytest.mark.long
 def test_its_documented_command_survives_a_crash_with_the_same_bytes(run):
     check_crash(run, 2)
 

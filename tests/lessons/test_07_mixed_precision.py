@@ -227,6 +227,7 @@ def test_bad_options_are_refused(fork, arguments, message):
     assert message in refusal(fork(STEM, 2, *arguments, refused=True))
 
 
+@pytest.mark.long
 def test_the_documented_command(run, reference):
     sizes = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
     result = run(STEM, 2, *sizes)

@@ -42,6 +42,7 @@ def path(tmp_path):
     return path
 
 
+@pytest.mark.long
 def test_it_runs_by_the_command_on_the_page_and_leaves_no_thread(start, path):
     """What gloo leaves behind is looked at by the fixture: see conftest.py."""
     result = start(None, words=command(2, path)).finish()

@@ -23,6 +23,7 @@ from show.text import Table
 STEM = "07a_fewer_bytes"
 
 
+@pytest.mark.long
 def test_what_should_be_the_same_is_the_same(tmp_path):
     """Weights averaged after each step are DDP's, since SGD is linear in the gradients; and DiLoCo with an
     outer rate of 1 and no momentum is local SGD."""
