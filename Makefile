@@ -28,7 +28,7 @@ setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## make .venv and install r
 run: setup ## climb lessons 01 to 06 (LESSONS=all: to 17); ends with a table and out/ladder.svg
 	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
-test: setup ## run the quick tests, in 6 minutes; the last lines say what was skipped and left out
+test: setup ## run the quick tests, in 7 minutes; the last lines say what was skipped and left out
 	@$(PYTHON) -m pytest $(TESTS) --tier $(TIER) $(ARGUMENTS)
 
 test-room: setup ## run all tests of a room of tests/rooms.toml, those of the night too: ROOM=judge
