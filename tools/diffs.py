@@ -156,6 +156,43 @@ def before_framework(path):
     return path.with_stem(SHARDED[path.stem]) if path.stem in SHARDED else LESSON_04
 
 
+FETCH = """\
+# On Colab and Kaggle a notebook arrives alone: this cell fetches the rest of the repository.
+import os
+
+RUNGS = os.environ.get("RUNGS", "{address}")
+if not os.path.exists("show"):
+    if not os.path.exists("rungs") and os.system(f"git clone --quiet --depth 1 {{RUNGS}} rungs"):
+        raise RuntimeError(f"cannot fetch {{RUNGS}}: put the right address into this cell")
+    os.chdir("rungs/notebooks")"""
+
+
+def with_fetch(notebook, address=lessons.ADDRESS):
+    """A notebook that fetches the repository, if it is known where this is published."""
+    cells = [cell for cell in notebook.cells if cell.get("id") != "fetch"]
+    if address:
+        at = next(number for number, cell in enumerate(cells) if cell.cell_type == "code")
+        cells.insert(at, nbformat.v4.new_code_cell(FETCH.format(address=address), id="fetch"))
+    notebook.cells = cells
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    for number, cell in enumerate(code, 1):
+        cell.execution_count = number
+    return notebook
+
+
+def badges(stem, address=lessons.ADDRESS):
+    """Links that open a notebook on Colab and on Kaggle, if the repository is on GitHub."""
+    if not address.startswith("https://github.com/"):
+        return ""
+    colab = address.replace("https://github.com", "https://colab.research.google.com/github")
+    place = f"blob/main/notebooks/{stem}.ipynb"
+    return (
+        f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab}/{place}) "
+        "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
+        f"(https://kaggle.com/kernels/welcome?src={address}/{place})\n\n"
+    )
+
+
 WORDS_A_MINUTE, SECONDS_A_PICTURE = 200, 12  # of somebody who reads to understand
 
 
@@ -197,12 +234,13 @@ def read(row: Notebook):
 def with_way(row: Notebook, notebook):
     """A notebook with its way at both ends, and how long it takes at the beginning."""
     first, last = notebook.cells[0], notebook.cells[-1]
+    begin = badges(row.stem) + notebook_way(row)
     minutes, seconds = minutes_to_read(notebook), notebook.metadata["rungs"]["seconds"]
     card = f"\n{minutes} minutes to read; {seconds} seconds to run on two cores without a GPU.\n"
-    for cell, text in ((first, notebook_way(row) + card), (last, notebook_way(row))):
+    for cell, text in ((first, begin + card), (last, notebook_way(row))):
         where = f"notebooks/{row.stem}.ipynb, in its {'first' if cell is first else 'last'} cell,"
         cell.source = written_between(cell.source, where, {"way": text})
-    return notebook
+    return with_fetch(notebook)
 
 
 def with_diffs(row: Notebook, notebook):
@@ -214,9 +252,12 @@ def with_diffs(row: Notebook, notebook):
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
-                ((before, after),) = re.findall(r'show\.diff\("(\w+)", "(\w+)"\)', cell.source)
+                ((before, after, places),) = re.findall(
+                    r'show\.diff\(\s*"(\w+)",\s*"(\w+)"(?:,\s*places=\[([\d, ]+)\])?,?\s*\)', cell.source
+                )
+                chosen = [int(place) for place in places.split(",")] if places else ()
                 try:
-                    shown = Diff(before, after, SENTENCES.get(after, {}))
+                    shown = Diff(before, after, SENTENCES.get(after, {}), chosen)
                 except ValueError as error:
                     sys.exit(f"error: notebooks/show/sentences.py, {after}: {error}")
                 output["data"] = {

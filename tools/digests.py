@@ -53,7 +53,8 @@ def of_file(name):
 
 
 def of_code(notebook):
-    code = [bare(cell.source) for cell in notebook.cells if cell.cell_type == "code"]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.get("id") != "fetch"]
+    code = [bare(cell.source) for cell in cells]
     return digest(json.dumps(code).encode())
 
 

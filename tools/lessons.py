@@ -119,6 +119,7 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
 
 
 LESSONS, OTHER_NOTEBOOKS = read()
+ADDRESS = tomllib.loads(TABLE.read_text())["address"].rstrip("/")
 STEMS = tuple(lesson.stem for lesson in LESSONS)
 LADDER = tuple(lesson for lesson in LESSONS if lesson.ladder)
 NOTEBOOKS = (*(notebook for lesson in LESSONS for notebook in lesson.notebooks), *OTHER_NOTEBOOKS)

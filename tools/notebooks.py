@@ -7,9 +7,6 @@
 You will see one line for each notebook, with the seconds it took. Two at a time; those that measure
 something (marked "alone" in their metadata) one after the other, when the others are done.
 A notebook that fails, or breaks a rule that test_notebooks.py checks, is not written.
-
-With --first nothing is executed: only the first code cell of each notebook is written, which is FIRST below.
-Put the address of your copy of this repository into ADDRESS before that.
 """
 
 import argparse
@@ -39,16 +36,6 @@ CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under
 PICTURES = {
     "kill.png": ("05_snapshots", "draw(axes, peaceful, (0, 2)"),
 }
-ADDRESS = "https://github.com/OWNER/rungs"  # where a notebook that is alone finds the rest
-FIRST = f"""\
-# On Colab or Kaggle this notebook arrives alone, and fetches the rest: lessons/launch/free_gpus.md
-import os
-
-RUNGS = os.environ.get("RUNGS", "{ADDRESS}")  # or a folder
-if not os.path.exists("show") and not os.path.exists("notebooks/show"):
-    if not os.path.exists("rungs") and os.system(f"git clone --quiet --depth 1 '{{RUNGS}}' rungs"):
-        raise RuntimeError(f"cannot fetch {{RUNGS}}: put the right address into this cell")
-    os.chdir("rungs")"""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -56,7 +43,7 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
-def execute(path, where=ROOT, **environment):
+def execute(path, where=FOLDER, **environment):
     """Run a notebook in a new kernel, started in that folder. Returns it with its new outputs, tidied."""
     notebook = read(path)
     client = NotebookClient(
@@ -151,23 +138,6 @@ def sources(notebook, kind):
     return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == kind)
 
 
-def first_code(notebook):
-    """Where the first code cell is."""
-    return next(number for number, cell in enumerate(notebook.cells) if cell.cell_type == "code")
-
-
-def put_first(notebook):
-    """Write FIRST into a notebook, before its other code, or over what it was before."""
-    at = first_code(notebook)
-    if notebook.cells[at].get("id") == "first":
-        notebook.cells[at].source = FIRST
-        return
-    notebook.cells.insert(at, nbformat.v4.new_code_cell(FIRST, id="first"))
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for number, cell in enumerate(code, 1):
-        cell.execution_count = number
-
-
 def missing(stem, notebook):
     """What every notebook has and this one lacks, one line for each."""
     prose, code = sources(notebook, "markdown"), sources(notebook, "code")
@@ -188,9 +158,6 @@ def missing(stem, notebook):
         ),
         "an answer folded in <details> for each '**Predict": all(
             "<details>" in cell.source for cell in notebook.cells if "**Predict" in cell.source
-        ),
-        "the first code cell that all have: make notebooks ARGUMENTS=--first": (
-            notebook.cells[first_code(notebook)].source == FIRST
         ),
     }
     if stem in lessons.STEMS:
@@ -292,14 +259,7 @@ def main():
     )
     parser.add_argument("stems", nargs="*", help="which notebooks (all)")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
-    parser.add_argument("--first", action="store_true", help="only write the first code cell into all")
     arguments = parser.parse_args()
-    if arguments.first:
-        for path in NOTEBOOKS:
-            notebook = read(path)
-            put_first(notebook)
-            nbformat.write(notebook, path)
-        return
     unknown = sorted(set(arguments.stems) - {path.stem for path in NOTEBOOKS})
     if unknown:
         there = ", ".join(path.stem for path in NOTEBOOKS)

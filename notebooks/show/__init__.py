@@ -11,7 +11,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from show.folders import LESSONS, ROOT
+from show.folders import INSIDE, LESSONS, ROOT
 from show.pictures import (
     BLUE,
     DARK,
@@ -39,7 +39,8 @@ from show.pictures import (
 from show.processes import Running, folded, launch, plain, ranks, run
 from show.text import Diff, Table, diff, source, table, variant
 
-sys.path.insert(0, str(LESSONS))  # so that a notebook can import workload
+# So that a notebook can import workload, and what its processes import.
+sys.path[:0] = [str(LESSONS), str(INSIDE)]
 
 
 def start(name):

@@ -18,10 +18,10 @@ class Diff:
     """Two files, and a sentence on each place where they differ.
 
     A place that is long is shown in parts, each with a sentence. That of a further part stands under "+ " or
-    "- " and the beginning of its first line.
+    "- " and the beginning of its first line. With `places`, only these are shown, counted from 1.
     """
 
-    def __init__(self, before, after, sentences):
+    def __init__(self, before, after, sentences, places=()):
         names = [LESSONS / f"{stem}.py" for stem in (before, after)]
         self.names = [path.name for path in names]
         self.lines = [path.read_text().splitlines() for path in names]
@@ -37,14 +37,20 @@ class Diff:
                 f"{len(self.hunks)} places differ, but there are {len(firsts)} sentences. Places:{places}"
             )
         self.parts = []  # a sentence, and its lines with their signs
-        places = iter(enumerate(self.hunks, 1))
+        number_of_parts = []
+        hunks = iter(enumerate(self.hunks, 1))
         for anchor, sentence in sentences.items():
             if anchor in firsts:
-                number, hunk = next(places)
+                number, hunk = next(hunks)
                 self.check(number, hunk, anchor)
                 self.parts.append((sentence, list(self.all(hunk))))
             else:
                 self.parts.append((sentence, self.split(anchor)))
+            number_of_parts.append(number)
+        self.places = sorted(places) or list(range(1, len(self.hunks) + 1))
+        if not 1 <= self.places[0] <= self.places[-1] <= len(self.hunks):
+            raise ValueError(f"there are places 1 to {len(self.hunks)}, not {self.places}")
+        self.parts = [part for part, of in zip(self.parts, number_of_parts, strict=True) if of in self.places]
 
     def check(self, number, hunk, anchor):
         if anchor not in "\n".join(line for _, line in self.changed(hunk)):
@@ -79,6 +85,12 @@ class Diff:
     def changed(self, hunk):
         return [(sign, line) for sign, line in self.all(hunk) if sign != " "]
 
+    def head(self):
+        text = f"`{self.names[0]}` to `{self.names[1]}`"
+        if len(self.places) < len(self.hunks):
+            text += f": {len(self.places)} of {len(self.hunks)} changes"
+        return text
+
     def __repr__(self):
         text = []
         for sentence, lines in self.parts:
@@ -88,17 +100,17 @@ class Diff:
 
     def _repr_markdown_(self):
         """GitHub shows no colours of ours and no columns, but it colours the lines of a fence."""
-        text = [f"`{self.names[0]}` to `{self.names[1]}`"]
+        text = [self.head()]
         for sentence, lines in self.parts:
             fence = [f"{sign} {line}".rstrip() for sign, line in lines]
             text.append("\n".join([escaped(sentence), "", "```diff", *fence, "```"]))
         return "\n\n".join(text)
 
 
-def diff(before, after):
-    """The changes from one lesson to the next. SENTENCES has one for each place, under some words
-    of the changed lines: when a lesson changes and the sentences do not, this is an error."""
-    display(Diff(before, after, SENTENCES.get(after, {})), metadata={"rungs": "diff"})
+def diff(before, after, places=()):
+    """The changes from one lesson to the next, or some of them. SENTENCES has one for each place, under some
+    words of the changed lines: when a lesson changes and the sentences do not, this is an error."""
+    display(Diff(before, after, SENTENCES.get(after, {}), places), metadata={"rungs": "diff"})
 
 
 class Source:

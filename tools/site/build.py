@@ -41,10 +41,8 @@ def pages_of_the_site() -> tuple[PurePosixPath, ...]:
 
 
 def address() -> str:
-    """The repository's, if it is known: a variable, or what tools/notebooks.py has for all notebooks."""
-    said = os.environ.get("ADDRESS", "")
-    written = re.search(r'^ADDRESS = "([^"]+)"', (ROOT / "tools/notebooks.py").read_text(), re.M)[1]
-    return said or ("" if "/OWNER/" in written else written)
+    """The repository's, if it is known: a variable, or the table of lessons."""
+    return os.environ.get("ADDRESS", "") or lessons.ADDRESS
 
 
 def prepare(folder: Path, chosen: list[str]):
