@@ -3,10 +3,11 @@
 Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
 the command from the lesson's docstring, its diff from the lesson that it grew from, the diff of lesson 07 in
 fp16, and the table of what can go wrong with lesson 06b. At both ends of each notebook: the way to those
-beside it, and how long it takes. (And the diffs that a notebook shows are written into it without executing
-it.) In lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from each old
-script to what is written now. In README.md and those of lessons and notebooks: the lists of lessons,
-notebooks and exercises.
+beside it, and how long it takes; with an address in the table of lessons, also badges for Colab and Kaggle,
+and the cell that fetches the repository there. (The diffs that a notebook shows are written into it without
+executing it.) In lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from
+each old script to what is written now. In README.md and those of lessons and notebooks: the lists of lessons,
+notebooks and exercises. In README.md also the clone command and page 03's program of one screen.
 A test runs this with --check.
 """
 
@@ -120,6 +121,53 @@ def lesson_table() -> str:
         cells += [lesson.idea, "; ".join(link_exercises(lesson, "")), STARTED_BY[lesson.launcher]]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def ladder_table() -> str:
+    """README's table: the lessons that lead to many machines, with the minutes that their notebooks take."""
+    lines = ["| Lesson | What is new | Notebook |", "| --- | --- | --- |"]
+    for lesson in LESSONS:
+        if re.match(r"0[1-6]", lesson.number):
+            row = lesson.notebooks[0]
+            minutes = minutes_to_read(nbformat.read(row.path, as_version=4))
+            page = f"[{lesson.number}](lessons/pages/{lesson.page.name})"
+            notebook = f"[{row.title}](notebooks/{row.stem}.ipynb), {minutes} minutes"
+            lines.append(f"| {page} | {lesson.idea} | {notebook} |")
+    return "\n".join(lines) + "\n"
+
+
+def one_screen() -> str:
+    """The program of page 03 that needs no other file, and the command that starts it."""
+    page = lessons.get("03_ddp_spawn").page.read_text().partition("\n## DDP on one screen\n")[2]
+    program = re.search(r"(?s)```python\n.*?```\n", page)[0]
+    start = re.search(r"(?s)```sh\n.*?```\n", page)[0]
+    return f"{program}\n{start}"
+
+
+def clone(address=lessons.ADDRESS) -> str:
+    """The command that fetches the repository, if it is known where this is published."""
+    if not address:
+        return ""
+    return f"```sh\ngit clone --depth 1 {address} rungs\ncd rungs\n```\n"
+
+
+def clone_in_a_cell(address=lessons.ADDRESS) -> str:
+    """The same in a cell of Colab or Kaggle; where the address is not known, the reader has to fill it in."""
+    return f"```sh\n!git clone --depth 1 {address or '(address of your copy)'} rungs\n%cd rungs\n```\n"
+
+
+def citation(address=lessons.ADDRESS) -> str:
+    """CITATION.cff, which GitHub looks for at the top of a repository."""
+    return f"""\
+cff-version: 1.2.0
+message: If you use Rungs in a course or a paper, please cite it.
+title: "Rungs: distributed training with PyTorch, one diff at a time"
+type: software
+authors:
+  - name: The authors of Rungs
+license: MIT
+repository-code: {address}
+"""
 
 
 def contents() -> str:
@@ -279,7 +327,7 @@ def notebook_list() -> str:
 def pages():
     """What is written into each page: the text for each pair of markers."""
     found = {
-        ROOT / "README.md": {"lessons": lesson_table()},
+        ROOT / "README.md": {"clone": clone(), "one screen": one_screen(), "ladder": ladder_table()},
         ROOT / "notebooks/README.md": {"notebooks": notebook_list()},
         ROOT / "lessons/README.md": {"contents": contents()},
     }
@@ -291,6 +339,7 @@ def pages():
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
     found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
+    found[ROOT / "lessons/launch/free_gpus.md"] = {"clone": clone_in_a_cell()}
     found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}
     found[FRAMEWORKS[0].parent / "README.md"] = {
@@ -320,8 +369,10 @@ def main():
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
         new[row.path] = nbformat.writes(with_diffs(row, with_way(row, read(row)))) + "\n"
+    if lessons.ADDRESS:
+        new[ROOT / "CITATION.cff"] = citation()
     for path, page in new.items():
-        if page != path.read_text():
+        if not path.exists() or page != path.read_text():
             if arguments.check:
                 sys.exit(f"error: {path} and the lessons disagree: run make diffs")
             path.write_text(page)

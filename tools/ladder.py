@@ -138,7 +138,7 @@ def judge(row: Climbed, first: Climbed, out: Path) -> str:
 def cells(row: Climbed) -> dict[str, str]:
     """A line of the table."""
     found = dict.fromkeys(COLUMNS, "-")
-    how = {"two agents": "2 torchrun agents"}.get(row.lesson.launcher, row.lesson.launcher)
+    how = {"two agents": "2 torchrun launchers"}.get(row.lesson.launcher, row.lesson.launcher)
     found["lesson"] = row.lesson.stem
     found["launched by"] = how + (", restarts" if row.lesson.restarts else "")
     found["processes"] = str(row.processes)
