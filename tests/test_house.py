@@ -336,7 +336,7 @@ def test_the_ladder_ends_with_a_table_and_a_picture(tmp_path):
 
 @pytest.mark.long
 def test_the_ladder_names_the_lesson_that_fails_and_shows_its_log(tmp_path):
-    # 121 does not divide by two: lesson 01 climbs on, lesson 03 refuses.
+    # 121 does not divide by two: lesson 01 runs, lesson 03 refuses.
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", "--batch-size", "121")
     words = (sys.executable, ROOT / "tools/ladder.py", "--lessons", "01,03", *sizes)
     environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)}
