@@ -115,7 +115,7 @@ def main():
     if not arguments.weights.exists():
         sys.exit(f"error: there is no {arguments.weights}: run lesson 08 first")
     torch.set_num_threads(1)
-    server = Server(("127.0.0.1", arguments.port), Handler)  # only for this machine, because there is no password
+    server = Server(("127.0.0.1", arguments.port), Handler)  # this machine only: there is no password
     server.batcher = Batcher(load(arguments.weights), arguments.batch)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"listening at http://127.0.0.1:{server.server_port}", flush=True)
