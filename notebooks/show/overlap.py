@@ -146,7 +146,8 @@ def draw_steps(steps):
         begin, end = min(bars(step, "backward"))[0], max(bars(step, "backward"))[1]
         said.append(
             f"With {setting}, rank 0 computes backward from {begin:.0f} to {end:.0f} ms, hands over the "
-            f"first of {len(bars(step, 'all_reduce'))} bucket(s) at {first:.0f} ms, and ends at {step['ms']:.0f} ms"
+            f"first of {len(bars(step, 'all_reduce'))} bucket(s) at {first:.0f} ms, and ends the step at "
+            f"{step['ms']:.0f} ms"
         )
         axes.set_title(setting, pad=26 if axes is halves[0] else 6)  # room for the legend
         axes.get_legend().set_visible(axes is halves[0])
