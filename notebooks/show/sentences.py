@@ -34,14 +34,14 @@ SENTENCES = {
     },
     "04_ddp_torchrun": {
         "python lessons/03_ddp_spawn.py": "`torchrun` starts the script, not `python`.",
-        "+ You will see lesson 01's losses again": "It tells each process in its environment who it is.",
-        "+ import os": "The script reads the environment.",
-        "torch.multiprocessing": "It spawns nothing.",
-        "def worker": "`worker` was the function that each new process began with. Now each process runs the "
-        "script from its first line.",
-        "--world-size": "The environment also says how many processes there are, so the option goes.",
-        "- rendezvous =": "`torchrun` has already started the processes. Each one reads its rank and picks "
-        "its GPU by `LOCAL_RANK`. `init_process_group` finds the other processes by itself.",
+        "+ You will see lesson 01's losses again": "Environment variables tell each process its rank.",
+        "+ import os": "The script reads these variables from `os.environ`.",
+        "torch.multiprocessing": "The script no longer spawns processes.",
+        "def worker": "In lesson 03, each new process started in `worker`. Now each process runs the script "
+        "from its first line.",
+        "--world-size": "`WORLD_SIZE` says how many processes there are, so this option goes away.",
+        "- rendezvous =": "`torchrun` has already started the processes. Each process reads its rank and "
+        "picks its GPU by `LOCAL_RANK`. `init_process_group` reads from the environment where to meet.",
     },
     "05_snapshots": {
         "--crash-at 3": "`--max-restarts` lets `torchrun` start the processes again. The variable is "
