@@ -177,7 +177,7 @@ SENTENCES = {
         "torch.distributed.pipelining": "PyTorch has stages and schedules. They replace DDP.",
         "BEGINNINGS": "A table says with which layer each stage begins.",
         "num_replicas=1": "All processes read the same batches.",
-        "- model = workload": "Each process has an optimizer, and therefore momentum, only for its own stage.",
+        "- model = workload": "Each process has an optimizer, and so also momentum, only for its stage.",
         "schedule.step(": "One call makes the forward and the backward pass of all micro-batches. Only the "
         "last stage knows the loss; the other stages add zero to it.",
         "- mean_loss": "No gradient is averaged over processes.",
