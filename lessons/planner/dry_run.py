@@ -270,13 +270,13 @@ def only_the_first_chunk(tensor, num_chunks, dim):
 def show(found: dict[str, Any]) -> None:
     mesh = " x ".join(f"{name} {size:,}" for name, size in found["mesh"].items())
     rank = f"rank {found['rank']:,}"
-    print(f"{found['parameters']:,} parameters on {mesh} ranks. A step of {rank}:\n")
+    print(f"{found['parameters']:,} parameters on {mesh} ranks.\nA step of {rank}:\n")
     print("when      collective     over       ranks  dtype     times    bytes each      bytes sent")
     line = "{when:9} {kind:14} {dimension:9}{ranks:7,}  {dtype:9}{times:6,}{bytes:14,}{all:16,}"
     for row in found["collectives"]:
         print(line.format(all=row["times"] * row["sent"], **row))
-    print("\nBytes each: the larger of one rank's input and output. Bytes sent: all times together. In a")
-    print("ring of n, a rank sends (n-1)/n of each, and twice that in an all-reduce.")
+    print("\nBytes each: the larger of one rank's input and output. Bytes sent: all times together.")
+    print("In a ring of n, a rank sends (n-1)/n of each, and twice that in an all-reduce.")
     groups = " (the gathered group is FSDP's largest)" if "gathered group" in found["memory"] else ""
     print(f"\nBytes that {rank} holds{groups}:")
     for name, size in found["memory"].items():
