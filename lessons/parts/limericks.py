@@ -1,7 +1,7 @@
 """The text of lessons 13, 15, 16 and 17: limericks by Edward Lear.
 
-They come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public domain.
-limericks.txt has 211 of the 212 limericks, taken from Project Gutenberg's numbers 982 and 13650. All
+They come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public
+domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982 and 13650. All
 have five lines and consistent capitals, and misprints are corrected.
 """
 
@@ -49,7 +49,7 @@ def temperature(text):
 
 
 def load(arguments):
-    """Return all characters, the training sequences (as numbers), and the held-back test sequences."""
+    """Return all characters, and sequences of them to train on and to test on."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     text = Path(__file__).with_suffix(".txt").read_text()
@@ -64,7 +64,7 @@ def load(arguments):
 
 
 def sequences(limericks, characters, count, length=LENGTH, times=1):
-    """Return a sequence from the start of each limerick, and the character that follows each character."""
+    """Return a sequence from the start of each limerick, and the characters that follow."""
     text = "\n\n".join(limericks)
     numbers = torch.tensor([characters.index(character) for character in text])
     starts = [0, *(found.end() for found in re.finditer("\n\n", text))]
@@ -76,7 +76,7 @@ def sequences(limericks, characters, count, length=LENGTH, times=1):
 
 
 def load_sets(arguments):
-    """workload.check loads these sets to see whether there is enough text for one batch."""
+    """workload.check loads these to see whether there is text for one batch."""
     _, train_set, test_set = load(arguments)
     return train_set, test_set
 

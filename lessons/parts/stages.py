@@ -1,11 +1,11 @@
-"""The other half of lesson 10: where the model is split, and which options no schedule allows."""
+"""The other half of lesson 10: where to split the model, and which options cannot work."""
 
 import math
 
 import workload
 
-# For each number of stages: the layers of ConvNet (ten in all) with which the stages begin. 5 and 7 are
-# missing because at most 4 processes have 1 or 2 stages each.
+# For each number of stages: the layers of ConvNet (ten in all) with which the stages begin.
+# 5 and 7 are missing, because at most 4 processes have 1 or 2 stages each.
 BEGINNINGS = {
     1: [0],
     2: [0, 5],
@@ -24,7 +24,7 @@ def check(arguments):
         arguments.microbatches = 1
     count = arguments.microbatches
     arguments.stages = processes
-    # On one process, two stages would be neighbours in one process, and torch 2.13 cannot evaluate those.
+    # Two neighbouring stages in one process: torch 2.13 cannot evaluate them.
     if schedule == "interleaved" and processes > 1:
         arguments.stages = 2 * processes
     if processes > 4:
