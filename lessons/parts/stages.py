@@ -1,4 +1,4 @@
-"""The other half of lesson 10: where to split the model, and which options cannot work."""
+"""The other half of lesson 10: where the model is split, and what cannot work."""
 
 import math
 
