@@ -1,18 +1,20 @@
 """Exercise 01: a large batch made of several small ones. 10 points.
 
-A batch of 120 images may not fit into the memory of your GPU, and 50 may. So the batch is cut into parts of
-50, 50 and 20, each part goes forward and backward by itself, and only then the optimizer takes its one step.
-It must be the very step that the whole batch would have made, whatever the sizes.
+A batch of 120 images may not fit into your GPU's memory, but 50 images may. So you cut the batch into parts
+of 50, 50 and 20 images. Each part goes forward and backward by itself, and then the optimizer takes one
+step. This step must be the same as the step for the whole batch, whatever the sizes of the parts.
 
-What helps: `backward()` adds to the gradients that are there. What misleads: `cross_entropy` is a mean over
-the images of its own call, so the mean of a part of 20 must not weigh as much as that of a part of 50.
+One fact helps: `backward()` adds to the gradients that are already there. One fact misleads:
+`cross_entropy` returns the mean over the images of this one call, so the mean of a part of 20 images must
+count less than the mean of a part of 50.
 
-What a forward pass computes stays in memory until its backward pass. If all parts go forward before the first
-goes backward, nothing is saved. The checks look at the memory of your process.
+A forward pass keeps its activations in memory until its backward pass. If all parts go forward before the
+first part goes backward, you save no memory. The checks measure the memory of your process.
 
-Two things here are as in any real training. The model may have batch norm: then a part is normalised by its
-own mean, and the parts are no longer the whole batch, but they are still to be those parts. And the optimizer
-may be any one of `torch.optim` but LBFGS, whose `step()` wants a function that computes the loss again.
+Two things are as in real training. The model may contain batch norm. Each part is then normalized by its
+own mean. The result is no longer that of the whole batch, but it must still be that of these parts. The
+optimizer may be any optimizer of `torch.optim` except LBFGS, whose `step()` needs a function that computes
+the loss.
 
     01.1 (4 points)  add up the gradients of all parts
     01.2 (3 points)  one step of the optimizer for a large batch
@@ -25,11 +27,11 @@ from torch.nn.functional import cross_entropy
 
 
 def add_gradients(model, parts):
-    """Add the gradients of the mean loss over the images of all parts to the gradients that are there.
+    """Add the gradients of the mean loss over the images of all parts to the existing gradients.
 
-    `parts` is a list of pairs (images, labels), which may differ in size. Each goes through the model once,
-    by itself and in order, and backward before the next goes forward. Returns the mean loss over all images,
-    a float.
+    `parts` is a list of pairs (images, labels), which may differ in size. Run the parts in order. Each part
+    goes through the model once, by itself, and backward before the next part goes forward. Return the mean
+    loss over all images as a float.
     """
     # cut 01.1: add up the gradients of all parts
     size = sum(len(labels) for _, labels in parts)
@@ -43,10 +45,10 @@ def add_gradients(model, parts):
 
 
 def large_step(model, optimizer, images, labels, part_size):
-    """Take one step of the optimizer for all images, with at most `part_size` of them in the model at a time.
+    """Take one optimizer step for all images, with at most `part_size` images in the model at a time.
 
-    The parts are taken in order, all of them of `part_size` images but the last, which has the rest.
-    Gradients that were there before do not count. Returns the mean loss over all images, a float.
+    Take the parts in order. Every part has `part_size` images, except that the last part may have fewer.
+    Ignore gradients from before. Return the mean loss over all images as a float.
     """
     # cut 01.2: one step of the optimizer for a large batch
     optimizer.zero_grad()
@@ -57,12 +59,12 @@ def large_step(model, optimizer, images, labels, part_size):
 
 
 def train_epoch(model, optimizer, batches, parts_per_step):
-    """Take one step for every `parts_per_step` of the batches, and one for what is left over at the end.
+    """Take one step for every `parts_per_step` batches, and one step for the batches left at the end.
 
-    `batches` is an iterable of pairs (images, labels), as a DataLoader is, and can be gone through once. It
-    may be too large for the memory: take the batches of a step from it only when the step before is done, and
-    do not keep them. Gradients that were there before do not count. Returns a list of floats, the mean loss
-    over the images of each step.
+    `batches` is an iterable of pairs (images, labels), like a DataLoader. You can go through it only once,
+    and it may be too large for the memory: fetch the batches of a step only when the step before is done,
+    and do not keep them. Ignore gradients from before. Return a list of floats: the mean loss over the
+    images of each step.
     """
     # cut 01.3: an epoch over small batches, with a last group that is not full
     losses = []

@@ -1,14 +1,15 @@
 """Exercise 02: DataParallel by hand, in one process. 10 points.
 
-At each step, DataParallel cuts the batch, copies the model to every GPU, runs each copy on its part, and puts
-the outputs together again. The loss is computed from all outputs. Its backward pass leaves gradients in the
-copies, and they are added up in the one model that stays; the copies are thrown away. You build the same on
-the CPU, where another GPU is only another copy.
+In each step, DataParallel cuts the batch into parts, copies the model to every GPU, runs each copy on its
+part, and concatenates the outputs. It computes the loss from all outputs. The backward pass leaves
+gradients in the copies. DataParallel adds them up in the original model and throws the copies away. You
+build the same on the CPU, where a second GPU is just another copy.
 
-Why a sum, and no mean: the loss is a mean over the whole batch already, and each copy has its part of it.
+The gradients are summed, not averaged, because the loss is already a mean over the whole batch, and each
+copy has its share of it.
 
-What a copy learns beside gradients is lost with it, the running mean of a batch norm for one. DataParallel
-keeps the buffers of the first copy, and so do you.
+Everything else that a copy learns is lost with it, for example the running mean of a batch norm.
+DataParallel keeps the buffers of the first copy, and so do you.
 
     02.1 (1 point)   scatter: cut the batch
     02.2 (2 points)  replicate: copies of the model
@@ -26,8 +27,9 @@ from torch.nn.functional import cross_entropy
 def scatter(batch, count):
     """Cut a tensor along its first dimension into a list of at most `count` parts, in order.
 
-    All parts have the same size, the smallest with which `count` parts are enough; only the last may be
-    smaller. No part is empty. So 10 images for 4 copies make 3, 3, 3 and 1, and 5 images make 2, 2 and 1.
+    All parts have the same size, except that the last part may be smaller. Choose the smallest size for
+    which `count` parts are enough. No part is empty. So 10 images for 4 copies make 3, 3, 3 and 1, and 5
+    images make 2, 2 and 1.
     """
     # cut 02.1: scatter: cut the batch
     return list(batch.chunk(count))
@@ -35,10 +37,10 @@ def scatter(batch, count):
 
 
 def replicate(model, count):
-    """A list of `count` copies of the model, modules too, with parameters and buffers of their own.
+    """Return a list of `count` copies of the model, with parameters and buffers of their own.
 
-    What is frozen in the model is frozen in a copy; what two layers share in the model, they share in a copy;
-    what is in evaluation mode is in it in a copy.
+    A copy has the same frozen parameters as the model. Layers that share a parameter in the model also
+    share it in a copy. A copy is in the same mode, training or evaluation, as the model.
     """
     # cut 02.2: replicate: copies of the model
     return [copy.deepcopy(model) for _ in range(count)]
@@ -46,11 +48,11 @@ def replicate(model, count):
 
 
 def compute_and_gather(copies, parts):
-    """Run the first copy on the first part, the second on the second, and so on; return all outputs as one
-    tensor, in the order of the parts.
+    """Run each copy on the part of the same number, and return all outputs as one tensor, in the order of
+    the parts.
 
-    There may be fewer parts than copies: the last copies have nothing to do then. backward() from the result
-    must reach the copies.
+    There may be fewer parts than copies. The last copies then have nothing to do. backward() from the
+    result must reach the copies.
     """
     # cut 02.3: compute and gather: each part through its copy, and one output
     return torch.cat([one(part) for one, part in zip(copies, parts, strict=False)])
@@ -58,11 +60,11 @@ def compute_and_gather(copies, parts):
 
 
 def reduce(model, copies):
-    """After backward: add the gradients of all copies to those of the model, parameter by parameter.
+    """After backward: add the gradients of all copies to the model's gradients, parameter by parameter.
 
-    As with backward(), what a gradient of the model was before counts too. A copy whose gradient is None adds
-    nothing, and a parameter for which all are None keeps what it had. The buffers of the first copy are
-    written into those of the model, in place. The parameters themselves do not change.
+    As with backward(), add to the gradients that the model already has. A copy whose gradient is None adds
+    nothing. If the gradient is None in all copies, the model's gradient stays as it was. Write the buffers
+    of the first copy into the model's buffers, in place. The parameters themselves do not change.
     """
     # cut 02.4: reduce: the gradients of the copies, added up in the model
     for one in copies:
@@ -78,9 +80,9 @@ def reduce(model, copies):
 
 
 def train_step(model, optimizer, images, labels, count):
-    """One step of the optimizer with cross_entropy over all images, computed on `count` copies.
+    """Take one optimizer step with cross_entropy over all images, computed on `count` copies.
 
-    Gradients that were there before do not count. Returns the mean loss over all images, as a float.
+    Ignore gradients from before. Return the mean loss over all images as a float.
     """
     # cut 02.5: one step of training, made of these
     copies = replicate(model, count)

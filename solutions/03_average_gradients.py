@@ -1,13 +1,14 @@
 """Exercise 03: DDP in its simplest form. 12 points.
 
-Several processes have a model each, and images of their own. Two things make them one job. All begin with
-the weights of rank 0. And after every backward pass, before the optimizer's step, they average their
-gradients. The process group is there already: use `torch.distributed`.
+Each of several processes has a model and its own images. Two things make them one training job. All
+processes start with the weights of rank 0. And after every backward pass, before the optimizer's step, they
+average their gradients. The process group already exists: use `torch.distributed`.
 
-Some models are harder than they look. A buffer (a running mean, say) is no parameter, but it must be equal
-at the start too. A frozen parameter never gets a gradient, on any rank. Two layers may share one parameter.
-And a parameter may get a gradient on some ranks and none (`grad is None`) on others: there it counts as
-zero, and all ranks must call the same collectives in the same order, or they wait for ever.
+Some models are harder than they look. A buffer, such as a running mean, is not a parameter, but it must
+also be equal at the start. A frozen parameter never gets a gradient, on any rank. Two layers may share a
+parameter. A parameter may get a gradient on some ranks and none (`grad is None`) on others. The missing
+gradient then counts as zero. All ranks must call the same collectives in the same order, or they wait
+forever.
 
     03.1 (4 points)  all ranks begin with what rank 0 has
     03.2 (8 points)  average the gradients over all processes
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 
 def broadcast_model(model):
-    """Give every rank the parameters and buffers that rank 0 has, in place."""
+    """Give every rank the parameters and buffers of rank 0, in place."""
     # cut 03.1: all ranks begin with what rank 0 has
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -29,8 +30,8 @@ def broadcast_model(model):
 def average_gradients(model):
     """After backward: replace every gradient by its mean over all ranks.
 
-    A parameter that has a gradient on no rank keeps None. One that has it on some ranks has it on all
-    afterwards. Frozen parameters (`requires_grad` is False) are left alone.
+    If a parameter has no gradient on any rank, its gradient stays None. If it has a gradient on at least
+    one rank, it has one on all ranks afterwards. Leave frozen parameters (`requires_grad` is False) alone.
     """
     # cut 03.2: average the gradients over all processes
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,17 +1,20 @@
 """Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points.
 
-Read first: notebook 03, on which process gets which image and on the mean of four accuracies.
+Read notebook 03 first, about which process gets which image, and about the mean of four accuracies.
 
-In training, each rank takes a shard of the images. No rank asks another: all shuffle the numbers of the
-images alike, from a seed that they share, and deal them out like cards. Everything else that is random must
-stay out of it: the global random state (`torch.manual_seed`, `random`, numpy) is another one on each rank.
+In training, each rank takes a shard of the images. The ranks do not talk to each other for this: all of
+them shuffle the image numbers in the same way, from a shared seed, and deal the numbers out like cards. No
+other randomness may have an influence: the global random state (`torch.manual_seed`, `random`, numpy)
+differs between ranks.
 
-All shards must be equally long. A rank with one batch more than the others would wait for them for ever. So
-what is left over is either dropped, or images are dealt out once more until all ranks have equally many.
+All shards must have the same length. Otherwise a rank with one batch more would wait forever for the
+others. So the remainder is either dropped, or some images are dealt out again until all ranks have the same
+number.
 
-In an evaluation, an image that counts twice or never makes the accuracy wrong. There each image is dealt out
-once, and shards may differ. The mean of the ranks' accuracies is not the accuracy then. What every rank can
-tell the others, whatever the length of its shard, is two numbers: how many are right, and how many there are.
+In an evaluation, an image that counts twice or never makes the accuracy wrong. So each image is dealt out
+once, and the shards may differ in length. The mean of the ranks' accuracies is then not the accuracy. What
+every rank can tell the others, whatever the length of its shard, is two numbers: how many answers are
+right, and how many images it has.
 
     04.1 (6 points)  the shard of a rank
     04.2 (2 points)  a new order in each epoch
@@ -26,14 +29,15 @@ from torch.utils.data import Sampler
 class ShareSampler(Sampler):
     """The numbers (0 to size - 1) of the images that this rank sees in an epoch, in order.
 
-    It needs no process group: `rank` and `world_size` are given. `size` may be smaller than `world_size`,
-    and 0. With `drop_last`, no image comes twice. Without it, every image comes, and no image comes more
-    than once more often than another. Which images are left out or come again is chance.
+    It needs no process group: `rank` and `world_size` are arguments. `size` may be smaller than
+    `world_size`, and it may be 0. With `drop_last`, no image comes twice. Without it, every image comes,
+    and two images differ by at most one in how often they come. It is left to chance which images are
+    dropped or repeated.
 
-    The order that is dealt out depends on `size`, `seed` and the epoch, and on nothing else: it is the same
-    in every process, for any number of ranks, with `drop_last` and without, and on every pass, also after one
-    that was broken off. The global random state has no influence on it, and is what it was before, also
-    between two numbers of a pass.
+    The order depends on `size`, `seed` and the epoch, and on nothing else. It is the same in every process,
+    for any number of ranks, with and without `drop_last`, and on every pass, even after a pass that was not
+    finished. The global random state has no influence on it. It is not changed either, not even between two
+    numbers of a pass.
     """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):
@@ -54,8 +58,8 @@ class ShareSampler(Sampler):
     def __iter__(self):
         """Shuffle all numbers, then deal them out.
 
-        Shuffle first: a rank that always kept the same images would only ever see those. `self.epoch` counts
-        as well as `self.seed`. The shards of all ranks together must be what the class promises.
+        Shuffle first: if a rank always kept the same images, it would never see the others. `self.epoch`
+        counts as well as `self.seed`. The shards of all ranks together must keep the promises of the class.
         """
         # cut 04.1: the shard of a rank
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -66,10 +70,10 @@ class ShareSampler(Sampler):
         # end
 
     def set_epoch(self, epoch):
-        """From now on, give the order of this epoch. Before the first call, it is epoch 0.
+        """From now on, return the order of this epoch. Before the first call, it is epoch 0.
 
-        The order of an epoch does not depend on which epochs were before: a run that resumes in epoch 7 gets
-        what it would have got without the break.
+        The order of an epoch does not depend on earlier epochs: a run that resumes in epoch 7 gets the same
+        order as without the interruption.
         """
         # cut 04.2: a new order in each epoch
         self.epoch = epoch
@@ -77,10 +81,10 @@ class ShareSampler(Sampler):
 
 
 def evaluation_shard(size, rank, world_size):
-    """The numbers of the images that this rank evaluates: a list, a range or anything else to loop over.
+    """The numbers of the images that this rank evaluates: a list, a range or any other iterable.
 
-    Over all ranks, each of the numbers 0 to size - 1 comes exactly once. No rank has more than one image more
-    than another. The order does not matter. `size` may be smaller than `world_size`.
+    Over all ranks, each of the numbers 0 to size - 1 comes exactly once. The lengths of two shards differ
+    by at most one. The order does not matter. `size` may be smaller than `world_size`.
     """
     # cut 04.3: an accuracy that is that of one process
     return range(rank, size, world_size)
@@ -88,14 +92,15 @@ def evaluation_shard(size, rank, world_size):
 
 
 def exact_accuracy(right):
-    """The part of right answers among the images of all ranks: the same Python float on every rank.
+    """The share of right answers among the images of all ranks: the same Python float on every rank.
 
-    `right` is a tensor of bools, one for each image of this rank's shard. Shards may differ. Some may be
-    empty, never all: a rank without images must still take part, or the others wait for it for ever.
+    `right` is a tensor of bools, one for each image of this rank's shard. Shards may differ in length. Some
+    shards may be empty, but never all: a rank without images must still take part, or the others wait
+    forever.
 
-    It must be right to 1e-12, for tens of millions of images too. float32 cannot count them: above 2**24 it
-    leaves out every other whole number. Only sums may travel, through the process group: what is sent must
-    not grow with the number of images.
+    The result must be right to 1e-12, even for tens of millions of images. float32 cannot count that far:
+    above 2**24 it skips every other whole number. Only sums may travel through the process group: the
+    amount of data must not grow with the number of images.
     """
     # cut 04.3: an accuracy that is that of one process
     counts = torch.tensor([right.sum().item(), len(right)])

@@ -1,10 +1,10 @@
 """Exercise 06: twelve faults, all of them found in tutorials that people read. 24 points.
 
-Read first: notebooks 03 to 06.
+Read notebooks 03 to 06 first.
 
 This script was put together from the web. Each function below has one fault or several. Most of them raise
-nothing: the script runs, and trains something else, or reports what is not so. Mend them; a line or two is
-enough for each. The docstrings say what is wanted.
+no error: the script runs, but it trains something else or reports wrong numbers. Fix them. A line or two is
+enough for each. The docstrings say what each function should do.
 
     06.1 (2 points)   each process makes the step that the batches of all processes ask for
     06.2 (2 points)   the learning rate falls once an epoch
@@ -19,8 +19,8 @@ enough for each. The docstrings say what is wanted.
     06.11 (2 points)  each process takes its own device
     06.12 (2 points)  one process downloads, and the others wait for it
 
-The judge calls each function on several processes, which are in a process group already. They have their own
-weights, images and files there, drawn anew, and it looks at what comes out: weights, losses, files.
+The grader calls each function on several processes, which are already in a process group. Their weights,
+images and files are drawn anew, and the grader looks at the results: weights, losses, files.
 """
 
 import os
@@ -33,8 +33,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def pick_device():
-    """The number of this process's device. torchrun has started it: on each machine as many processes as it
-    has devices, and several machines, some with more devices than others."""
+    """Return the number of this process's device. torchrun started the process. Each machine runs as many
+    processes as it has devices, and some machines may have more devices than others.
+    """
     # cut 06.11: the number on this machine
     return int(os.environ["LOCAL_RANK"])
     # instead: return int(os.environ["RANK"])
@@ -42,8 +43,9 @@ def pick_device():
 
 
 def prepare(path, download):
-    """The bytes of the data, from the file at `path`. download(path) writes it, in a while: call it in one
-    process. (All processes are on one machine. There is no file yet.)"""
+    """Return the bytes of the data, from the file at `path`. download(path) writes the file, which takes a
+    while: call it in one process only. (All processes are on one machine. At first there is no file.)
+    """
     # cut 06.12: one downloads, the others wait
     if dist.get_rank() == 0:
         download(path)
@@ -56,8 +58,10 @@ def prepare(path, download):
 
 
 def make_loader(train_set, batch_size, seed):
-    """Batches for this process, in an order that is drawn from `seed`. A step has `batch_size` images, of all
-    processes together, each an equal part of them; what is left over at an epoch's end is dropped."""
+    """Batches for this process, in an order that is drawn from `seed`. A step has `batch_size` images,
+    counted over all processes, and each process has an equal share. Drop the images left at the end of
+    an epoch.
+    """
     # cut 06.6: one seed for all
     sampler = DistributedSampler(train_set, seed=seed, drop_last=True)
     # instead: sampler = DistributedSampler(train_set, seed=seed + dist.get_rank(), drop_last=True)
@@ -69,9 +73,10 @@ def make_loader(train_set, batch_size, seed):
 
 
 def train(model, loader, epochs, lr):
-    """Train the model in place. The learning rate is `lr` in the first epoch and falls along a cosine, once
-    an epoch. Returns the model as DDP has it, and for each epoch, the mean of the losses of its batches, over
-    all processes: the same numbers on each. The first epoch is number 0."""
+    """Train the model in place. The learning rate is `lr` in the first epoch and follows a cosine down,
+    once per epoch. Return the model as wrapped by DDP, and for each epoch the mean loss of its batches,
+    over all processes: the same numbers on each. The first epoch is number 0.
+    """
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -110,8 +115,9 @@ def train(model, loader, epochs, lr):
 
 
 def save(model, epoch, path):
-    """All processes call this with the model that train returned, at the same time. The file holds the
-    weights of process 0 and the epoch, for `load`."""
+    """All processes call this at the same time, with the model that train returned. The file holds the
+    weights of process 0 and the epoch, for `load`.
+    """
     # cut 06.7: one process writes
     if dist.get_rank() != 0:
         return
@@ -128,8 +134,9 @@ def save(model, epoch, path):
 
 
 def load(model, path):
-    """Load what `save` wrote into a plain model, in one process. Returns the epoch. If a weight is missing
-    in the file, or has a name that the model does not know, it raises an error."""
+    """Load what `save` wrote into a plain model, in one process. Return the epoch. Raise an error if a
+    weight is missing from the file, or has a name that the model does not know.
+    """
     snapshot = torch.load(path)
     # cut 06.9: nothing is left out in silence
     model.load_state_dict(snapshot["state_dict"])
@@ -141,9 +148,10 @@ def load(model, path):
 
 @torch.no_grad()
 def accuracy(model, test_set):
-    """The share of the test images that the model names right, over all processes: the same number on each.
-    Each process has the whole test set, and sees a part of it. Every image counts once, however many there
-    are."""
+    """The share of the test images that the model classifies right, over all processes: the same number on
+    each. Each process has the whole test set, and evaluates a part of it. Every image counts once,
+    however many images there are.
+    """
     # cut 06.10: each image once
     mine = range(dist.get_rank(), len(test_set), dist.get_world_size())
     correct = torch.zeros((), dtype=torch.int64)

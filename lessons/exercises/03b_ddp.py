@@ -1,56 +1,58 @@
 """Exercise 03b: DDP that sends while it still computes. 18 points.
 
-In exercise 03 all communication came after the backward pass: the network stood idle first, the processor
-afterwards. But the gradients of the last layer are there long before those of the first. DDP sends them
-while backward goes on. You write a wrapper that does the same. It is used like this:
+In exercise 03, all communication came after the backward pass: first the network was idle, then the
+processor. But the gradients of the last layer are ready long before the gradients of the first layer, and
+DDP sends them while the backward pass continues. You write a wrapper that does the same. It is used like
+this:
 
     model = Overlapped(model, bucket_bytes=1_000_000)
     for images, targets in batches:
         optimizer.zero_grad()
-        loss(model(images), targets).backward()     # sends what is there, and goes on
+        loss(model(images), targets).backward()     # sends what is ready, and continues
         model.finish()                              # waits until every parameter has its mean
         optimizer.step()
 
-Buckets. A call for each parameter costs too much, and one call for all could only begin when backward has
-ended. So parameters are put into buckets. Backward goes from the last layer to the first, so buckets are
-made in the reverse order of `module.parameters()`: the first bucket is full first. A parameter belongs to
-the bucket before it unless that would then hold more than `bucket_bytes`; in that case it begins a new one.
-(One that is larger than `bucket_bytes` has a bucket of its own, then.) Parameters that are frozen when the
-wrapper is made belong to no bucket, and no bucket is empty. All parameters have the same dtype. Sparse
-gradients, as `nn.Embedding(sparse=True)` makes them, are outside.
+Buckets. One call per parameter costs too much, and a single call for all parameters could only begin after
+the backward pass. So parameters are grouped into buckets. The backward pass goes from the last layer to the
+first, so build the buckets in the reverse order of `module.parameters()`: the first bucket is then full
+first. Put a parameter into the current bucket unless the bucket would then hold more than `bucket_bytes`.
+In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets its own bucket.) Parameters
+that are frozen when the wrapper is made belong to no bucket, and no bucket is empty. All parameters have
+the same dtype. There are no sparse gradients, such as those of `nn.Embedding(sparse=True)`.
 
-This is not quite what DDP does. It closes a bucket once that has reached its limit, so that it may hold more;
-and after the first step it makes the buckets again, in the order in which the gradients have come.
+DDP itself differs in two ways. It closes a bucket once the bucket has reached its limit, so a bucket may
+hold more. And after the first step it rebuilds the buckets in the order in which the gradients arrived.
 
-Hooks. `parameter.register_post_accumulate_grad_hook(function)` has `function(parameter)` called in every
-backward pass as soon as `parameter.grad` is complete; once, even if several layers share the parameter. When
-all gradients of a bucket are there, copy them into one flat tensor and begin one `dist.all_reduce` of it
-with `async_op=True`, in the hook. It returns an object at once; its `wait()` returns when the sum is there.
-Nothing may wait in backward, not even if another rank has not begun its own. Do not write into the flat
-tensor until then. All ranks must make the same calls in the same order: bucket 1 goes before bucket 2 on
-every rank, even where bucket 2 is full first.
+Hooks. `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)` in every
+backward pass as soon as `parameter.grad` is complete; only once, even if several layers share the
+parameter. When all gradients of a bucket are ready, copy them into one flat tensor and start one
+`dist.all_reduce` of this tensor with `async_op=True`, in the hook. The call returns an object at once, and
+the object's `wait()` returns when the sum is there. Do not write into the flat tensor until then. Nothing
+may wait during the backward pass, not even for another rank that has not started its own. All ranks must
+make the same calls in the same order: bucket 1 goes before bucket 2 on every rank, even where bucket 2 is
+full first.
 
-Gradients that do not come. A model may use other parameters on each rank, and a rank may have neither a
-forward nor a backward pass in some step (if the model has buffers, it has a forward pass). `finish()` is
-called on all ranks in any case and sends what is left. A missing gradient counts as zero in the mean (the sum
-of all ranks' gradients, divided by their number). One that is None on all ranks is None afterwards, too, but
-one that is zero is not. A rank cannot know that alone: a number more for each parameter may travel in the
-flat tensor, or in one more `all_reduce` in `finish()`. One all_reduce for each bucket and that one are all
-the calls in a step, beside those for the buffers in forward: the system counts what your process sends.
+Missing gradients. A model may use different parameters on each rank, and in some steps a rank may have
+neither a forward nor a backward pass (a model with buffers always has a forward pass). `finish()` is called
+on all ranks in any case, and sends what is left. A missing gradient counts as zero in the mean (the sum of
+all ranks' gradients, divided by the number of ranks). A gradient that is None on all ranks stays None, but
+a gradient of zeros does not become None. A rank cannot know this alone: send one extra number per parameter
+in the flat tensor, or in one more `all_reduce` in `finish()`. A step may make one all_reduce per bucket,
+this extra one, and the calls for the buffers in forward. The system counts what your process sends.
 
-Steps. `zero_grad` may set gradients to None, or write zeros into them. So what you give to `parameter.grad`
-must not share memory with anything that you use again.
+Steps. `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you give to
+`parameter.grad` must not share memory with anything that you use again.
 
-Accumulation. Forward and backward passes in `with model.no_sync():` send nothing at all. (There may be such a
-block within another one.) Their gradients add up in `parameter.grad`, and the next backward outside sends the
-sums, those of parameters included which only the passes inside have used. Between two calls of `finish()`
-there is at most one backward outside of `no_sync`.
+Accumulation. Forward and backward passes inside `with model.no_sync():` send nothing at all. (Such blocks
+may be nested.) Their gradients add up in `parameter.grad`, and the next backward pass outside the block
+sends the sums, also for parameters that only the passes inside have used. Between two calls of `finish()`
+there is at most one backward pass outside `no_sync`.
 
-Buffers. Running means drift apart, since every rank has other images. Before each forward in training mode
-(outside of `no_sync`) all ranks get those of rank 0, also buffers that are not in `state_dict()`. In
-evaluation mode nothing is sent: ranks may then call `forward` alone.
+Buffers. Running means drift apart, since every rank has different images. Before each forward pass in
+training mode (outside `no_sync`), all ranks get rank 0's buffers, also the buffers that are not in
+`state_dict()`. In evaluation mode nothing is sent, so a rank may then call `forward` alone.
 
-The process group is there already: use `torch.distributed`.
+The process group already exists: use `torch.distributed`.
 
     03b.1 (2 points)  put parameters into buckets
     03b.2 (2 points)  begin equal, install the hooks, and keep buffers equal
@@ -67,15 +69,16 @@ from torch import nn
 
 
 def make_buckets(parameters, bucket_bytes):
-    """A list of lists of parameters: the buckets, in the order in which they will be full.
+    """Return a list of lists of parameters: the buckets, in the order in which they will be full.
 
-    `parameters` is what `module.parameters()` gives; `parameter.nbytes` is how many bytes one has.
+    `parameters` is the result of `module.parameters()`. `parameter.nbytes` is the size of a parameter in
+    bytes.
     """
     raise NotImplementedError("03b.1: put parameters into buckets")
 
 
 class Overlapped(nn.Module):
-    """A model whose gradients are averaged over all ranks while backward goes on."""
+    """A model whose gradients are averaged over all ranks during the backward pass."""
 
     def __init__(self, module, bucket_bytes):
         super().__init__()
@@ -84,22 +87,24 @@ class Overlapped(nn.Module):
         raise NotImplementedError("03b.2: begin with what rank 0 has, and install the hooks")
 
     def forward(self, *inputs, **named):
-        """What the module gives, after its buffers were made equal if that is due."""
+        """Return the module's output, after making the buffers equal if that is due."""
         raise NotImplementedError("03b.2: keep buffers equal, and call the module")
 
     def gradient_came(self, parameter):
-        """The hook: the gradient of this parameter is complete, and backward goes on when this returns."""
+        """The hook: this parameter's gradient is complete. The backward pass continues when it returns."""
         raise NotImplementedError("03b.3: send each bucket that is full now")
 
     def send_next(self):
-        """Begin the all_reduce of the first bucket that has not been sent, full or not."""
+        """Start the all_reduce of the first bucket that has not been sent, full or not."""
         raise NotImplementedError("03b.3: copy the bucket into one flat tensor and begin its all_reduce")
 
     def finish(self):
-        """Called on all ranks before `optimizer.step()`. Then every gradient is the mean over all ranks."""
+        """Called on all ranks before `optimizer.step()`. Afterwards every gradient is the mean over all
+        ranks.
+        """
         raise NotImplementedError("03b.3: send the rest, wait for all, and give each parameter its mean")
 
     @contextlib.contextmanager
     def no_sync(self):
-        """`with model.no_sync():` passes inside send nothing."""
+        """Passes inside `with model.no_sync():` send nothing."""
         raise NotImplementedError("03b.5: send nothing until the block is left, in whatever way")

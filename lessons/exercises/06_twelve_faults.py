@@ -1,10 +1,10 @@
 """Exercise 06: twelve faults, all of them found in tutorials that people read. 24 points.
 
-Read first: notebooks 03 to 06.
+Read notebooks 03 to 06 first.
 
 This script was put together from the web. Each function below has one fault or several. Most of them raise
-nothing: the script runs, and trains something else, or reports what is not so. Mend them; a line or two is
-enough for each. The docstrings say what is wanted.
+no error: the script runs, but it trains something else or reports wrong numbers. Fix them. A line or two is
+enough for each. The docstrings say what each function should do.
 
     06.1 (2 points)   each process makes the step that the batches of all processes ask for
     06.2 (2 points)   the learning rate falls once an epoch
@@ -19,8 +19,8 @@ enough for each. The docstrings say what is wanted.
     06.11 (2 points)  each process takes its own device
     06.12 (2 points)  one process downloads, and the others wait for it
 
-The judge calls each function on several processes, which are in a process group already. They have their own
-weights, images and files there, drawn anew, and it looks at what comes out: weights, losses, files.
+The grader calls each function on several processes, which are already in a process group. Their weights,
+images and files are drawn anew, and the grader looks at the results: weights, losses, files.
 """
 
 import os
@@ -33,14 +33,16 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def pick_device():
-    """The number of this process's device. torchrun has started it: on each machine as many processes as it
-    has devices, and several machines, some with more devices than others."""
+    """Return the number of this process's device. torchrun started the process. Each machine runs as many
+    processes as it has devices, and some machines may have more devices than others.
+    """
     return int(os.environ["RANK"])
 
 
 def prepare(path, download):
-    """The bytes of the data, from the file at `path`. download(path) writes it, in a while: call it in one
-    process. (All processes are on one machine. There is no file yet.)"""
+    """Return the bytes of the data, from the file at `path`. download(path) writes the file, which takes a
+    while: call it in one process only. (All processes are on one machine. At first there is no file.)
+    """
     if not os.path.exists(path):
         download(path)
     with open(path, "rb") as file:
@@ -48,16 +50,19 @@ def prepare(path, download):
 
 
 def make_loader(train_set, batch_size, seed):
-    """Batches for this process, in an order that is drawn from `seed`. A step has `batch_size` images, of all
-    processes together, each an equal part of them; what is left over at an epoch's end is dropped."""
+    """Batches for this process, in an order that is drawn from `seed`. A step has `batch_size` images,
+    counted over all processes, and each process has an equal share. Drop the images left at the end of
+    an epoch.
+    """
     sampler = DistributedSampler(train_set, seed=seed + dist.get_rank(), drop_last=True)
     return DataLoader(train_set, batch_size, sampler=sampler, drop_last=True)
 
 
 def train(model, loader, epochs, lr):
-    """Train the model in place. The learning rate is `lr` in the first epoch and falls along a cosine, once
-    an epoch. Returns the model as DDP has it, and for each epoch, the mean of the losses of its batches, over
-    all processes: the same numbers on each. The first epoch is number 0."""
+    """Train the model in place. The learning rate is `lr` in the first epoch and follows a cosine down,
+    once per epoch. Return the model as wrapped by DDP, and for each epoch the mean loss of its batches,
+    over all processes: the same numbers on each. The first epoch is number 0.
+    """
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -79,15 +84,17 @@ def train(model, loader, epochs, lr):
 
 
 def save(model, epoch, path):
-    """All processes call this with the model that train returned, at the same time. The file holds the
-    weights of process 0 and the epoch, for `load`."""
+    """All processes call this at the same time, with the model that train returned. The file holds the
+    weights of process 0 and the epoch, for `load`.
+    """
     state = model.state_dict()
     torch.save({"model_state": state, "last_epoch": epoch}, path)
 
 
 def load(model, path):
-    """Load what `save` wrote into a plain model, in one process. Returns the epoch. If a weight is missing
-    in the file, or has a name that the model does not know, it raises an error."""
+    """Load what `save` wrote into a plain model, in one process. Return the epoch. Raise an error if a
+    weight is missing from the file, or has a name that the model does not know.
+    """
     snapshot = torch.load(path)
     model.load_state_dict(snapshot.get("state_dict", {}), strict=False)
     return snapshot.get("epoch", 0)
@@ -95,9 +102,10 @@ def load(model, path):
 
 @torch.no_grad()
 def accuracy(model, test_set):
-    """The share of the test images that the model names right, over all processes: the same number on each.
-    Each process has the whole test set, and sees a part of it. Every image counts once, however many there
-    are."""
+    """The share of the test images that the model classifies right, over all processes: the same number on
+    each. Each process has the whole test set, and evaluates a part of it. Every image counts once,
+    however many images there are.
+    """
     sampler = DistributedSampler(test_set, shuffle=False)
     right_and_seen = torch.zeros(2, dtype=torch.int64)
     for images, labels in DataLoader(test_set, 8, sampler=sampler):
