@@ -134,7 +134,7 @@ class Overlapped(nn.Module):
         # end
 
     def finish(self):
-        """Called on all ranks before `optimizer.step()`. Afterwards every gradient is the mean of all ranks."""
+        """Called on all ranks before `optimizer.step()`. Afterwards every gradient is the mean."""
         # cut 03b.3: send the rest, wait for all, and give each parameter its mean
         while len(self.in_flight) < len(self.buckets):
             self.send_next()

@@ -99,7 +99,7 @@ class Overlapped(nn.Module):
         raise NotImplementedError("03b.3: copy the bucket into one flat tensor and begin its all_reduce")
 
     def finish(self):
-        """Called on all ranks before `optimizer.step()`. Afterwards every gradient is the mean of all ranks."""
+        """Called on all ranks before `optimizer.step()`. Afterwards every gradient is the mean."""
         raise NotImplementedError("03b.3: send the rest, wait for all, and give each parameter its mean")
 
     @contextlib.contextmanager
