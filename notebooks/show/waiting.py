@@ -85,7 +85,7 @@ def draw_runs(logs, size):
         ends.append(f"{label} {smooth[-1]:.2f} after {whole:.1f} s")
     above.set(xlabel="seconds", ylabel="loss", title="against time")
     below.set(xlabel="thousands of images", ylabel="loss", title="against images")
-    above.legend(fontsize=9)
+    below.legend(fontsize=9)
     picture(f"The loss of three runs, against time and against images. At the end: {'; '.join(ends)}.")
     return speeds
 
@@ -102,4 +102,5 @@ def draw_ages(ages):
         axes.set_title(said[-1])
     panels[1].set_ylabel("gradients")
     panels[-1].set_xlabel("updates between its pull and its push")
+    panels[-1].xaxis.get_major_locator().set_params(integer=True)
     picture(f"How old the gradients of each worker were, in updates. {'; '.join(said)}.")
