@@ -71,22 +71,24 @@ def draw_by_hand(moments):
     print(f"the first device works for {busy:.0%} of the step, the second for {1 - busy:.0%}")
 
 
-def profile_layers(model, values, repeats=5):
-    """The shortest time of some repeats, forward and backward, for each layer, in milliseconds."""
+def profile_layers(model, values, repeats=20):
+    """The shortest time of some repeats, forward and backward, for each layer, in milliseconds.
+
+    Each repeat goes through all layers, so that a moment in which the machine is busy does not count.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler prints messages
-    found, gradient = [], False  # images need no gradient
-    for layer in model:
-        times = []
-        for _ in range(repeats):
-            held = values.clone().requires_grad_(gradient)
+    times = [[] for _ in model]
+    for _ in range(repeats):
+        held, gradient = values, False  # images need no gradient
+        for layer, found in zip(model, times, strict=True):
+            held = held.detach().clone().requires_grad_(gradient)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
                 result = layer(held)
                 if result.requires_grad:
                     result.sum().backward()
-            times.append(sum(operator.self_cpu_time_total for operator in profiler.key_averages()))
-        found.append(min(times) / 1000)
-        values, gradient = result.detach(), result.requires_grad
-    return found
+            found.append(sum(operator.self_cpu_time_total for operator in profiler.key_averages()))
+            held, gradient = result, result.requires_grad
+    return [min(found) / 1000 for found in times]
 
 
 def noting(moments, devices):
