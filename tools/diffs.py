@@ -122,16 +122,22 @@ def lesson_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def grown_from(lesson: Lesson) -> str:
+    """Which lesson it changes, and how many lines it adds to that."""
+    if not lesson.grown_from:
+        return f"{len(lesson.path.read_text().splitlines())} lines"
+    return f"{lessons.get(lesson.grown_from).number}, +{added(before(lesson), lesson.path)} lines"
+
+
 def contents() -> str:
-    """The table of lessons/README.md: each lesson's page, and how far it is from the one it grew from."""
-    lines = ["| page | script | grown from | lines added |", "| --- | --- | --- | ---: |"]
+    """The table of lessons/README.md: all that belongs to a lesson, and which lesson it grew from."""
+    head = ("lesson", "idea", "script, started by", "grown from", "notebooks", "exercises")
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for lesson in LESSONS:
-        script = f"[{lesson.path.name}]({lesson.path.name})"
-        cells = [f"[{lesson.number}. {lesson.title}](pages/{lesson.page.name})", script]
-        if lesson.grown_from:
-            cells += [lessons.get(lesson.grown_from).number, str(added(before(lesson), lesson.path))]
-        else:
-            cells += ["", str(len(lesson.path.read_text().splitlines()))]
+        cells = [f"[{lesson.number}. {lesson.title}](pages/{lesson.page.name})", lesson.idea]
+        cells += [f"[{lesson.path.name}]({lesson.path.name}), {STARTED_BY[lesson.launcher]}"]
+        cells += [grown_from(lesson), "; ".join(link_notebooks(lesson, "../"))]
+        cells += ["; ".join(link_exercises(lesson, "../")).replace("(../lessons/", "(")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

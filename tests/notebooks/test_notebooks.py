@@ -140,14 +140,14 @@ def test_it_repeats_no_well_known_error(path):
             )
 
 
-def test_the_readme_links_each_from_its_lessons_row():
-    rows = (ROOT / "README.md").read_text()
-    begin = {PLANNING: "**Before you rent anything.**"}
+def test_the_list_of_lessons_links_each_from_its_lessons_row():
+    page = (ROOT / "lessons/README.md").read_text()
+    begin = {PLANNING: "If DDP itself waits"}
     for lesson in lessons.LESSONS:
-        begin |= {notebook.stem: f"| [{lesson.path.name}]" for notebook in lesson.notebooks}
+        begin |= {notebook.stem: f"| [{lesson.number}. {lesson.title}]" for notebook in lesson.notebooks}
     for stem in STEMS:
-        row = next(line for line in rows.splitlines() if line.startswith(begin[stem]))
-        assert f"(notebooks/{stem}.ipynb)" in row, stem
+        row = next(line for line in page.splitlines() if line.startswith(begin[stem]))
+        assert f"(../notebooks/{stem}.ipynb)" in row, stem
 
 
 @pytest.mark.parametrize("name", notebooks.PICTURES)
