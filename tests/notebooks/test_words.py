@@ -179,7 +179,7 @@ def test_the_page_is_read(tmp_path):
     page.write_text(
         "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nMore in lesson [03](03.md); then "
         "notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\nMore in lesson [01](01.md). "
-        "In other lessons it may be a plain word.\n"
+        "Elsewhere it may be an everyday word.\n"
     )
     assert words.read(page) == [
         words.Word("rank", ("rank", "number", "who am I"), ("03", "03a"), False),
