@@ -1,13 +1,11 @@
-"""Write into the pages what can be read off the lessons and their table: `make diffs`.
+"""Write generated text into pages and notebooks: `make diffs`. A test runs this with --check.
 
-Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
-the command from the lesson's docstring, its diff from the lesson that it grew from, the diff of lesson 07 in
-fp16, and the table of what can go wrong with lesson 06b. At both ends of each notebook: the way to those
-beside it, and how long it takes. (And the diffs that a notebook shows are written into it without executing
-it.) In lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from each old
-script to what is written now. In README.md and those of lessons and notebooks: the lists of lessons,
-notebooks and exercises.
-A test runs this with --check.
+It writes only between pairs of markers. In lessons/pages: links to the neighbouring pages, the command from
+the lesson's docstring, the diff from the lesson that it grew from, the diff of lesson 07 in fp16, and the
+table of what can go wrong with lesson 06b. In notebooks: links and the time to read at both ends, and the
+diffs that a notebook shows, without executing it. In lessons/frameworks and lessons/older: diffs of the code,
+without docstrings. In README.md, lessons/README.md and notebooks/README.md: the lists of lessons, notebooks
+and exercises.
 """
 
 import argparse
@@ -15,6 +13,7 @@ import difflib
 import re
 import sys
 import textwrap
+from pathlib import Path
 
 import nbformat
 
@@ -28,7 +27,7 @@ from lessons import LESSONS, ROOT, Lesson, Notebook
 OLDER = ROOT / "lessons" / "older"
 LESSON_04 = lessons.get("04_ddp_torchrun").path
 FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
-SHARDED = {"accelerate_fsdp2": "accelerate_ddp", "deepspeed_zero": "deepspeed_ddp"}
+SHARDED = ("accelerate_fsdp2", "deepspeed_zero")  # most of what they change counts bytes: no diff
 HOPS = {  # the page's diffs, each from one script to another
     "local_rank": (OLDER / "local_rank.py", LESSON_04),
     "one hop": (lessons.get("01_single_gpu").path, lessons.get("03_ddp_spawn").path),
@@ -54,10 +53,15 @@ def command(path):
     return textwrap.dedent(block[1]).strip()
 
 
-def diff(before, after):
+def code(path):
+    """A script without its docstring."""
+    return re.sub(r'\A""".*?"""\n+', "", path.read_text(), flags=re.S)
+
+
+def diff(before, after, read=Path.read_text):
     lines = difflib.unified_diff(
-        before.read_text().splitlines(),
-        after.read_text().splitlines(),
+        read(before).splitlines(),
+        read(after).splitlines(),
         before.name,
         after.name,
         n=2,
@@ -84,11 +88,16 @@ def block(path, before, folder=""):
     return text
 
 
+def from_lesson(path) -> str:
+    """The command of a script in lessons/frameworks, and the diff of its code from lesson 04's."""
+    return f"```sh\n{command(path)}\n```\n\n```diff\n{diff(LESSON_04, path, code)}\n```\n"
+
+
 def hop(before, after) -> str:
     """How an old script was started, how its successor is, and what becomes of its lines."""
     commands = f"```sh\n{command(before)}    # before\n{command(after)}    # after\n```\n"
     links = [f"[{path.name}]({'' if path.parent == OLDER else '../'}{path.name})" for path in (before, after)]
-    return f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after)}\n```\n"
+    return f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after, code)}\n```\n"
 
 
 def before(lesson: Lesson):
@@ -155,11 +164,6 @@ def way(lesson: Lesson) -> str:
     if solve := link_exercises(lesson, "../../"):
         found.append(f"exercise: {', '.join(solve)}")
     return " | ".join(found) + "\n"
-
-
-def before_framework(path):
-    """The script that the diff of one in lessons/frameworks is taken against."""
-    return path.with_stem(SHARDED[path.stem]) if path.stem in SHARDED else LESSON_04
 
 
 FETCH = """\
@@ -300,7 +304,7 @@ def pages():
     found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}
     found[FRAMEWORKS[0].parent / "README.md"] = {
-        path.stem: block(path, before_framework(path)) for path in FRAMEWORKS
+        path.stem: from_lesson(path) for path in FRAMEWORKS if path.stem not in SHARDED
     }
     found[OLDER / "README.md"] = {name: hop(*scripts) for name, scripts in HOPS.items()}
     return found

@@ -100,7 +100,9 @@ def test_four_processes_are_predicted_from_the_cpu_time_of_two():
     for measured, verdict in ((9.0, "1 KiB"), (7.6, "1 KiB"), (7.4, "none"), (11.3, "none")):
         four = {"gloo": {"1024": {"seconds": [measured]}}}
         result = {"rows": {"2": two, "4": four}, "machine": {"cores": 2}}
-        assert f"Within 20% of the measurement (the aim): {verdict}. The" in pieces.prediction(result), measured
+        assert f"Within 20% of the measurement (the aim): {verdict}. The" in pieces.prediction(result), (
+            measured
+        )
 
 
 def test_what_a_link_and_the_cores_take_is_predicted():
@@ -154,7 +156,9 @@ def test_predictions_that_are_more_than_20_percent_off_are_not_counted():
 
     for factor, near in ((0.82, 7), (0.84, 8), (1.24, 8), (1.26, 7)):
         words = f"8 of 8 at 200 Mbit/s, {near} of 8 at 1 Gbit/s, 8 of 8 at 10 Gbit/s."
-        assert predict.verdict(measured(factor)) == f"Within 20% of the measurement (the aim): {words}", factor
+        assert predict.verdict(measured(factor)) == f"Within 20% of the measurement (the aim): {words}", (
+            factor
+        )
 
 
 SUMS = """
@@ -198,7 +202,9 @@ def test_scaling_writes_a_line_for_each_number_of_processes(tmp_path):
         other["rows"][result["rows"].index(row)]["together"] = [3 * speed for speed in row["together"]]
         assert scaling.section(other) != text, "a row that no line shows"
     page = "a\n<!-- scaling x -->\nold\n<!-- end -->\nb\n"
-    assert pieces.replaced(page, "new\n", "y", scaling.ENDS) == "a\n<!-- scaling y -->\nnew\n<!-- end -->\nb\n"
+    assert (
+        pieces.replaced(page, "new\n", "y", scaling.ENDS) == "a\n<!-- scaling y -->\nnew\n<!-- end -->\nb\n"
+    )
     scaling.draw(result, tmp_path / "scaling.svg")
     assert "<svg" in (tmp_path / "scaling.svg").read_text()
 
@@ -341,7 +347,10 @@ def test_a_failed_run_of_scaling_leaves_the_others_their_rows(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     ("fails", "words"),
-    [(1, "A measurement that the section on overlap needs is missing."), (3, "**How much communication backward hides.**")],
+    [
+        (1, "A measurement that the section on overlap needs is missing."),
+        (3, "**How much communication backward hides.**"),
+    ],
 )
 def test_a_row_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch, capsys, fails, words):
     """As overlap.py once failed, in the last of three repeats, and threw away all that had been measured."""

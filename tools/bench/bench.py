@@ -1,7 +1,7 @@
 """Measure this machine: `make bench`. Ends with tables, OUT/bench.svg and a dated file in results/.
 
     python tools/bench/bench.py                              all rows
-    python tools/bench/bench.py --readme tools/bench/results/FILE.json    write a section of README.md from a file
+    python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README.md from a file
 
 All measurements take turns, so a noisy moment affects all of them alike. Each number is the median of the
 repeats; the file keeps every repeat. Nothing here fails because it is slow.

@@ -262,7 +262,9 @@ def section(result, path):
         try:
             told.append(part(rows, *more))
         except (KeyError, ValueError, StopIteration):  # a row that it needs has failed, in some repeat
-            told.append(f"A measurement that the section on {part.__name__.replace('_', ' ')} needs is missing.")
+            told.append(
+                f"A measurement that the section on {part.__name__.replace('_', ' ')} needs is missing."
+            )
     return "\n\n".join(told)
 
 
