@@ -58,13 +58,13 @@ def code(path):
     return re.sub(r'\A""".*?"""\n+', "", path.read_text(), flags=re.S)
 
 
-def diff(before, after, read=Path.read_text):
+def diff(before, after, read=Path.read_text, around=2):
     lines = difflib.unified_diff(
         read(before).splitlines(),
         read(after).splitlines(),
         before.name,
         after.name,
-        n=2,
+        n=around,
         lineterm="",
     )
     return "\n".join(lines)
@@ -97,7 +97,9 @@ def hop(before, after) -> str:
     """How an old script was started, how its successor is, and what becomes of its lines."""
     commands = f"```sh\n{command(before)}    # before\n{command(after)}    # after\n```\n"
     links = [f"[{path.name}]({'' if path.parent == OLDER else '../'}{path.name})" for path in (before, after)]
-    return f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after, code)}\n```\n"
+    return (
+        f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after, code, around=1)}\n```\n"
+    )
 
 
 def before(lesson: Lesson):
