@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/04_ddp_torchrun.py
 
-You will see lesson 01's losses again. torchrun starts this script once for each process and tells each
-one in its environment who it is (RANK, LOCAL_RANK, WORLD_SIZE) and where the processes meet (MASTER_ADDR,
-MASTER_PORT). Nothing is left to spawn, and nothing ties the processes to one machine.
+You will see lesson 01's losses again. torchrun starts this script once per process. Environment variables
+tell each process its rank (RANK, LOCAL_RANK, WORLD_SIZE) and where the processes meet (MASTER_ADDR,
+MASTER_PORT). The script spawns nothing, so its processes can run on several machines.
 """
 
 import os

@@ -2,16 +2,16 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
-You will see lesson 01's losses again. A stage is some of the layers; its output goes on
-to the next process, and the gradient comes back. While one stage works, the others would
-wait, so a batch is split into micro-batches, and each stage works on a different one.
---schedule says on which, and when:
-    naive        one micro-batch: at any time all processes but one wait
+You will see lesson 01's losses again. A stage is some of the layers. It sends its output to
+the next process, and receives its gradient. While one stage works on a batch, the others
+wait. So a batch is split into micro-batches, and each stage works on a different one.
+--schedule chooses the order of the work:
+    naive        the whole batch at once: at any time, all processes but one wait
     gpipe        all micro-batches forward, then all backward
-    1f1b         each backward as soon as possible: as much waiting, fewer of them held
-    interleaved  two stages for each process: less waiting, more messages
-With --timeline, out/10_pipeline.timeline.json tells who worked when, and the last line
-how long they waited.
+    1f1b         each backward as soon as possible: waits as long, holds fewer micro-batches
+    interleaved  two stages per process: less waiting, more messages
+With --timeline, out/10_pipeline.timeline.json records who worked when, and the last line
+says how long the processes waited.
 """
 
 import os
@@ -39,12 +39,12 @@ from parts.stages import BEGINNINGS, check  # the other half of this lesson
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # One shard for all: or else the last stage would hold the labels of other images.
+    # One shard for all processes: otherwise the last stage would have the labels of other images.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # of one seed: the same for all
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # one seed: all have the same
     stages = build_stages(model, rank, device, arguments)
     schedule = make_schedule(stages, arguments)
     parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]
@@ -60,7 +60,7 @@ def train(rank, world_size, device, arguments):
             images, labels = images.to(device), labels.to(device)
             losses = []  # of the micro-batches; stays empty where the last stage is not
             optimizer.zero_grad()
-            # Only the first stage looks at the images, and only the last at the labels.
+            # Only the first stage uses the images, and only the last stage uses the labels.
             schedule.step(images, target=labels, losses=losses, return_outputs=False)
             optimizer.step()
             loss_sum += sum(loss.detach() for loss in losses) / arguments.microbatches
@@ -91,19 +91,19 @@ def train(rank, world_size, device, arguments):
 
 
 def build_stages(model, rank, device, arguments):
-    """This process's stages: only they go to its device."""
+    """Build this process's stages. Only these layers go to its device."""
     layers = list(model.named_children())
     borders = [*BEGINNINGS[arguments.stages], len(layers)]
     stages = []
     for index in range(rank, arguments.stages, arguments.world_size):
         own = layers[borders[index] : borders[index + 1]]
-        module = nn.Sequential(OrderedDict(own)).to(device)  # with the names of the model
+        module = nn.Sequential(OrderedDict(own)).to(device)  # keeps the layers' names
         stages.append(PipelineStage(module, index, arguments.stages, device))
     return stages
 
 
 def make_schedule(stages, arguments):
-    # All of them add up the gradients of the micro-batches, and divide by how many there were.
+    # Every schedule averages the gradients over the micro-batches.
     if arguments.schedule == "interleaved":
         return ScheduleInterleaved1F1B(stages, arguments.microbatches, cross_entropy)
     kind = Schedule1F1B if arguments.schedule == "1f1b" else ScheduleGPipe
@@ -113,7 +113,7 @@ def make_schedule(stages, arguments):
 @torch.no_grad()
 def count_correct(schedule, test_set, device, arguments):
     count = len(test_set)
-    # All micro-batches have one size: the first images fill up the last, and do not count.
+    # All micro-batches must have the same size. Copies of the first images fill up the last one.
     missing = -count % arguments.microbatches
     rows = torch.arange(count + missing) % count
     images, labels = test_set.images[rows].to(device), test_set.labels[rows].to(device)
@@ -127,13 +127,13 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     kinds = ("naive", "gpipe", "1f1b", "interleaved")
     option = parser.add_argument
-    option("--schedule", choices=kinds, default="1f1b", help="who works on what, when (1f1b)")
+    option("--schedule", choices=kinds, default="1f1b", help="the order of the work (1f1b)")
     option("--microbatches", type=int, default=8, help="parts of a batch (8; naive: always 1)")
-    option("--timeline", action="store_true", help="write who worked when in the last step")
+    option("--timeline", action="store_true", help="record who works when in the last step")
     option("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__, torch="2.13")  # older ones know one size of a batch
-    workload.check(arguments, replicas=1)  # a batch need not divide by the number of processes
+    workload.require_torchrun(__file__, torch="2.13")  # an older torch allows only one batch size
+    workload.check(arguments, replicas=1)  # the batch is not divided among processes
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     check(arguments)
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines

@@ -5,8 +5,8 @@
 You will see which collectives a step needs, and then the same losses on 1, 2 or 4
 processes. The model is a small transformer that reads an image row by row. Each process
 holds some of the heads and neurons of every block, and computes their part of every image.
-Twice in a block, the parts are added up. With --sequence-parallel, each keeps only its shard
-of the rows outside attention and feed-forward.
+Twice per block, the processes add up their parts. With --sequence-parallel, each process
+also keeps only its shard of the rows outside attention and feed-forward.
 """
 
 import os
@@ -37,7 +37,7 @@ def train(rank, world_size, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # One shard for all: parts of different images would be added up, without any error.
+    # One shard for all processes: otherwise they would add up parts of different images, without an error.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -81,8 +81,8 @@ def train(rank, world_size, device, arguments):
 def make_plan(sequence_parallel):
     """Columns of one matrix, then rows of the next: nothing travels between the two."""
     replicated = Replicate()  # all of it, on every process
-    by_position = Shard(1)  # each process has its own shard of the positions
-    between = by_position if sequence_parallel else replicated  # what a block hands on
+    by_position = Shard(1)  # each process has some of the positions
+    between = by_position if sequence_parallel else replicated  # the layout between two blocks
     plan = {
         # Once for the three that follow: else each of them would all_reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=between, desired_input_layouts=replicated),
@@ -94,7 +94,7 @@ def make_plan(sequence_parallel):
         "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=between),
     }
     if sequence_parallel:
-        # A norm needs one position at a time. optimizer.step() adds up its gradients.
+        # A norm works on one position at a time. optimizer.step() adds up its gradients.
         plan["blocks.*.*_norm"] = SequenceParallel()
         plan["norm"] = SequenceParallel()
         plan["blocks.0"] = PrepareModuleInput(
@@ -107,7 +107,7 @@ def make_plan(sequence_parallel):
 
 
 def count_collectives(rank, model, images, labels):
-    """Take a step of length 0, and print which collectives each part of it needed."""
+    """Take a step with learning rate 0, and print the collectives of each part of it."""
     with torch.no_grad(), CommDebugMode() as forward:
         model(images)
     loss = cross_entropy(model(images), labels)
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     parser.add_argument("--sequence-parallel", action="store_true", help="also shard norms and residual sums")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
-    workload.check(arguments, replicas=1)  # a batch need not divide by the number of processes
+    workload.check(arguments, replicas=1)  # the batch is not divided among processes
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % world_size:
         workload.refuse(f"{world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")

@@ -2,11 +2,11 @@
 
     torchrun --standalone --nproc-per-node 4 lessons/12_mesh.py
 
-You will see which collectives a step needs, and then lesson 11's losses. The four processes
-are a mesh of 2 x 2. In its dimension "tensor", two share heads and neurons as in lesson 11,
-and read the same images. In its dimension "data", two read different images, and each keeps
-half of what lesson 11 leaves it, as in lesson 09 (FSDP). Collectives whose names begin with
-an underscore are FSDP's, in "data"; the others are lesson 11's, in "tensor".
+You will see which collectives a step needs, and then lesson 11's losses. The four processes form a
+mesh of 2 x 2. In its dimension "tensor", two processes share heads and neurons as in lesson 11, and
+read the same images. In its dimension "data", two processes read different images, and each keeps half
+of the weights that lesson 11 leaves it, as in lesson 09 (FSDP). Collectives whose names begin with an
+underscore are FSDP's and run over "data". The other collectives are lesson 11's, over "tensor".
 """
 
 import os
@@ -107,7 +107,7 @@ def make_plan():
 
 
 def count_collectives(rank, model, images, labels):
-    """Take a step of length 0, and print which collectives each part of it needed."""
+    """Take a step with learning rate 0, and print the collectives of each part of it."""
     with torch.no_grad(), CommDebugMode() as forward:
         model(images)
     loss = cross_entropy(model(images), labels)

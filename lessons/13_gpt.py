@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 4 lessons/13_gpt.py
 
-You will see what it writes untrained, the loss falling, and what it writes then. The model
-reads characters, and answers which one comes next. Each process holds a quarter of every
-matrix. A run that was killed goes on from its last snapshot, on 1, 2 or 4 processes.
+You will see what it writes before training, the falling loss, and what it writes after training.
+The model reads characters and predicts the next one. Each process holds a quarter of every matrix. A
+run that was killed resumes from its last snapshot, on 1, 2 or 4 processes.
 """
 
 import os

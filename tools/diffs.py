@@ -3,9 +3,10 @@
 It writes only between pairs of markers. In lessons/pages: links to the neighbouring pages, the command from
 the lesson's docstring, the diff from the lesson that it grew from, the diff of lesson 07 in fp16, and the
 table of what can go wrong with lesson 06b. In notebooks: links and the time to read at both ends, and the
-diffs that a notebook shows, without executing it. In lessons/frameworks and lessons/older: diffs of the code,
-without docstrings. In README.md, lessons/README.md and notebooks/README.md: the lists of lessons, notebooks
-and exercises.
+diffs that a notebook shows, without executing it; with an address in the table of lessons, also badges for
+Colab and Kaggle, and the cell that fetches the repository there. In lessons/frameworks and lessons/older:
+diffs of the code, without docstrings. In README.md, lessons/README.md and notebooks/README.md: the lists of
+lessons, notebooks and exercises. In README.md also the clone command and page 03's program of one screen.
 """
 
 import argparse
@@ -123,21 +124,58 @@ def link_exercises(lesson: Lesson, folder: str) -> list[str]:
     ]
 
 
-def lesson_table() -> str:
-    """README's table: each lesson with its notebooks and exercises."""
-    lines = ["| lesson | notebooks | its one idea | exercises | started by |", "| --- " * 5 + "|"]
-    for lesson in LESSONS:
-        cells = [f"[{lesson.path.name}](lessons/{lesson.path.name})", "; ".join(link_notebooks(lesson, ""))]
-        cells += [lesson.idea, "; ".join(link_exercises(lesson, "")), STARTED_BY[lesson.launcher]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def grown_from(lesson: Lesson) -> str:
     """Which lesson it changes, and how many lines it adds to that."""
     if not lesson.grown_from:
         return f"{len(lesson.path.read_text().splitlines())} lines"
     return f"{lessons.get(lesson.grown_from).number}, +{added(before(lesson), lesson.path)} lines"
+
+
+def ladder_table() -> str:
+    """README's table: the lessons that lead to many machines, with the minutes that their notebooks take."""
+    lines = ["| Lesson | What is new | Notebook |", "| --- | --- | --- |"]
+    for lesson in LESSONS:
+        if re.match(r"0[1-6]", lesson.number):
+            row = lesson.notebooks[0]
+            minutes = minutes_to_read(nbformat.read(row.path, as_version=4))
+            page = f"[{lesson.number}](lessons/pages/{lesson.page.name})"
+            notebook = f"[{row.title}](notebooks/{row.stem}.ipynb), {minutes} minutes"
+            lines.append(f"| {page} | {lesson.idea} | {notebook} |")
+    return "\n".join(lines) + "\n"
+
+
+def one_screen() -> str:
+    """The program of page 03 that needs no other file, and the command that starts it."""
+    page = lessons.get("03_ddp_spawn").page.read_text().partition("\n## DDP on one screen\n")[2]
+    program = re.search(r"(?s)```python\n.*?```\n", page)[0]
+    start = re.search(r"(?s)```sh\n.*?```\n", page)[0]
+    return f"{program}\n{start}"
+
+
+def clone(address=lessons.ADDRESS) -> str:
+    """The command that fetches the repository, if it is known where this is published."""
+    if not address:
+        return ""
+    return f"```sh\ngit clone --depth 1 {address} rungs\ncd rungs\n```\n"
+
+
+def clone_in_a_cell(address=lessons.ADDRESS) -> str:
+    """The same in a cell of Colab or Kaggle; where the address is not known, the reader has to fill it in."""
+    return f"```sh\n!git clone --depth 1 {address or '(address of your copy)'} rungs\n%cd rungs\n```\n"
+
+
+def citation(address=lessons.ADDRESS) -> str:
+    """CITATION.cff, which GitHub looks for at the top of a repository."""
+    return f"""\
+cff-version: 1.2.0
+message: If you use Rungs in a course or a paper, please cite it.
+title: "Rungs: distributed training with PyTorch, one diff at a time"
+type: software
+authors:
+  - name: The authors of Rungs
+license: MIT
+repository-code: {address}
+"""
 
 
 def contents() -> str:
@@ -291,7 +329,7 @@ def notebook_list() -> str:
 def pages():
     """What is written into each page: the text for each pair of markers."""
     found = {
-        ROOT / "README.md": {"lessons": lesson_table()},
+        ROOT / "README.md": {"clone": clone(), "one screen": one_screen(), "ladder": ladder_table()},
         ROOT / "notebooks/README.md": {"notebooks": notebook_list()},
         ROOT / "lessons/README.md": {"contents": contents()},
     }
@@ -303,6 +341,7 @@ def pages():
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
     found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
+    found[ROOT / "lessons/launch/free_gpus.md"] = {"clone": clone_in_a_cell()}
     found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}
     found[FRAMEWORKS[0].parent / "README.md"] = {
@@ -332,8 +371,10 @@ def main():
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
         new[row.path] = nbformat.writes(with_diffs(row, with_way(row, read(row)))) + "\n"
+    if lessons.ADDRESS:
+        new[ROOT / "CITATION.cff"] = citation()
     for path, page in new.items():
-        if page != path.read_text():
+        if not path.exists() or page != path.read_text():
             if arguments.check:
                 sys.exit(f"error: {path} and the lessons disagree: run make diffs")
             path.write_text(page)

@@ -1,8 +1,8 @@
-"""Climb lessons 01 to 06 on whatever this machine has: `make run`. All of them: `make run LESSONS=all`.
+"""Run lessons 01 to 06 on this machine's GPUs or CPU: `make run`. Run all lessons: `make run LESSONS=all`.
 
-Ends with a table and out/ladder.svg, the curves of all lessons drawn on one another. A lesson with a model
-of its own is run on one process too, and must have that run's curve. Arguments are handed on to the
-lessons: python tools/ladder.py --epochs 2 --out elsewhere
+Ends with a table and with out/ladder.svg, a plot of all curves. A lesson with a model of its own also runs on
+one process, and its curve is compared with that run. Other arguments are passed to the lessons:
+python tools/ladder.py --epochs 2 --out elsewhere
 """
 
 import argparse
@@ -54,16 +54,16 @@ def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
         rows.append(run(lesson, lesson.processes_for(gpus), arguments.out, rest))
         rows[-1].verdict = judge(rows[-1], rows[0], arguments.out)
     if not rows:
-        sys.exit(f"error: nothing is left to run: {left_out[0].stem} needs {left_out[0].needs}")
+        sys.exit(f"error: no lesson can run: {left_out[0].stem} needs {left_out[0].needs}")
     show(rows)
     for lesson in left_out:
         print(f"left out: {lesson.stem} needs {lesson.needs}")
     picture(rows, arguments.out / "ladder.svg")
-    print(f"\nThe curves, drawn on one another: {arguments.out / 'ladder.svg'}")
+    print(f"\nThe curves of all lessons: {arguments.out / 'ladder.svg'}")
     if failed := [row.lesson.stem for row in rows if not row.curve]:
         sys.exit(f"error: failed: {', '.join(failed)}")
     if different := [row.lesson.stem for row in rows if row.is_different()]:
-        sys.exit(f"error: not the curve that it must have: {', '.join(different)}")
+        sys.exit(f"error: different curve: {', '.join(different)}")
 
 
 def run(lesson: Lesson, processes: int, out: Path, rest: list[str]) -> Climbed:
@@ -120,7 +120,7 @@ def judge(row: Climbed, first: Climbed, out: Path) -> str:
     if row.lesson.stem == Curve.of:
         return "yes"
     if curve.of == "nothing":
-        return "none to compare with"
+        return "nothing to compare"
     if curve.is_its_own():
         reference = launcher.read_curve(out / "one_process", row.lesson.stem)
     elif first.lesson.stem == curve.of and first.curve:
@@ -138,7 +138,7 @@ def judge(row: Climbed, first: Climbed, out: Path) -> str:
 def cells(row: Climbed) -> dict[str, str]:
     """A line of the table."""
     found = dict.fromkeys(COLUMNS, "-")
-    how = {"two agents": "2 torchrun agents"}.get(row.lesson.launcher, row.lesson.launcher)
+    how = {"two agents": "2 torchrun launchers"}.get(row.lesson.launcher, row.lesson.launcher)
     found["lesson"] = row.lesson.stem
     found["launched by"] = how + (", restarts" if row.lesson.restarts else "")
     found["processes"] = str(row.processes)

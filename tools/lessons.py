@@ -137,7 +137,7 @@ def chosen(names: str) -> list[Lesson]:
     for name in names.split(","):
         if name not in numbers:
             raise SystemExit(
-                f"error: there is no lesson {name!r}: take ladder, all, or some of {','.join(numbers)}"
+                f"error: there is no lesson {name!r}: choose ladder, all, or some of {','.join(numbers)}"
             )
     return [numbers[name] for name in sorted(set(names.split(",")))]
 

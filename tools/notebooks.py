@@ -32,6 +32,7 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SECONDS, BYTES = 90, 2_500_000
 CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
+SET_UP, WIDE = 4, 88  # lines of the cell that calls show.start; characters of a line that a cell prints
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {
     "kill.png": ("05_snapshots", "draw(axes, peaceful, (0, 2)"),
@@ -178,6 +179,9 @@ def missing(stem, notebook):
 def hard_to_read(notebook):
     """What cannot be seen, or not at once, one line for each."""
     found, waiting = [], 0
+    begins = [cell for cell in notebook.cells if cell.cell_type == "code" and "show.start(" in cell.source]
+    if [len(list(filter(None, cell.source.splitlines()))) <= SET_UP for cell in begins] != [True]:
+        found.append(f"one cell calls show.start, and has at most {SET_UP} lines")
     for number, cell in enumerate(notebook.cells, 1):
         outputs = cell.get("outputs", [])
         if cell.cell_type == "code" and "hide-input" not in cell.metadata.get("tags", []):
@@ -187,6 +191,11 @@ def hard_to_read(notebook):
         waiting = 0 if outputs or waiting > CODE else waiting
         for output in outputs:
             data, metadata = output.get("data", {}), output.get("metadata", {})
+            seen = output.get("text", "") if "text" in output else data.get("text/plain", "")
+            is_seen_otherwise = is_exact(output) or {"image/png", "text/markdown"} & set(data)
+            for line in [] if is_seen_otherwise else seen.splitlines():
+                if len(line) > WIDE:
+                    found.append(f"cell {number}: prints a line of {len(line)} characters: {line[:40]}...")
             if "image/png" in data and len(metadata.get("image/png", {}).get("alt", "")) < 20:
                 found.append(f"cell {number}: a picture without an alt text: show.picture(alt)")
             if "text/html" in data:

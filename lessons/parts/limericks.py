@@ -1,9 +1,8 @@
 """The text of lessons 13, 15, 16 and 17: limericks by Edward Lear.
 
-They are of "A Book of Nonsense" and "More Nonsense", which he published in 1846 and 1872, and
-in the public domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982
-and 13650, all in five lines, with the same capitals for the same words, and with slips of the
-pen mended.
+They come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public
+domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982 and 13650. All
+have five lines and consistent capitals, and misprints are corrected.
 """
 
 import math
@@ -18,13 +17,13 @@ from torch.nn.functional import pad
 
 import workload
 
-LENGTH = 176  # of a sequence: nearly all limericks are shorter
+LENGTH = 176  # characters per sequence; nearly all limericks are shorter
 
 
 def options(parser):
-    """Of a lesson that trains on limericks, and writes some."""
+    """The options of a lesson that trains on limericks and writes some."""
     option = parser.add_argument
-    option("--characters", type=int, default=LENGTH, help="to write of each text (176)")
+    option("--characters", type=int, default=LENGTH, help="length of each text that the model writes (176)")
     option("--temperature", type=temperature, default=0.3, help="low writes what is likely (0.3)")
     options_of_training(parser)
 
@@ -32,12 +31,12 @@ def options(parser):
 def options_of_training(parser):
     sizes(parser)
     option = parser.add_argument
-    option("--snapshot-every", type=int, help="steps between snapshots (those of an epoch)")
-    option("--crash-at", type=int, help="the epoch in which a process dies")
+    option("--snapshot-every", type=int, help="steps between snapshots (one epoch)")
+    option("--crash-at", type=int, help="the epoch in which a process crashes")
 
 
 def sizes(parser):
-    """What all of them begin with."""
+    """The default sizes that these lessons share."""
     parser.set_defaults(data="limericks", train_size=704, test_size=28, width=64)
     parser.set_defaults(epochs=14, batch_size=16, lr=0.008)
     parser.set_defaults(items="texts", length=LENGTH)
@@ -50,7 +49,7 @@ def temperature(text):
 
 
 def load(arguments):
-    """The characters; sequences of them, as numbers, to learn from; and others of limericks held back."""
+    """Return all characters, and sequences of them to train on and to test on."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     text = Path(__file__).with_suffix(".txt").read_text()
@@ -58,14 +57,14 @@ def load(arguments):
     limericks = text.strip().split("\n\n")
     held_back = limericks[6::7]
     kept = [limerick for number, limerick in enumerate(limericks) if number % 7 < 6]
-    # Four times: with each sequence once, an epoch would have 11 steps.
+    # Each sequence occurs four times: with one copy, an epoch would have only 11 steps.
     train_set = sequences(kept, characters, arguments.train_size, arguments.length, times=4)
     test_set = sequences(held_back, characters, arguments.test_size, arguments.length)
     return characters, train_set, test_set
 
 
 def sequences(limericks, characters, count, length=LENGTH, times=1):
-    """A sequence from the start of each limerick, and what follows each character."""
+    """Return a sequence from the start of each limerick, and the characters that follow."""
     text = "\n\n".join(limericks)
     numbers = torch.tensor([characters.index(character) for character in text])
     starts = [0, *(found.end() for found in re.finditer("\n\n", text))]
@@ -77,7 +76,7 @@ def sequences(limericks, characters, count, length=LENGTH, times=1):
 
 
 def load_sets(arguments):
-    """What workload.check loads, to see whether there is enough for one batch."""
+    """workload.check loads these to see whether there is text for one batch."""
     _, train_set, test_set = load(arguments)
     return train_set, test_set
 
@@ -87,14 +86,14 @@ workload.add_data("limericks", load_sets)
 
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
-    """Print four texts. No process can compute a character alone: all write together."""
-    # Of one seed: otherwise processes that share matrices would soon read different texts.
+    """Print four texts. No process can compute a character alone, so all processes write together."""
+    # One seed for all: otherwise processes that share matrices would soon read different texts.
     generator = torch.Generator().manual_seed(arguments.seed)
     beginning = [characters.index(character) for character in "There was a"]
     texts = torch.tensor([beginning] * 4)
     while texts.shape[1] < length:
         read = texts[:, -LENGTH:].to(device)
-        scores = model(read)[:, -1]  # the last position has read all
+        scores = model(read)[:, -1]  # the last position has read the whole text
         scores = scores.full_tensor() if isinstance(scores, DTensor) else scores
         chances = (scores.cpu() / arguments.temperature).softmax(dim=1)
         following = chances.multinomial(1, generator=generator)
@@ -112,16 +111,16 @@ def show(when, texts, characters):
 
 
 class Recent(nn.Module):
-    """Characters as vectors, each with a share of the ones just before it.
+    """Turns each character into a vector, and mixes in the vectors of the characters just before it.
 
-    A transformer learns to look there by itself. But on so little text, a small one takes
-    three times as long.
+    A transformer learns by itself to look at these characters. But on so little text, a small
+    transformer takes three times as long to learn it.
     """
 
     def __init__(self, characters, hidden, count=4):
         super().__init__()
         self.table = nn.Embedding(characters, hidden)
-        nn.init.normal_(self.table.weight, std=0.02)  # large ones would learn more slowly
+        nn.init.normal_(self.table.weight, std=0.02)  # larger vectors would learn more slowly
         self.shares = nn.Parameter(torch.randn(count, hidden) / 2)
 
     def forward(self, texts):

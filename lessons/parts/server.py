@@ -1,10 +1,10 @@
-"""Answers requests for pictures with the weights that lesson 08 has left: one process, batches.
+"""Serve the model that lesson 08 trained: one process answers HTTP requests in batches.
 
     python lessons/parts/server.py --weights out/08_real_training.pt
 
-You will see the address at which it listens. A request is the 784 bytes of one picture, sent to /digit; the
-answer is the digit, and how sure the model is. Requests that come at the same time share a forward pass:
-one of 32 pictures costs much less than 32 of one. Ctrl-C ends it.
+You will see the address at which the server listens. Send the 784 bytes of a picture to /digit, and the
+server answers with the digit and its probability. Requests that arrive at the same time share a forward
+pass, because one pass with 32 pictures takes much less time than 32 passes with one. Ctrl-C stops it.
 """
 
 import argparse
@@ -26,23 +26,23 @@ SIDE = 28
 
 
 def load(path):
-    """The model for inference: on one process, plain batch norm does what the synchronized one did."""
+    """The model for inference. On one process, plain batch norm does what synchronized batch norm did."""
     weights = torch.load(path, map_location="cpu")
     width, channels = weights["0.weight"].shape[:2]
     if channels != 1:
         sys.exit(f"error: {path} is for pictures in colour, and this serves digits")
     model = resnet.ResNet18((1, SIDE, SIDE), width, torch.nn.BatchNorm2d)
     model.load_state_dict(weights)
-    return model.eval()  # or else an image's answer would depend on those beside it
+    return model.eval()  # in training mode, an answer would depend on the rest of the batch
 
 
 class Batcher:
-    """One thread that computes, for all the threads that have a request each."""
+    """One thread computes the answers. Each request waits in a thread of its own."""
 
     def __init__(self, model, largest):
         self.model, self.largest = model, largest
         self.waiting = queue.Queue()
-        self.batches = []  # how many pictures each forward pass had
+        self.batches = []  # how many pictures were in each forward pass
         threading.Thread(target=self.compute, daemon=True).start()
 
     def ask(self, image):
@@ -51,7 +51,7 @@ class Batcher:
         return answer.result()
 
     def take(self):
-        """All that wait, but at least one. While it computes, the next ones gather."""
+        """All requests that wait, at least one. New requests queue up while a batch is computed."""
         batch = [self.waiting.get()]
         while len(batch) < self.largest and not self.waiting.empty():
             batch.append(self.waiting.get())
@@ -69,14 +69,14 @@ class Batcher:
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # a client may send its next request on the same connection
+    protocol_version = "HTTP/1.1"  # a client may reuse its connection
 
     def do_POST(self):
         length = int(self.headers.get("Content-Length", 0))
         if self.path != "/digit":
             self.reply(404, {"error": f"there is no {self.path}: send a picture to /digit"})
         elif length != SIDE * SIDE:
-            self.close_connection = True  # what it still sends would be taken for the next request
+            self.close_connection = True  # the rest of this body would look like the next request
             self.reply(400, {"error": f"a picture has {SIDE * SIDE} bytes, not {length}"})
         else:
             pixels = torch.frombuffer(bytearray(self.rfile.read(length)), dtype=torch.uint8)
@@ -95,12 +95,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *words):
-        pass  # a line for each request
+        pass  # by default, http.server prints a line for each request
 
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128  # by default 5: of 32 clients that come at once, some would be turned away
+    request_queue_size = 128  # the default, 5, would refuse some of 32 clients that connect at once
 
 
 def main():
@@ -115,7 +115,7 @@ def main():
     if not arguments.weights.exists():
         sys.exit(f"error: there is no {arguments.weights}: run lesson 08 first")
     torch.set_num_threads(1)
-    server = Server(("127.0.0.1", arguments.port), Handler)  # for this machine only: it asks no password
+    server = Server(("127.0.0.1", arguments.port), Handler)  # this machine only: there is no password
     server.batcher = Batcher(load(arguments.weights), arguments.batch)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"listening at http://127.0.0.1:{server.server_port}", flush=True)

@@ -1,11 +1,11 @@
-"""The other half of lesson 10: where the model is split, and what no schedule can do."""
+"""The other half of lesson 10: where the model is split, and what cannot work."""
 
 import math
 
 import workload
 
-# With so many stages, each begins at this one of ConvNet's ten layers. There are no 5 and 7:
-# at most 4 processes have 1 or 2 stages each.
+# For each number of stages: the layers of ConvNet (ten in all) with which the stages begin.
+# 5 and 7 are missing, because at most 4 processes have 1 or 2 stages each.
 BEGINNINGS = {
     1: [0],
     2: [0, 5],
@@ -17,14 +17,14 @@ BEGINNINGS = {
 
 
 def check(arguments):
-    """Say how many stages and micro-batches there are, and refuse what cannot work."""
+    """Set the number of stages and micro-batches, and refuse options that cannot work."""
     schedule = arguments.schedule
     processes = arguments.world_size
     if schedule == "naive":
         arguments.microbatches = 1
     count = arguments.microbatches
     arguments.stages = processes
-    # On one process the two stages would be neighbours, and torch 2.13 fails to evaluate those.
+    # Two neighbouring stages in one process: torch 2.13 cannot evaluate them.
     if schedule == "interleaved" and processes > 1:
         arguments.stages = 2 * processes
     if processes > 4:

@@ -1,4 +1,4 @@
-"""What lesson 10 sees of itself: who worked when in its last step, and what each process held."""
+"""The timeline of lesson 10: who worked when in the last step, and what each process held."""
 
 import json
 import time
@@ -6,18 +6,18 @@ import time
 import torch
 import torch.distributed as dist
 
-PRETEND = """with --timeline: a forward of the whole model on a whole batch takes this long at
-least, and a backward twice as long; each stage waits for its share. For a machine with fewer
-cores than stages: there, stages that compute take turns, and only stages that wait really run
-at the same time (0)"""
+PRETEND = """with --timeline: a forward of the whole model on a whole batch takes at least this
+long, and a backward twice as long; each stage sleeps for its share. Use it if the machine has fewer
+cores than stages: stages that compute would take turns, but stages that sleep run at the same time
+(0)"""
 
 
 def watch(stages, arguments):
-    """From now on, note each forward and backward of these stages, in the list that it returns."""
+    """Record each forward and backward of these stages from now on, in the list that is returned."""
     events = []
     parts = arguments.stages * arguments.microbatches
     forward_seconds = arguments.pretend_milliseconds / 1000 / parts
-    for stage in stages:  # "chunk" is torch's word for a micro-batch here
+    for stage in stages:  # torch calls a micro-batch a "chunk" here
         stage.forward_one_chunk = noted(
             stage.forward_one_chunk, "forward", forward_seconds, stage, stages, events
         )
@@ -28,12 +28,12 @@ def watch(stages, arguments):
 
 
 def noted(function, kind, seconds, stage, stages, events):
-    """A function that does the same, takes these seconds at least, and adds to the events."""
+    """Wrap a function: it takes at least this many seconds, and appends an event."""
 
     def run(microbatch, *arguments, **options):
         if not stage.has_backward:  # an evaluation
             return function(microbatch, *arguments, **options)
-        finish_queued_work(stage.device)  # what it needs may still be on its way
+        finish_queued_work(stage.device)  # its input may still be on its way
         begin = time.perf_counter()
         result = function(microbatch, *arguments, **options)
         finish_queued_work(stage.device)
@@ -44,7 +44,7 @@ def noted(function, kind, seconds, stage, stages, events):
             "microbatch": microbatch,
             "begin": begin,
             "end": time.perf_counter(),
-            # From its forward on, a stage keeps here what a micro-batch's backward will need.
+            # From a micro-batch's forward on, the stage keeps here what the backward will need.
             "held": sum(len(each.fwd_cache) for each in stages),
         }
         events.append(event)
@@ -59,13 +59,13 @@ def finish_queued_work(device):
 
 
 def write(events, arguments):
-    """Write the last step's events to OUT/<lesson>.timeline.json, and say what they come to."""
+    """Write the last step's events to OUT/<lesson>.timeline.json, and print a summary."""
     count = 2 * arguments.microbatches * arguments.stages // arguments.world_size
     rows = [None] * arguments.world_size if dist.get_rank() == 0 else None
     dist.gather_object(events[-count:], rows)
     if dist.get_rank() != 0:
         return
-    # One clock for all processes of a machine; those of another machine would be shifted.
+    # All processes of a machine share one clock. Another machine's times would be shifted.
     start = min(event["begin"] for row in rows for event in row)
     for row in rows:
         for event in row:
@@ -89,7 +89,7 @@ def write(events, arguments):
 
 
 def idle(values):
-    """The share of the processes' time, from first event to last, in which they did not work."""
+    """Return the share of time, from the first event to the last, in which the processes did not work."""
     events = [event for row in values["events"] for event in row]
     busy = sum(event["end"] - event["begin"] for event in events)
     first = min(event["begin"] for event in events)
@@ -98,9 +98,9 @@ def idle(values):
 
 
 def idle_in_theory(values):
-    """(p - 1) / (m v + p - 1), if all of a process's v stages take the same time, messages none.
+    """Return (p - 1) / (m v + p - 1), which assumes that all stages take the same time and messages none.
 
-    With m < p, it also waits p - m times before each but the first of its stages.
+    With m < p, a process also waits p - m times before each of its stages except the first.
     """
     processes, microbatches = values["world_size"], values["microbatches"]
     stages_of_each = values["stages"] / processes

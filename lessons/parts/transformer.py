@@ -1,6 +1,6 @@
-"""The model of lessons 11, 12, 13, 15, 16 and 17: a small transformer, whose layers have names to shard by.
+"""The small transformer of lessons 11, 12, 13, 15, 16 and 17. Plans shard its layers by their names.
 
-Attention works with the heads that it finds: all of them, or one process's shard.
+Attention works with the heads that it finds: all heads, or one process's shard of them.
 """
 
 import torch
@@ -27,11 +27,11 @@ class Attention(nn.Module):
         mixed = self.attend(query, key, value)
         return self.project(mixed.transpose(1, 2).flatten(-2))
 
-    def attend(self, query, key, value):  # lesson 15 puts its own in this one's stead
+    def attend(self, query, key, value):  # lesson 15 replaces this
         return scaled_dot_product_attention(query, key, value, is_causal=self.causal)
 
     def by_head(self, x):
-        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # -1: as many heads as are here
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # -1: as many heads as this process has
 
 
 class FeedForward(nn.Module):
@@ -58,10 +58,9 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """What comes in goes through `embedding`; what goes out is the last state of each position, normed.
+    """An embedding, blocks, a norm and a head. Each lesson brings its own embedding and head.
 
-    The head that turns it into answers is the lesson's: one label for an image, or one character for
-    each position of a text.
+    A head predicts one label for an image, or one character for each position of a text.
     """
 
     def __init__(self, embedding, head, length, hidden=64, heads=4, layers=2, causal=False):
@@ -80,7 +79,7 @@ class Transformer(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-    def embed(self, x, positions):  # lesson 17 has stages that begin later
+    def embed(self, x, positions):  # a stage of lesson 17 may begin later
         x = self.embedding(x)
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)

@@ -1,7 +1,7 @@
-"""The dry run on lesson 17's mesh: one rank's part of a step, for one micro-batch.
+"""The dry run on lesson 17's mesh: what one rank does in a step, for one micro-batch.
 
-The model, what shards it, the loss and the averaging are lesson 17's. In place of its schedule, which
-goes through all micro-batches, a stage hands one on here. Experts are as in lesson 16.
+The model, the sharding, the loss and the averaging are lesson 17's code. Lesson 17's schedule takes all
+micro-batches through the stages; here a stage passes on only one. Experts are as in lesson 16.
 """
 
 import importlib
@@ -20,9 +20,9 @@ lesson = importlib.import_module("17_one_mesh")
 
 
 class EvenExperts(experts.Experts):
-    """Lesson 16's layer, as if its router gave all experts the same number of tokens.
+    """Lesson 16's layer with a router that gives all experts the same number of tokens.
 
-    Where a token goes depends on its content, and in a dry run it has none.
+    A real router looks at the content of a token, and in a dry run tokens have no content.
     """
 
     def __init__(self, hidden, count):
@@ -31,7 +31,7 @@ class EvenExperts(experts.Experts):
         )
 
     def shard(self, mesh):
-        """Each rank of "expert" keeps some experts; of their neurons, each rank of "tensor" some."""
+        """Shard the experts over "expert", and the neurons of each expert over "tensor"."""
         self.group, self.tensor = mesh.get_group("expert"), mesh["tensor"]
         mesh = mesh["expert", "tensor"]
         self.up = nn.Parameter(distribute_tensor(self.up.detach(), mesh, [Shard(0), Shard(2)]))
@@ -44,7 +44,7 @@ class EvenExperts(experts.Experts):
         order = chosen.argsort(stable=True)
         self.tell_counts(len(tokens))
         rows = tokens[order]
-        # Each rank of "tensor" has some neurons of an expert: what it answers is a part of the sum.
+        # Each rank of "tensor" has some neurons of an expert, so its answer is one term of a sum.
         rows = DTensor.from_local(rows, self.tensor, [Replicate()]).to_local(grad_placements=[Partial()])
         answers = DTensor.from_local(self.exchange(rows), self.tensor, [Partial()])
         answers = answers.redistribute(placements=[Replicate()]).to_local()
@@ -52,12 +52,12 @@ class EvenExperts(experts.Experts):
         return (rows * weights[:, None]).view_as(x)
 
     def tell_counts(self, tokens):
-        """To all, how many tokens this rank has for each expert."""
+        """Tell all ranks how many tokens this rank has for each expert."""
         own = torch.full((self.count,), tokens // self.count)
         dist.all_gather([torch.empty_like(own) for _ in range(self.group.size())], own, group=self.group)
 
     def exchange(self, rows):
-        """Each row goes to the rank of its expert, through the expert, and comes back."""
+        """Send each row to the rank of its expert, apply the expert, and send the result back."""
         arrived = AllToAll.apply(rows, self.group)
         up, down = self.up.to_local(), self.down.to_local()
         answers = []
@@ -68,7 +68,7 @@ class EvenExperts(experts.Experts):
 
 
 class AllToAll(torch.autograd.Function):
-    """Lesson 16's, in a dimension of the mesh: as many rows for each rank."""
+    """Lesson 16's all-to-all over one dimension of the mesh, with equally many rows for each rank."""
 
     @staticmethod
     def forward(context, rows, group):
@@ -83,7 +83,7 @@ class AllToAll(torch.autograd.Function):
 
 
 def build(mesh, model, count):
-    """One rank's part of the model on the device "meta", and how many parameters all have."""
+    """Return one rank's part of the model on the device "meta", and the number of all parameters."""
     with torch.device("meta"):
         network = lesson.build_model(
             characters=model["vocabulary"],
@@ -94,11 +94,11 @@ def build(mesh, model, count):
         )
         layers = [EvenExperts(model["hidden"], count) for _ in network.blocks] if count else []
     parameters = count_parameters(network)
-    for block, layer in zip(network.blocks, layers, strict=False):  # no layers without experts
+    for block, layer in zip(network.blocks, layers, strict=False):  # empty without experts
         parameters += count_parameters(layer) - count_parameters(block.feed_forward)
     lesson.shard(network, mesh)
     for block, layer in zip(network.blocks, layers, strict=False):
-        if not isinstance(block, nn.Identity):  # or it is another stage's
+        if not isinstance(block, nn.Identity):  # an Identity belongs to another stage
             layer.shard(mesh)
             block.feed_forward = layer
     return network, parameters
@@ -109,7 +109,7 @@ def count_parameters(network):
 
 
 def step(network, recorder, mesh, model, batch):
-    """One micro-batch there and back, and what follows the last."""
+    """One micro-batch forward and backward, and then what a step does once, after its last micro-batch."""
     recorder.when = "forward"
     arrived, result = forward(network, mesh, model, batch)
     recorder.when = "backward"
@@ -123,12 +123,12 @@ def step(network, recorder, mesh, model, batch):
 
 
 def held_at_once(mesh, microbatches):
-    """Of how many micro-batches a stage of 1F1B has the activations, at most."""
+    """Return how many micro-batches' activations a stage of 1F1B holds at most."""
     return min(mesh["pipeline"].size() - mesh["pipeline"].get_local_rank(), microbatches)
 
 
 def forward(network, mesh, model, batch):
-    """One micro-batch through this rank's stage: what comes in, what goes out, and the loss of the last."""
+    """Take one micro-batch through this rank's stage. Return its input, and its output or the loss."""
     size, rank = mesh["context"].size(), mesh["context"].get_local_rank()
     positions = positions_of(rank, size, "zigzag", model["length"])
     texts = torch.zeros(batch, len(positions), dtype=torch.int64)
@@ -166,12 +166,12 @@ def receive(tensor, mesh, stage):
 
 
 def average_over_experts(network, mesh):
-    """Ranks of "expert" have other texts, and the same weights but for the experts."""
+    """Ranks of "expert" read different texts, and share all weights except the experts."""
     if "expert" not in mesh.mesh_dim_names:
         return
     for module in network.modules():
         for parameter in module.parameters(recurse=False):
             gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
-            if not isinstance(module, EvenExperts):  # an expert has met the texts of all; its router has not
+            if not isinstance(module, EvenExperts):  # an expert has seen all texts, its router has not
                 dist.all_reduce(gradient, group=mesh.get_group("expert"))
             gradient /= mesh["expert"].size()

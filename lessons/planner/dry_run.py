@@ -1,14 +1,14 @@
-"""Lesson 13's model, or 17's, on as many ranks as you like, in one process that computes nothing.
+"""One step of lesson 13's or 17's model on any number of pretended ranks, in one process.
 
     python lessons/planner/dry_run.py 16384 --tensor-parallel 8
     python lessons/planner/dry_run.py 16384 --pipeline-parallel 8 --context-parallel 4 --tensor-parallel 8
 
-You will see every collective of a training step, and what one rank holds in memory. The first
-is sharded by lesson 13's own code, on PyTorch's "fake" backend, whose collectives move nothing,
-and on fake tensors, which have a shape and no content. The second has stages, and rings in which
-keys and values travel, and is sharded by lesson 17's. `--experts 64 --expert-parallel 8` adds
-experts; dry_mesh.py has what these and stages need.
-What it cannot tell: seconds, congestion, failures.
+You will see every collective of a training step, and what one rank holds in memory. The first command
+runs lesson 13's own sharding code on PyTorch's "fake" backend, whose collectives move nothing, and on
+fake tensors, which have a shape but no content. The second command runs lesson 17's code, with pipeline
+stages and with rings that pass keys and values on. `--experts 64 --expert-parallel 8` adds experts.
+dry_mesh.py holds what stages and experts need. A dry run tells nothing about seconds, congestion and
+failures.
 """
 
 import argparse
@@ -45,8 +45,8 @@ POLICIES = {
     "fp32": MixedPrecisionPolicy(),
     "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
 }
-# PyTorch's operations that talk, first FSDP's name, then DTensor's. One that is not listed ends
-# the dry run: it would be missing in what is shown.
+# PyTorch's operations that communicate, FSDP's names and DTensor's. An operation that is not listed
+# ends the dry run with an error, because the output would be incomplete without it.
 KINDS = {
     "_allgather_base_": "all-gather",
     "all_gather_into_tensor": "all-gather",
@@ -65,16 +65,16 @@ KINDS = {
 
 class Collective(NamedTuple):
     when: str  # forward, backward, gradients, optimizer or loss
-    kind: str  # a message too: send or receive
+    kind: str  # of collective, or send or receive
     dimension: str  # of the mesh
-    ranks: int  # in it
+    ranks: int  # in this dimension
     dtype: str
-    bytes: int  # of the input or the output of one rank, whichever is longer
-    sent: int  # bytes, by one rank in a ring
+    bytes: int  # the larger of one rank's input and output
+    sent: int  # bytes that one rank of a ring sends
 
 
 class Recorder(TorchDispatchMode):
-    """Counts the collectives that this rank enters, whoever asked for them."""
+    """Counts the collectives that this rank enters: FSDP's, DTensor's and your own."""
 
     def __init__(self, mesh: DeviceMesh, kinds: dict[str, str | None] = KINDS):
         super().__init__()
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if DTensor in types:
-            return NotImplemented  # what a DTensor sends, it sends further down: there we look
+            return NotImplemented  # it turns into operations on plain tensors, which come here again
         result = function(*args, **(kwargs or {}))
         if "c10d" in function.namespace:
             kind = self.kinds[function._schema.name.split("::")[1]]
@@ -107,14 +107,14 @@ class Recorder(TorchDispatchMode):
         if kind in ("send", "receive"):
             sent = size if kind == "send" else 0
         else:
-            times = 2 if kind == "all-reduce" else 1  # round the ring: to add up, and to hand out
+            times = 2 if kind == "all-reduce" else 1  # round the ring: once to add up, once to distribute
             sent = times * size * (ranks - 1) // ranks
         dtype = str(leaves(args)[0].dtype).removeprefix("torch.")
         self.counts[Collective(self.when, kind, dimension, ranks, dtype, size, sent)] += 1
 
 
 def leaves(tensors: Any) -> list[torch.Tensor]:
-    """All tensors in there; of a DTensor, this rank's part."""
+    """All tensors in a nested structure; for a DTensor, this rank's shard."""
     found = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
     return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in found]
 
@@ -138,12 +138,11 @@ def measure(
     experts: int = 0,
     microbatches: int = 1,
 ) -> dict[str, Any]:
-    """Build, shard, take a step, and say what this rank sent and held.
+    """Build the model, shard it, take a step, and return what this rank sent and held.
 
-    `tensors` is a context that makes tensors fake, or one that does nothing: real processes can
-    do this too.
+    `tensors` is a context that makes tensors fake. Real processes pass a context that does nothing.
     """
-    debug._clear_sharding_prop_cache()  # it knows the groups of an earlier mesh of this shape
+    debug._clear_sharding_prop_cache()  # it still holds the groups of an earlier mesh of this shape
     if "pipeline" in mesh.mesh_dim_names:
         network, count = dry_mesh.build(mesh, model, experts)
         step, at_once = dry_mesh.step, dry_mesh.held_at_once(mesh, microbatches)
@@ -161,7 +160,7 @@ def measure(
         recorder.when = "optimizer"
         optimizer.step()
     parameters = list(network.parameters())
-    for weight in parameters:  # saved too. What FSDP has gathered, it has emptied by now
+    for weight in parameters:  # autograd saves these too. FSDP has freed what it gathered
         saved.pop(leaves(weight)[0].untyped_storage()._cdata, None)
     gathers = [
         collective.bytes
@@ -179,7 +178,7 @@ def measure(
         del memory["gathered group"]
     rows = []
     for collective, times in recorder.counts.items():
-        # All micro-batches are alike, so one was taken.
+        # All micro-batches are alike, so the step took only one.
         if collective.when in ("forward", "backward"):
             times *= microbatches
         rows.append(collective._asdict() | {"times": times})
@@ -196,7 +195,7 @@ def take_step(network, recorder, mesh, model, batch):
 
 
 def build(mesh: DeviceMesh, model: dict[str, int], precision: str) -> torch.nn.Module:
-    """The model on the device "meta", sharded by lesson 13."""
+    """Build the model on the device "meta" and shard it with lesson 13's code."""
     with torch.device("meta"):
         network = gpt.build_model(
             characters=model["vocabulary"],
@@ -205,8 +204,8 @@ def build(mesh: DeviceMesh, model: dict[str, int], precision: str) -> torch.nn.M
             heads=model["heads"],
             layers=model["layers"],
         )
-    # If there are two dimensions before "tensor", FSDP copies over the first, "replicate", and
-    # shards over the second: lesson 13 then gets both for its "data".
+    # With two dimensions before "tensor", FSDP replicates over the first ("replicate") and shards over
+    # the second. Lesson 13's code then gets both as its "data".
     dimensions = {"data": mesh[mesh.mesh_dim_names[:-1]], "tensor": mesh["tensor"]}
     gpt.shard(network, dimensions, mp_policy=POLICIES[precision])
     return network
@@ -219,10 +218,10 @@ def report(
     model: dict[str, int] = MODEL,
     **options: Any,
 ) -> dict[str, Any]:
-    """What `measure` finds on the first rank of a stage, in a world that is not there.
+    """Return what `measure` finds on the first rank of a stage, on the fake backend.
 
-    `mesh` has the size of each dimension. Those of the last are neighbours. All blocks are alike:
-    two steps are enough, with one block in each stage and with two. The rest is `grow`'s.
+    `mesh` has the size of each dimension. Neighbouring ranks differ in the last dimension. All blocks are
+    alike, so two steps are enough, with one block in each stage and with two. `grow` computes the rest.
     """
     if math.prod(mesh.values()) != world_size:
         workload.refuse(f"a mesh of {mesh} has {math.prod(mesh.values())} ranks, not {world_size}")
@@ -242,7 +241,7 @@ def report(
 
 
 def grow(one: dict[str, Any], two: dict[str, Any], blocks: int) -> dict[str, Any]:
-    """What a step with so many blocks needs: what two need more than one, each further one needs."""
+    """Return what a step with this many blocks needs. Each further block adds what the second one added."""
 
     def more(small: int, large: int) -> int:
         return small + (blocks - 1) * (large - small)
@@ -256,10 +255,10 @@ def grow(one: dict[str, Any], two: dict[str, Any], blocks: int) -> dict[str, Any
     return one | {"parameters": count, "collectives": rows, "memory": memory}
 
 
-# FSDP splits each matrix into the chunks of all ranks, and takes its own: for 16,384 of them, this
-# lasts for minutes. It looks at two of them, the first (which is the longest) and its own, which
-# are the same for rank 0. So it is in torch 2.13 (FSDPParam._init_sharded_param). With another
-# torch, see whether it still cuts all of them; the tests compare what it sends with real ranks.
+# FSDP splits each matrix into the chunks of all ranks, which takes minutes for 16,384 ranks. It uses only
+# two of them: the first, which is the longest, and its own. For rank 0 the two are the same. This holds for
+# torch 2.13 (FSDPParam._init_sharded_param). For another version of torch, check whether it still cuts all
+# chunks. The tests compare what the dry run sends with real ranks.
 CHUNKS = "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"
 
 
@@ -271,37 +270,37 @@ def only_the_first_chunk(tensor, num_chunks, dim):
 def show(found: dict[str, Any]) -> None:
     mesh = " x ".join(f"{name} {size:,}" for name, size in found["mesh"].items())
     rank = f"rank {found['rank']:,}"
-    print(f"{found['parameters']:,} parameters on {mesh} ranks. A step of {rank}:\n")
-    print("when      collective      over        ranks  dtype     times     bytes each    bytes sent in all")
-    line = "{when:9} {kind:15} {dimension:10}{ranks:7,}  {dtype:9}{times:6,}{bytes:15,}{all:21,}"
+    print(f"{found['parameters']:,} parameters on {mesh} ranks.\nA step of {rank}:\n")
+    print("when      collective     over       ranks  dtype     times    bytes each      bytes sent")
+    line = "{when:9} {kind:14} {dimension:9}{ranks:7,}  {dtype:9}{times:6,}{bytes:14,}{all:16,}"
     for row in found["collectives"]:
         print(line.format(all=row["times"] * row["sent"], **row))
-    print("\nEach: the input or the output of one rank, the longer one. Sent: by one rank in a ring of n,")
-    print("(n-1)/n of each, for an all-reduce twice that; a message in full, where it is sent.")
-    groups = " (of FSDP's groups, one)" if "gathered group" in found["memory"] else ""
+    print("\nBytes each: the larger of one rank's input and output. Bytes sent: all times together.")
+    print("In a ring of n, a rank sends (n-1)/n of each, and twice that in an all-reduce.")
+    groups = " (the gathered group is FSDP's largest)" if "gathered group" in found["memory"] else ""
     print(f"\nBytes that {rank} holds{groups}:")
     for name, size in found["memory"].items():
         print(f"    {name:16}{size:18,}")
 
 
 def read(words: list[str] | None) -> argparse.Namespace:
-    """The command line, or one line that says what is wrong with it."""
+    """Parse the command line, or refuse it with one line that says what is wrong."""
     parser = workload.Parser(description=__doc__.splitlines()[0])
     option = partial(parser.add_argument, type=int)
-    option("ranks", help="in all")
+    option("ranks", help="number of ranks in total")
     option("--pipeline-parallel", default=1, help="stages (%(default)s)")
     option("--context-parallel", default=1, help="ranks that share a text (%(default)s)")
     option("--expert-parallel", default=1, help="ranks that share the experts of a block (%(default)s)")
     option("--tensor-parallel", default=1, help="ranks that share a matrix (%(default)s)")
-    option("--replicate", default=1, help="copies of all that FSDP shards (%(default)s)")
-    option("--batch", default=1, help="texts of a micro-batch, for each rank of data, expert (%(default)s)")
-    option("--microbatches", help="of a step (as many as stages)")
-    option("--experts", default=0, help="in each block, in place of a feed-forward layer (none)")
-    option("--stage", default=0, help="whose first rank is shown (%(default)s)")
+    option("--replicate", default=1, help="copies of what FSDP shards (%(default)s)")
+    option("--batch", default=1, help="texts per micro-batch, for each rank of data and expert (%(default)s)")
+    option("--microbatches", help="micro-batches per step (as many as stages)")
+    option("--experts", default=0, help="experts per block, in place of a feed-forward layer (none)")
+    option("--stage", default=0, help="the stage whose first rank is shown (%(default)s)")
     for name, size in MODEL.items():
         option(f"--{name}", default=size, help="of the model (%(default)s)")
     parser.add_argument("--precision", choices=POLICIES, default="fp32", help="of FSDP's gathers (fp32)")
-    parser.add_argument("--json", action="store_true", help="the same for a program")
+    parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
     given = parser.parse_args(words)
     if given.microbatches is None:
         given.microbatches = given.pipeline_parallel
@@ -314,8 +313,8 @@ def read(words: list[str] | None) -> argparse.Namespace:
 
 
 def mesh_of(given: argparse.Namespace) -> dict[str, int]:
-    """The size of each dimension. Two have FSDP and lesson 13's sharding; as soon as one of the others
-    is asked for, all are there.
+    """Return the size of each dimension: "data" and "tensor" for lesson 13's sharding with FSDP. If the
+    command line asks for another dimension, the mesh has all dimensions of lesson 17.
     """
     names = ["pipeline", "context", "expert", "tensor"]
     if is_lesson_13(given):
@@ -334,7 +333,7 @@ def is_lesson_13(given: argparse.Namespace) -> bool:
 
 
 def check(given: argparse.Namespace) -> None:
-    """Refuse what cannot be sharded so."""
+    """Refuse sizes that the mesh cannot shard evenly."""
     mesh_of(given)
     stages = given.pipeline_parallel
     refuse_divisor("--tensor-parallel", given.tensor_parallel, given.heads, "heads")
@@ -393,4 +392,4 @@ def main(words: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-    gc.freeze()  # or Python would look through all of torch's objects once more, for 0.4 s
+    gc.freeze()  # else Python scans all of torch's objects once more at exit, which takes 0.4 s

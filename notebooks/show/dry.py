@@ -1,11 +1,25 @@
-"""Notebook 13a: dry runs, and the pictures of what they find."""
+"""Notebook 13a: dry runs, and pictures of what they find. Each function that draws shows its picture."""
 
 import functools
 
 import matplotlib.pyplot as plt
 
 from planner import dry_run
-from show.pictures import BLUE, GREEN, GREY, HATCHES, INK, ORANGE, PINK, RANKS, SKY, arrow, box, canvas
+from show.pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    HATCHES,
+    INK,
+    ORANGE,
+    PINK,
+    RANKS,
+    SKY,
+    arrow,
+    box,
+    canvas,
+    picture,
+)
 
 SIZES = [8, 128, 4096, 16384]
 PARTS = {
@@ -19,7 +33,7 @@ PARTS = {
 
 @functools.cache
 def at(ranks, tensor=1, replicate=1, batch=1):
-    """A dry run on so many ranks."""
+    """A dry run of lesson 13's model on this number of ranks."""
     mesh = {"replicate": replicate} if replicate > 1 else {}
     mesh |= {"data": ranks // tensor // replicate, "tensor": tensor}
     return dry_run.report(ranks, mesh, batch=batch, precision="bf16")
@@ -31,7 +45,13 @@ def sent(found, dimension=None):
     return sum(row["times"] * row["sent"] for row in rows)
 
 
+def held(found):
+    """Bytes of parameters, gradients and optimizer state that rank 0 holds."""
+    return sum(found["memory"][name] for name in ("parameters", "gradients", "optimizer"))
+
+
 def draw_pretence():
+    """The code that is real, and the two substitutes that it runs on."""
     axes = canvas(5, 4.1, 16, 13)
     box(axes, 0.1, 4.4, 15.7, 8.4, "", colour=GREY)
     axes.text(8, 12.1, "this process: rank 0 of 16,384", ha="center", weight="bold", size=10)
@@ -44,6 +64,10 @@ def draw_pretence():
     axes.text(8.6, 2.5, "16,383 ranks that do not exist", ha="center", size=10)
     arrow(axes, (1.6, 4.4), (1.6, 2.2))
     axes.text(2, 3.3, "nothing is sent", size=9)
+    picture(
+        "A box for this process, rank 0 of 16,384. In it the real code runs on fake tensors and a fake "
+        "backend. Nothing is sent to the other 16,383 ranks, which do not exist."
+    )
 
 
 def draw_bars(axes, found, labels):
@@ -57,16 +81,23 @@ def draw_bars(axes, found, labels):
 
 
 def draw_memory(titles):
-    """A panel for each number of ranks that share a matrix."""
+    """What rank 0 holds; a panel for each number of ranks that share a matrix."""
     grid = plt.subplots(len(titles), sharex=True, figsize=(5, 5.6))[1]
     for axes, (tensor, title) in zip(grid, titles.items(), strict=True):
         draw_bars(axes, [at(size, tensor) for size in SIZES], [f"{size:,}" for size in SIZES])
         axes.set_title(title)
     grid[0].legend()
     grid[-1].set_xlabel("ranks")
+    few, many = held(at(SIZES[0])), held(at(SIZES[-1]))
+    picture(
+        "What rank 0 holds on 8 to 16,384 ranks. With FSDP alone, parameters, gradients and optimizer state "
+        f"shrink from {few / 1e9:.1f} GB to {many / 1e6:.1f} MB. The activations keep their size, and are "
+        "most of the bar on many ranks."
+    )
 
 
 def draw_sent():
+    """What rank 0 sends over data and over tensor."""
     grid = plt.subplots(2, sharex=True, figsize=(5, 6))[1]
     for tensor, colour, marker in zip((1, 2, 4, 8), RANKS, "os^D", strict=True):
         figures = [at(size, tensor) for size in SIZES]
@@ -79,6 +110,23 @@ def draw_sent():
         axes.set(ylabel="GB sent by rank 0", title=name, ylim=(0, None))
     grid[0].legend(title="ranks that share\na matrix")
     grid[1].set_xlabel("ranks")
+    amounts = [sent(at(size), "data") for size in SIZES]
+    picture(
+        f"What rank 0 sends in a step. Over data it grows by a factor of {amounts[2] / amounts[1]:.2f} from "
+        f"128 to 4,096 ranks, and of {amounts[3] / amounts[2]:.2f} from there to 16,384. Over tensor it does "
+        "not depend on the number of ranks."
+    )
+
+
+def draw_bounds(milliseconds):
+    """The least time for the bytes over tensor, for each order of the dimensions."""
+    axes = plt.figure(figsize=(5, 1.7)).add_subplot()
+    bars = axes.barh(list(milliseconds), list(milliseconds.values()), color=ORANGE, height=0.6)
+    axes.bar_label(bars, [f" {bound:.0f} ms" for bound in milliseconds.values()], color=INK)
+    axes.invert_yaxis()
+    axes.set(xlabel="ms for the bytes over tensor, at least", xlim=(0, 100))
+    words = ", ".join(f"{bound:.0f} ms with {order}" for order, bound in milliseconds.items())
+    picture(f"The least time for the bytes over tensor in a step: {words}.")
 
 
 def draw_mesh(mesh):

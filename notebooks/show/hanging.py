@@ -1,6 +1,7 @@
-"""To start ranks that will hang, to look at them, to shorten what they say, and to draw why they wait."""
+"""Start ranks that will hang, look at them, shorten what they print, and draw why they wait."""
 
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -8,8 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from show.pictures import INK, RANKS, RED, arrow, box, canvas
-from show.processes import Running, folded, plain
+import matplotlib.pyplot as plt
+
+from show.pictures import GREEN, INK, RANKS, RED, SKY, arrow, box, canvas, picture, timeline
+from show.processes import Running, folded, launch, plain
 
 
 def begin(script, world_size, **environment):
@@ -58,14 +61,70 @@ def mend(script, old, new):
     return mended
 
 
+COLOURED = ("FORCE_COLOR", "CLICOLOR_FORCE")  # Jupyter sets them, and py-spy would print in colours
+
+
 def py_spy(process):
     """The frames of a running process, innermost first. None where the system does not permit it."""
+    environment = {name: value for name, value in os.environ.items() if name not in COLOURED}
     tool = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if tool is None:
         return None
-    found = subprocess.run([tool, "dump", "--pid", str(process.pid)], capture_output=True, text=True)
+    command = [tool, "dump", "--pid", str(process.pid)]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment)
     frames = [plain(line.strip()) for line in found.stdout.splitlines() if line.startswith("    ")]
     return None if found.returncode else [frame for frame in frames if "wrapper" not in frame]
+
+
+def dump(running, waits_in, limit=10):
+    """Print the stack of each rank, as py-spy sees it, once its innermost call is the named one."""
+    deadline = time.monotonic() + limit
+    for one, name in zip(running, waits_in, strict=True):
+        frames = py_spy(one.process)
+        while frames and not frames[0].startswith(f"{name} (") and time.monotonic() < deadline:
+            time.sleep(0.2)
+            frames = py_spy(one.process)
+        if frames is None:
+            print(f"{one.prefix}py-spy is missing or not permitted. It would show {name} (...) on top.")
+            print("Linux: sudo, or kernel.yama.ptrace_scope=0. Docker: --cap-add SYS_PTRACE. macOS: sudo.")
+            continue
+        print("\n".join(one.prefix + frame for frame in frames), end="\n\n")
+        if not frames[0].startswith(f"{name} ("):
+            raise RuntimeError(f"{one.prefix}not in {name} after {limit} seconds, but in {frames[0]}")
+
+
+def print_stack(one, limit=10):
+    """Wait for the stack that faulthandler writes, and print its lines."""
+    deadline = time.monotonic() + limit
+    while "<module>" not in one.text and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for line in one.text.splitlines():
+        if " in " in line and "wrapper" not in line:
+            print(one.prefix + line.strip())
+    print()
+
+
+def compare_dumps(folder):
+    """Run torchfrtrace on the dumps of gloo, and print what it finds."""
+    for path in folder.iterdir():
+        groups = (dump := pickle.loads(path.read_bytes()))["pg_config"]
+        groups.setdefault("0", groups.get(""))  # without this, torch 2.13's tool stops with a KeyError
+        path.write_bytes(pickle.dumps(dump))
+    found = launch(f"torchfrtrace --prefix rank_ {folder}")
+    found.reader.join(30)
+    telling = ("Collective sequence", "collective: ", "input sizes", "expected ranks", "error msg")
+    for line in found.text.splitlines():
+        if line.startswith(telling):
+            print(folded(line))
+    return found.text
+
+
+def exit_codes(running):
+    """Wait for torchrun, and read the exit code of each rank in its report."""
+    running.reader.join(60)
+    running.end()
+    pairs = re.findall(r"rank +: (\d+).*\n +exitcode +: (-?\d+)", running.text)
+    return {int(rank): int(code) for rank, code in pairs}
 
 
 def draw_calls(calls, words):
@@ -83,3 +142,34 @@ def draw_calls(calls, words):
         x, last = (number + 0.5) * width, number == len(words) - 1
         arrow(axes, (x, 3.95), (x, 1.65), colour=RED if last else INK, both=True)
         axes.text(x + 0.2, 2.8, word, size=9, va="center", color=RED if last else INK)
+    said = [f"Rank {rank} calls {', then '.join(names)}." for rank, names in enumerate(calls)]
+    pairs = [f"pair {number}: {word}" for number, word in enumerate(words, 1)]
+    alt = f"{' '.join(said)} The first calls form a pair, and so on: {'; '.join(pairs)}."
+    picture(alt.replace("\n", " "))
+
+
+def draw_waits(results):
+    """For each rank its work, its collectives by number, and the one in which the timeout ended the wait."""
+    first = min(result["start"] for result in results)
+    colours = {"work on a batch": SKY, "collective": GREEN, "times out": RED}
+    _, axes = plt.subplots(figsize=(4.8, 2.7))
+    rows, said = {}, []
+    for rank, result in enumerate(results):
+        row, free = rows.setdefault(f"rank {rank}", []), result["start"] - first
+        for number, call in enumerate(result["calls"], 1):
+            begin, end, name = call["begin"] - first, call["end"] - first, number
+            kind, side = "collective", "center"
+            if not call["done"]:
+                kind, side, name = "times out", "left", f"   {number}: {call['name']}"
+                said.append(f"rank {rank} waits {end - begin:.1f} s in its call {number}, {call['name']}")
+            row += [(free, begin, "work on a batch"), (begin, end, kind)]
+            axes.vlines(begin, -rank - 0.31, -rank + 0.31, color=colours[kind], lw=2)  # some are very short
+            axes.text(begin, -rank - 0.49, name, ha=side)
+            free = end
+    timeline(axes, rows, colours, unit="seconds since the first rank began")
+    axes.get_legend().set(bbox_to_anchor=(-0.15, 1.0))
+    done = sum(call["done"] for call in results[0]["calls"])
+    picture(
+        f"Timelines of {len(results)} ranks. They work on batches and meet in {done} collectives. Then "
+        f"{' and '.join(said)}, until the timeout."
+    )

@@ -1,6 +1,10 @@
-"""Who starts whom: the processes of a command as the operating system sees them, and two drawings of that."""
+"""Who starts whom: the processes of a command as the operating system sees them, and drawings of them."""
 
-from show.pictures import GREY, PINK, RANKS, arrow, box, canvas
+import json
+import re
+import time
+
+from show.pictures import GREY, PINK, RANKS, arrow, box, canvas, picture
 
 TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -13,7 +17,7 @@ def family(running):
         if "RANK" in environment:
             name = f"rank {environment['RANK']}"
         elif "torch.distributed.run" in words:  # the module that torchrun starts
-            name = "the agent"
+            name = "torchrun"
         elif "resource_tracker" in " ".join(words):
             name = "tracker"
         else:
@@ -23,14 +27,35 @@ def family(running):
     return found
 
 
-def draw_agent():
-    """One command, an agent, two processes."""
+def look(running, folder, count):
+    """Wait until `count` processes have written their environment into the folder, list all processes of the
+    command, and let them end. Returns the names of the processes and the environments, by rank."""
+    while len(list(folder.glob("*.json"))) < count and running.code is None:
+        time.sleep(0.05)
+    names = sorted(name for name, _ in family(running))
+    (folder / "go").touch()
+    running.follow()
+    return names, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+def report(running):
+    """Print torchrun's report, shortened. What the processes themselves wrote comes before it."""
+    running.reader.join(120)
+    running.end()
+    for line in running.text[running.text.index("Failures:") :].splitlines():
+        line = re.sub(r"\[\S*/gloo/\S*\] ", "", line)  # a line of PyTorch's own source
+        if re.match(r"\S|  (rank|exitcode)|  \w*Error:|.*Signal", line):
+            print(line.split(". ")[0].rstrip())
+
+
+def draw_launcher():
+    """One command, the launcher, two processes."""
     axes = canvas(4.7, 4.6, across=10, down=10)
     box(
         axes, 1.6, 8.3, 6.8, 1.6, "your terminal", "torchrun --standalone\n--nproc-per-node 2 script.py", GREY
     )
-    duties = "starts the processes, watches them,\nends them, hosts the store\nwhere they find one another"
-    box(axes, 0.9, 4.9, 8.2, 2.2, "the agent", duties, PINK)
+    duties = "starts the processes, watches them,\nstops them, hosts the store\nwhere they find each other"
+    box(axes, 0.9, 4.9, 8.2, 2.2, "torchrun", duties, PINK)
     arrow(axes, (5, 8.25), (5, 7.15))
     for rank, left in ((0, 0.1), (1, 5.9)):
         duties = f"GPU {rank} or the CPU\na model and an optimizer\n60 of 120 images"
@@ -48,11 +73,16 @@ def draw_agent():
         arrow(axes, start, end, f"RANK={rank}", at=(-1.4 + 2.8 * rank, -0.1), size=9)
     arrow(axes, (4.15, 1.5), (5.85, 1.5), both=True)
     axes.text(5, 1.8, "averaged\ngradients", size=9, ha="center")
+    picture(
+        "Your terminal starts torchrun. torchrun starts processes 0 and 1 and gives each its RANK. Each "
+        "process has a model and takes 60 of 120 images. The processes average gradients without torchrun."
+    )
 
 
 def draw_families(families):
     """For each title a family: the parent above, its children below."""
     axes = canvas(4.7, 5.6, across=10, down=7 * len(families))
+    alt = []
     for number, (title, (parent, *children)) in enumerate(families.items()):
         bottom = 7 * (len(families) - 1 - number)
         axes.text(0.1, bottom + 6.1, title, weight="bold", size=10)
@@ -62,3 +92,6 @@ def draw_families(families):
             colour = RANKS[int(name[-1])] if name.startswith("rank") else GREY
             box(axes, place * width + 0.1, bottom + 0.2, width - 0.2, 2.7, name, "\n".join(says), colour)
             arrow(axes, (5, bottom + 3.95), ((place + 0.5) * width, bottom + 2.95))
+        below = "; ".join(f"{name} ({', '.join(says)})" for name, says in children)
+        alt.append(f"{title}: {parent[0]} ({', '.join(parent[1])}), and below it {below}.")
+    picture(f"Two trees of processes. {' '.join(alt)}")

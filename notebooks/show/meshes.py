@@ -1,12 +1,15 @@
-"""The pictures of notebook 12: the mesh, who holds which numbers, and which group talks when."""
+"""The pictures of notebook 12: the mesh, who holds which numbers, and which group communicates when."""
+
+from collections import Counter
 
 import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, RANKS, arrow, box, canvas
+from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, RANKS, arrow, box, canvas, picture
 
 
 def draw_mesh():
+    """Four ranks in rows and columns, with what each of them reads and holds."""
     axes = canvas(5, 3.7, 16, 11.8)
     for rank, (x, y) in enumerate(((2.5, 6.2), (10, 6.2), (2.5, 0.3), (10, 0.3))):
         data, tensor = divmod(rank, 2)
@@ -21,10 +24,15 @@ def draw_mesh():
         axes.text(0.1, y, text, size=9, va="center")
     for x, text in ((5.1, "tensor = 0"), (12.6, "tensor = 1")):
         axes.text(x, 11.2, text, size=9, ha="center")
+    picture(
+        "Four boxes, two by two. Ranks 0 and 1 are a row: both read half 0 of the batch; rank 0 has heads 0 "
+        "and 1, rank 1 has heads 2 and 3. Ranks 0 and 2 are a column: they have the same heads, and each "
+        "stores half of the weights."
+    )
 
 
 def draw_held(held, names):
-    """Each dot a weight, in the colour of the rank that holds it."""
+    """Each dot is a weight, in the colour of the rank that holds it."""
     sizes = held[0]["sizes"]
     figure = plt.figure(figsize=(5, 4.2))
     grid = figure.add_gridspec(3, 6, height_ratios=[1, 0.35, 1])
@@ -43,10 +51,14 @@ def draw_held(held, names):
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in RANKS]
     names = [f"rank {rank}" for rank in range(4)]
     figure.legend(handles, names, loc="outside lower center", ncols=4, columnspacing=1)
+    picture(
+        "Four matrices, each split into four rectangles, one in the colour of each rank. In column-wise "
+        "matrices ranks 0 and 2 are on the left, in row-wise matrices they are at the top."
+    )
 
 
 def draw_step(step):
-    """The collectives of a step in their order, in two rows: those over tensor, and those over data."""
+    """The collectives of a step in their order: tensor in the upper row, data in the lower row."""
     axes = plt.figure(figsize=(5, 2.7)).add_subplot()
     marks = {"all-gather": ("^", BLUE), "reduce-scatter": ("v", GREEN), "all-reduce": ("D", ORANGE)}
     for kind, (marker, colour) in marks.items():
@@ -60,3 +72,6 @@ def draw_step(step):
     axes.set_yticks([1, 0], ["tensor", "data"])
     axes.set(ylim=(-0.6, 1.9), xticks=[], xlabel="the collectives of a step, in their order")
     axes.figure.legend(loc="outside lower center", ncols=3, columnspacing=1, handletextpad=0.2)
+    counts = Counter((one["kind"], one["when"], one["dimension"]) for one in step)
+    words = [f"{count} {kind} {when} over {over}" for (kind, when, over), count in counts.items()]
+    picture(f"The {len(step)} collectives of a step in their order: {', '.join(words)}.")

@@ -5,7 +5,7 @@ import statistics
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, GREEN, INK, ORANGE, SKY, timeline
+from show.pictures import BLUE, GREEN, INK, ORANGE, RED, SKY, picture, timeline
 
 COLOURS = {"forward": SKY, "backward": BLUE, "all_reduce": ORANGE, "update": GREEN}
 FORWARD, BACKWARD, MESSAGE, LAYER = 1, 2, 0.8, 1.3  # time for a layer; for any message; for a layer in it
@@ -27,7 +27,7 @@ def imagine(layers_a_bucket, layers=6):
 
 
 def draw_imagined(sizes):
-    """A step for each size of the buckets, counted in layers. Returns the alt text."""
+    """A step for each size of the buckets, counted in layers."""
     _, panels = plt.subplots(len(sizes), sharex=True, figsize=(4.8, 0.7 + 1.55 * len(sizes)))
     words = []
     for axes, number in zip(panels, sizes, strict=True):
@@ -42,9 +42,9 @@ def draw_imagined(sizes):
         axes.get_legend().set_visible(axes is panels[0])
     legend_above(panels[0], -0.2)
     panels[-1].set_xlabel("time (a drawing, not a measurement)")
-    return (
+    picture(
         "Imagined steps of a model of six layers. The smaller the buckets, the earlier the first all-reduce "
-        f"begins, and the more of the sending lies under backward. The step ends {', '.join(words)}."
+        f"begins, and the more of the sending overlaps with backward. The step ends {', '.join(words)}."
     )
 
 
@@ -91,6 +91,12 @@ def steps_of(trace, setting):
     return steps
 
 
+def read_steps(ranks):
+    """The steps of each setting, by rank, from the traces of all ranks. Each rank returned the settings."""
+    traces = [read_trace(running) for running in ranks]
+    return {setting: [steps_of(trace, setting) for trace in traces] for setting in ranks[0].result}
+
+
 def bars(step, *kinds):
     return [bar for row in step["threads"].values() for bar in row if bar[2] in kinds]
 
@@ -110,8 +116,15 @@ def hidden(step):
     return covered(computing) + covered(sending) - covered(computing + sending)
 
 
+def medians(steps):
+    """Of these steps, in ms: the time of a bucket on its way, how much of that is hidden, the whole step."""
+    rows = [(covered(bars(step, "all_reduce")), hidden(step), step["ms"]) for step in steps]
+    return tuple(statistics.median(column) for column in zip(*rows, strict=True))
+
+
 def draw_steps(steps):
     """For each setting the step that has the median length on rank 0, of all ranks. Rank 0 begins it at 0."""
+    said = []
     _, halves = plt.subplots(len(steps), sharex=True, figsize=(4.8, 2.7 * len(steps)))
     for axes, (setting, ranks) in zip(halves, steps.items(), strict=True):
         lengths = [step["ms"] for step in ranks[0]]
@@ -128,7 +141,31 @@ def draw_steps(steps):
             for begin, _, _ in bars(of_rank[middle], "handed over"):
                 axes.plot(begin + shift, -3 * rank, "|", color=INK, markersize=18, markeredgewidth=1.5)
         timeline(axes, rows, COLOURS)
+        step = ranks[0][middle]
+        first = min(bars(step, "handed over"))[0]
+        begin, end = min(bars(step, "backward"))[0], max(bars(step, "backward"))[1]
+        said.append(
+            f"With {setting}, rank 0 computes backward from {begin:.0f} to {end:.0f} ms, hands over the "
+            f"first of {len(bars(step, 'all_reduce'))} bucket(s) at {first:.0f} ms, and ends the step at "
+            f"{step['ms']:.0f} ms"
+        )
         axes.set_title(setting, pad=26 if axes is halves[0] else 6)  # room for the legend
         axes.get_legend().set_visible(axes is halves[0])
     legend_above(halves[0], -0.3)
     halves[0].set(xlabel="")
+    picture(f"Timelines of a real step of {len(ranks)} ranks. {'. '.join(said)}.")
+
+
+def draw_distances(distances):
+    """How far apart the weights of two ranks are, after each step, for two ways to call the model."""
+    _, axes = plt.subplots(figsize=(4.8, 2.8))
+    for (call, values), colour, mark in zip(distances.items(), (RED, BLUE), "so", strict=True):
+        axes.plot(range(1, len(values) + 1), values, marker=mark, color=colour, label=call)
+    axes.set(xlabel="step", ylabel="largest distance", title="How far apart the ranks' weights are")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+    said = [
+        f"with {call}, it is {values[0]:.3f} after the first step and {values[-1]:.3f} after the last"
+        for call, values in distances.items()
+    ]
+    picture(f"The largest distance between a weight and its mean over the ranks: {'; '.join(said)}.")

@@ -1,4 +1,4 @@
-"""The pictures of notebook 10: who worked when, how long the others waited, what they held."""
+"""The pictures of notebook 10: who worked when, how long the processes waited, and what they held."""
 
 import os
 import time
@@ -7,13 +7,34 @@ import matplotlib.pyplot as plt
 import torch
 
 from parts import timeline
-from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, RANKS, RED, SKY, YELLOW, arrow, box, canvas
+from show.pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    RANKS,
+    RED,
+    SKY,
+    YELLOW,
+    arrow,
+    box,
+    canvas,
+    picture,
+)
+from show.pictures import timeline as draw_timeline
 
+LOOKS = {
+    "naive": "like a staircase, one process works at a time",
+    "gpipe": "all forwards come before all backwards",
+    "1f1b": "forwards and backwards alternate",
+    "interleaved": "each process has two stages, in dark and light colours",
+}
 COLOURS = {("forward", 0): BLUE, ("backward", 0): ORANGE, ("forward", 1): SKY, ("backward", 1): YELLOW}
 
 
 def draw_stages(model, borders):
-    """A box for each process with the layers of its stage, and what goes to and fro between them."""
+    """A box for each process with the layers of its stage, and what travels between neighbours."""
     axes = canvas(5, 2.8, 16, 7)
     names = [type(layer).__name__ for layer in model]
     for rank, first in enumerate(borders):
@@ -26,12 +47,34 @@ def draw_stages(model, borders):
     axes.text(8, 0.5, "←  backward: gradients of the activations", ha="center", color=RED)
     arrow(axes, (0.9, 6.1), (0.9, 5.0), "images", at=(0.2, 0.6), size=9)
     arrow(axes, (15.1, 6.1), (15.1, 5.0), "labels", at=(-0.2, 0.6), size=9)
+    picture(
+        f"Four boxes in a row, one for each rank, with the {len(names)} layers of the model divided among "
+        "them. Activations go from left to right, their gradients from right to left, between neighbours."
+    )
+
+
+def draw_by_hand(moments):
+    """One step on two devices, from the moments at which the work went from one to the other."""
+    begin, middle, turn, back, end = (1000 * (moment - moments[0]) for moment in moments)
+    rows = {
+        "first device": [(begin, middle, "forward"), (back, end, "backward")],
+        "second device": [(middle, turn, "forward"), (turn, back, "backward")],
+    }
+    _, axes = plt.subplots(figsize=(5, 1.9))
+    draw_timeline(axes, rows, {"forward": BLUE, "backward": ORANGE})
+    busy = (middle - begin + end - back) / end
+    picture(
+        f"One step over {end:.0f} ms. The first device computes the forward pass, then the second device "
+        "the forward and the backward pass, then the first device the backward pass. The first works for "
+        f"{busy:.0%} of the time, the second for {1 - busy:.0%}."
+    )
+    print(f"the first device works for {busy:.0%} of the step, the second for {1 - busy:.0%}")
 
 
 def profile_layers(model, values, repeats=5):
-    """Milliseconds in the operators of each layer, forward and backward, the shortest of so many."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
-    found, gradient = [], False  # nobody asks for the gradient of images
+    """The shortest time of some repeats, forward and backward, for each layer, in milliseconds."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler prints messages
+    found, gradient = [], False  # images need no gradient
     for layer in model:
         times = []
         for _ in range(repeats):
@@ -47,7 +90,7 @@ def profile_layers(model, values, repeats=5):
 
 
 def noting(moments, devices):
-    """A function that adds the moment to a list, once the devices have done all that they were given."""
+    """A function that appends the current moment to a list once the devices have finished their work."""
 
     def note(*_):
         for device in devices:
@@ -58,7 +101,7 @@ def noting(moments, devices):
 
 
 def draw_rows(axes, values, title, numbers=True):
-    """A row for each process, its forwards and backwards in it. The second stage has lighter colours."""
+    """A row for each process with its forwards and backwards. The second stage has lighter colours."""
     count = values["world_size"]
     whole = 1000 * max(event["end"] for row in values["events"] for event in row)
     for rank, row in enumerate(values["events"]):
@@ -66,7 +109,7 @@ def draw_rows(axes, values, title, numbers=True):
             begin, length = 1000 * event["begin"], 1000 * (event["end"] - event["begin"])
             colour = COLOURS[event["kind"], event["stage"] // count]
             axes.barh(-rank, length, left=begin, height=0.8, color=colour, edgecolor=INK, lw=0.4)
-            if numbers and length > 0.017 * whole:  # on the bar, whose colour is the same on every page
+            if numbers and length > 0.017 * whole:  # the bar has the same colour on a dark page
                 style = {"color": "#ffffff" if colour == BLUE else "#1f1f1f", "size": 9, "clip_on": True}
                 axes.text(begin + length / 2, -rank, event["microbatch"], ha="center", va="center", **style)
     axes.set_yticks([-rank for rank in range(count)], [f"rank {rank}" for rank in range(count)])
@@ -75,7 +118,7 @@ def draw_rows(axes, values, title, numbers=True):
 
 
 def draw_timelines(runs, numbers=True):
-    """One below the other, on one axis of time. Returns in words how long the processes waited."""
+    """One timeline below the other, on one axis of time."""
     rows = sum(values["world_size"] for values in runs.values())
     height = 0.9 + 0.35 * len(runs) + 0.28 * rows
     grid = plt.subplots(len(runs), squeeze=False, sharex=True, figsize=(5, height))[1][:, 0]
@@ -89,7 +132,11 @@ def draw_timelines(runs, numbers=True):
     grid[-1].figure.legend(
         handles, kinds, loc="outside lower center", ncols=4, columnspacing=0.8, handlelength=1
     )
-    return ", ".join(f"{title} {timeline.idle(values):.0%}" for title, values in runs.items())
+    sentences = (
+        f"{title}: {LOOKS[values['schedule']]}; idle for {timeline.idle(values):.0%} of the time."
+        for title, values in runs.items()
+    )
+    picture("For each rank a row of bars, the forwards and backwards of its stage. " + " ".join(sentences))
 
 
 def draw_idle(runs):
@@ -116,10 +163,15 @@ def draw_idle(runs):
     below.set_xticks(range(4), names)
     below.set(ylabel="idle, %", title="4 processes, m = 8 (naive: 1)")
     below.legend()
+    picture(
+        "Above: the idle share falls as the number of micro-batches grows, and is larger for more processes. "
+        "Below: bars of the formula and of the measured idle share of each schedule on four processes. The "
+        "measured bars are higher."
+    )
 
 
 def draw_held(most):
-    """How many micro-batches a process holds at most. most(schedule, count) has a number for each rank."""
+    """How many micro-batches each rank holds at most: most(schedule, count) has a number for each rank."""
     above, below = plt.subplots(2, figsize=(5, 6))[1]
     styles = {"gpipe": (BLUE, None), "1f1b": (ORANGE, "////"), "interleaved": (GREEN, "....")}
     for place, (schedule, (colour, hatch)) in enumerate(styles.items()):
@@ -137,3 +189,9 @@ def draw_held(most):
     below.set(xlabel="micro-batches m", ylabel="held at once, at most", title="Rank 0, as m grows")
     below.set_xticks(counts)
     below.legend()
+    eight = {schedule: most(schedule, 8) for schedule in styles}
+    picture(
+        f"Above: with 8 micro-batches, the ranks hold {eight['gpipe']} under gpipe, {eight['1f1b']} under "
+        f"1f1b, and {eight['interleaved']} of half the size interleaved. Below: on rank 0, gpipe holds more "
+        f"as the number of micro-batches grows; 1f1b always holds {eight['1f1b'][0]}."
+    )

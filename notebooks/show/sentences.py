@@ -34,14 +34,14 @@ SENTENCES = {
     },
     "04_ddp_torchrun": {
         "python lessons/03_ddp_spawn.py": "`torchrun` starts the script, not `python`.",
-        "+ You will see lesson 01's losses again": "It tells each process in its environment who it is.",
-        "+ import os": "The script reads the environment.",
-        "torch.multiprocessing": "It spawns nothing.",
-        "def worker": "`worker` was the function that each new process began with. Now each process runs the "
-        "script from its first line.",
-        "--world-size": "The environment also says how many processes there are, so the option goes.",
-        "- rendezvous =": "`torchrun` has already started the processes. Each one reads its rank and picks "
-        "its GPU by `LOCAL_RANK`. `init_process_group` finds the other processes by itself.",
+        "+ You will see lesson 01's losses again": "Environment variables tell each process its rank.",
+        "+ import os": "The script reads these variables from `os.environ`.",
+        "torch.multiprocessing": "The script no longer spawns processes.",
+        "def worker": "In lesson 03, each new process started in `worker`. Now each process runs the script "
+        "from its first line.",
+        "--world-size": "`WORLD_SIZE` says how many processes there are, so this option goes away.",
+        "- rendezvous =": "`torchrun` has already started the processes. Each process reads its rank and "
+        "picks its GPU by `LOCAL_RANK`. `init_process_group` reads from the environment where to meet.",
     },
     "05_snapshots": {
         "--crash-at 3": "`--max-restarts` lets `torchrun` start the processes again. The variable is "
@@ -171,115 +171,116 @@ SENTENCES = {
         "device_id": "NCCL connects all processes at the start, and none waits longer than two minutes.",
     },
     "10_pipeline": {
-        "grown from lesson 04": "The same command starts it.",
-        "+ You will see": "It now says what a stage is, and names the four schedules.",
+        "grown from lesson 04": "The same command starts the script.",
+        "+ You will see": "The docstring now says what a stage is, and names the four schedules.",
         "OrderedDict": "The layers of a stage keep their names.",
-        "torch.distributed.pipelining": "PyTorch has stages and schedules. They take the place of DDP.",
+        "torch.distributed.pipelining": "PyTorch has stages and schedules. They replace DDP.",
         "BEGINNINGS": "A table says with which layer each stage begins.",
         "num_replicas=1": "All processes read the same batches.",
-        "- model = workload": "Each process has an optimizer for its own stage only, and so only its own "
-        "momentum.",
-        "schedule.step(": "One call does the forward and the backward pass of all micro-batches. The loss is "
-        "known to the last stage; the others add zero to it.",
+        "- model = workload": "Each process has an optimizer, and so also momentum, only for its stage.",
+        "schedule.step(": "One call makes the forward and the backward pass of all micro-batches. Only the "
+        "last stage knows the loss; the other stages add zero to it.",
         "- mean_loss": "No gradient is averaged over processes.",
         "gather_object": "At the end rank 0 collects the weights of all stages.",
         "+ if rank == 0": "Rank 0 puts them together and saves one model.",
-        "+ if arguments.timeline": "On request the script writes down who worked when.",
-        "+ def build_stages": "This function splits the model: each process keeps only its own layers.",
-        "+ def make_schedule": "This one chooses the schedule.",
-        "def count_correct(model": "The evaluation goes through the pipeline too. All micro-batches must "
-        "have "
-        "one size, so the last one is filled up with images that do not count.",
+        "+ if arguments.timeline": "With `--timeline` the script records who worked when.",
+        "+ def build_stages": "This function splits the model. Each process keeps only its own layers.",
+        "+ def make_schedule": "This function chooses the schedule.",
+        "def count_correct(model": "The evaluation also goes through the pipeline. All micro-batches must "
+        "have the same size, so copies of the first images fill up the last one, and do not count.",
         "+ count = len(test_set)": "Only the last stage knows the answers.",
         "--schedule": "The script has options for the schedule and for the number of micro-batches.",
-        "- workload.require_torchrun": "It asks for a torch that is new enough.",
+        "- workload.require_torchrun": "The script requires a torch that is new enough.",
         "+ device_id = None": "NCCL connects all processes at the start, because stages send to one another.",
     },
     "11_tensor_parallel": {
-        "grown from lesson 04": "The same command starts it.",
+        "grown from lesson 04": "The same command starts the script.",
         "+ You will see": "It also prints which collectives a step needs.",
         "import timedelta": "No process waits longer than two minutes for another one.",
         "DTensor, Replicate": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
-        "over a device mesh: the processes that hold it.",
-        "+     ColwiseParallel": "The two ways to shard a matrix, and the function that does it.",
-        "ImageTransformer": "Each process gets some of the heads, so their number matters.",
+        "over a device mesh, which is a group of processes.",
+        "+     ColwiseParallel": "PyTorch has two ways to shard a matrix, and a function that applies them.",
+        "ImageTransformer": "Each process gets some of the heads, so the number of heads matters.",
         "num_replicas=1": "All processes read the same images.",
-        "+ test_loader": "`parallelize_module` shards the model, after it has been built in each process.",
-        "+ # Not foreach": "The optimizer updates parameters one by one: some are sharded, some are not.",
-        "of all images already": "All processes compute the same loss. To add them up would count each image "
-        "several times.",
-        "make_plan": "To save the model, its shards are gathered first.",
-        "+ def make_plan": "The plan. First, what a block hands on to the next.",
-        "+ plan = {": "Then the matrices, alternately column-wise and row-wise. (`PrepareModuleInput` says "
-        "how what a module reads is laid out: whole on every process.)",
-        "+ if sequence_parallel": "Sequence parallelism, an option, also shards what is between the "
+        "+ test_loader": "Each process builds the whole model, and `parallelize_module` shards it.",
+        "+ # Not foreach": "The optimizer updates parameters one by one, because only some are sharded.",
+        "of all images already": "All processes compute the same loss. Adding the losses up would count each "
+        "image several times.",
+        "make_plan": "Before the model is saved, all processes gather its shards.",
+        "+ def make_plan": "The plan begins with the layout of what one block passes to the next.",
+        "+ plan = {": "Then come the matrices, alternately column-wise and row-wise. (`PrepareModuleInput` "
+        "says how the input of a module is laid out: here it is whole on every process.)",
+        "+ if sequence_parallel": "The option for sequence parallelism also shards what is between the "
         "matrices.",
-        '+ plan["head"]': "At the head they are gathered again.",
+        '+ plan["head"]': "Before the head, the positions are gathered again.",
         "+ def count_collectives": "This function takes a step with a learning rate of 0.",
         "+ for name, mode": "It prints which collectives the step needed.",
-        "+ def gather": "A `DTensor` is gathered by `full_tensor()`, a collective.",
-        "--sequence-parallel": "One more option.",
-        "+ if HEADS": "What does not divide is refused: here the heads, not the batch.",
+        "+ def gather": "`full_tensor()` gathers a `DTensor`. It is a collective.",
+        "--sequence-parallel": "There is one more option.",
+        "+ if HEADS": "The script refuses a number of processes that does not divide the heads.",
     },
     "12_mesh": {
-        "grown from lesson 11": "It starts four processes now.",
-        "- You will see": "It has to give lesson 11's losses.",
-        "import fully_shard": "Lesson 09's function is added to those of lesson 11.",
-        "    SequenceParallel,": "Sequence parallelism is left out: one idea at a time.",
+        "grown from lesson 11": "torchrun now starts four processes.",
+        "- You will see": "The losses must be those of lesson 11.",
+        "import fully_shard": "Lesson 09's function joins those of lesson 11.",
+        "    SequenceParallel,": "Sequence parallelism is left out, to keep the lesson to one idea.",
         "def train(rank, mesh": "Training needs the mesh, not the number of processes.",
-        'mesh["data"].get_local_rank()': "Which images a process reads depends on its coordinate in `data` "
-        "only. Two that share matrices must read the same ones.",
-        "shard(model, mesh)": "The model is sharded twice, in a function below.",
-        'group=mesh.get_group("data")': "Losses are added up over `data` only: those in a row have the same.",
-        "part.unshard()": "Before the weights are saved, FSDP gathers what its column has.",
-        "def shard(": "The idea of this lesson. First over `tensor`, by the plan. Then over `data`, block by "
-        "block, and last what is in no block.",
+        'mesh["data"].get_local_rank()': "Which images a process reads depends only on its coordinate in "
+        "`data`. Two processes that share matrices must read the same images.",
+        "shard(model, mesh)": "The model is sharded twice, by a function below.",
+        'group=mesh.get_group("data")': "Losses are added up over `data` only, because the processes of a "
+        "row have the same loss.",
+        "part.unshard()": "Before the weights are saved, FSDP gathers the shards of its column.",
+        "def shard(": "This is the idea of the lesson: shard over `tensor` first, by the plan, then over "
+        "`data`, block by block, and finally what is in no block.",
         "+ def make_plan": "The plan begins as before.",
         "RowwiseParallel()": "The matrices are sharded as before.",
-        "- if sequence_parallel": "What sequence parallelism needs is gone.",
-        "lr=0).step()": "FSDP makes a `DTensor` of every parameter: an optimizer can take them "
+        "- if sequence_parallel": "The lines for sequence parallelism are gone.",
+        "lr=0).step()": "FSDP makes every parameter a `DTensor`, so an optimizer can update them "
         "all at once, here and in training.",
-        "--tensor-parallel": "An option says how many processes share the heads; the rest of the mesh is "
+        "--tensor-parallel": "An option says how many processes share the heads. The rest of the mesh is "
         "`data`.",
         "- if HEADS": "By default two processes share the heads.",
-        "+ tensor_size": "What cannot be a mesh is refused.",
-        "- dist.init_process_group": "The mesh: neighbouring ranks are in one row, and each dimension has a "
-        "name. `make_mesh` is PyTorch's `init_device_mesh`, which it tells the time limit of each group.",
+        "+ tensor_size": "The script refuses sizes that do not form a mesh.",
+        "- dist.init_process_group": "Here the mesh is made. Neighbouring ranks are in one row, and each "
+        "dimension has a name. `make_mesh` calls PyTorch's `init_device_mesh`, and sets a time limit for "
+        "each group.",
     },
     "13_gpt": {
-        "grown from lesson 12": "It is started as before.",
-        "- You will see": "It writes before and after training, and can be killed.",
-        "from itertools import islice": "This skips the batches that a killed run had done.",
-        "from torch import nn": "The head of the model is made here. This notebook counts the collectives, "
-        "not the lesson.",
-        "loss_parallel,": "A loss of scores that are sharded.",
+        "grown from lesson 12": "The same kind of command starts the script.",
+        "- You will see": "The model writes before and after training, and the run can be killed.",
+        "from itertools import islice": "`islice` skips the batches that a killed run has already done.",
+        "from torch import nn": "The script builds the head of the model here. The notebook counts the "
+        "collectives, not the script.",
+        "loss_parallel,": "PyTorch has a loss for sharded scores.",
         "from parts import limericks": "The text and the snapshots are in files of their own.",
-        "let_the_first_speak": "If one process fails, the others fail too, since they wait for it. "
+        "let_the_first_speak": "If one process fails, the others fail too, because they wait for it. "
         "You see only the first error.",
         "limericks.load": "The data are texts, and the list of all characters in them.",
         "snapshots.load_newest": "All processes test on all texts.",
         "- model = ImageTransformer": "The model is new, and so is the optimizer: AdamW, with a learning "
         "rate that changes from step to step.",
-        "+ snapshots = Snapshots": "If there is a snapshot, the run goes on from the newest. Then it writes.",
-        "- loss_sum = torch": "The loop over images goes.",
+        "+ snapshots = Snapshots": "If there is a snapshot, the run resumes from the newest one. Then the "
+        "model writes.",
+        "- loss_sum = torch": "The loop over images goes away.",
         "+ batches = workload": "The new loop begins after the last step that was saved.",
-        "+ with loss_parallel": "Each character of a text has a loss of its own. Forward and backward are "
+        "+ with loss_parallel": "Each character of a text has its own loss. Forward and backward are "
         "inside `loss_parallel()`, because no process has all scores.",
-        "+ scheduler.step()": "After some steps there is a snapshot, and perhaps the crash. Only then and "
-        "at the end of an epoch, the losses of all processes are averaged.",
-        "snapshots.save(epoch + 1": "There is one more snapshot after each epoch. The two newest are kept.",
+        "+ scheduler.step()": "After some steps the run saves a snapshot, and perhaps crashes. Only then, "
+        "and at the end of an epoch, are the losses of all processes averaged.",
+        "snapshots.save(epoch + 1": "Each epoch ends with one more snapshot. The two newest are kept.",
         "def build_model": "This is lesson 12's transformer, but it reads characters, and no position may "
-        "look at a later one (`causal`). `Recent` turns each character into a vector, with some of the "
-        "characters before it.",
+        "look at a later one (`causal`). `Recent` turns each character into a vector, and mixes in some of "
+        "the characters before it.",
         "+ def shard": "`shard` passes its options on to `fully_shard`.",
-        "**options": "With them, notebook 13a asks for 16 bits.",
+        "**options": "Notebook 13a uses them to ask for 16 bits.",
         '"embedding.table"': "The tables of characters and of positions are sharded too.",
-        '"head"': "So is the head. Each process computes the scores of its own characters. They stay a "
-        "DTensor (`use_local_output=False`), from which `loss_parallel()` computes the loss.",
+        '"head"': "The head is sharded too: each process computes the scores of its own characters. The "
+        "scores stay a DTensor (`use_local_output=False`), and `loss_parallel()` computes the loss from it.",
         "def average": "The function that counted collectives is gone.",
-        "- for name, mode": "What it printed is gone too.",
+        "- for name, mode": "Its output is gone too.",
         "+ def average": "The losses are averaged over `data`.",
-        "following in test_loader": "The accuracy counts the characters that it predicts.",
+        "following in test_loader": "The accuracy counts the characters that the model predicts.",
         "limericks.options(parser)": "A language model has other options. If `torchrun` itself is killed, "
         "its processes end too, and do not train on.",
     },

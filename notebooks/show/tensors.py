@@ -1,9 +1,9 @@
-"""The pictures of notebook 11: who has which numbers of a matrix, and which collective runs where."""
+"""The pictures of notebook 11: who holds which numbers of a matrix, and which collective runs where."""
 
 import matplotlib.pyplot as plt
 import numpy
 
-from show.pictures import BLUE, GREY, INK, ORANGE, RANKS, RED, SKY, arrow, box, canvas
+from show.pictures import BLUE, GREY, INK, ORANGE, RANKS, RED, SKY, arrow, box, canvas, picture
 
 
 def draw_two_ways():
@@ -17,6 +17,10 @@ def draw_two_ways():
         for rank, left in enumerate((0.1, 10.1)):
             box(axes, left, bottom, 5.8, 3.2, f"rank {rank}", holds, RANKS[rank])
         arrow(axes, (6.1, bottom + 1.0), (9.9, bottom + 1.0), travels, both=True, size=9)
+    picture(
+        "Data parallel: each rank has all weights and half of the images, and gradients travel once a step. "
+        "Tensor parallel: each rank has half of each matrix and all images, and sums travel in every block."
+    )
 
 
 def draw_matrices():
@@ -40,10 +44,15 @@ def draw_matrices():
     for at, sign in ((5.5, "@"), (14.5, "→"), (23.5, "@"), (30.5, "="), (34, "+")):
         axes.text(at, 5.6 if at == 34 else 5, sign, ha="center", va="center", size=12)
     axes.text(18.5, 0, "blue: rank 0   orange: rank 1   grey: both", ha="center", size=9)
+    picture(
+        "An input that both ranks have, times a matrix whose left columns belong to rank 0 and whose right "
+        "columns belong to rank 1, times a matrix whose upper rows belong to rank 0. The result is a sum of "
+        "two terms, one on each rank."
+    )
 
 
 def draw_held(held):
-    """The matrices of a block: each dot a weight, in the colour of the rank that holds it."""
+    """The matrices of a block: each dot is a weight, in the colour of the rank that holds it."""
     places = {
         "attention.query": (1, slice(0, 1)),
         "attention.key": (1, slice(1, 2)),
@@ -69,6 +78,10 @@ def draw_held(held):
     note = figure.add_subplot(grid[2:, :4])
     note.axis("off")
     note.text(0, 0.2, "blue: held by rank 0\norange: held by rank 1\ndarker: a larger weight", size=10)
+    picture(
+        "The six matrices of a block, with a dot for each weight. Query, key, value and up are split into a "
+        "left half on rank 0 and a right half on rank 1, project and down into an upper and a lower half."
+    )
 
 
 def draw_block(find):
@@ -92,10 +105,14 @@ def draw_block(find):
                     axes.text(
                         left + 3.3, bottom + (0.95 if up else 0.05), f"{sign} {short}", size=9, color=RED
                     )
+    picture(
+        "A block's layers. Tensor parallel: an all-reduce runs forward after project and after down, and "
+        "backward before query and before up. Sequence parallel: a reduce-scatter and an all-gather instead."
+    )
 
 
 def ran(counts, layer):
-    """The kinds of collectives at a layer, forward and backward. Those of attention's input are query's."""
+    """The kinds of collectives at a layer, forward and backward. The input of attention counts as query's."""
     forward = dict(counts.get(f"blocks.0.{layer}", {}).get("forward", {}))
     backward = dict(counts.get(f"blocks.0.{layer}", {}).get("backward", {}))
     if layer == "attention.query":
@@ -111,7 +128,7 @@ def ran(counts, layer):
 
 
 def draw_bytes(results):
-    """What a step puts into collectives, for several hidden sizes. Lines are the formulas."""
+    """The bytes that a step puts into collectives, for several hidden sizes. Lines are the formulas."""
     axes = plt.figure(figsize=(5, 4)).add_subplot()
     line = numpy.array([24, 1024])
     for batch, colour in ((8, ORANGE), (32, RED)):
@@ -126,13 +143,22 @@ def draw_bytes(results):
             axes.plot(row["hidden"], row["sent"], "s", color=BLUE)
     axes.set(xscale="log", yscale="log", xlabel="hidden size", ylabel="bytes into collectives, a step")
     axes.legend()
+    picture(
+        "Bytes that a step puts into collectives, against the hidden size. Tensor parallel grows with the "
+        "hidden size and with the images, data parallel with the square of the hidden size. Measured dots "
+        "are on the lines or near them."
+    )
 
 
-def draw_kept(megabytes):
-    """A bar for each way of working."""
+def draw_kept(kept):
+    """A bar for each way of working, of the bytes that a process keeps for the backward pass."""
+    labels = {"data": "one process", "tensor": "tensor\nparallel", "sequence": "sequence\nparallel"}
+    megabytes = {way: amount / 1e6 for way, amount in kept.items()}
     axes = plt.figure(figsize=(5, 2.4)).add_subplot()
     for number, (amount, colour) in enumerate(zip(megabytes.values(), (GREY, BLUE, SKY), strict=True)):
         axes.barh(-number, amount, color=colour, height=0.6)
         axes.text(amount, -number, f" {amount:.2f} MB", va="center", color=INK)
-    axes.set_yticks([0, -1, -2], megabytes)
+    axes.set_yticks([0, -1, -2], [labels[way] for way in megabytes])
     axes.set(xlabel="MB kept for the backward pass", xlim=(0, 1.25 * max(megabytes.values())))
+    words = ", ".join(f"{way} {amount:.2f} MB" for way, amount in megabytes.items())
+    picture(f"Kept for the backward pass by one process, without the weights: {words}.")

@@ -453,8 +453,8 @@ def test_make_run_leaves_it_out_where_optuna_is_missing_and_compares_its_curve_w
 ):
     lesson = lessons.get(STEM)
     climbed = ladder.Climbed(lesson, 1, 1.0, curve=[{"epoch": 1}])
-    assert ladder.judge(climbed, climbed, tmp_path) == "none to compare with"
+    assert ladder.judge(climbed, climbed, tmp_path) == "nothing to compare"
     monkeypatch.setattr(lessons, "find_spec", lambda name: None if name == "optuna" else name)
     arguments = SimpleNamespace(lessons=lesson.number, out=tmp_path)
-    with pytest.raises(SystemExit, match=f"^error: nothing is left to run: {STEM} needs optuna: pip install"):
+    with pytest.raises(SystemExit, match=f"^error: no lesson can run: {STEM} needs optuna: pip install"):
         ladder.climb(arguments, [])

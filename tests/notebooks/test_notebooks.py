@@ -12,6 +12,7 @@ import textwrap
 import nbformat
 import pytest
 
+import diffs
 import digests
 import lessons
 import notebooks
@@ -141,13 +142,12 @@ def test_it_repeats_no_well_known_error(path):
 
 
 def test_the_list_of_lessons_links_each_from_its_lessons_row():
-    page = (ROOT / "lessons/README.md").read_text()
-    begin = {PLANNING: "If DDP itself waits"}
+    rows = (ROOT / "lessons/README.md").read_text().splitlines()
     for lesson in lessons.LESSONS:
-        begin |= {notebook.stem: f"| [{lesson.number}. {lesson.title}]" for notebook in lesson.notebooks}
-    for stem in STEMS:
-        row = next(line for line in page.splitlines() if line.startswith(begin[stem]))
-        assert f"(../notebooks/{stem}.ipynb)" in row, stem
+        row = next(line for line in rows if line.startswith("| ") and f"({lesson.path.name})" in line)
+        for notebook in lesson.notebooks:
+            assert f"(../notebooks/{notebook.stem}.ipynb)" in row, notebook.stem
+    assert f"(notebooks/{PLANNING}.ipynb)" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", notebooks.PICTURES)
@@ -178,13 +178,17 @@ def elsewhere(tmp_path_factory):
     return folder
 
 
+def fetching(stem):
+    """A notebook as `make diffs` writes it when the table of lessons has an address."""
+    return diffs.with_fetch(notebooks.read(notebooks.FOLDER / f"{stem}.ipynb"), "https://example.com/rungs")
+
+
 def begin(stem, folder, address):
     """What the first two code cells of a notebook do in a Python that was started in this folder."""
-    code = [cell.source for cell in notebooks.read(notebooks.FOLDER / f"{stem}.ipynb").cells]
-    at = code.index(notebooks.FIRST)
+    code = [cell.source for cell in fetching(stem).cells if cell.cell_type == "code"]
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OUT")}
     environment |= {"RUNGS": str(address), "MPLBACKEND": "agg"}
-    words = [sys.executable, "-c", "\n".join([*code[at : at + 2], "print(out.resolve())"])]
+    words = [sys.executable, "-c", "\n".join([*code[:2], "print(out.resolve())"])]
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -205,35 +209,53 @@ def test_a_wrong_address_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("inside", ["", "notebooks"])
-def test_in_the_repository_it_fetches_nothing(elsewhere, tmp_path, inside):
-    run = begin("03_ddp_spawn", elsewhere / inside, tmp_path / "nowhere")
+def test_in_the_repository_it_fetches_nothing(elsewhere, tmp_path):
+    run = begin("03_ddp_spawn", elsewhere / "notebooks", tmp_path / "nowhere")
     assert run.stdout == f"{elsewhere}/out/notebooks/03_ddp_spawn\n", run.stderr
 
 
 @pytest.mark.night
 def test_alone_it_runs_to_its_end(elsewhere, tmp_path):
-    path = shutil.copy(notebooks.FOLDER / "05_snapshots.ipynb", tmp_path)
-    fresh = notebooks.execute(path, tmp_path, RUNGS=str(elsewhere), OMP_NUM_THREADS="1")
-    assert notebooks.drift(notebooks.read(path), fresh) == []
+    notebook = fetching("05_snapshots")
+    nbformat.write(notebook, tmp_path / "05_snapshots.ipynb")
+    fresh = notebooks.execute(
+        tmp_path / "05_snapshots.ipynb", tmp_path, RUNGS=str(elsewhere), OMP_NUM_THREADS="1"
+    )
+    assert notebooks.drift(notebook, fresh) == []
     assert (tmp_path / "rungs/out/notebooks/05_snapshots").is_dir()
 
 
-def test_a_first_cell_of_its_own_is_noticed(monkeypatch):
-    notebook = notebooks.read(notebooks.FOLDER / "03_ddp_spawn.ipynb")
-    before = copy.deepcopy(notebook)
-    notebooks.put_first(notebook)
-    assert notebook == before
-    del notebook.cells[notebooks.first_code(notebook)]
-    assert [
-        "the first code cell that all have" in line for line in notebooks.missing("03_ddp_spawn", notebook)
-    ] == [True]
-    notebooks.put_first(notebook)
-    assert notebook == before
-    monkeypatch.setattr(notebooks, "FIRST", "another")
-    assert len(notebooks.missing("03_ddp_spawn", notebook)) == 1
-    notebooks.put_first(notebook)
-    assert notebooks.missing("03_ddp_spawn", notebook) == []
+def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tmp_path):
+    """One setting, and one command that writes it everywhere, in a copy of the repository."""
+    for name in ("lessons", "notebooks", "solutions", "tools", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    table = tmp_path / "tools/lessons.toml"
+    address = "https://github.com/ada/rungs"
+    paths = [tmp_path / path.relative_to(ROOT) for path in notebooks.NOTEBOOKS]
+    before = [path.read_bytes() for path in paths]
+    places = ("README.md", "lessons/launch/free_gpus.md")
+    for written in (address, ""):
+        text = table.read_text()
+        table.write_text(re.sub(r'(?m)^address = ".*"$', f'address = "{written}"', text))
+        subprocess.run([sys.executable, "tools/diffs.py"], cwd=tmp_path, check=True)
+        for path in paths:
+            notebook = notebooks.read(path)
+            code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+            assert (code[0].id == "fetch") == bool(written)
+            assert (f'"{address}"' in code[0].source) == bool(written)
+            colab = f"colab.research.google.com/github/ada/rungs/blob/main/notebooks/{path.name}"
+            for place in (colab, f"src={address}/blob/main/notebooks/{path.name}"):
+                assert (place in notebook.cells[0].source) == bool(written)
+            code = digests.of_code(notebooks.read(notebooks.FOLDER / path.name))
+            assert digests.of_code(notebook) == code, "nobody has to execute it for that"
+        for place in places:
+            clone = f"git clone --depth 1 {address} rungs\n"
+            assert (clone in (tmp_path / place).read_text()) == bool(written), place
+        if written:
+            assert f"repository-code: {address}\n" in (tmp_path / "CITATION.cff").read_text()
+    assert [path.read_bytes() for path in paths] == before
 
 
 # ---- stale or not -------------------------------------------------------------------------------

@@ -403,7 +403,7 @@ def test_no_line_is_longer_than_a_page_shows(out, capsys):
     words = " ".join(["about twenty letters"] * 10)
     assert show.folded("short\n    indented\n") == "short\n    indented\n"
     lines = show.folded(f"{words}\nshort\n", " \\").splitlines()
-    assert max(map(len, lines)) <= 100 and [line.endswith(" \\") for line in lines] == [
+    assert max(map(len, lines)) <= 88 and [line.endswith(" \\") for line in lines] == [
         True,
         True,
         False,

@@ -1,4 +1,4 @@
-"""The collectives of a step on a mesh, in their order."""
+"""Records the collectives of a step on a mesh in their order."""
 
 import torch
 from torch.nn.functional import cross_entropy

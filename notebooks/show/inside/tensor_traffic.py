@@ -1,4 +1,4 @@
-"""One step of lesson 11's model, done in several ways: which collectives, how many bytes, what is kept."""
+"""One step of lesson 11's model in several ways: its collectives, their bytes, and what it keeps."""
 
 import importlib
 import warnings
@@ -21,13 +21,13 @@ warnings.filterwarnings("ignore", "Full backward hook")  # of CommDebugMode: the
 
 
 class Sent(TorchDispatchMode):
-    """Add up the bytes that go into collectives."""
+    """Adds up the bytes that go into collectives."""
 
     bytes = 0
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         if any(kind is DTensor for kind in types):
-            return NotImplemented  # it becomes operators on what this process holds, and they come here
+            return NotImplemented  # it turns into operators on this process's shard, which come here again
         space, name = operator.name().split("::")
         if "c10d" in space and name.startswith(("all", "reduce_")):
             tensor = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
@@ -40,7 +40,7 @@ def local(tensor):
 
 
 def count_kept(model, compute):
-    """The bytes that `compute` keeps for the backward pass, without the weights."""
+    """Return the bytes that `compute` keeps for the backward pass, without the weights."""
     weights = {local(value).untyped_storage().data_ptr() for value in model.parameters()}
     kept = {}
 
@@ -55,7 +55,7 @@ def count_kept(model, compute):
 
 
 def measure(way, hidden, batch):
-    """`way` is "data", "tensor", "sequence", or "unprepared": the plan without its first line."""
+    """`way` is "data", "tensor", "sequence", or "unprepared" (the plan without its first line)."""
     workload.set_seed(0)
     model = ImageTransformer((1, 28, 28), hidden)
     images, labels = workload.draw_digits(batch, seed=1)[:]

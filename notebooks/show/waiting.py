@@ -1,0 +1,105 @@
+"""What it costs to wait for the slowest process, and what happens without waiting: notebook 03c."""
+
+import matplotlib.pyplot as plt
+import numpy
+
+from show import stale
+from show.pictures import BLUE, GREEN, GREY, ORANGE, RANKS, RED, SKY, picture
+
+
+def draw_who_waits():
+    stale.draw_who_waits()
+    picture(
+        "Above, synchronous: three processes, each with its own weights, meet in an all_reduce, and all wait "
+        "for the slowest. Below, asynchronous: three workers pull weights from two servers and push "
+        "gradients to them, and no worker waits for another."
+    )
+
+
+def seconds(times):
+    """From the first start of a step to the last end, over all ranks: they share the machine's clock."""
+    return max(own[-1][-1] for own in times) - min(own[0][0] for own in times)
+
+
+def draw_straggler(results, shown):
+    """For each title the timelines of all ranks: of which phase, from which step, up to which."""
+    phases = {
+        title: [result[phase][first:last] for result in results]
+        for title, (phase, first, last) in shown.items()
+    }
+    stale.draw_straggler(phases)
+    said = []
+    for title, ranks in phases.items():
+        parts = [
+            sum(end - ready for _, _, ready, end in steps) / (steps[-1][-1] - steps[0][0]) for steps in ranks
+        ]
+        words = ", ".join(f"rank {rank} {part:.0%}" for rank, part in enumerate(parts))
+        said.append(f"{title}, time in all_reduce: {words}")
+    picture(f"Timelines of {len(results)} ranks. {'. '.join(said)}.")
+
+
+def logs_of(found, names):
+    """(second, batch, loss) of each gradient, from all workers, in the order of the batches."""
+    logs = {}
+    for name in names:
+        entries = [entry for result in found for entry in result[name]["log"]]
+        logs[name] = sorted(entries, key=lambda entry: entry[1])
+    return logs
+
+
+def draw_loads(counted):
+    """Bytes through a server in a step: what the formula says, and what was counted."""
+    _, axes = plt.subplots(figsize=(4.6, 3.2))
+    sizes = numpy.arange(1, 9)
+    axes.plot(sizes, 2 * sizes, color=RED, label="one server")
+    axes.plot(sizes, sizes, color=ORANGE, label="two")
+    axes.plot(sizes, 2 + 0 * sizes, color=BLUE, label="as many as workers")
+    for (_, workers), load in counted.items():
+        axes.plot(workers, load, "o", color=GREY, ms=6, mfc="none", mew=1.6)
+    axes.set(xlabel="workers, N", ylabel="bytes through a server, in K", ylim=(0, 13))
+    axes.set_title("A step. Lines: 2 K N / S. Marks: counted")
+    axes.legend()
+    said = [f"{load:.2f} K with {s} server(s) and {n} worker(s)" for (s, n), load in counted.items()]
+    picture(
+        "Bytes through a server in a step. With one server they rise with each worker, with two half as "
+        f"much; with a server for each worker they stay at 2 K. Counted: {', '.join(said) or 'nothing'}."
+    )
+
+
+STYLES = ((SKY, "-", 6), (RED, "--", 2.2), (GREEN, "-", 2.2))
+
+
+def draw_runs(logs, size):
+    """The loss of each run against the time and against the images, `size` in a batch. Returns images/s."""
+    _, (above, below) = plt.subplots(2, 1, figsize=(4.8, 5.4))
+    speeds, ends = {}, []
+    for (label, log), (colour, style, width) in zip(logs.items(), STYLES, strict=True):
+        times, _, values = (numpy.array(column) for column in zip(*log, strict=True))
+        smooth = numpy.convolve(values, numpy.ones(30) / 30, mode="valid")  # 30 batches: ten steps
+        order = numpy.argsort(times[29:])
+        look = {"color": colour, "lw": width, "label": label}
+        above.plot(times[29:][order] - times.min(), smooth[order], style, **look)
+        below.plot(size * numpy.arange(30, len(values) + 1) / 1000, smooth, style, **look)
+        whole = times.max() - times.min()
+        speeds[label] = size * len(values) / whole
+        ends.append(f"{label} {smooth[-1]:.2f} after {whole:.1f} s")
+    above.set(xlabel="seconds", ylabel="loss", title="against time")
+    below.set(xlabel="thousands of images", ylabel="loss", title="against images")
+    above.legend(fontsize=9)
+    picture(f"The loss of three runs, against time and against images. At the end: {'; '.join(ends)}.")
+    return speeds
+
+
+def draw_ages(ages):
+    """For each worker, how many of its gradients had which age. The last worker is the slow one."""
+    longest = max(map(max, ages))
+    _, panels = plt.subplots(len(ages), 1, figsize=(4.8, 4.6), sharex=True)
+    said = []
+    for worker, (axes, own) in enumerate(zip(panels, ages, strict=True)):
+        axes.bar(range(longest + 1), numpy.bincount(own, minlength=longest + 1), color=RANKS[worker])
+        name = f"worker {worker}{' (slow)' * (worker == len(ages) - 1)}"
+        said.append(f"{name}: {len(own)} gradients, mean age {numpy.mean(own):.1f}")
+        axes.set_title(said[-1])
+    panels[1].set_ylabel("gradients")
+    panels[-1].set_xlabel("updates between its pull and its push")
+    picture(f"How old the gradients of each worker were, in updates. {'; '.join(said)}.")
