@@ -178,7 +178,8 @@ def test_the_page_is_read(tmp_path):
     page = tmp_path / "words.md"
     page.write_text(
         "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nExplained in lesson [03](03.md), "
-        "then in notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\nExplained in lesson [01](01.md). "
+        "then in notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\n"
+        "Explained in lesson [01](01.md). "
         "Elsewhere it may be an everyday word.\n"
     )
     assert words.read(page) == [
