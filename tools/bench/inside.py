@@ -1,4 +1,4 @@
-"""What keeps DDP from hiding more of what it sends inside one machine? Threads, cores and buckets, tried.
+"""Why does DDP hide so little communication inside one machine? Tests of threads, cores and buckets.
 
     python tools/bench/inside.py                         a table, and a dated file in results/inside
     python tools/bench/inside.py --pages FILE.json       measure nothing: write README.md from it
@@ -74,7 +74,7 @@ def faster(way: dict) -> float:
 
 
 def at_most(way: dict) -> float:
-    """How many times as fast DDP's step would be if it took no longer than its CPU time."""
+    """The speedup of a DDP step if it took no longer than its CPU time."""
     return report.ratio(way["seconds"]["after"], way["cpu_seconds"]["overlap"])
 
 

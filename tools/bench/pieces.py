@@ -23,7 +23,7 @@ import bench
 RESULTS = rows.HERE / "results" / "pieces"
 RACE = rows.launcher.ROOT / "notebooks/show/travel/race.py"
 COUNTS = (2, 4)
-SECONDS = 0.4  # for a way and a size
+SECONDS = 0.4  # for each variant and size
 MIB = 2**20
 ENDS = ("<!-- pieces ", "<!-- end -->")
 
@@ -89,9 +89,9 @@ def longer(ways: dict, size: int) -> str:
 
 
 def predicted(two: dict, size: str, cores: int) -> list[float]:
-    """Milliseconds of gloo's all-reduce on four processes, from the CPU time that one of two spends.
+    """Milliseconds of gloo's all-reduce on four processes, predicted from the CPU time of one of two processes.
 
-    Each of four moves 6/4 of the tensor where each of two moves 2/2, and four share the cores. Nothing waits.
+    Each of four sends 6/4 of the tensor, each of two 2/2, and four share the cores. Waiting is not counted.
     """
     return [1.5 * used * 4 / cores for used in two["gloo"][size]["cpu_seconds"]]
 

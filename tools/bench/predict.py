@@ -1,4 +1,4 @@
-"""How long does an all-reduce take on a link of known rate, and a training step? First predicted, then measured.
+"""How long do an all-reduce and a training step take on a link of known rate? Predicted, then measured.
 
     python tools/bench/predict.py                        a table, and a dated file in results/predict
     python tools/bench/predict.py --add FILE.json        the same, appended to the repeats in this file
