@@ -255,7 +255,7 @@ def where(result):
 
 def section(result, path):
     rows = result["rows"]
-    opening = f"""`make bench` measures your machine in about {result["minutes"]:.0f} minutes. It wrote this section from [one result file](results/{path.name}): {where(result)}, one thread per process, {result["date"]}. Each number is the median of {result["repeats"]} runs, and the measurements take turns."""
+    opening = f"""`make bench` measures your machine in about {result["minutes"]:.0f} minutes. This section comes from [one of its files](results/{path.name}), measured on {where(result)}, with one thread per process, on {result["date"]}. Each number is the median of {result["repeats"]} runs, and the measurements take turns."""
     told = [opening]
     for part in (one_process, several, overlap, reduce, safety, startup):
         more = (result["machine"]["bf16"],) if part is one_process else ()
