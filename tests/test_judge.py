@@ -2269,8 +2269,8 @@ def test_the_workflow_grades(tmp_path):
 # ---- pages ------------------------------------------------------------------------------------
 
 
-def test_the_readme_says_how_the_grader_is_graded():
-    text = (ROOT / "README.md").read_text()
+def test_the_page_for_instructors_says_how_the_grader_is_tested():
+    text = (ROOT / "tests/README.md").read_text()
     assert selftest.sentence() in text, f"run `make starters`, which writes: {selftest.sentence()}"
 
 

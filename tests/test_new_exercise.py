@@ -64,9 +64,9 @@ def made(tree):
 
 
 def counts(tree):
-    """The exercises, checks and points that README counts."""
+    """The exercises, checks and points that tests/README.md counts."""
     words = r"(\d+) exercises, (\d+) checks, (\d+) points\."
-    return [int(number) for number in re.search(words, (tree / "README.md").read_text()).groups()]
+    return [int(number) for number in re.search(words, (tree / "tests/README.md").read_text()).groups()]
 
 
 def test_a_new_exercise_is_graded_at_once(tree, made):

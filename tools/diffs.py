@@ -1,14 +1,12 @@
-"""Write into the pages what can be read off the lessons and their table: `make diffs`.
+"""Write generated text into pages and notebooks: `make diffs`. A test runs this with --check.
 
-Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
-the command from the lesson's docstring, its diff from the lesson that it grew from, the diff of lesson 07 in
-fp16, and the table of what can go wrong with lesson 06b. At both ends of each notebook: the way to those
-beside it, and how long it takes; with an address in the table of lessons, also badges for Colab and Kaggle,
-and the cell that fetches the repository there. (The diffs that a notebook shows are written into it without
-executing it.) In lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from
-each old script to what is written now. In README.md and those of lessons and notebooks: the lists of lessons,
-notebooks and exercises. In README.md also the clone command and page 03's program of one screen.
-A test runs this with --check.
+It writes only between pairs of markers. In lessons/pages: links to the neighbouring pages, the command from
+the lesson's docstring, the diff from the lesson that it grew from, the diff of lesson 07 in fp16, and the
+table of what can go wrong with lesson 06b. In notebooks: links and the time to read at both ends, and the
+diffs that a notebook shows, without executing it; with an address in the table of lessons, also badges for
+Colab and Kaggle, and the cell that fetches the repository there. In lessons/frameworks and lessons/older:
+diffs of the code, without docstrings. In README.md, lessons/README.md and notebooks/README.md: the lists of
+lessons, notebooks and exercises. In README.md also the clone command and page 03's program of one screen.
 """
 
 import argparse
@@ -16,6 +14,7 @@ import difflib
 import re
 import sys
 import textwrap
+from pathlib import Path
 
 import nbformat
 
@@ -29,7 +28,7 @@ from lessons import LESSONS, ROOT, Lesson, Notebook
 OLDER = ROOT / "lessons" / "older"
 LESSON_04 = lessons.get("04_ddp_torchrun").path
 FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
-SHARDED = {"accelerate_fsdp2": "accelerate_ddp", "deepspeed_zero": "deepspeed_ddp"}
+SHARDED = ("accelerate_fsdp2", "deepspeed_zero")  # most of what they change counts bytes: no diff
 HOPS = {  # the page's diffs, each from one script to another
     "local_rank": (OLDER / "local_rank.py", LESSON_04),
     "one hop": (lessons.get("01_single_gpu").path, lessons.get("03_ddp_spawn").path),
@@ -55,13 +54,18 @@ def command(path):
     return textwrap.dedent(block[1]).strip()
 
 
-def diff(before, after):
+def code(path):
+    """A script without its docstring."""
+    return re.sub(r'\A""".*?"""\n+', "", path.read_text(), flags=re.S)
+
+
+def diff(before, after, read=Path.read_text, around=2):
     lines = difflib.unified_diff(
-        before.read_text().splitlines(),
-        after.read_text().splitlines(),
+        read(before).splitlines(),
+        read(after).splitlines(),
         before.name,
         after.name,
-        n=2,
+        n=around,
         lineterm="",
     )
     return "\n".join(lines)
@@ -85,11 +89,18 @@ def block(path, before, folder=""):
     return text
 
 
+def from_lesson(path) -> str:
+    """The command of a script in lessons/frameworks, and the diff of its code from lesson 04's."""
+    return f"```sh\n{command(path)}\n```\n\n```diff\n{diff(LESSON_04, path, code)}\n```\n"
+
+
 def hop(before, after) -> str:
     """How an old script was started, how its successor is, and what becomes of its lines."""
     commands = f"```sh\n{command(before)}    # before\n{command(after)}    # after\n```\n"
     links = [f"[{path.name}]({'' if path.parent == OLDER else '../'}{path.name})" for path in (before, after)]
-    return f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after)}\n```\n"
+    return (
+        f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after, code, around=1)}\n```\n"
+    )
 
 
 def before(lesson: Lesson):
@@ -113,14 +124,11 @@ def link_exercises(lesson: Lesson, folder: str) -> list[str]:
     ]
 
 
-def lesson_table() -> str:
-    """README's table: each lesson with its notebooks and exercises."""
-    lines = ["| lesson | notebooks | its one idea | exercises | started by |", "| --- " * 5 + "|"]
-    for lesson in LESSONS:
-        cells = [f"[{lesson.path.name}](lessons/{lesson.path.name})", "; ".join(link_notebooks(lesson, ""))]
-        cells += [lesson.idea, "; ".join(link_exercises(lesson, "")), STARTED_BY[lesson.launcher]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def grown_from(lesson: Lesson) -> str:
+    """Which lesson it changes, and how many lines it adds to that."""
+    if not lesson.grown_from:
+        return f"{len(lesson.path.read_text().splitlines())} lines"
+    return f"{lessons.get(lesson.grown_from).number}, +{added(before(lesson), lesson.path)} lines"
 
 
 def ladder_table() -> str:
@@ -171,15 +179,14 @@ repository-code: {address}
 
 
 def contents() -> str:
-    """The table of lessons/README.md: each lesson's page, and how far it is from the one it grew from."""
-    lines = ["| page | script | grown from | lines added |", "| --- | --- | --- | ---: |"]
+    """The table of lessons/README.md: all that belongs to a lesson, and which lesson it grew from."""
+    head = ("lesson", "idea", "script, started by", "grown from", "notebooks", "exercises")
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for lesson in LESSONS:
-        script = f"[{lesson.path.name}]({lesson.path.name})"
-        cells = [f"[{lesson.number}. {lesson.title}](pages/{lesson.page.name})", script]
-        if lesson.grown_from:
-            cells += [lessons.get(lesson.grown_from).number, str(added(before(lesson), lesson.path))]
-        else:
-            cells += ["", str(len(lesson.path.read_text().splitlines()))]
+        cells = [f"[{lesson.number}. {lesson.title}](pages/{lesson.page.name})", lesson.idea]
+        cells += [f"[{lesson.path.name}]({lesson.path.name}), {STARTED_BY[lesson.launcher]}"]
+        cells += [grown_from(lesson), "; ".join(link_notebooks(lesson, "../"))]
+        cells += ["; ".join(link_exercises(lesson, "../")).replace("(../lessons/", "(")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -197,11 +204,6 @@ def way(lesson: Lesson) -> str:
     if solve := link_exercises(lesson, "../../"):
         found.append(f"exercise: {', '.join(solve)}")
     return " | ".join(found) + "\n"
-
-
-def before_framework(path):
-    """The script that the diff of one in lessons/frameworks is taken against."""
-    return path.with_stem(SHARDED[path.stem]) if path.stem in SHARDED else LESSON_04
 
 
 FETCH = """\
@@ -343,7 +345,7 @@ def pages():
     found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}
     found[FRAMEWORKS[0].parent / "README.md"] = {
-        path.stem: block(path, before_framework(path)) for path in FRAMEWORKS
+        path.stem: from_lesson(path) for path in FRAMEWORKS if path.stem not in SHARDED
     }
     found[OLDER / "README.md"] = {name: hop(*scripts) for name, scripts in HOPS.items()}
     return found

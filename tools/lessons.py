@@ -16,7 +16,7 @@ LAUNCHERS = ("python", "mp.spawn", "torchrun", "two agents")
 
 @dataclass(frozen=True)
 class Curve:
-    """Whose losses a lesson must have, and how closely. README says why it is not "the same bytes"."""
+    """Whose losses a lesson must have, and how closely. lessons/README.md says why not "the same bytes"."""
 
     of: str = "01_single_gpu"
     early: float = 1e-5  # relative, in the first three epochs

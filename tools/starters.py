@@ -62,7 +62,7 @@ def table():
 
 
 def graded():
-    """What the README says of the grader."""
+    """How the grader itself is tested, for the instructors' page."""
     import selftest
 
     return selftest.sentence() + "\n"
@@ -90,7 +90,7 @@ def main():
             sys.exit(f"error: {copy.relative_to(ROOT)} is not what its solution says: run make starters")
     for page, name, words in (
         (STARTERS / "README.md", "exercises", table()),
-        (ROOT / "README.md", "selftest", graded()),
+        (ROOT / "tests/README.md", "selftest", graded()),
     ):
         text = page.read_text()
         before, _, rest = text.partition(f"<!-- {name} -->\n")

@@ -1,10 +1,10 @@
-"""Lesson 04 with Hugging Face Accelerate: no line of the loop knows how many processes there are.
+"""Lesson 04 with Hugging Face Accelerate: the loop does not know how many processes there are.
 
     torchrun --standalone --nproc-per-node 2 lessons/frameworks/accelerate_ddp.py
 
-You will see lesson 01's losses again. `prepare` wraps the model, deals out the batches and moves them to
-the device. On GPUs, `accelerate launch --num-processes 2` in place of torchrun starts it too; on CPUs that
-starts a single process, unless it is told to use mpirun.
+You will see lesson 01's losses again. `prepare` wraps the model, distributes the batches and moves them to
+the device. On GPUs you can also start it with `accelerate launch --num-processes 2`; on CPUs that command
+starts a single process unless you tell it to use mpirun.
 """
 
 import os
@@ -31,7 +31,7 @@ def train(accelerator, arguments):
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    # Not prepared: Accelerate would step it once for every process.
+    # Not prepared: Accelerate would step it once per process.
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader

@@ -1,8 +1,8 @@
-"""accelerate_ddp.py with FSDP2: another plugin, and each process holds a shard of the model.
+"""accelerate_ddp.py with FSDP2: one plugin more, and each process holds a shard of the model.
 
     torchrun --standalone --nproc-per-node 2 lessons/frameworks/accelerate_fsdp2.py
 
-You will see lesson 01's losses again, and how many bytes each process holds: as in lesson 09.
+You will see lesson 01's losses again, and how many bytes each process holds, as in lesson 09.
 """
 
 import os
@@ -37,7 +37,7 @@ def train(accelerator, arguments):
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    # Not prepared: Accelerate would step it once for every process.
+    # Not prepared: Accelerate would step it once per process.
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader
@@ -63,7 +63,7 @@ def train(accelerator, arguments):
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
     report_memory(accelerator, model, optimizer)
-    # Gathering is a collective: not under the `if`. Accelerate's own get_state_dict leaves DTensors.
+    # Gathering is a collective, so it must be outside the `if`. Accelerate's get_state_dict keeps DTensors.
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=full)
     if accelerator.is_main_process:
@@ -104,7 +104,7 @@ if __name__ == "__main__":
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="size_based_wrap",
-        min_num_params=1,  # each layer by itself: without a policy, one gather for all
+        min_num_params=1,  # each layer on its own: without a policy, one gather for the whole model
     )
     accelerator = Accelerator(
         cpu=workload.gpu_count() == 0,
@@ -112,7 +112,7 @@ if __name__ == "__main__":
         fsdp_plugin=plugin,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=2))],
     )
-    if accelerator.device.type == "cpu":  # there Accelerate drops the plugin without a word, and takes DDP
+    if accelerator.device.type == "cpu":  # there Accelerate silently drops the plugin and uses DDP
         accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
     train(accelerator, arguments)
     accelerator.free_memory()

@@ -1,9 +1,9 @@
-"""Lesson 04 with DeepSpeed: an engine around the model, and a dictionary that says what it does.
+"""Lesson 04 with DeepSpeed: an engine wraps the model, and a dictionary configures it.
 
     DS_ACCELERATOR=cpu deepspeed --num_accelerators 2 --no_local_rank lessons/frameworks/deepspeed_ddp.py
 
-You will see lesson 01's losses again, between lines of the launcher. On GPUs leave the variable out. What
-DeepSpeed is taken for, ZeRO, is one more entry in the dictionary. It meets at port 29500: --master_port.
+You will see lesson 01's losses again, between lines of the launcher. On GPUs, leave the variable out. ZeRO is
+one more entry in the dictionary. The processes meet at port 29500; --master_port changes it.
 """
 
 import os
@@ -34,7 +34,7 @@ def train(rank, world_size, arguments):
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
-    # By default DeepSpeed clips the gradients to a norm of 1: a run without it draws another curve.
+    # By default DeepSpeed clips the gradients to a norm of 1, which would change the curve.
     config = {"train_micro_batch_size_per_gpu": size, "gradient_clipping": 0.0}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     if deepspeed.get_accelerator().device_name() == "cpu":
-        deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator first, that only inference needs
+        deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
     train(rank, world_size, arguments)
     deepspeed.utils.groups._WORLD_GROUP = None  # it refers to the group

@@ -1,9 +1,9 @@
-"""deepspeed_ddp.py with ZeRO: each process holds a part of what DDP holds whole, more with each stage.
+"""deepspeed_ddp.py with ZeRO: each stage shards one thing more among the processes.
 
     DS_ACCELERATOR=cpu deepspeed --num_accelerators 2 --no_local_rank lessons/frameworks/deepspeed_zero.py
 
-You will see lesson 01's losses again, and how many bytes each process holds: lesson 09 says it in the same
-words. --stage 1 divides the optimizer's state, 2 also the gradients, 3 (the default) also the weights.
+You will see lesson 01's losses again, and how many bytes each process holds, as in lesson 09. --stage 1
+shards the optimizer state, 2 also the gradients, 3 (the default) also the weights.
 """
 
 import atexit
@@ -31,7 +31,7 @@ def train(rank, world_size, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    # The same number of batches everywhere, full or not: at stage 3, a forward waits for the others.
+    # Every process needs the same number of batches: at stage 3, forward waits for the others.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
@@ -39,13 +39,13 @@ def train(rank, world_size, arguments):
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
-    # By default DeepSpeed clips the gradients to a norm of 1: a run without it draws another curve.
+    # By default DeepSpeed clips the gradients to a norm of 1, which would change the curve.
     config = {"train_micro_batch_size_per_gpu": size, "gradient_clipping": 0.0}
     config["zero_allow_untested_optimizer"] = True  # such as SGD
     config["zero_optimization"] = {
         "stage": arguments.stage,
-        "stage3_param_persistence_threshold": 0,  # else a weight below 100,000 numbers stays whole
-        "reduce_bucket_size": 1_000_000,  # stage 3 allocates all of it, by default 500 million numbers
+        "stage3_param_persistence_threshold": 0,  # else weights below 100,000 numbers stay whole
+        "reduce_bucket_size": 1_000_000,  # stage 3 allocates it all: 500 million numbers by default
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
@@ -81,7 +81,7 @@ def train(rank, world_size, arguments):
 def report_memory(rank, world_size, stage, engine):
     optimizer, weights = engine.optimizer, list(engine.module.parameters())
     if stage == 3:
-        weights += [weight.ds_tensor for weight in weights]  # shares; what is not whole is empty now
+        weights += [weight.ds_tensor for weight in weights]  # shards; the weights are empty now
         copy = optimizer.fp32_partitioned_groups_flat
         buffers = [bucket.buffer for bucket in optimizer.ipg_buckets.values()]
     else:
@@ -99,7 +99,7 @@ def report_memory(rank, world_size, stage, engine):
 
 
 def held(tensors):
-    """Bytes of memory under these tensors: many are views of one piece, and hold all of it."""
+    """Bytes of memory that these tensors keep: a view keeps all of its storage."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -120,9 +120,9 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workload.check(arguments)
     if deepspeed.get_accelerator().device_name() == "cpu":
-        deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator first, that only inference needs
+        deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
     train(rank, world_size, arguments)
     dist.destroy_process_group()
     sys.stdout.flush()
-    atexit.register(os._exit, 0)  # stage 3 keeps threads of the group, which may abort the process at exit
+    atexit.register(os._exit, 0)  # stage 3 keeps threads that may abort the process at exit

@@ -1,10 +1,10 @@
-"""Lesson 04 with Lightning Fabric: the loop stays one's own, and devices and wrapping are Fabric's.
+"""Lesson 04 with Lightning Fabric: the loop stays yours, and Fabric handles devices and wrapping.
 
     fabric run --devices 2 lessons/frameworks/fabric_ddp.py
 
 You will see lesson 01's losses again. `fabric run` is torchrun with Fabric's options: --accelerator and
---precision need no line in the script; --strategy is refused, for the script names one, with a time limit.
-Its rendezvous uses port 29400: --main-port for another.
+--precision need no line in the script; --strategy is refused, because the script sets one to have a time
+limit. The rendezvous uses port 29400; --main-port changes it.
 """
 
 import os
@@ -28,7 +28,7 @@ def train(fabric, arguments):
     rank, world_size = fabric.global_rank, fabric.world_size
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
-    # Fabric calls set_epoch itself, and counts from 0: in a resumed run too.
+    # Fabric calls set_epoch itself and counts from 0, even in a resumed run.
     sampler = DistributedSampler(train_set, seed=arguments.seed + 1, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)

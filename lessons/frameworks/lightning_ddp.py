@@ -1,9 +1,9 @@
-"""Lesson 04 with Lightning's Trainer: it owns the loop, and calls what it needs of the model by name.
+"""Lesson 04 with Lightning's Trainer: it owns the loop and calls the methods of your module.
 
     python lessons/frameworks/lightning_ddp.py --devices 2
 
-You will see lesson 01's losses again. The Trainer starts this script once more for each further process.
---precision bf16-mixed computes in 16 bits, without another line of code.
+You will see lesson 01's losses again. The Trainer starts this script again for each further process.
+--precision bf16-mixed computes in 16 bits without any change to the code.
 """
 
 import sys
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 
-workload.import_torchvision()  # Lightning's metrics import it, and fail beside a torch it was not built for
+workload.import_torchvision()  # Lightning's metrics import it, and fail if it does not fit torch
 from pytorch_lightning import LightningModule, Trainer  # noqa: E402
 from pytorch_lightning.strategies import DDPStrategy  # noqa: E402
 
@@ -32,7 +32,7 @@ class Classifier(LightningModule):
         self.model = workload.ConvNet(self.train_set.images.shape[1:], arguments.width)
 
     def train_dataloader(self):
-        # The Trainer calls set_epoch itself, and counts from 0.
+        # The Trainer calls set_epoch itself and counts from 0.
         seed = self.arguments.seed + 1
         sampler = DistributedSampler(self.train_set, seed=seed, drop_last=True)
         size = self.arguments.batch_size // self.trainer.world_size
@@ -78,7 +78,7 @@ def train(arguments):
     workload.set_seed(arguments.seed)
     trainer = Trainer(
         devices=arguments.devices,
-        strategy=DDPStrategy(timeout=timedelta(minutes=2)),  # "ddp" is the same with 30 minutes
+        strategy=DDPStrategy(timeout=timedelta(minutes=2)),  # "ddp" would have 30 minutes
         precision=arguments.precision,
         max_epochs=arguments.epochs,
         use_distributed_sampler=False,

@@ -1,9 +1,9 @@
-"""Lesson 04 with Ray Train: a cluster of processes is started first, and then handed the function.
+"""Lesson 04 with Ray Train: it starts a cluster of processes first, and hands them the function.
 
     python lessons/frameworks/ray_ddp.py --workers 2
 
-You will see lesson 01's losses again, each line with the worker it comes from, between Ray's own. On more
-machines, `ray start` on each of them takes the place of torchrun.
+You will see lesson 01's losses again among Ray's own lines, each with the worker that printed it. On several
+machines, run `ray start` on each instead of torchrun.
 """
 
 import os
@@ -81,19 +81,19 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
     option("--workers", type=int, default=1, help="processes to train on (%(default)s)")
-    option("--max-failures", type=int, default=0, help="how often to begin again (%(default)s)")
+    option("--max-failures", type=int, default=0, help="how often to start again (%(default)s)")
     arguments = parser.parse_args()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it reports to Ray's authors
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else each line comes twice
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports usage to its authors
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else each line appears twice
     arguments.world_size = arguments.workers
     workload.check(arguments)
-    arguments.out = arguments.out.resolve()  # the workers' working directory is another
-    # Ray keeps sockets in it, whose paths may have 107 letters: the tests' own folders have more.
+    arguments.out = arguments.out.resolve()  # workers have a different working directory
+    # For Ray's sockets, whose paths may have at most 107 characters: out may be longer.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray-") as folder:
         options = {
             "num_cpus": arguments.workers,
             "include_dashboard": False,
-            "runtime_env": {"env_vars": {"PYTHONPATH": sys.path[-1]}},  # or else they find no workload
+            "runtime_env": {"env_vars": {"PYTHONPATH": sys.path[-1]}},  # else workers do not find workload
             "_temp_dir": folder,
         }
         trainer = ray.train.torch.TorchTrainer(
@@ -105,5 +105,5 @@ if __name__ == "__main__":
                 storage_path=folder, failure_config=FailureConfig(max_failures=arguments.max_failures)
             ),
         )
-        with ray.init(**options):  # which ends what it started
+        with ray.init(**options):  # ends what it started
             trainer.fit()

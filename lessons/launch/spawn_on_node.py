@@ -1,11 +1,11 @@
-"""One task on each node, which spawns a process for each GPU: the way of many older tutorials.
+"""One task per node, which spawns a process per GPU, as in many older tutorials.
 
     START=spawn sbatch lessons/launch/slurm.sbatch
 
-srun starts this once on each node, and mp.spawn starts the processes that train. Each finds its
-rank as node x processes on a node + local rank, and then is what an agent of torchrun would have
-started: the lesson reads RANK and the rest in its environment. There is no agent, so nothing starts a
-process again that has died.
+srun starts this once per node, and mp.spawn starts the processes that train. Each process computes its
+rank as node x processes per node + local rank, and sets the variables that torchrun would set: the lesson
+reads RANK and the others from its environment. There is no torchrun launcher, so nothing restarts a
+process that has died.
 """
 
 import os
@@ -24,19 +24,19 @@ def worker(local_rank, per_node, script, options):
     os.environ["LOCAL_RANK"] = str(local_rank)
     os.environ["LOCAL_WORLD_SIZE"] = str(per_node)
     sys.argv = [script, *options]
-    sys.path.insert(0, str(Path(script).parent))  # as `python script` does, or it would not find workload
+    sys.path.insert(0, str(Path(script).parent))  # as `python script` does: for workload
     runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":
     processes, script, *options = sys.argv[1:]
-    # SLURM signals this process too. If it died of that, its children would be ended unsaved.
+    # SLURM signals this process too. If it died, its children would be ended before they save.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         mp.spawn(worker, (int(processes), script, options), nprocs=int(processes))
     except mp.ProcessExitedException as error:
-        # When another node has ended with 75, srun sends the signal again. Python takes its handlers away
-        # before it ends, and this process would die of the signal: its node would have failed.
+        # When another node has ended with 75, srun sends the signal again. Python removes its handlers before
+        # it exits, so the signal would kill this process, and its node would count as failed.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # 75 says that the run was told to stop and has saved. The reason for any other status was printed.
+        # 75 means that the run was told to stop and has saved. The reason for any other status was printed.
         sys.exit(error.exit_code if error.exit_code > 0 else 1)

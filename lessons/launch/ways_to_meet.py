@@ -1,9 +1,9 @@
-"""How processes find one another: four ways by hand, each with one all-reduce to prove it.
+"""How processes find each other: four ways by hand, each with one all-reduce to prove it.
 
     python lessons/launch/ways_to_meet.py env
 
-You will see two processes, spawned as in lesson 03, that count each other. tcp, file and store are the
-other ways; README beside this file says when to take which, and torchrun does the first one for you.
+You will see two processes, spawned as in lesson 03, that count each other. The other ways are tcp, file and
+store; README.md in this folder says when to use which. torchrun does the first one for you.
 """
 
 import os
@@ -20,7 +20,7 @@ LIMIT = timedelta(seconds=60)
 
 
 def by_environment(rank, world_size, port, folder):
-    os.environ["MASTER_ADDR"] = "localhost"  # on several machines: the address of rank 0's
+    os.environ["MASTER_ADDR"] = "localhost"  # on several machines: the address of rank 0's machine
     os.environ["MASTER_PORT"] = str(port)
     os.environ["RANK"] = str(rank)
     os.environ["WORLD_SIZE"] = str(world_size)
@@ -33,13 +33,13 @@ def by_address(rank, world_size, port, folder):
 
 
 def by_file(rank, world_size, port, folder):
-    file = f"file://{folder}/meet"  # on several machines: on a disk that all of them share
+    file = f"file://{folder}/meet"  # on several machines: a file on a shared disk
     dist.init_process_group("gloo", init_method=file, rank=rank, world_size=world_size, timeout=LIMIT)
 
 
 def by_store(rank, world_size, port, folder):
     store = dist.TCPStore("localhost", port, world_size, is_master=rank == 0, timeout=LIMIT)
-    store.set(f"ready {rank}", "yes")  # it holds whatever else the processes have to tell each other
+    store.set(f"ready {rank}", "yes")  # it also holds anything else that the processes need to exchange
     store.wait([f"ready {other}" for other in range(world_size)])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=LIMIT)
 

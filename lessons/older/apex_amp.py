@@ -1,9 +1,9 @@
-"""Lesson 04 with NVIDIA's Apex, as products in fp16 were written until 2020.
+"""Lesson 04 with NVIDIA's Apex, which was the way to train in fp16 until 2020.
 
     torchrun --standalone --nproc-per-node 2 lessons/older/apex_amp.py
 
-You will see that there is no module named apex. It is built from source, for a GPU; what `pip install apex`
-gives is something else.
+You will see that there is no module named apex. It must be built from source, for a GPU; `pip install apex`
+installs an unrelated package.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Lesson 04 with products in 16 bits: autocast and GradScaler.
+"""Lesson 04 in 16 bits: autocast and GradScaler.
 
     torchrun --standalone --nproc-per-node 2 lessons/older/autocast.py
 
-You will see lesson 01's losses to two digits or more. Lesson 07 goes on from here: in bf16, where the
-hardware has it, no GradScaler is needed.
+You will see lesson 01's losses to two digits or more. Lesson 07 continues from here: if the
+hardware supports bf16, no GradScaler is needed.
 """
 
 import os

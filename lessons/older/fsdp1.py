@@ -1,8 +1,8 @@
-"""Lesson 04 with the first FSDP: FullyShardedDataParallel, of 2022.
+"""Lesson 04 with the first FSDP, FullyShardedDataParallel of 2022.
 
     torchrun --standalone --nproc-per-node 2 lessons/older/fsdp1.py
 
-You will see lesson 01's losses. With --offload you will see an error where there is no GPU.
+You will see lesson 01's losses. Without a GPU, --offload ends in an error.
 """
 
 import math
@@ -39,7 +39,7 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    # The same number of batches everywhere, full or not: a forward waits for the others.
+    # Every process needs the same number of batches: forward waits for the others.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
@@ -80,10 +80,10 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # On a CPU, offload_to_cpu would free the weights that it is about to hand over.
+    # On a CPU, offload_to_cpu would free the weights that it is about to return.
     whole = FullStateDictConfig(offload_to_cpu=device.type != "cpu", rank0_only=True)
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, whole):
-        weights = model.state_dict()  # a collective: not under the `if`
+        weights = model.state_dict()  # a collective: outside the `if`
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 

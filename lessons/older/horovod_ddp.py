@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python lessons/older/horovod_ddp.py
 
-You will see that there is no module named horovod: its last release, 0.28.1, is of June 2023.
+You will see that there is no module named horovod: its last release, 0.28.1, is from June 2023.
 """
 
 import sys

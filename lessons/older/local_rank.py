@@ -1,9 +1,9 @@
-"""A script of 2020, older than lesson 04: its launcher tells it a number as an argument.
+"""A script of 2020, older than lesson 04: its launcher passes the local rank as an argument.
 
     python -m torch.distributed.launch --nproc_per_node 2 lessons/older/local_rank.py
 
-You will see it refused. It has three old lines, of which each is an error today: README.md takes them
-one after the other. When all are mended, it draws lesson 01's curve.
+You will see that it is refused. Three old lines are errors today; README.md fixes them one by one. Then the
+script has lesson 01's losses.
 """
 
 import os

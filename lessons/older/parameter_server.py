@@ -1,9 +1,9 @@
-"""Lesson 04 with a parameter server, over PyTorch's RPC, as data parallelism was first done.
+"""Lesson 04 with a parameter server over PyTorch's RPC, an early form of data parallelism.
 
     torchrun --standalone --nproc-per-node 3 lessons/older/parameter_server.py
 
-You will see lesson 01's losses, and how many bytes go through rank 0 in a step. It is the server: it has
-the weights and the optimizer, and trains on no image. The other ranks are workers.
+You will see lesson 01's losses, and how many bytes go through rank 0 in a step. Rank 0 is the server: it
+holds the weights and the optimizer, and trains on no images. The other ranks are workers.
 """
 
 import os
@@ -70,7 +70,7 @@ class Server:
         return waiting
 
 
-server = None  # on rank 0, where the calls of the others find it
+server = None  # on rank 0, where remote calls find it
 
 
 @rpc.functions.async_execution
@@ -135,7 +135,7 @@ if __name__ == "__main__":
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=arguments.world_size + 1)
     if rank > 0:
         train(rank - 1, arguments.world_size, arguments)
-    rpc.shutdown()  # waits until all have come here
+    rpc.shutdown()  # waits until all processes get here
     if rank == 0:
         size = server.bytes // server.steps
         print(f"{arguments.world_size} workers | each step, bytes through rank 0: {size:,}")

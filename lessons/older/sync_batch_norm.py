@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/older/sync_batch_norm.py
 
-You will see the losses that batch_norm.py has on one process, on any number of them.
+On any number of processes, you will see the losses that batch_norm.py has on one.
 """
 
 import os
@@ -74,7 +74,7 @@ def convert(model, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # with the running means: an answer must not depend on the other images of its batch
+    model.eval()  # use the running means: an answer must not depend on the other images of its batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()

@@ -363,12 +363,12 @@ def totals():
 
 
 def sentence():
-    """What the README says of it."""
+    """What tests/README.md says about it."""
     count = totals()
     return (
         f"{count['exercises']} exercises, {count['checks']} checks, {count['points']} points. "
-        f"The grader is graded with {count['mutants']} mutants of the solutions, each killed by the check "
-        f"that is named for it, {count['other solutions']} other solutions that are right, "
+        f"The grader itself is tested with {count['mutants']} mutants of the solutions, each of which must "
+        f"fail the check that names it, {count['other solutions']} alternative solutions that are correct, "
         f"and {count['cheats']} hostile or broken submissions."
     )
 

@@ -382,13 +382,21 @@ def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
 def test_the_page_has_the_diffs(tmp_path):
     page = (FOLDER / "README.md").read_text()
     found = re.findall(r"```diff\n(.*?)```", page, re.S)
-    assert len(found) == len(SCRIPTS)
+    assert len(found) == len(SCRIPTS) - len(diffs.SHARDED)
     for text in found:
         after = FOLDER / re.search(r"^\+\+\+ (\S+)", text, re.M)[1]
         copy = tmp_path / "before.py"
-        copy.write_text(diffs.before_framework(after).read_text())
+        copy.write_text(diffs.LESSON_04.read_text())
         subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
-        assert copy.read_text() == after.read_text()
+        assert diffs.code(copy) == diffs.code(after)
+
+
+@pytest.mark.parametrize("script", diffs.SHARDED)
+def test_the_page_shows_lines_of_the_scripts_that_shard(script):
+    page, text = ((FOLDER / name).read_text() for name in ("README.md", f"{script}.py"))
+    (lines,) = re.findall(rf"\({script}\.py\)(?:(?!```).)*```python\n(.*?)```", page, re.S)
+    lines = [line.strip() for line in lines.splitlines() if line.strip()]
+    assert len(lines) > 5 and not [line for line in lines if line not in text]
 
 
 def test_every_link_leads_to_a_file():

@@ -34,7 +34,7 @@ def test_each_word_is_explained_in_a_sentence_and_says_where_there_is_more():
     for section in sections:
         word, text, last = (part.strip() for part in section.strip().split("\n\n"))
         assert len(text.split()) > 4 and text.endswith("."), word
-        assert re.match(r"More in (lesson|notebook) \[\w+\]\(\S+\)", last), word
+        assert re.match(r"Explained in (lesson|notebook) \[\w+\]\(\S+\)", last), word
     names = [section.partition("\n")[0] for section in sections]
     assert names == sorted(names, key=str.lower)
     numbers = {words.number(row) for row in lessons.NOTEBOOKS}
@@ -177,9 +177,10 @@ def test_code_cells_are_left_alone():
 def test_the_page_is_read(tmp_path):
     page = tmp_path / "words.md"
     page.write_text(
-        "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nMore in lesson [03](03.md); then "
-        "notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\nMore in lesson [01](01.md). "
-        "In other lessons it may be a plain word.\n"
+        "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nExplained in lesson [03](03.md), "
+        "then in notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\n"
+        "Explained in lesson [01](01.md). "
+        "Elsewhere it may be an everyday word.\n"
     )
     assert words.read(page) == [
         words.Word("rank", ("rank", "number", "who am I"), ("03", "03a"), False),

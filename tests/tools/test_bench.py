@@ -1,4 +1,4 @@
-"""The bench measures what it says, and README says what the bench measured."""
+"""The bench measures what it says, and its page says what the bench measured."""
 
 import copy
 import json
@@ -31,16 +31,15 @@ def newest():
 # ---- what is said is what was measured ----------------------------------------------------------
 
 
-def test_the_pages_say_what_the_file_that_they_name_holds():
-    assert report.MARKS.search(report.README.read_text()).groups() == (NAME, report.summary(newest()))
+def test_the_page_says_what_the_file_that_it_names_holds():
     assert report.section(newest(), NAMED) == SAID, f"make bench ARGUMENTS='--readme {NAMED}'"
 
 
 def test_the_page_says_of_scaling_what_the_file_that_it_names_holds():
-    page = report.README.read_text()
+    page = report.PAGE.read_text()
     name = re.search(r"<!-- scaling (\S+) -->", page)[1]
     result = json.loads((scaling.RESULTS / name).read_text())
-    assert page == scaling.replaced(page, scaling.section(result), name)
+    assert page == pieces.replaced(page, scaling.section(result), name, scaling.ENDS)
 
 
 def test_the_page_says_of_the_ring_what_the_file_that_it_names_holds():
@@ -101,7 +100,9 @@ def test_four_processes_are_predicted_from_the_cpu_time_of_two():
     for measured, verdict in ((9.0, "1 KiB"), (7.6, "1 KiB"), (7.4, "none"), (11.3, "none")):
         four = {"gloo": {"1024": {"seconds": [measured]}}}
         result = {"rows": {"2": two, "4": four}, "machine": {"cores": 2}}
-        assert f"Within 20% (the aim): {verdict};" in pieces.prediction(result), measured
+        assert f"Within 20% of the measurement (the aim): {verdict}. The" in pieces.prediction(result), (
+            measured
+        )
 
 
 def test_what_a_link_and_the_cores_take_is_predicted():
@@ -154,8 +155,10 @@ def test_predictions_that_are_more_than_20_percent_off_are_not_counted():
         return {"rows": {"link": link, "none": none}, "machine": {"cores": 2}}
 
     for factor, near in ((0.82, 7), (0.84, 8), (1.24, 8), (1.26, 7)):
-        words = f"8 of 8 at 200 Mbit/s, {near} of 8 at 1 Gbit/s, 8 of 8 at 10 Gbit/s; the others are missed."
-        assert predict.verdict(measured(factor)) == f"Within 20% (the aim): {words}", factor
+        words = f"8 of 8 at 200 Mbit/s, {near} of 8 at 1 Gbit/s, 8 of 8 at 10 Gbit/s."
+        assert predict.verdict(measured(factor)) == f"Within 20% of the measurement (the aim): {words}", (
+            factor
+        )
 
 
 SUMS = """
@@ -199,7 +202,9 @@ def test_scaling_writes_a_line_for_each_number_of_processes(tmp_path):
         other["rows"][result["rows"].index(row)]["together"] = [3 * speed for speed in row["together"]]
         assert scaling.section(other) != text, "a row that no line shows"
     page = "a\n<!-- scaling x -->\nold\n<!-- end -->\nb\n"
-    assert scaling.replaced(page, "new\n", "y") == "a\n<!-- scaling y -->\nnew\n<!-- end -->\nb\n"
+    assert (
+        pieces.replaced(page, "new\n", "y", scaling.ENDS) == "a\n<!-- scaling y -->\nnew\n<!-- end -->\nb\n"
+    )
     scaling.draw(result, tmp_path / "scaling.svg")
     assert "<svg" in (tmp_path / "scaling.svg").read_text()
 
@@ -342,7 +347,10 @@ def test_a_failed_run_of_scaling_leaves_the_others_their_rows(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     ("fails", "words"),
-    [(1, "Not all of what the part on overlap needs was measured."), (3, "**What backward hides.**")],
+    [
+        (1, "A measurement that the section on overlap needs is missing."),
+        (3, "**How much communication backward hides.**"),
+    ],
 )
 def test_a_row_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch, capsys, fails, words):
     """As overlap.py once failed, in the last of three repeats, and threw away all that had been measured."""
@@ -373,14 +381,14 @@ def test_a_row_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch
     assert len(tries) == fails and not list(results.iterdir())
 
 
-def test_the_pages_are_written_from_a_file(tmp_path, monkeypatch):
-    right = {name: getattr(report, name).read_text() for name in ("README", "PAGE")}
-    for name, text in right.items():
-        (tmp_path / name).write_text(text.replace(report.MARKS.search(text)[2], "old"))
-        monkeypatch.setattr(report, name, tmp_path / name)
+def test_the_page_is_written_from_a_file(tmp_path, monkeypatch):
+    right = report.PAGE.read_text()
+    page = tmp_path / "README.md"
+    page.write_text(right.replace(report.MARKS.search(right)[2], "old"))
+    monkeypatch.setattr(report, "PAGE", page)
     monkeypatch.setattr(report, "draw", lambda result, path: None)
-    report.write_pages(NAMED)
-    assert {name: (tmp_path / name).read_text() for name in right} == right
+    report.write_page(NAMED)
+    assert page.read_text() == right
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -21,7 +21,8 @@ def test_each_is_drawn_but_those_that_cannot_be():
     names = {path.name for path in pictures.FOLDER.iterdir()}
     assert {name for name in names if not name.endswith(".svg")} == AS_DOTS
     pages = "".join((lessons.ROOT / name).read_text() for name in ("README.md", "lessons/README.md"))
-    pages += (lessons.ROOT / "lessons/launch/README.md").read_text()
+    for name in ("lessons/launch/README.md", "tools/bench/README.md"):
+        pages += (lessons.ROOT / name).read_text()
     shown = {PurePosixPath(path).name for path in re.findall(r"pictures/[\w.]+", pages)}
     assert shown == names, "each is shown on a page"
 

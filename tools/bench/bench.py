@@ -1,10 +1,10 @@
 """Measure this machine: `make bench`. Ends with tables, OUT/bench.svg and a dated file in results/.
 
     python tools/bench/bench.py                              all rows
-    python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README's section from one
+    python tools/bench/bench.py --readme tools/bench/results/FILE.json    write README.md from a file
 
-All measurements take turns, so that a noisy moment hurts all of them alike. Each number is the middle of the
-repeats; the file has all of them. Nothing here fails because it is slow.
+All measurements take turns, so a noisy moment affects all of them alike. Each number is the median of the
+repeats; the file keeps every repeat. Nothing here fails because it is slow.
 """
 
 import argparse
@@ -26,7 +26,7 @@ RESULTS = rows.HERE / "results"
 
 
 def machine():
-    """What it was measured on, without the names of people or hosts."""
+    """The machine, without the names of people or hosts."""
     import torch
 
     lines = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -49,7 +49,7 @@ def versions():
 
 
 def collect(lists, numbers):
-    """Put the numbers of one repeat behind those of the repeats before."""
+    """Append the numbers of one repeat."""
     for name, value in numbers.items():
         if isinstance(value, dict):
             collect(lists.setdefault(name, {}), value)
@@ -58,9 +58,9 @@ def collect(lists, numbers):
 
 
 def measure(measures, repeats):
-    """The numbers of all repeats, the seconds it took, and what failed, with its words.
+    """The numbers of all repeats, the seconds they took, and the error of each row that failed.
 
-    A row that fails is not tried again, and does not take the others with it.
+    A failed row is not tried again, and the other rows go on.
     """
     found, failed, began = {}, {}, time.monotonic()
     for repeat in range(1, repeats + 1):
@@ -96,10 +96,10 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
-    parser.add_argument("--readme", type=Path, help="measure nothing: write README's section from this file")
+    parser.add_argument("--readme", type=Path, help="measure nothing: write README.md from this file")
     arguments = parser.parse_args()
     if arguments.readme:
-        report.write_pages(arguments.readme)
+        report.write_page(arguments.readme)
         return
     if arguments.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {arguments.repeats}")

@@ -1,10 +1,10 @@
-"""What keeps DDP from hiding more of what it sends inside one machine? Threads, cores and buckets, tried.
+"""Why does DDP hide so little communication inside one machine? Tests of threads, cores and buckets.
 
     python tools/bench/inside.py                         a table, and a dated file in results/inside
-    python tools/bench/inside.py --pages FILE.json       measure nothing: write README's section from it
+    python tools/bench/inside.py --pages FILE.json       measure nothing: write README.md from it
 
-The steps are those of overlap.py on 64 images, and those of small.py with gloo's threads. The ways take turns;
-a repeat takes a minute.
+It times the steps of overlap.py on 64 images, and the steps of small.py with one and two gloo threads. The
+variants take turns; a repeat takes a minute.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ENDS = ("<!-- inside ", "<!-- end -->")
 
 
 def overlap(folder: Path, bound: bool = False, **given: str) -> dict:
-    """Milliseconds of each kind of step, and of CPU time."""
+    """Milliseconds of each kind of step, and its CPU time."""
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": "2", **given}
     cores = sorted(os.sched_getaffinity(0))
     ranks = []
@@ -74,7 +74,7 @@ def faster(way: dict) -> float:
 
 
 def at_most(way: dict) -> float:
-    """How many times as fast DDP's step would be if it took no longer than its CPU time."""
+    """The speedup of a DDP step if it took no longer than its CPU time."""
     return report.ratio(way["seconds"]["after"], way["cpu_seconds"]["overlap"])
 
 
@@ -85,23 +85,23 @@ def section(result: dict) -> str:
         cells = [report.middle(found["seconds"][kind], 1, 1) for kind in ("alone", "after", "overlap")]
         used = [report.middle(found["cpu_seconds"][kind], 1, 1) for kind in ("alone", "overlap")]
         lines.append([way, *cells, f"{faster(found):.2f}", *used, f"{at_most(found):.2f}"])
-    head = ["milliseconds of a step", "nothing sent", "sent after backward", "as DDP does it", "faster by"]
-    head += ["CPU: nothing sent", "CPU: DDP", "faster by at most"]
+    head = ["milliseconds of a step", "nothing sent", "sent after backward", "as DDP does it", "speedup"]
+    head += ["CPU: nothing sent", "CPU: DDP", "speedup at most"]
     plain = ways["as it is"]
     times = [statistics.median(found["seconds"]["overlap"]) for found in ways.values()]
     one, two = (steps[str(threads)] for threads in THREADS)
-    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/inside.py`: the model of 8 million parameters on two processes, 64 images each. Each number is the middle of {ROUNDS} steps of each kind, which take turns, and of the repeats (here: {result["repeats"]}). In the last column, DDP's step takes its CPU time and no longer, as if no process ever waited.
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/inside.py`: the model of 8 million parameters on two processes, 64 images each. Each number is the median of {ROUNDS} steps of each kind, which take turns, and of {result["repeats"]} repeats. The last column assumes that no process ever waits, so that a DDP step takes exactly its CPU time.
 
 {report.table(head, lines)}
 
-As it is, DDP's step is {faster(plain):.2f} times as fast as one that sends after backward {report.verdict(faster(plain), 1.2)}. In all of these ways it takes {min(times):.0f} to {max(times):.0f} ms. With buckets of 1 MiB it is no shorter: what it is compared with takes longer, {report.middle(ways["buckets of 1 MiB"]["seconds"]["after"])} ms. To send costs {more(plain):.0f} ms of CPU time a step, which nothing hides where each process has one core: without any waiting, as it is, the step would be {at_most(plain):.2f} times as fast, and no more.
+As it is, a DDP step is {faster(plain):.2f} times as fast as a step that sends after backward {report.verdict(faster(plain), 1.2)}. All variants of DDP take {min(times):.0f} to {max(times):.0f} ms. Buckets of 1 MiB do not make DDP faster; their speedup is large only because sending after backward becomes slower, {report.middle(ways["buckets of 1 MiB"]["seconds"]["after"])} ms. Communication costs {more(plain):.0f} ms of CPU time per step. With one core per process, nothing can hide that: without any waiting, the speedup would still be at most {at_most(plain):.2f}.
 
-**Threads of gloo.** `init_process_group` has no option for them. The group itself has (`ProcessGroupGloo._Options`, private: two threads work on what is queued, and one more on the connections). In lesson 04's step, two processes with DDP have {small.share(one, "DDP"):.2f} of the speed of two that send nothing with one such thread, and {small.share(two, "DDP"):.2f} with two; a step takes {report.middle(one["DDP"]["seconds"], 1, 2)} and {report.middle(two["DDP"]["seconds"], 1, 2)} ms.
+**Gloo's threads.** `init_process_group` has no option for them, but the group itself has a private one (`ProcessGroupGloo._Options`): by default two threads work on queued operations, and one more handles the connections. With one such thread, lesson 04's DDP step takes {report.middle(one["DDP"]["seconds"], 1, 2)} ms and reaches {small.share(one, "DDP"):.2f} of the speed of a step that sends nothing. With two, it takes {report.middle(two["DDP"]["seconds"], 1, 2)} ms and reaches {small.share(two, "DDP"):.2f}.
 """
 
 
 def more(way: dict) -> float:
-    """Milliseconds of CPU time that DDP's step takes more than one that sends nothing."""
+    """How many more milliseconds of CPU time a DDP step takes than a step that sends nothing."""
     used = way["cpu_seconds"]
     return statistics.median(used["overlap"]) - statistics.median(used["alone"])
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
-    parser.add_argument("--pages", type=Path, help="measure nothing: write README's section from this file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README.md from this file")
     arguments = parser.parse_args()
     if arguments.pages:
         result = json.loads(arguments.pages.read_text())

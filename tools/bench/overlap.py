@@ -1,7 +1,7 @@
-"""What of its communication DDP hides behind backward, on a model of 8 million parameters.
+"""How much communication DDP hides behind backward, on a model with 8 million parameters.
 
-Four kinds of steps take turns: as DDP does them; the same buckets' bytes sent only when backward is over;
-nothing sent; and nothing computed. BUCKET_MIB makes the buckets larger than 4 MiB, or smaller.
+Four kinds of steps take turns: DDP's; one that sends the same buckets after backward; one that sends nothing;
+and one that computes nothing. BUCKET_MIB sets the size of the buckets (4 MiB).
 """
 
 import itertools
@@ -33,7 +33,7 @@ def work():
         model(images).square().mean().backward()
 
     def send():
-        """The bytes of all gradients, in pieces as large as DDP's."""
+        """The bytes of all gradients, in buckets as large as DDP's."""
         for flat in pieces:
             dist.all_reduce(flat)
 
@@ -45,7 +45,7 @@ def work():
         with model.no_sync():
             backward()
         for flat in pieces:
-            flat.div_(world_size)  # what DDP does too
+            flat.div_(world_size)  # as DDP does
         send()
         optimizer.step()
 
@@ -57,7 +57,7 @@ def work():
     kinds = {"overlap": as_ddp_does, "after": sent_when_backward_is_over, "alone": nothing_sent, "sent": send}
     count = sum(parameter.numel() for parameter in model.parameters())
     pieces = torch.zeros(count).split(BUCKET * 2**18)  # numbers of 4 bytes
-    for kind in (as_ddp_does, as_ddp_does, *kinds.values()):  # DDP makes its buckets anew after the first
+    for kind in (as_ddp_does, as_ddp_does, *kinds.values()):  # DDP rebuilds its buckets after the first step
         kind()
     seconds, cpu = {name: [] for name in kinds}, dict.fromkeys(kinds, 0.0)
     for _ in range(ROUNDS):

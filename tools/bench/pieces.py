@@ -1,9 +1,9 @@
-"""What makes a ring of send and receive as fast as gloo's: one thing after the other.
+"""What makes a ring of sends and receives as fast as gloo's all-reduce? One improvement after another.
 
     python tools/bench/pieces.py                        a table, and a dated file in results/pieces
-    python tools/bench/pieces.py --pages FILE.json      measure nothing: write README's section from this file
+    python tools/bench/pieces.py --pages FILE.json      measure nothing: write README.md from this file
 
-The ways are those of notebook 03a (notebooks/show/travel/race.py), and take turns in the same processes. A
+The variants come from notebook 03a (notebooks/show/travel/race.py) and take turns in the same processes. A
 repeat takes half a minute; each of its numbers is the median on rank 0.
 """
 
@@ -23,13 +23,13 @@ import bench
 RESULTS = rows.HERE / "results" / "pieces"
 RACE = rows.launcher.ROOT / "notebooks/show/travel/race.py"
 COUNTS = (2, 4)
-SECONDS = 0.4  # for a way and a size
+SECONDS = 0.4  # for each variant and size
 MIB = 2**20
 ENDS = ("<!-- pieces ", "<!-- end -->")
 
 
 def race(folder: Path, processes: int) -> dict:
-    """For each way and size, the median milliseconds of one all-reduce, and those of CPU time."""
+    """For each variant and size, the median milliseconds of one all-reduce, and its CPU time."""
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": str(processes), "SECONDS_EACH": str(SECONDS)}
     folders = ("lessons", "notebooks/show/inside")
     environment["PYTHONPATH"] = os.pathsep.join(str(rows.launcher.ROOT / folder) for folder in folders)
@@ -68,12 +68,12 @@ def table(ways: dict) -> str:
         ratios = [f"{report.ratio(times['gloo'], times[way]):.2f}" for way in times if way != "gloo"]
         used = [report.middle(ways[way][size]["cpu_seconds"], 1, 1) for way in ("gloo", "ring", "in pieces")]
         lines.append([name_of(size), report.middle(times["gloo"], 1, 2), *ratios, *used])
-    head = ["of", "gloo's, ms", *[way for way in ways if way != "gloo"]]
-    return report.table([*head, "CPU ms: gloo's", "ring", "in pieces"], lines)
+    head = ["size", "gloo, ms", *[way for way in ways if way != "gloo"]]
+    return report.table([*head, "CPU ms: gloo", "ring", "in pieces"], lines)
 
 
 def least(ways: dict) -> float:
-    """Of the speed of gloo's, from 1 MiB up."""
+    """The lowest speed relative to gloo, from 1 MiB up."""
     times = {way: ways[way] for way in ("gloo", "in pieces")}
     return min(
         report.ratio(times["gloo"][size]["seconds"], times["in pieces"][size]["seconds"])
@@ -83,15 +83,15 @@ def least(ways: dict) -> float:
 
 
 def longer(ways: dict, size: int) -> str:
-    """By how many milliseconds the ring in pieces takes longer than gloo's."""
+    """How many milliseconds longer the ring in pieces takes than gloo."""
     ours, theirs = (ways[way][str(size)]["seconds"] for way in ("in pieces", "gloo"))
     return f"{statistics.median(one - other for one, other in zip(ours, theirs, strict=True)):.2f}"
 
 
 def predicted(two: dict, size: str, cores: int) -> list[float]:
-    """Milliseconds of gloo's all-reduce on four processes, from the CPU time that one of two spends.
+    """Milliseconds of gloo's all-reduce on four processes, predicted from the CPU time of one of two processes.
 
-    Each of four moves 6/4 of the tensor where each of two moves 2/2, and four share the cores. Nothing waits.
+    Each of four sends 6/4 of the tensor, each of two 2/2, and four share the cores. Waiting is not counted.
     """
     return [1.5 * used * 4 / cores for used in two["gloo"][size]["cpu_seconds"]]
 
@@ -111,28 +111,30 @@ def prediction(result: dict) -> str:
         middles = (report.middle(times, 1, 1), report.middle(measured, 1, 1))
         lines.append([name_of(size), *middles, reached, f"{off:+.0%}"])
         near += [name_of(size)] * (abs(off) <= 0.2)
-    head = ["gloo's, ms", "predicted", "measured", "least to most", "off"]
-    verdict = f"Within 20% (the aim): {', '.join(near) or 'none'}; the others are missed."
+    head = ["gloo, ms", "predicted", "measured", "range", "error"]
+    verdict = (
+        f"Within 20% of the measurement (the aim): {', '.join(near) or 'none'}. The other sizes miss it."
+    )
     return f"{report.table(head, lines)}\n\n{verdict}"
 
 
 def section(result: dict) -> str:
     two, four = (result["rows"][str(count)] for count in COUNTS)
-    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. All ways take turns in the same processes; each number is the middle of {result["repeats"]} repeats. The columns after gloo's milliseconds are the speed as a part of gloo's, the last three what one process spends of its CPU time. Each way has one thing more than the one before it: memory that is kept, a connection for each direction, and pieces of 2 MiB, of which one is added while the next travels. Up to 4 MiB on two processes a chunk is one piece, and with four each neighbour has a connection of its own: where nothing differs, a difference is chance.
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. The variants take turns in the same processes; each number is the median of {result["repeats"]} repeats. The columns after gloo's time give the speed relative to gloo; the last three give the CPU time of one process. Each variant adds one improvement to the previous one: receive buffers that are kept, a connection for each direction, and pieces of 2 MiB, so that one piece is added while the next is sent. On two processes a chunk of a tensor up to 4 MiB is a single piece, and on four processes each neighbour has its own connection anyway. In these cases two variants do the same, and a difference between them is noise.
 
-Two processes. From 1 MiB up, the ring in pieces has at least {least(two):.2f} of gloo's speed {report.verdict(least(two), 1)}. At 64 KiB, where next to nothing travels, it takes {longer(two, 2**16)} ms longer than gloo's, and at 1 MiB {longer(two, MIB)}: this is the price of the messages, not of the bytes.
+On two processes, from 1 MiB up, the ring in pieces reaches at least {least(two):.2f} of gloo's speed {report.verdict(least(two), 1)}. At 64 KiB, where almost no bytes are sent, it takes {longer(two, 2**16)} ms longer than gloo, and at 1 MiB {longer(two, MIB)} ms. That is the cost of the messages, not of the bytes.
 
 {table(two)}
 
-Four processes: at least {least(four):.2f} {report.verdict(least(four), 1)}. Each has two threads, and all share {result["machine"]["cores"]} cores: at each step the slowest waits until it has one.
+On four processes, the ring in pieces reaches at least {least(four):.2f} {report.verdict(least(four), 1)}. Each process has two threads, and all of them share {result["machine"]["cores"]} cores, so every step waits for the thread that gets a core last.
 
 {table(four)}
 
-**Four predicted from two.** CPU time is what the processes share: a process that moves 1.5 times the bytes needs 1.5 times the CPU time, and four need twice what two do. gloo's all-reduce on four processes should take this total, divided by the cores. The formula was written down before what follows was measured.
+**Predicting four processes from two.** The processes share the cores' CPU time. A process that sends 1.5 times the bytes needs 1.5 times the CPU time, and four processes need twice as much as two. The predicted time of gloo's all-reduce on four processes is this total divided by the number of cores. The formula was written down before the measurement.
 
 {prediction(result)}
 
-Where bytes cost most of the time, CPU time says how long it takes. Where messages do, it does not: each of six steps waits until the system gives a core to a thread, out of eight or more, and how long that takes is the system's choice.
+Where bytes cost most of the time, CPU time predicts the duration. Where messages do, it does not: in each of six steps the operating system has to give a core to one of at least eight threads, and that delay is not CPU time.
 """
 
 
@@ -149,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
-    parser.add_argument("--pages", type=Path, help="measure nothing: write README's section from this file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README.md from this file")
     arguments = parser.parse_args()
     if arguments.pages:
         result = json.loads(arguments.pages.read_text())

@@ -1,11 +1,11 @@
-"""How long does an all-reduce take on a link of known rate, and a step? First predicted, then measured.
+"""How long do an all-reduce and a training step take on a link of known rate? Predicted, then measured.
 
     python tools/bench/predict.py                        a table, and a dated file in results/predict
-    python tools/bench/predict.py --add FILE.json        the same, behind the repeats that this file has
-    python tools/bench/predict.py --pages FILE.json      measure nothing: write README's section from it
+    python tools/bench/predict.py --add FILE.json        the same, appended to the repeats in this file
+    python tools/bench/predict.py --pages FILE.json      measure nothing: write README.md from it
 
-What the prediction needs is measured on this machine without a link. The hosts are network namespaces, and
-the kernel holds their links to the rate (tbf). A repeat takes a minute and a half.
+The inputs of the prediction are measured on this machine without a link. The hosts are network namespaces, and
+the kernel limits their links to the rate (tbf). A repeat takes a minute and a half.
 """
 
 import argparse
@@ -29,10 +29,10 @@ SIZES = [MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 ROUNDS = 2  # of all sizes, after one that opens the connections
 COUNTS = (2, 4)
 RATES = {"200mbit": 2e8, "1gbit": 1e9, "10gbit": 1e10}  # as tc writes them, and bits a second
-# So many bytes pass at once when the link was at rest, and only what comes after them at its rate. With fewer
-# than a packet before it is cut (64 KiB), the kernel cuts it up, and the cores need more time than the link.
+# An idle link passes this many bytes at once, and the rest at its rate. With less than an unsegmented packet
+# (64 KiB), the kernel segments the packet itself, and the cores need more time than the link.
 BURST = 256 * 2**10
-# A packet has 1448 bytes of the tensor, and before them the headers of Ethernet (14), IP (20) and TCP (32).
+# A packet carries 1448 bytes of the tensor after the headers of Ethernet (14), IP (20) and TCP (32).
 OVERHEAD = (1448 + 14 + 20 + 32) / 1448
 IMAGES, STEPS = 512, 3  # the steps of overlap.py
 STEP_RATES = ("200mbit", "1gbit")
@@ -43,12 +43,12 @@ ENDS = ("<!-- predict ", "<!-- end -->")
 
 
 def on_the_link(size: float, hosts: int, rate: float) -> float:
-    """Seconds in which the bytes that a host sends in an all-reduce pass its link, which was at rest."""
+    """Seconds that an idle link takes for the bytes that its host sends in an all-reduce."""
     return max(0, 2 * (hosts - 1) / hosts * size * OVERHEAD - BURST) * 8 / rate
 
 
 def on_the_cores(used: float, hosts: int, cores: int) -> float:
-    """Seconds in which the hosts' CPU time passes: they are on one machine, and share its cores."""
+    """Seconds that the hosts' CPU time takes: they are on one machine and share its cores."""
     return used * hosts / cores
 
 
@@ -57,9 +57,9 @@ def predicted(size: int, hosts: int, rate: float, used: float, cores: int) -> fl
 
 
 def predicted_steps(size: int, rate: float, alone: float, used: float, cores: int) -> dict[str, float]:
-    """Seconds of a step on two hosts that sends all after backward, and of DDP's; of one without: `alone`.
+    """Seconds of a step on two hosts: sending after backward, and with DDP. `alone`: without sending.
 
-    Backward computes twice what forward does, and what it has computed travels meanwhile.
+    Backward takes twice as long as forward, and DDP sends during backward.
     """
     link, copying = on_the_link(size, 2, rate), on_the_cores(used, 2, cores)
     return {"after": alone + link + copying, "overlap": alone / 3 + max(alone * 2 / 3, link) + copying}
@@ -69,7 +69,7 @@ def predicted_steps(size: int, rate: float, alone: float, used: float, cores: in
 
 
 def work() -> dict:
-    """Milliseconds of all-reduces of each size, and of the CPU time of a process."""
+    """Milliseconds of an all-reduce of each size, and the CPU time of a process."""
     import torch
     import torch.distributed as dist
 
@@ -79,7 +79,7 @@ def work() -> dict:
         for size, times in found.items():
             tensor = torch.zeros(size // 4)
             dist.barrier()
-            time.sleep(0.05)  # or the bytes before would still hold the link
+            time.sleep(0.05)  # else bytes of the last all-reduce would still occupy the link
             dist.barrier()
             begin, used = time.perf_counter(), time.process_time()
             dist.all_reduce(tensor)
@@ -103,7 +103,7 @@ def without_a_link(folder: Path, count: int) -> dict:
 
 
 def on_hosts(folder: Path, count: int, rate: str, words: list) -> dict:
-    """What rank 0 prints when one rank runs on each of so many hosts."""
+    """What rank 0 prints when one rank runs on each host."""
     with rows.hosts.Hosts(folder, count) as several:
         for number in range(1, count + 1):
             shape = ("rate", rate, "burst", BURST, "latency", "100ms")
@@ -160,7 +160,7 @@ def measure(parts: list[str], repeats: int, found: dict) -> dict:
 
 
 def lines_of(result: dict, count: int) -> list[tuple]:
-    """Rate, size, what the link and the cores take of the prediction, and the measurements: in milliseconds."""
+    """Rate, size, the link's part of the prediction, the prediction, and the measurements, in milliseconds."""
     cores, lines = result["machine"]["cores"], []
     for rate, bits in RATES.items():
         for size, found in result["rows"]["link"][rate][str(count)].items():
@@ -182,7 +182,7 @@ def shown(prediction: float, measured: list[float]) -> list[str]:
     return [*middles, report.reach(measured, 1, digits), f"{off(prediction, measured):+.0%}"]
 
 
-HEAD = ["predicted", "measured", "least to most", "off"]
+HEAD = ["predicted", "measured", "range", "error"]
 
 
 def table(result: dict, count: int) -> str:
@@ -190,7 +190,7 @@ def table(result: dict, count: int) -> str:
         [NAMES[rate], pieces.name_of(size), f"{link:,.1f}", f"{time - link:.1f}", *shown(time, measured)]
         for rate, size, link, time, measured in lines_of(result, count)
     ]
-    return report.table([f"{count} hosts, ms", "of", "link", "cores", *HEAD], lines)
+    return report.table([f"{count} hosts, ms", "size", "link", "cores", *HEAD], lines)
 
 
 NAMES = {"200mbit": "200 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
@@ -203,19 +203,19 @@ def verdict(result: dict) -> str:
         for rate, _, _, expected, measured in lines_of(result, count):
             near[rate].append(abs(off(expected, measured)) <= 0.2)
     words = [f"{sum(found)} of {len(found)} at {NAMES[rate]}" for rate, found in near.items()]
-    return f"Within 20% (the aim): {', '.join(words)}; the others are missed."
+    return f"Within 20% of the measurement (the aim): {', '.join(words)}."
 
 
 def step_table(result: dict) -> str:
     found, lines = result["rows"]["steps"], []
     alone, used, size = (statistics.median(found["none"][name]) for name in ("alone", "CPU, sent", "bytes"))
     cores = result["machine"]["cores"]
-    kinds = {"after": "all sent after backward", "overlap": "as DDP does it"}
+    kinds = {"after": "sent after backward", "overlap": "as DDP does it"}
     for rate in STEP_RATES:
         times = predicted_steps(size, RATES[rate], alone / 1000, used / 1000, cores)
         for kind, words in kinds.items():
             lines.append([NAMES[rate], words, *shown(1000 * times[kind], found[rate][kind])])
-    return report.table(["ms", "a step", *HEAD], lines)
+    return report.table(["ms", "step", *HEAD], lines)
 
 
 def section(result: dict) -> str:
@@ -226,17 +226,17 @@ def section(result: dict) -> str:
         report.middle(found["2"][str(64 * MIB)]["cpu_seconds"])
         for found in (result["rows"]["none"], result["rows"]["link"]["10gbit"])
     ]
-    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/predict.py`: each number is the middle of {repeats} repeats. The hosts are network namespaces on this one machine, and the kernel holds the link to each to its rate, in both directions.
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/predict.py`; each number is the median of {repeats} repeats. The hosts are network namespaces on this one machine, and the kernel limits the link of each host to the given rate in both directions.
 
-gloo's all-reduce should take the time in which what a host sends passes its link, and that of the cores on top. A host of n sends 2(n - 1)/n of the tensor, and {OVERHEAD - 1:.1%} more for the headers: 66 bytes for each 1,448; the first {BURST // 1024} KiB pass at once. The cores need the CPU time of a process on this machine without a link, times the processes, divided by the cores. These formulas were written down before what follows was measured.
+The prediction is the time on the link plus the time on the cores. With n hosts, each host sends 2(n - 1)/n of the tensor, plus {OVERHEAD - 1:.1%} for headers (66 bytes per 1,448); the first {BURST // 1024} KiB pass at once. The time on the cores is the CPU time that a process needs without a link, times the number of processes, divided by the number of cores. These formulas were written down before the measurement.
 
 {table(result, 2)}
 
 {table(result, 4)}
 
-{verdict(result)} What one process spends of its CPU time on 64 MiB: {used[0]} ms without a link, {used[1]} on two hosts at 10 Gbit/s. There the network of the namespaces needs the cores too, which the measurement without a link does not know.
+{verdict(result)} For 64 MiB one process uses {used[0]} ms of CPU time without a link, and {used[1]} ms on two hosts at 10 Gbit/s. The network of the namespaces needs the cores too, and the prediction does not include that.
 
-**A step of training**: {size} MB of gradients on two hosts, {len(step["alone"])} repeats. A step of {alone} ms on this machine, with nothing sent, is a third forward and two thirds backward. What the link takes after it comes on top; what it takes during DDP's backward is free as long as backward takes. The cores' share of sending comes on top of both.
+**A training step** with {size} MB of gradients on two hosts, {len(step["alone"])} repeats. Without sending, a step takes {alone} ms on this machine, a third of it forward and two thirds backward. The prediction adds the link's time if gradients are sent after backward. With DDP, it adds only the link's time that exceeds backward. Both add the cores' time.
 
 {step_table(result)}
 """
@@ -248,8 +248,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
-    parser.add_argument("--add", type=Path, help="put the new repeats behind those of this file")
-    parser.add_argument("--pages", type=Path, help="measure nothing: write README's section from this file")
+    parser.add_argument("--add", type=Path, help="append the new repeats to this file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README.md from this file")
     arguments = parser.parse_args()
     if arguments.pages:
         result = json.loads(arguments.pages.read_text())
@@ -273,7 +273,7 @@ def main() -> None:
             sys.exit(f"error: {arguments.add} is of another day or machine: leave --add out")
         result = before
     elif set(arguments.parts) != set(PARTS):
-        parser.error("--parts needs --add: the page is about both")
+        parser.error("--parts needs --add: the page needs both parts")
     measure(arguments.parts, arguments.repeats, result["rows"])
     arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / f"{bench.name_of(result)}.json"

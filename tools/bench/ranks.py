@@ -1,6 +1,6 @@
-"""Meet as RANK and WORLD_SIZE say, through the file STORE. Each starts one of these scripts.
+"""Form a process group from RANK, WORLD_SIZE and the file STORE, for the scripts of the bench.
 
-With GLOO_THREADS, gloo has so many threads that work on what is queued, in place of two.
+GLOO_THREADS sets how many threads of gloo work on queued operations (two).
 """
 
 import gc
@@ -15,7 +15,7 @@ rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZ
 
 
 def gloo_with_threads(store, rank, world_size, timeout):
-    """init_process_group gives gloo no options: a backend of another name has to bring its own."""
+    """init_process_group passes no options to gloo, so this registers a backend with its own."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_default_device()]
     options._threads, options._timeout = int(os.environ["GLOO_THREADS"]), timeout

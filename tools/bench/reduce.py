@@ -1,5 +1,5 @@
-"""Bytes a second of an all-reduce, by its size: gloo's own, the ring of exercise 03a, a server; and of a copy
-of memory, which none of them can beat. All processes copy at the same time, as they would send.
+"""Bytes per second of an all-reduce by size: gloo's own, the ring of exercise 03a, and a server; and of a
+memory copy, which none of them can beat. All processes copy at the same time, as they would send.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ranks import rank, together, world_size
 
 SIZES = [2**power for power in range(10, 27, 2)]  # 1 KB to 64 MB
-SECONDS = 0.1  # for a way and a size
+SECONDS = 0.1  # for each variant and size
 
 path = Path(__file__).resolve().parents[2] / "solutions" / "03a_ring_all_reduce.py"
 spec = importlib.util.spec_from_file_location("ring", path)
@@ -21,7 +21,7 @@ spec.loader.exec_module(ring)
 
 
 def server(tensor):
-    """Everyone sends to rank 0, which adds and sends the sum back."""
+    """All ranks send to rank 0, which adds and sends the sum back."""
     if rank:
         dist.send(tensor, 0)
         dist.recv(tensor, 0)
@@ -39,7 +39,7 @@ def copy(tensor):
 
 
 def silent_ring(tensor):
-    """What the ring does beside sending: memory for what comes in, and adding it."""
+    """What the ring does besides sending: it allocates receive buffers and adds."""
     for chunk in ring.chunks_of(tensor, world_size)[1:]:
         chunk += torch.zeros_like(chunk)
 
@@ -54,7 +54,7 @@ WAYS = {
 
 
 def work():
-    """For each way, and each size, the median seconds of one."""
+    """The median seconds of one all-reduce, for each variant and size."""
     tensors = {size: torch.zeros(size // 4) for size in SIZES}
     for way in WAYS.values():  # connections are made when they are first used
         for tensor in tensors.values():
@@ -63,7 +63,7 @@ def work():
     for size, tensor in tensors.items():
         start = time.perf_counter()
         while proceed(time.perf_counter() - start < SECONDS * len(WAYS)):
-            for name, way in WAYS.items():  # they take turns: a noisy moment hurts all alike
+            for name, way in WAYS.items():  # they take turns: a noisy moment affects all alike
                 dist.barrier()
                 begin = time.perf_counter()
                 way(tensor)
@@ -75,7 +75,7 @@ def work():
 
 
 def proceed(wish):
-    """What rank 0 wishes: all must go on, or all stop."""
+    """Rank 0 decides whether all ranks go on or all stop."""
     flag = torch.tensor([int(wish)])
     dist.broadcast(flag, 0)
     return bool(flag)

@@ -1,4 +1,4 @@
-"""Say what the bench found: tables in words for its page, five lines for README, and a picture."""
+"""Report what the bench found: tables and text for its page, and a picture."""
 
 import json
 import re
@@ -12,7 +12,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent))
 import ink
 
-README, PAGE = ROOT / "README.md", HERE / "README.md"
+PAGE = HERE / "README.md"
 PICTURE = ROOT / "lessons" / "pictures" / "bench.svg"
 MIB = 2**20
 INSIDE = "inside the machine, 64 images"
@@ -27,12 +27,12 @@ def reach(values, scale=1, digits=0):
 
 
 def ratio(above, below, factor=1):
-    """The middle of the repeats' ratios: the two were measured one shortly after the other."""
+    """The median of the repeats' ratios: the two were measured shortly after one another."""
     return statistics.median(one / other / factor for one, other in zip(above, below, strict=True))
 
 
 def table(head, rows):
-    """Markdown, the columns as wide in the file as what they hold."""
+    """A Markdown table whose columns are aligned in the file."""
     rows = [head, *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
@@ -78,14 +78,14 @@ def one_process(rows, bf16):
     saved = [one - sum(parts) for one, parts in zip(saved, zip(*ours.values(), strict=True), strict=True)]
     in_batch = [one - other for one, other in zip(usual["batch"], ours["batch"], strict=True)]
     shorter, batch = middle(saved, 1000, 1), middle(in_batch, 1000, 1)
-    text = f"""**Lesson 01 against the usual tutorial loop**, which has a data set of PIL images and makes tensors of them one at a time. The same model, batches and optimizer, one process. The last columns are milliseconds of a step.
+    text = f"""**Lesson 01 and the usual tutorial loop**, which converts PIL images to tensors one at a time. Both train the same model on one process, with the same batches and optimizer. The last five columns split the step time, in milliseconds.
 
-{table(["", "images/s", "least to most", *parts], lines)}
+{table(["", "images/s", "range", *parts], lines)}
 
-Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}. A step is {shorter} ms shorter, and {batch} of them are in the batch, which is taken from the data set in one piece. """
+Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}. A step is {shorter} ms shorter, and {batch} ms of that is loading: lesson 01 takes each batch from the data set in one piece. """
     more = ratio(speed["a large one in bf16"], speed["a large one, 1"])
     if bf16:
-        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}. Forward and backward take {passes[0]} ms in fp32 and {passes[1]} in bf16: a model this small has too little to multiply. The large one of the next table is {more:.2f} times as fast in bf16 as in fp32. """
+        text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}. Forward and backward take {passes[0]} ms in fp32 and {passes[1]} ms in bf16, because a model this small has too few multiplications to gain from bf16. The large model of the next table is {more:.2f} times as fast in bf16 as in fp32. """
     return text.strip()
 
 
@@ -94,8 +94,8 @@ def several(rows):
     lines, missed = [], []
     for name, words in (
         ("its own model", "lesson 04's model (32,000 parameters)"),
-        ("a large one", "a large one (270,000 parameters, 30 times the multiplications)"),
-        ("a tiny one", "a tiny one (one linear layer)"),
+        ("a large one", "large model (270,000 parameters, 30 times the multiplications)"),
+        ("a tiny one", "tiny model (one linear layer)"),
     ):
         one, two, apart = (speed.get(f"{name}, {kind}") for kind in ("1", "2", "apart"))
         share = ratio(two, apart) if apart else None
@@ -111,26 +111,28 @@ def several(rows):
         )
         if share and share < 0.8:
             missed.append(name)
-    head = ["images/s", "1 process", "2 processes", "2 that do not talk", "of ideal", "of not talking"]
-    text = f"""**Two processes.** "Of ideal" is against twice the speed of one; two processes that do not talk to each other show what the machine itself allows.
+    head = ["images/s", "1 process", "2 with DDP", "2 independent", "of ideal", "of independent"]
+    names = {"its own model": "lesson 04's model", "a large one": "the large model"}
+    found = "missed with " + " and ".join(names[name] for name in missed) if missed else "met"
+    text = f"""**Two processes.** Two independent processes, which never communicate, show how much the machine itself can do. "Of ideal" divides the throughput of two DDP processes by twice the throughput of one process; "of independent" divides it by the throughput of two independent processes.
 
 {table(head, lines)}
 
-The aim is 0.8 of two that do not talk: {"met" if not missed else "missed with " + " and ".join({"its own model": "lesson 04's model"}.get(name, name) for name in missed)}. """
+The aim is that two DDP processes reach 0.8 of the throughput of two independent ones: {found}. """
     waited = [
         two - one / 2
         for one, two in zip(step["lesson 04, 1"]["backward"], step["lesson 04, 2"]["backward"], strict=True)
     ]
     whole = [sum(parts) for parts in zip(*step["lesson 04, 2"].values(), strict=True)]
     tiny = statistics.median(120_000 / value for value in speed["a tiny one, 1"])
-    text += f"""In a step of {middle(whole, 1000, 1)} ms of lesson 04's model, backward is {middle(waited, 1000, 1)} ms longer than half of what it is on one process: there the two wait for each other's gradients."""
+    text += f"""With lesson 04's model, a DDP step takes {middle(whole, 1000, 1)} ms. Its backward is {middle(waited, 1000, 1)} ms longer than half the backward of one process, because the two processes wait for each other's gradients."""
     if tiny < 1000 * statistics.median(waited):
-        text += f" A step of the tiny model takes {tiny:.1f} ms on one process, less than the waiting: two processes lose to one."
+        text += f" With the tiny model, a step takes {tiny:.1f} ms on one process. That is less than the wait, so two processes are slower than one."
     return text
 
 
 def hidden(found):
-    """The share of the sending that DDP hides behind backward."""
+    """The fraction of the communication that DDP hides behind backward."""
     shares = [
         1 - (overlap - alone) / (after - alone)
         for overlap, after, alone in zip(
@@ -152,19 +154,19 @@ def overlap(rows):
         "sent after backward",
         "as DDP does it",
         "hidden",
-        "faster by",
+        "speedup",
     ]
     inside = rows["overlap"][INSIDE]
     used = [middle(inside[f"{name}, CPU seconds"], 1000) for name in ("alone", "overlap")]
-    text = f"""**What backward hides.** A model of 8 million parameters on two processes; a step sends 31 MB.
+    text = f"""**How much communication backward hides.** A model with 8 million parameters trains on two processes; a step sends 31 MB. "Hidden" is the fraction of the communication time that overlaps with backward. The speedup compares DDP with sending after backward.
 
 {table(head, lines)}
 
-The aim is 1.2 times: {" and ".join(f"{'met' if value >= 1.2 else 'missed'} {'inside the machine' if link == INSIDE else 'on the link'}" for link, value in worth.items())}. """
+The aim is a speedup of 1.2: {" and ".join(f"{'met' if value >= 1.2 else 'missed'} {'inside the machine' if link == INSIDE else 'on the link'}" for link, value in worth.items())}. """
     if worth[INSIDE] < 1.2:
-        text += f"""Inside the machine nothing travels: memory is copied, and the cores that copy are those that compute. A step takes {used[0]} ms of a process's CPU time without sending, {used[1]} with it. """
+        text += f"""Inside one machine, sending means copying memory, and the cores that copy are the cores that compute. A step uses {used[0]} ms of CPU time per process without communication, and {used[1]} ms with DDP. """
     if len(worth) > 1:
-        text += "The link is between two hosts (network namespaces), held to its rate by the kernel: while bytes travel, the cores are free. "
+        text += "The link connects two network namespaces, and the kernel limits its rate. While bytes are on this link, the cores are free. "
     return text.strip()
 
 
@@ -184,17 +186,17 @@ def reduce(rows):
         for size in shown
     ]
     worst = min(ratio(found["gloo"][str(size)], found["ring"][str(size)]) for size in sizes if size >= MIB)
-    text = f"""**An all-reduce** on two processes, in MiB a second: gloo's own, the ring of exercise 03a (written with `isend` and `recv`), a server (rank 0 gets all, adds, and sends the sum back), and a plain copy in memory on both processes at once.
+    text = f"""**An all-reduce** on two processes, in MiB/s: gloo's own, the ring of exercise 03a (written with `isend` and `recv`), a server (rank 0 receives the tensors, adds them and sends the sum back), and for comparison a plain memory copy on both processes at once.
 
-{table(["of", *names.values(), "ring to gloo"], lines)}
+{table(["size", *names.values(), "ring / gloo"], lines)}
 
-From 1 MiB up our ring has at least {worst:.2f} of gloo's speed {verdict(worst, 0.8)}."""
+From 1 MiB up, our ring reaches at least {worst:.2f} of gloo's speed {verdict(worst, 0.8)}."""
     if worst < 0.8:
         largest = str(sizes[-1])
         whole, beside, theirs = (
             middle(found[way][largest], 1000) for way in ("ring", "ring without sending", "gloo")
         )
-        text += f" At {sizes[-1] // MIB} MiB it takes {whole} ms, gloo {theirs}. Ours spends {beside} of them on memory for what comes in and on adding it, and nothing travels meanwhile; gloo cuts what it sends into pieces, and adds one while the next is on its way."
+        text += f" At {sizes[-1] // MIB} MiB our ring takes {whole} ms and gloo {theirs} ms. Our ring spends {beside} ms of that on allocating receive buffers and adding, while nothing is sent. Gloo splits the tensor into pieces and adds one piece while the next is on its way."
     return text
 
 
@@ -203,7 +205,7 @@ def safety(rows):
     names = {
         "lesson 06b": "lesson 06b",
         "lesson 06b, wide": "lesson 06b, 8 million parameters",
-        "lesson 09, wide": "lesson 09 the same, asynchronous",
+        "lesson 09, wide": "lesson 09, 8 million parameters, asynchronous",
     }
     lines = [
         [
@@ -216,11 +218,11 @@ def safety(rows):
     ]
     share, again = statistics.median(saving["lesson 06b"]["share"]), statistics.median(rows["recovery"])
     beside = ratio(speed["lesson 06b"], speed["its own model, 2"])
-    return f"""**What safety costs.** How long training stands still for a snapshot, on two processes. Lesson 06b writes it before it goes on; lesson 09 copies it, goes on, and writes meanwhile.
+    return f"""**What snapshots cost.** The table shows how long a snapshot stops training on two processes. Lesson 06b waits until the file is written. Lesson 09 only copies the tensors, and writes the file while training goes on.
 
-{table(["", "bytes", "stands still", "least to most"], lines)}
+{table(["", "bytes", "stops training", "range"], lines)}
 
-One snapshot an epoch takes {share:.1%} of lesson 06b's run {verdict(100 * share, 2, at_most=True, unit="%")}, which trains at {beside:.2f} times the speed of lesson 04. From the death of a process to the next step pass {again:.1f} seconds, {reach(rows["recovery"], 1, 1)} {verdict(again, 10, at_most=True, unit=" s")}: most of it is Python importing torch again."""
+With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapshots {verdict(100 * share, 2, at_most=True, unit="%")}, and its throughput is {beside:.2f} times that of lesson 04. After a process dies, the next step comes {again:.1f} seconds later ({reach(rows["recovery"], 1, 1)} in the repeats) {verdict(again, 10, at_most=True, unit=" s")}. Most of that time goes into importing torch again."""
 
 
 def startup(rows):
@@ -229,13 +231,13 @@ def startup(rows):
     head = ["seconds", "01", "03, mp.spawn", "04, torchrun", "06, torchrun on two nodes"]
     lines = [[stage, *[middle(found[name][stage], 1, 2) for name in names]] for stage in found["lesson 01"]]
     whole = [list(map(sum, zip(*found[name].values(), strict=True))) for name in names]
-    lines.append(["together", *[middle(values, 1, 1) for values in whole]])
-    lines.append(["least to most", *[reach(values, 1, 1) for values in whole]])
-    return f"""**From the command to the end of the first step**, on two processes from lesson 03 on. The nodes are two agents on this machine.
+    lines.append(["total", *[middle(values, 1, 1) for values in whole]])
+    lines.append(["range", *[reach(values, 1, 1) for values in whole]])
+    return f"""**From the command to the end of the first step.** Lesson 01 runs on one process, the other lessons on two. The two nodes of lesson 06 are two torchrun launchers on this machine.
 
 {table(head, lines)}
 
-The launcher imports torch for itself before its processes do. The first optimizer and DDP import the rest of torch, which they alone need."""
+The launcher imports torch before its processes do. Creating the first optimizer or DDP model imports further parts of torch."""
 
 
 # ---- together -----------------------------------------------------------------------------------
@@ -253,65 +255,37 @@ def where(result):
 
 def section(result, path):
     rows = result["rows"]
-    opening = f"""`make bench` measures it on your machine, in about {result["minutes"]:.0f} minutes. What follows was written by that tool from [one of its files](results/{path.name}): {where(result)}, one thread for each process, {result["date"]}. Each number is the middle of {result["repeats"]} runs that take turns."""
+    opening = f"""`make bench` measures your machine in about {result["minutes"]:.0f} minutes. This section comes from [one of its files](results/{path.name}), measured on {where(result)}, with one thread per process, on {result["date"]}. Each number is the median of {result["repeats"]} runs, and the measurements take turns."""
     told = [opening]
     for part in (one_process, several, overlap, reduce, safety, startup):
         more = (result["machine"]["bf16"],) if part is one_process else ()
         try:
             told.append(part(rows, *more))
         except (KeyError, ValueError, StopIteration):  # a row that it needs has failed, in some repeat
-            told.append(f"Not all of what the part on {part.__name__.replace('_', ' ')} needs was measured.")
+            told.append(
+                f"A measurement that the section on {part.__name__.replace('_', ' ')} needs is missing."
+            )
     return "\n\n".join(told)
 
 
 def plain(text):
-    """For a terminal: without the marks that only a page needs."""
+    """For a terminal: without Markdown's marks."""
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
-
-
-def summary(result):
-    """The five lines of README."""
-    rows = result["rows"]
-    speed, overlapping = rows["speed"], rows["overlap"]
-    one = ratio(speed["lesson 01"], speed["usual loop"])
-    two = ratio(speed["its own model, 2"], speed["its own model, apart"])
-    hides = {
-        link: ratio(found["after, seconds"], found["overlap, seconds"]) for link, found in overlapping.items()
-    }
-    hidden_in = "; ".join(
-        f"{link.split(',')[0]} {value:.2f} {verdict(value, 1.2)}" for link, value in hides.items()
-    )
-    share = statistics.median(rows["saving"]["lesson 06b"]["share"])
-    again = statistics.median(rows["recovery"])
-    start = [
-        statistics.median(map(sum, zip(*found.values(), strict=True))) for found in rows["start"].values()
-    ]
-    lines = [
-        f"Lesson 01 is {one:.2f} times as fast as the usual tutorial loop {verdict(one, 1.5)}.",
-        f"Two processes reach {two:.2f} of the speed of two that do not talk to each other {verdict(two, 0.8)}.",
-        f"How many times as fast a large model is when DDP sends during backward: {hidden_in}.",
-        f"Snapshots take {share:.1%} of a run {verdict(100 * share, 2, at_most=True, unit='%')}; after a kill the "
-        f"next step comes {again:.1f} s later {verdict(again, 10, at_most=True, unit=' s')}.",
-        f"From the command to the first step pass {min(start):.1f} to {max(start):.1f} s.",
-    ]
-    opening = f"Measured on {where(result)}, {result['date']}:"
-    return "\n".join([opening, "", *(f"- {line}" for line in lines)])
 
 
 MARKS = re.compile(r"(?s)<!-- bench (\S+) -->\n(.*?)\n<!-- end -->")
 
 
-def write_pages(path):
-    """Replace what stands between the marks of README and of the bench's page, and draw the picture."""
+def write_page(path):
+    """Replace what stands between the marks of the bench's page, and draw the picture."""
     result = json.loads(path.read_text())
-    for page, words in ((README, summary(result)), (PAGE, section(result, path))):
-        new = f"<!-- bench {path.name} -->\n{words}\n<!-- end -->"
-        page.write_text(MARKS.sub(lambda match, new=new: new, page.read_text(), count=1))
+    new = f"<!-- bench {path.name} -->\n{section(result, path)}\n<!-- end -->"
+    PAGE.write_text(MARKS.sub(lambda match: new, PAGE.read_text(), count=1))
     draw(result, PICTURE)
 
 
 def mark(result):
-    """What a picture carries along, so that one can tell which numbers it shows."""
+    """A picture carries this, so that a test can tell which numbers it shows."""
     return f"{zlib.crc32(json.dumps(result).encode()):08x}"
 
 
@@ -329,7 +303,7 @@ def draw(result, path):
 
 
 def stack(axes, columns, parts, scale=1):
-    """One bar for each column: the run that took neither the longest nor the shortest."""
+    """One bar for each column: the run with the median time."""
     base, middles = [0.0] * len(columns), []
     for found in columns.values():
         totals = [sum(values) for values in zip(*(found[part] for part in parts), strict=True)]

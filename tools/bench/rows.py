@@ -1,5 +1,5 @@
-"""What `make bench` measures. Each function runs something once, in an empty folder, and returns numbers by
-name; MEASURES has them in the order in which they take turns.
+"""The measurements of `make bench`. Each function runs something once in an empty folder and returns numbers
+by name; MEASURES has them in the order in which they take turns.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ import hosts
 import launcher
 from processes import alive
 
-MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of all that is started here
+MARK = f"bench-{uuid.uuid4().hex}"  # in the environment of every process started here
 ENVIRONMENT = os.environ | {
     "BENCH_MARK": MARK,
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONPATH": str(launcher.ROOT / "lessons"),
 }
-STARTED = []  # and not ended for certain
-LIMIT = 120  # seconds, for any of them
+STARTED = []  # processes that may still run
+LIMIT = 120  # seconds, for each process
 LINK = "1gbit"
 
 
@@ -41,8 +41,8 @@ LINK = "1gbit"
 
 @contextlib.contextmanager
 def empty_folder():
-    """For one run. At its end all that was started is ended: torchrun's ranks, whose time was up, and what
-    ran beside one that failed. Or the next run would be measured on what they leave of the machine."""
+    """A folder for one run. At its end, all processes that it started are ended, including torchrun's ranks
+    and the processes that ran beside a failed one. Otherwise they would disturb the next measurement."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             yield Path(folder)
@@ -84,7 +84,7 @@ def finish(process):
 
 
 def lesson(stem, processes, folder, *arguments, variant="", **more):
-    """A lesson by its documented command; what variant.py is to do with it, in words."""
+    """Start a lesson by its documented command; `variant` is the VARIANT of variant.py."""
     words, environment = launcher.command(stem, processes, *arguments)
     environment |= more
     if variant:
@@ -98,19 +98,19 @@ def lesson(stem, processes, folder, *arguments, variant="", **more):
 
 
 def said(stderr, what):
-    """What variant.py says of a thing; two_terminals.sh puts the node before it."""
+    """What variant.py reports under this name; two_terminals.sh puts the node before it."""
     lines = re.findall(rf'^(?:node \d \| )?(\{{"{what}": .*\}})$', stderr, re.M)
     return json.loads(lines[0])[what]
 
 
 def speed(folder, stem):
-    """Images a second, without the first epoch, in which caches fill."""
+    """Images per second, without the first epoch, which fills caches."""
     curve = launcher.read_curve(folder / "out", stem)
     return statistics.median(row["images_per_second"] for row in curve[1:])
 
 
 def spent(times, began):
-    """Seconds from the command to the end of the first step, by what they are spent on."""
+    """Seconds of each stage from the command to the end of the first step."""
     points = [began, *(times[name] for name in ("started", "imported", "met", "images", "built", "stepped"))]
     seconds = [later - earlier for earlier, later in itertools.pairwise(points)]
     return dict(zip(STAGES, seconds, strict=True))
@@ -169,7 +169,7 @@ def ddp(folder, name, processes, variant, arguments):
 
 
 def apart(folder, name, variant, arguments):
-    """Two processes at once that do not talk, each with the batch that one of two has."""
+    """Two independent processes at the same time, each with half of the batch."""
     both = [
         lesson("04_ddp_torchrun", 1, folder / part, *arguments, "--batch-size", 60, variant=variant)
         for part in ("a", "b")
@@ -180,7 +180,7 @@ def apart(folder, name, variant, arguments):
 
 
 def start_ranks(script, folder, *arguments):
-    """A script once for each of two ranks. Returns what rank 0 prints."""
+    """Run a script on two ranks, and return what rank 0 prints."""
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": "2"}
     both = [
         start([sys.executable, HERE / script, *arguments], folder, RANK=str(rank), **environment)
@@ -195,7 +195,7 @@ def overlap(folder):
 
 
 def overlap_between_hosts(folder):
-    """The same on two hosts, whose link the kernel holds to its rate (tbf)."""
+    """The same on two hosts with a link whose rate the kernel limits (tbf)."""
     if hosts.why_not():
         return {}
     with hosts.Hosts(folder, 2) as two:

@@ -1,12 +1,12 @@
 """Does it pay to have more processes? `make scaling`. Ends with a table, OUT/scaling.svg and a dated file.
 
     python tools/bench/scaling.py                                                 measure this machine
-    python tools/bench/scaling.py --pages tools/bench/results/scaling/FILE.json   write README from a file
+    python tools/bench/scaling.py --pages tools/bench/results/scaling/FILE.json   write README.md from a file
 
-Lesson 04 on 1, 2 and 4 processes, with the lessons' model and with a wide one. Once with one batch for all
-(strong scaling: the lessons' job, sooner), and once with a batch for each (weak scaling: a larger job, in the
-same time). Beside each: as many processes that train at the same time and never talk. More than that the
-machine does not give, whatever joins them.
+It trains lesson 04 on 1, 2 and 4 processes, with the lessons' model and with a wide one: once with one batch
+for all processes (strong scaling), and once with a batch for each process (weak scaling). Each run is compared
+with as many independent processes, which train at the same time and never communicate: the most that the
+machine can do.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import pieces
 import report
 import rows
 
@@ -30,10 +31,11 @@ BATCH = 120
 COUNTS = (1, 2, 4)
 NAMES = {"small": "the lessons' model", "wide": "a wide model"}
 RESULTS = bench.RESULTS / "scaling"
+ENDS = ("<!-- scaling ", "<!-- end -->")
 
 
 def jobs(gpus: int) -> dict[str, tuple]:
-    """What trains: on a GPU, what is wide for two cores would still be narrow."""
+    """The options of each model. A GPU needs a wider one than two cores do."""
     if gpus:
         return {"small": ("--epochs", 4), "wide": ("--width", 512, "--epochs", 3)}
     return {"small": ("--epochs", 3), "wide": ("--width", 96, "--epochs", 3, "--train-size", 2400)}
@@ -45,14 +47,14 @@ def visible(first: int, count: int, gpus: int) -> dict[str, str]:
 
 
 def together(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float:
-    """Images a second of one job on so many processes."""
+    """Images per second of one job on `count` processes."""
     options = (*words, "--batch-size", size)
     rows.finish(rows.lesson(STEM, count, folder, *options, **visible(0, count, gpus)))
     return rows.speed(folder, STEM)
 
 
 def apart(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float:
-    """Images a second of so many jobs that do not know of each other, each with its part of the batch."""
+    """Images per second of `count` independent jobs, each with its part of the batch."""
     options = (*words, "--batch-size", size // count)
     folders = [folder / str(number) for number in range(count)]
     started = [
@@ -65,8 +67,8 @@ def apart(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float
 
 
 def measure(repeats: int, gpus: int) -> tuple[list[dict], dict[str, str]]:
-    """A row for each model, number of processes and kind of scaling, with the speeds of all repeats; and
-    what failed, with its words. A row that fails is not tried again, and does not take the others with it."""
+    """A row for each model, number of processes and kind of scaling, with the speeds of all repeats; and the
+    error of each row that failed. A failed row is not tried again, and the other rows go on."""
     found = [
         {"model": model, "processes": count, "batch": size, "together": [], "apart": []}
         for model in NAMES
@@ -102,7 +104,7 @@ def table(result: dict, is_weak: bool) -> str:
             faster = report.ratio(row["together"], rows_of[model, 1, BATCH]["together"])
             allowed = report.ratio(row["together"], row["apart"])
             lines.append([name, str(count), speed, f"{faster:.2f}", f"{allowed:.0%}"])
-    return report.table(["model", "processes", "images/s", "times one process", "of that apart"], lines)
+    return report.table(["model", "processes", "images/s", "speedup", "of independent"], lines)
 
 
 def section(result: dict) -> str:
@@ -112,13 +114,13 @@ def section(result: dict) -> str:
         if what["gpus"]
         else f"{what['cores']} cores of {what['cpu']}"
     )
-    return f"""Measured on {on}, torch {result["versions"]["torch"].split("+")[0]}, {result["date"]}; each number is the middle of {result["repeats"]}. "Of that apart" is the speed as a part of that of as many processes which never talk to each other: more the machine does not give.
+    return f"""Measured on {on}, torch {result["versions"]["torch"].split("+")[0]}, {result["date"]}; each number is the median of {result["repeats"]} runs. "Speedup" is relative to one process. "Of independent" is relative to as many independent processes.
 
-**One batch of {BATCH} for all** (strong scaling: the same job, sooner):
+**Strong scaling: one batch of {BATCH} for all processes** (the same job in less time):
 
 {table(result, is_weak=False)}
 
-**A batch of {BATCH} for each** (weak scaling: a larger job, in the same time):
+**Weak scaling: a batch of {BATCH} for each process** (a larger job in the same time):
 
 {table(result, is_weak=True)}
 """
@@ -135,29 +137,21 @@ def draw(result: dict, path: Path) -> None:
         for label, belongs, colour in kinds:
             chosen = [row for row in of_model if belongs(row)]
             counts = [row["processes"] for row in chosen]
-            for key, style, words in (("together", "o-", label), ("apart", ":", f"{label}, without talking")):
+            for key, style, words in (("together", "o-", label), ("apart", ":", f"{label}, independent")):
                 speeds = [statistics.median(row[key]) for row in chosen]
                 axes.plot(counts, speeds, style, color=colour, label=words)
-        axes.set(title=name, xlabel="processes", ylabel="images a second", xticks=COUNTS)
+        axes.set(title=name, xlabel="processes", ylabel="images per second", xticks=COUNTS)
         axes.set_ylim(bottom=0)
     both[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=9)
     ink.save(figure, path)
 
 
-def write_pages(path: Path) -> None:
-    """Into README, between its markers."""
+def write_page(path: Path) -> None:
+    """Into README.md of this folder, between its markers."""
     result = json.loads(path.read_text())
-    page = launcher.ROOT / "README.md"
-    page.write_text(replaced(page.read_text(), section(result), path.name))
+    words = pieces.replaced(report.PAGE.read_text(), section(result), path.name, ENDS)
+    report.PAGE.write_text(words)
     draw(result, launcher.ROOT / "lessons/pictures/scaling.svg")
-
-
-def replaced(text: str, words: str, source: str) -> str:
-    before, mark, rest = text.partition("<!-- scaling ")
-    if not mark:
-        sys.exit("error: the page has no line that begins with <!-- scaling")
-    _, end, after = rest.partition("<!-- end -->")
-    return f"{before}{mark}{source} -->\n{words}{end}{after}"
 
 
 def main() -> None:
@@ -166,10 +160,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
-    parser.add_argument("--pages", type=Path, help="measure nothing: write the pages from this file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README.md from this file")
     arguments = parser.parse_args()
     if arguments.pages:
-        write_pages(arguments.pages)
+        write_page(arguments.pages)
         return
     if arguments.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {arguments.repeats}")

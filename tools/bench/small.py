@@ -1,10 +1,11 @@
-"""Where the time of a small step goes that two processes take together.
+"""Where does the time of a small DDP step go?
 
     python tools/bench/small.py                         a table, and a dated file in results/small
-    python tools/bench/small.py --pages FILE.json       measure nothing: write README's section from this file
+    python tools/bench/small.py --pages FILE.json       measure nothing: write README.md from this file
 
-Lesson 04's model on 60 images for each of two processes, one thread each. Seven kinds of steps take turns, 20
-of one kind at a time; a repeat takes half a minute: once as the system likes, and once with each process bound to a core.
+Lesson 04's model on 60 images in each of two processes, one thread each. Seven kinds of steps take turns, 20
+of one kind at a time. A repeat takes half a minute: once with free processes, and once with each process bound
+to a core.
 """
 
 import argparse
@@ -29,19 +30,19 @@ STEPS = 20
 ROUNDS = int(os.environ.get("ROUNDS_OF_SMALL", 10))  # the test asks for one
 KINDS = {
     "nothing sent": "",
-    "one number": "the two wait for each other, and no more",
-    "one flat all-reduce": "all gradients as one tensor, after backward",
+    "one number": "an all-reduce of a single number",
+    "one flat all-reduce": "all gradients in one tensor, after backward",
     "DDP": "lesson 04",
     "DDP, views": "`gradient_as_bucket_view`",
     "DDP, static": "`static_graph`",
-    "DDP, both": "the last two together",
+    "DDP, both": "both options",
 }
 BOUND = {"free": "where the system likes", "bound": "a core for each"}
 ENDS = ("<!-- small ", "<!-- end -->")
 
 
 def work() -> dict:
-    """The milliseconds of a step of each kind, and those of CPU time."""
+    """Milliseconds of a step of each kind, and its CPU time."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -50,7 +51,7 @@ def work() -> dict:
 
     torch.manual_seed(0)
     plain = workload.ConvNet((1, 28, 28))
-    torch.manual_seed(dist.get_rank())  # of other images, so that gradients differ until they are averaged
+    torch.manual_seed(dist.get_rank())  # different images, so gradients differ until they are averaged
     images, labels = torch.rand(60, 1, 28, 28), torch.randint(10, (60,))
     options = {"views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}}
     options |= {"": {}, "both": options["views"] | options["static"]}
@@ -132,14 +133,14 @@ def section(result: dict) -> str:
             line.append(report.middle(both[kind]["cpu_seconds"], 1, 2))
             line.append(f"{share(both, kind):.2f}")
         lines.append(line)
-    head = ["milliseconds of a step", "free", "CPU", "of nothing sent", "bound", "CPU", "of nothing sent"]
+    head = ["milliseconds of a step", "free", "CPU", "speed", "bound", "CPU", "speed"]
     waiting = 1000 * more(free, "one number", "nothing sent")
     rest = 1000 * more(free, "DDP", "one number")
-    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/small.py`: lesson 04's model on 60 images in each of two processes. The kinds take turns in the same processes; each number is the middle of {result["repeats"]} repeats. In the last three columns each process is bound to a core of its own.
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/small.py`: lesson 04's model on 60 images in each of two processes. The kinds of steps take turns in the same processes; each number is the median of {result["repeats"]} repeats. In the last three columns, each process is bound to its own core. "Speed" is relative to a step that sends nothing.
 
 {report.table(head, lines)}
 
-With DDP, two processes have {share(free, "DDP"):.2f} of the speed of two that send nothing {report.verdict(share(free, "DDP"), 0.8)}, {spread(free)} by repeat; bound to cores, {share(bound, "DDP"):.2f} {report.verdict(share(bound, "DDP"), 0.8)}, {spread(bound)}. To wait for each other costs {waiting:,.0f} microseconds of a step, without a gradient: this is the sum of one number. All that DDP does beside costs {rest:,.0f} more: hooks, copies into the bucket and back, and gloo's threads, which need the cores too.
+With DDP, two processes reach {share(free, "DDP"):.2f} of the speed of two that send nothing {report.verdict(share(free, "DDP"), 0.8)}; the repeats range from {spread(free)}. Bound to cores, they reach {share(bound, "DDP"):.2f} {report.verdict(share(bound, "DDP"), 0.8)}, ranging from {spread(bound)}. Waiting for each other costs {waiting:,.0f} microseconds per step even without gradients, as the all-reduce of one number shows. Everything else in DDP costs {rest:,.0f} more: hooks, copies into and out of the bucket, and gloo's threads, which also need the cores.
 """
 
 
@@ -162,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
-    parser.add_argument("--pages", type=Path, help="measure nothing: write README's section from this file")
+    parser.add_argument("--pages", type=Path, help="measure nothing: write README.md from this file")
     arguments = parser.parse_args()
     if arguments.pages:
         result = json.loads(arguments.pages.read_text())

@@ -1,4 +1,4 @@
-"""What the steps of a training loop spend their time on, whoever wrote it. Call clock() before it begins."""
+"""How the steps of any training loop spend their time. Call clock() before the loop begins."""
 
 import atexit
 import json
@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import dataloader
 
 PARTS = ("batch", "forward", "backward", "update", "rest")
-SKIPPED = 50  # the first ones, in which caches fill
+SKIPPED = 50  # the first steps, which fill caches
 
 
 def clock():
-    """From DataLoader to DataLoader: what lies between its batches is one step."""
+    """A step is the time from one batch of the DataLoader to the next."""
     spent, marks, seen = dict.fromkeys(PARTS, 0.0), [], [0]
     iterator, optimizer = dataloader._BaseDataLoaderIter, torch.optim.SGD
     following, backward, update = iterator.__next__, torch.Tensor.backward, optimizer.step

@@ -1,4 +1,4 @@
-"""Lesson 01's job as most tutorials write it: PIL images, made tensors one at a time, default collate."""
+"""Lesson 01's job as most tutorials write it: PIL images, converted one at a time, default collate."""
 
 import json
 import sys

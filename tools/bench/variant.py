@@ -1,16 +1,16 @@
-"""Run a lesson with something changed or clocked: VARIANT=large,clocked VARIANT_OF=lessons/04_ddp_torchrun.py
+"""Run a lesson with a change or a clock: VARIANT=large,clocked VARIANT_OF=lessons/04_ddp_torchrun.py
 variant.py ...
 
-    large    a model with 30 times the work a step
-    tiny     a model with next to no work a step
-    wide     a model of 8 million parameters, with little work for each
-    kinked   ReLU and max pooling in place of GELU and average pooling
-    clocked  nothing changed; process 0 says when it reached what
-    stepped  nothing changed; process 0 says what its steps spend their time on
-    saving   nothing changed; process 0 says how long training stood still for each snapshot
+    large    a model with 30 times the work per step
+    tiny     a model with almost no work per step
+    wide     a model with 8 million parameters, and little work for each
+    kinked   ReLU and max pooling instead of GELU and average pooling
+    clocked  no change; process 0 reports when it reached each stage
+    stepped  no change; process 0 reports how its steps spend their time
+    saving   no change; process 0 reports how long each snapshot stopped training
 
-What they say is one line of JSON each on standard error. What a lesson does is not touched: this file runs
-its text. It is also what mp.spawn's children import.
+Each report is one line of JSON on standard error. The lesson stays as it is: this file executes its text. The
+children of mp.spawn import this file too.
 """
 
 import json
@@ -88,7 +88,7 @@ def tell(what, value):
 
 
 def clock():
-    """Note the time at the points that every lesson passes, and say them after the first step."""
+    """Note the time at the points that every lesson passes, and report them after the first step."""
     times = {"started": started, "imported": imported}
     load_images, progress = workload.load_images, workload.progress
 
@@ -110,8 +110,8 @@ def clock():
 
 
 def clock_saving():
-    """Note how long training stands still for snapshots: from the gathering of what is in them until it goes
-    on. In lesson 06b that is all of the writing; in 09 only what is left of the snapshot before."""
+    """Note how long snapshots stop training: from gathering their content until training goes on. In lesson
+    06b that includes all of the writing; in 09 only the rest of the previous snapshot."""
     import atexit
 
     times = {"began": None, "stood": [], "ended": 0.0}

@@ -1,12 +1,12 @@
-"""How many loader workers should a process have? Lesson 08, by what its images cost.
+"""How many loader workers should a process have? Lesson 08, from the cost of its images.
 
-    python tools/bench/workers.py            seconds of a core: they do not depend on what else is running
-    python tools/bench/workers.py --rounds 2       and images a second, which do: it takes minutes
+    python tools/bench/workers.py               CPU time per image, which other programs do not affect
+    python tools/bench/workers.py --rounds 2    and images per second, which they do affect: takes minutes
 
-The first says what preparing an image costs and what training on it costs, and what follows from the two.
-With rounds, a table comes after it: one process and two, each with no worker, one and two, on all cores
-of this machine and bound to one of them (as a scheduler binds a task that did not ask for more). Each of
-its numbers is the best epoch of all rounds: the one that was disturbed least.
+The first prints the cost of preparing an image and of training on it, and what follows from both. With
+--rounds, a table follows: one process and two, each with no worker, one and two, on all cores of this
+machine and bound to one core (as a scheduler binds a task that did not ask for more). Each number is the
+best epoch of all rounds, because it was disturbed least.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BATCH = 120
 
 
 def seconds_of_a_core(work, times: int = 5) -> float:
-    """What a call costs one core, at best: the time in which other programs have the core does not count."""
+    """The lowest CPU time of a call: time in which other programs use the core does not count."""
     found = []
     for _ in range(times):
         start = time.process_time()
@@ -37,7 +37,7 @@ def seconds_of_a_core(work, times: int = 5) -> float:
 
 
 def cost() -> tuple[float, float]:
-    """Seconds of a core to prepare an image of lesson 08, and to train on it, on a CPU."""
+    """CPU seconds to prepare an image of lesson 08, and to train on it."""
     sys.path.insert(0, str(launcher.ROOT / "lessons"))
     import torch
 
@@ -64,10 +64,10 @@ def cost() -> tuple[float, float]:
 
 
 def advice(prepare: float, train: float, cores: int) -> tuple[int, float]:
-    """Workers that a process can use on so many cores of its own, and how many times as fast they make it.
+    """How many workers a process can use on its cores, and the speedup that they bring.
 
-    Without workers it does one after the other. With them, the slower side says how fast it is. On one core
-    there is no side by side.
+    Without workers, preparing and training alternate. With workers, they run in parallel and the slower one
+    sets the speed. On one core nothing runs in parallel.
     """
     needed = math.ceil(prepare / train)
     if cores < 2:
@@ -77,7 +77,7 @@ def advice(prepare: float, train: float, cores: int) -> tuple[int, float]:
 
 
 def images_per_second(processes: int, workers: int, cores: set[int], arguments: list[str]) -> float:
-    """The best epoch of one run; the first is left out, in which workers start."""
+    """The best epoch of one run, without the first, in which workers start."""
     with tempfile.TemporaryDirectory() as folder:
         options = ("--workers", workers, "--patience", 9, "--out", folder, *arguments)
         words, environment = launcher.command(LESSON, processes, *options)
@@ -95,7 +95,7 @@ def images_per_second(processes: int, workers: int, cores: set[int], arguments: 
 
 
 def measure(most_workers: int, rounds: int, arguments: list[str]) -> dict[tuple[int, int, int], float]:
-    """The images a second of (processes, workers, cores). All take turns, so that noise hurts them alike."""
+    """Images per second by (processes, workers, cores). All take turns, so noise affects them alike."""
     all_cores = os.sched_getaffinity(0)
     found = {}
     for _ in range(rounds):
@@ -130,13 +130,13 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=0, help="of images a second (0)")
     options, arguments = parser.parse_known_args()
     prepare, train = cost()
-    print(f"to prepare an image costs {1000 * prepare:.2f} ms of a core, to train on it {1000 * train:.2f}")
+    print(f"CPU time per image: {1000 * prepare:.2f} ms to prepare it, {1000 * train:.2f} ms to train on it")
     for step, where in ((train, "as here"), (train / 20, "a GPU that trains 20 times as fast")):
         for cores in (1, 2, 4, 8):
             workers, faster = advice(prepare, step, cores)
-            print(f"{where}, {cores} cores for a process: {workers} workers, {faster:.2f} times as fast")
+            print(f"{where}, {cores} cores per process: {workers} workers make it {faster:.2f} times as fast")
     if not options.rounds:
         sys.exit()
     if len(os.sched_getaffinity(0)) < 2:
-        sys.exit("error: this may run on one core only, and has nothing to compare it with")
+        sys.exit("error: this process may use only one core: give it two or more to compare")
     print(table(measure(options.workers, options.rounds, arguments)))
