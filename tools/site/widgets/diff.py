@@ -1,9 +1,10 @@
 """The diff of any lesson to any other, and the sentence that explains each line.
 
-All of it is worked out here, from the lessons' files and from the diffs that the notebooks have stored. The
+All of it is worked out here, from the lessons' files and from the sentences that the notebooks show. The
 script beside this file only draws what it gets: rows of line numbers, lines in colours, sentences.
 """
 
+import ast
 import difflib
 import json
 import re
@@ -18,9 +19,18 @@ from lessons import ROOT
 
 TITLE = "The diff of any lesson to any other"
 INTRODUCTION = """\
-Choose two lessons, or move the slider: it walks from lesson 01 to the last, and shows each beside the lesson
-that it grew from. Above the lines that differ is the sentence that explains them, linked to its notebook.
+Which lines turn a single-GPU script into DDP, and DDP into FSDP? Pick a comparison, or any two lessons. A
+sentence above each change says why the change is needed, and links to the notebook that explains it.
 """
+PRESETS = {  # labels, and the numbers of two lessons; the first is what the page opens with
+    "one GPU to DDP": ("01", "03"),
+    "mp.spawn to torchrun": ("03", "04"),
+    "add snapshots": ("04", "05"),
+    "one machine to many": ("05", "06"),
+    "DDP to FSDP": ("04", "09"),
+    "DDP to pipeline": ("04", "10"),
+    "DDP to tensor parallel": ("04", "11"),
+}
 PART = re.compile(r"(?ms)^(\S[^\n]*)\n\n```diff\n(.*?)^```$")
 
 
@@ -38,7 +48,26 @@ def data():
             }
             for lesson in lessons.LESSONS
         ],
+        "presets": [
+            {"label": label, "from": stem_of(one), "to": stem_of(other)}
+            for label, (one, other) in PRESETS.items()
+        ],
     }
+
+
+def stem_of(number: str) -> str:
+    return next(lesson.stem for lesson in lessons.LESSONS if lesson.number == number)
+
+
+def docstrings(text: str) -> list[tuple[int, int]]:
+    """Where the docstrings of a file begin and end, as positions of lines: the page folds them."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and has_one(node)]
+    return sorted((node.lineno - 1, node.end_lineno) for node in nodes)
+
+
+def has_one(node) -> bool:
+    return ast.get_docstring(node, clean=False) is not None
 
 
 def parts():
@@ -51,6 +80,7 @@ def parts():
             "lines": coloured(lesson.path.read_text()),
             "because": why[lesson.stem]["because"],
             "gone": why[lesson.stem]["gone"],
+            "docstrings": docstrings(lesson.path.read_text()),
             "same": {
                 before.stem: same(lines[before.stem], lines[lesson.stem])
                 for before in lessons.LESSONS[:position]
