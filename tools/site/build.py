@@ -41,8 +41,8 @@ def pages_of_the_site() -> tuple[PurePosixPath, ...]:
 
 
 def address() -> str:
-    """The repository's, if it is known: a variable, or the table of lessons."""
-    return os.environ.get("ADDRESS", "") or lessons.ADDRESS
+    """The repository's, if it is known: from the table of lessons, or instead of it from a variable."""
+    return os.environ.get("ADDRESS", lessons.ADDRESS).rstrip("/")
 
 
 def prepare(folder: Path, chosen: list[str]):
@@ -72,6 +72,8 @@ def prepare(folder: Path, chosen: list[str]):
         book.write(name if name == "conf.py" else f"static/{name}", (HERE / "theme" / name).read_text())
     for path in (ROOT / "lessons/pictures").iterdir():
         book.write(path.relative_to(ROOT), path.read_bytes())
+    for name in home.PICTURES:  # the builder does not look for pictures in HTML
+        book.write(f"static/{name}", (ROOT / "lessons/pictures" / name).read_bytes())
 
 
 def write_linked(book, path: PurePosixPath):

@@ -94,13 +94,15 @@ def points(path) -> int:
 # What the home page says first. Each of it is shown by the page that it links.
 TAGLINE = "PyTorch distributed training on your laptop: from one process to 16,384 ranks."
 MORE = (
-    "Kill a run halfway: it resumes, and ends with the same bytes. {scripts} short scripts, each a few lines away from "
-    "an earlier one, and {notebooks} notebooks that explain every change. You need no GPU and no cluster."
+    "Kill a run halfway: it resumes, and ends with the same bytes. A tutorial in {scripts} scripts, each an earlier one "
+    "with some lines changed, and {notebooks} notebooks that explain them. You need no GPU and no cluster."
 )
 DESCRIPTION = (
     "A PyTorch tutorial on distributed training: DDP, torchrun, snapshots, FSDP, pipeline and tensor parallelism. "
     "Everything runs on a laptop, without a GPU."
 )
+PICTURES = ("kill.png", "ring.svg")  # of its cards
+CARD = "PyTorch distributed training on your laptop"
 KILL = NOTEBOOKS / "05_snapshots.ipynb"
 # What was tested, and what was not: README.md, lessons/launch/README.md.
 STATUS = (
@@ -154,13 +156,13 @@ def cards_of(book):
     return [
         (
             page_link(book, KILL),
-            f'<img src="lessons/pictures/kill.png" alt="{kill}">',
+            f'<img src="_static/kill.png" alt="{kill}">',
             "Kill it: same bytes",
             "SIGKILL a run in the middle. It resumes from its snapshot and ends with the very same bytes.",
         ),
         (
             "widgets/ring.html",
-            f'<img src="lessons/pictures/ring.svg" alt="{ring}">',
+            f'<img src="_static/ring.svg" alt="{ring}">',
             "Step through an all-reduce",
             "Watch gradients travel around a ring, and count the bytes against a parameter server.",
         ),
@@ -188,32 +190,32 @@ def curve(book, preset="Llama 3 405B on 16,384 GPUs") -> str:
     """The planner's curve of one of its examples."""
     part = book.widgets["planner"]
     found = part.answer(**live.begin(part) | part.PRESETS[preset])
-    dots = [(34 + 226 * dot["x"], 20 + 120 * (1 - dot["y"])) for dot in found["curve"]]
+    dots = [(40 + 220 * dot["x"], 24 + 116 * (1 - dot["y"])) for dot in found["curve"]]
     ink, shown = 'fill="currentColor" font-size="11"', found["curve"]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
     circles = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#0072B2"/>' for x, y in dots)
     ticks = "".join(
-        f'<path d="M34 {20 + 120 * (1 - tick["at"]):.1f}h232" stroke="currentColor" stroke-opacity=".25"/>'
-        f'<text x="30" y="{24 + 120 * (1 - tick["at"]):.1f}" {ink} text-anchor="end">{tick["words"]}</text>'
+        f'<path d="M34 {24 + 116 * (1 - tick["at"]):.1f}h232" stroke="currentColor" stroke-opacity=".25"/>'
+        f'<text x="30" y="{28 + 116 * (1 - tick["at"]):.1f}" {ink} text-anchor="end">{tick["words"]}</text>'
         for tick in found["ticks"][::2]
     )
     title = f"Speedup of {preset.split(' on ')[0]} on {shown[0]['words']} to {shown[-1]['words']} GPUs, in % of linear"
     return (
-        f'<svg viewBox="0 0 280 176" role="img" aria-label="{title}"><text x="4" y="12" {ink}>% of linear speedup</text>'
+        f'<svg viewBox="0 0 280 176" role="img" aria-label="{title}"><text x="34" y="9" {ink}>% of linear speedup</text>'
         f'{ticks}<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="2"/>{circles}'
         f'<text x="34" y="157" {ink}>{shown[0]["words"]}</text>'
         f'<text x="270" y="157" {ink} text-anchor="end">{shown[-1]["words"]} GPUs</text></svg>'
     )
 
 
-def changed_lines(before="03_ddp_spawn", after="04_ddp_torchrun", most=11) -> str:
-    """Some of the lines in which two lessons differ, docstrings left out, as a picture."""
+def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11) -> str:
+    """The shorter of the changes between two lessons, docstrings left out, as a picture."""
     one, other = (lessons.get(stem).path.read_text() for stem in (before, after))
     spans = [[line for low, high in diff.docstrings(text) for line in range(low, high)] for text in (one, other)]
     one, other = one.splitlines(), other.splitlines()
     found = []
     for kind, low, high, start, end in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        if kind == "equal":
+        if kind != "replace" or max(high - low, end - start) > 3:
             continue
         found += [("gone", "-", one[at]) for at in range(low, high) if at not in spans[0]]
         found += [("come", "+", other[at]) for at in range(start, end) if at not in spans[1]]
@@ -225,7 +227,7 @@ def changed_lines(before="03_ddp_spawn", after="04_ddp_torchrun", most=11) -> st
 def home(book) -> str:
     copy = f"[a copy of the repository]({book.address})" if book.address else "a copy of the repository"
     lines = [
-        f'---\nhide-toc: true\ndescription: "{DESCRIPTION}"\n---\n',
+        f'---\nhide-toc: true\ndescription: "{DESCRIPTION}"\ncard: "Rungs: {CARD}"\n---\n',
         "# Rungs\n",
         hero(book),
         ":::{container} status-box\n" + "\n\n".join(STATUS) + "\n:::\n",

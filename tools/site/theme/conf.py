@@ -46,7 +46,8 @@ def give_a_card(app, page, template, context, tree):
     address, which is the repository's."""
     repository = context.get("repository", "")
     title = html.unescape(context.get("title", "")) or project
-    description = (context.get("meta") or {}).get("description") or describe(tree)
+    meta = context.get("meta") or {}
+    title, description = meta.get("card", title), meta.get("description") or describe(tree)
     found = {"og:type": "article", "og:site_name": project, "og:title": title}
     if description:
         found |= {"description": description, "og:description": description}

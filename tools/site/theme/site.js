@@ -61,7 +61,10 @@ function list(part) {
     one.setAttribute("role", one.scope === "row" ? "rowheader" : ROLES[one.tagName]);
   }
   for (const row of part.querySelectorAll("tbody tr")) {
-    [...row.children].forEach((cell, at) => heads[at] && cell.setAttribute("data-label", heads[at]));
+    [...row.children].forEach((cell, at) => {
+      if (heads[at]) cell.setAttribute("data-label", heads[at]);
+      cell.classList.toggle("blank", !cell.textContent.trim());
+    });
   }
 }
 
@@ -95,7 +98,7 @@ addEventListener("resize", fit);
 // What was folded has no width until it is opened, and a widget makes its tables anew.
 for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", fit);
 const widget = document.getElementById("widget");
-if (widget) new MutationObserver(lists).observe(widget, { childList: true, subtree: true });
+if (widget) new MutationObserver(fit).observe(widget, { childList: true, subtree: true });
 addEventListener("keydown", (event) => {
   if (!(event.ctrlKey || event.metaKey) || event.key !== "k") return;
   event.preventDefault();

@@ -19,7 +19,7 @@ const docstrings = element("input", { type: "checkbox", name: "docstrings" });
 const whole = element("input", { type: "checkbox", name: "whole" });
 const opened = new Set(); // folds that a reader has opened, of the two lessons that are shown
 const status = element("p", { role: "status" });
-const shown = element("div", { class: "shown highlight", role: "region", tabindex: 0, "aria-label": "The difference" });
+const shown = element("div", { class: "shown highlight", role: "region", "aria-label": "The difference" });
 
 // The lines of a lesson are in a script of their own. (A page from a disk may not fetch, but may have scripts.)
 function load(stem) {
@@ -97,7 +97,7 @@ async function draw() {
   const isWide = columns.checked && one !== other;
   const width = isWide ? 6 : 3;
   const body = element("tbody");
-  let [gone, come, changes, told, last] = [0, 0, 0, new Set(), null];
+  let [gone, come, changes, current, told, last] = [0, 0, 0, 0, new Set(), null];
 
   function tell(why) {
     if (!why || told.has(String(why))) return;
@@ -131,7 +131,6 @@ async function draw() {
     const [minus, plus] = [high - low, end - start];
     if (minus || plus) changes += 1;
     [gone, come] = [gone + minus, come + plus];
-    const begin = rows.length;
     if (isWide) {
       for (let at = 0; at < Math.max(minus, plus); at += 1) {
         rows.push({ left: at < minus ? low + at : null, right: at < plus ? start + at : null, change: changes });
@@ -140,7 +139,6 @@ async function draw() {
       for (let at = low; at < high; at += 1) rows.push({ left: at, right: null, change: changes });
       for (let at = start; at < end; at += 1) rows.push({ left: null, right: at, change: changes });
     }
-    if (rows.length > begin) rows[begin].isFirst = true;
     for (let at = 0; at < size; at += 1) rows.push({ left: high + at, right: end + at, change: 0 });
   }
   const isOpen = whole.checked || one === other;
@@ -176,7 +174,7 @@ async function draw() {
 
   function add(it) {
     if (!it.change) return same(it.left, it.right);
-    if (it.isFirst) told = new Set([last]);
+    if (it.change !== current) [told, current] = [new Set([last]), it.change];
     row(it.left, it.right);
   }
 

@@ -27,7 +27,7 @@ function time(answer, whole) {
   made.append(letters(0, 14, "Where each GPU spends its time", { "font-weight": "bold" }), ...bar(answer.shares, whole, "share"));
   const words = Object.fromEntries(answer.shares.map(({ part, words: said }) => [part, said]));
   made.dataset.frame = `0 ${whole}`;
-  return [made, legend(Object.keys(words), FACES, words)];
+  return [made, legend(Object.keys(words).filter((part) => words[part] !== "0.0%"), FACES, words)];
 }
 
 function sweep(answer, whole) {

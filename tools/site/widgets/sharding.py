@@ -79,7 +79,7 @@ def answer(**inputs):
     try:
         fitting = search.search(job_of(inputs), most=None)
     except ValueError as error:
-        return found | {"said": f"Nothing fits: {error}."}
+        return found | {"said": f"{str(error)[0].upper()}{str(error)[1:]}."}
     best = fitting[:MOST]
     first = best[0]
     job = first["job"]
