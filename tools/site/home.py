@@ -162,7 +162,7 @@ def cards_of(book):
         ),
         (
             "widgets/ring.html",
-            f'<img src="_static/ring.svg" alt="{ring}">',
+            f'<img class="part" src="_static/ring.svg" alt="{ring}">',
             "Step through an all-reduce",
             "Watch gradients travel around a ring, and count the bytes against a parameter server.",
         ),

@@ -14,7 +14,8 @@ live((answer, wide) => {
   answer.bars.forEach(({ name, words, parts }, index) => {
     const y = top + row * index;
     // The size stands behind the name, above the bar: there no line goes through it.
-    made.append(letters(left, y + 14, `${name}: `, { "data-title": index }, shape("tspan", { "font-weight": "bold", "data-words": index }, words)));
+    const title = whole < 480 ? name.split(":")[0] : name; // a phone has room for the stage and the size
+    made.append(letters(left, y + 14, `${title}: `, { "data-title": index }, shape("tspan", { "font-weight": "bold", "data-words": index }, words)));
     for (const { part, from, to } of parts) {
       const box = { x: left + across * from, y: y + 20, width: across * (to - from), height: high };
       const [face, ...over] = filled(box, HELD[part]);

@@ -20,6 +20,7 @@ NAMES = ("formulas", "plans", "report", "search", "__main__")
 FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/site/models.py": ()}
 MODELS = {name: name for name in plans.MODELS}
 MODELS |= {params: f"a GPT of {report.count(params)}" for params in (7.5e9, 1.75e11, 1e12)}
+HEADS = {"texts": "micro-batch", "again": "checkpointing", "a step": "step time"}  # else the command's own
 MOST = 5  # that the command prints
 
 
@@ -90,7 +91,7 @@ def answer(**inputs):
     )
     table = {
         "caption": f"python lessons/planner {words_of(inputs)}",
-        "head": [word.strip() for word in search.HEAD],
+        "head": [HEADS.get(word.strip(), word.strip()) for word in search.HEAD],
         "rows": [[cell.strip() for cell in search.cells(one)] for one in best],
         "chosen": 0,
     }
@@ -111,5 +112,5 @@ def bar(one, longest):
             parts.append({"part": part, "from": start / longest, "to": (start + seconds) / longest})
         start += seconds
     held = f"{sum(one['memory_bytes'].values()) / 1e9:,.1f} GB"
-    words = f"a step {report.duration(start)}, {held}, bound by {search.bound(one)}"
+    words = f"step time {report.duration(start)}, {held}, bound by {search.bound(one)}"
     return {"name": ways(one), "words": words, "parts": parts}
