@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -46,9 +47,9 @@ needs_a_browser = pytest.mark.skipif(
 needs_axe = pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: make tools installs it")
 
 
-def build(out, *words):
+def build(out, *words, address=""):
     words = [str(PYTHON), "tools/site/build.py", "--out", str(out), *words]
-    environment = os.environ | {"ADDRESS": ""}
+    environment = os.environ | {"ADDRESS": address}
     result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     return str(out)
@@ -111,8 +112,8 @@ class Reader(browser.Page):
                     found.append(f"a request left the site: {url}")
         return found
 
-    def look(self, width, colours):
-        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    def look(self, width, colours, height=1000):
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": colours}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -210,8 +211,128 @@ def test_a_small_site_is_built(small):
     )
     assert "minutes to read, " in page and "edit this page" not in page
     home = (small / "site/index.html").read_text()
-    assert "A shortest path" in home and "Ctrl+K" in home
-    assert "A shortest path" in (small / "site/syllabus.html").read_text()
+    assert "In a hurry?" in home and "Ctrl+K" in home
+    assert "In a hurry?" in (small / "site/syllabus.html").read_text()
+
+
+ADDRESS = "https://github.com/someone/rungs"
+
+
+def cards(site, name):
+    """What a page tells search engines and chats, by name."""
+    text = (site / "site" / name).read_text()
+    return dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)"', text)), text
+
+
+@needs_the_builder
+def test_without_an_address_no_page_leads_to_a_repository_and_no_card_has_a_picture(small):
+    for name in ("index.html", "lessons/pages/04.html", "notebooks/04_ddp_torchrun.html", "widgets/planner.html"):
+        tags, text = cards(small, name)
+        assert "og:image" not in tags and tags["twitter:card"] == "summary", name
+        assert tags["og:title"] and 40 < len(tags["description"]) <= 200, name
+        assert tags["og:description"] == tags["description"]
+        assert not re.search(r'href="[^"]*(/edit/main/|colab\.research|/raw/main/)', text), name
+    links = re.findall(r'href="(https?://[^"]*)"', (small / "site/index.html").read_text())
+    assert [link for link in links if "furo" not in link and "sphinx" not in link] == []
+
+
+@needs_the_builder
+def test_with_an_address_links_and_cards_come_from_it(once):
+    site = Path(once("small_site_with_an_address", functools.partial(build_with_an_address)))
+    for name in ("index.html", "lessons/pages/04.html", "notebooks/04_ddp_torchrun.html", "widgets/planner.html"):
+        tags, text = cards(site, name)
+        assert tags["og:image"] == f"{ADDRESS}/raw/main/lessons/pictures/kill.png", name
+        assert tags["twitter:card"] == "summary_large_image"
+    assert f'href="{ADDRESS}"' in (site / "site/index.html").read_text()
+    notebook = (site / "site/notebooks/04_ddp_torchrun.html").read_text()
+    assert f'href="{ADDRESS}/edit/main/notebooks/04_ddp_torchrun.ipynb"' in notebook
+    assert 'href="https://colab.research.google.com/github/someone/rungs/' in notebook
+
+
+def build_with_an_address(folder):
+    return build(folder, "--pages", *SOME, address=f"{ADDRESS}/")
+
+
+def test_the_address_is_the_one_of_the_table_unless_a_variable_has_another(monkeypatch):
+    import build as builder
+
+    monkeypatch.setattr(lessons, "ADDRESS", ADDRESS)
+    monkeypatch.delenv("ADDRESS", raising=False)
+    assert builder.address() == ADDRESS
+    for other in ("https://github.com/other/rungs", ""):
+        monkeypatch.setenv("ADDRESS", other)
+        assert builder.address() == other
+
+
+FOLD = """(() => {
+    const links = [...document.querySelectorAll("article a:not(.headerlink)")];
+    const seen = links.filter((link) => link.getBoundingClientRect().bottom <= innerHeight);
+    return [links[0].textContent, seen.length, innerHeight];
+})()"""
+
+
+@needs_the_builder
+@needs_a_browser
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
+def test_the_first_screen_says_what_it_is_and_what_to_do_next(small, reader, width, height):
+    page = reader(small)
+    page.look(width, "light", height)
+    page.open("index.html")
+    first, seen, _ = page.ask(FOLD)
+    assert seen >= 1, f"{first!r} is below the fold"
+    seen = "(chosen => [...document.querySelectorAll(chosen)].map((part) => part.getBoundingClientRect().bottom))"
+    assert all(bottom <= height for bottom in page.ask(f"{seen}('.hero .tagline, .hero .actions')"))
+    pictures = ".cards > * > :is(img, svg, .lines)"
+    assert len(page.ask(f"{seen}('.cards > *')")) == len(page.ask(f"{seen}('{pictures}')")) == 4
+    page.until("[...document.querySelectorAll('.cards img')].every((one) => one.naturalWidth > 0)", "pictures")
+    assert "has run on a GPU yet" in page.ask("document.querySelector('.status-box').textContent")
+    assert page.ask(WIDTH) <= width
+    assert page.complaints() == []
+
+
+CUT = """[...document.querySelectorAll("article pre")].map((part) => [part.scrollWidth - part.clientWidth,
+    Math.max(...part.textContent.split("\\n").map((line) => [...line].length))])"""
+
+
+@needs_the_builder
+@needs_a_browser
+def test_code_of_110_letters_is_not_cut_on_a_desktop_and_scrolls_on_a_phone(small, reader):
+    page = reader(small)
+    page.look(1440, "light")
+    for name in ("notebooks/04_ddp_torchrun.html", "lessons/pages/04.html"):
+        page.open(name)
+        # The longest block has to fit, however long its lines are today.
+        page.ask("document.querySelector('article .highlight pre').append('x'.repeat(110))")
+        page.ask("document.querySelectorAll('details').forEach((part) => part.open = true)")
+        blocks = page.ask(CUT)
+        assert max(letters for _, letters in blocks) >= 110
+        assert not [block for block in blocks if block[1] <= 110 and block[0] > 1], name
+    page.look(390, "light")
+    page.open("notebooks/04_ddp_torchrun.html")
+    style = "getComputedStyle(document.querySelector('article .highlight pre')).overflowX"
+    assert page.ask(style) == "auto" and page.ask(WIDTH) <= 390
+
+
+LISTED = """[...document.querySelectorAll("article .table-wrapper")].map((part) => [part.matches(".as-list"),
+    part.scrollWidth - part.clientWidth])"""
+
+
+@needs_the_builder
+@needs_a_browser
+def test_a_wide_table_is_a_list_on_a_phone(small, reader):
+    page = reader(small)
+    for name in ("index.html", "syllabus.html", "widgets/planner.html", "widgets/sharding.html"):
+        page.look(390, "light")
+        page.open(name)
+        tables = page.ask(LISTED)
+        assert tables and any(is_list for is_list, _ in tables), name
+        assert all(too_wide <= 1 for _, too_wide in tables), name
+        page.look(1440, "light")
+        page.until(f"{LISTED}.every(([isList]) => !isList)", "tables again")
+    label = "getComputedStyle(document.querySelector('.as-list tbody td:nth-child(2)'), '::before').content"
+    page.look(390, "light")
+    page.open("index.html")
+    assert page.ask(label) == '"idea" ": "' or "idea" in page.ask(label)
 
 
 def test_a_notebook_leads_to_the_page_on_which_its_pictures_move():
@@ -265,6 +386,43 @@ def test_a_notebook_whose_diff_is_old_is_named(monkeypatch):
     )
     with pytest.raises(sources.Broken, match=r"04_ddp_torchrun.ipynb has '\+ import so', .*: make diffs"):
         diff.data()
+
+
+def test_a_notebook_may_show_some_of_the_changes(monkeypatch):
+    """Each sentence leads to its place in the notebook, if it is there, and else to the notebook."""
+    stored, whole = diff.stored_diff, diff.data()["lessons"]
+
+    def some(lesson):
+        parts = diff.PART.split(stored(lesson))  # a head, then a sentence, its lines, what is between
+        if lesson.stem != "05_snapshots":
+            return stored(lesson)
+        shown = [0, 2, 3]
+        return "head\n\n" + "\n\n".join(
+            f"{parts[1 + 3 * at]}\n\n```diff\n{parts[2 + 3 * at]}```" for at in shown
+        )
+
+    monkeypatch.setattr(diff, "stored_diff", some)
+    part = diff.data()["lessons"]
+    position = lessons.STEMS.index("05_snapshots")
+    count = len(part[position]["sentences"])
+    assert part[position]["shown"] == [0, None, 1, 2, *[None] * (count - 4)]
+    assert part[position]["sentences"] == whole[position]["sentences"], "no sentence is lost"
+
+
+def test_a_change_without_a_sentence_is_named():
+    before, after = ["a", "b", "c", "d", "e", "f"], ["A", "b", "c", "d", "e", "F", "G"]
+    found = diff.parts_of(before, after, {"A": "One.", "F": "Two.", "+ G": "Three."})
+    assert [sentence for sentence, _ in found] == ["One.", "Two.", "Three."]
+    assert found[2][1] == [("+", "G", 6)]
+    with pytest.raises(sources.Broken, match="a change has no sentence"):
+        diff.parts_of(before, after, {"A": "One."})
+    with pytest.raises(sources.Broken, match=r"no change for '\+ H'"):
+        diff.parts_of(before, after, {"A": "One.", "F": "Two.", "+ H": "Three."})
+
+
+def test_docstrings_are_found():
+    text = '"""One\n\nmore."""\n\ndef f():\n    """Two."""\n    return "no"\n'
+    assert diff.docstrings(text) == [(0, 3), (5, 6)]
 
 
 SHOWN = """[...document.querySelectorAll("#widget tbody tr:not(.why):not(.fold)")].map((row) =>
@@ -321,10 +479,55 @@ def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(small, r
         assert page.ask(chosen) == [lesson.grown_from, lesson.stem]
         why = "[...document.querySelectorAll('#widget .why a')].map((link) => link.getAttribute('href'))"
         # Its lines come from a file of their own, when they are asked for.
-        page.until(f"{why}.includes('../notebooks/{lesson.stem}.html#sentence-0')", lesson.stem)
+        page.until(f"{why}.some((one) => one.startsWith('../notebooks/{lesson.stem}.html'))", lesson.stem)
     moves = "getComputedStyle(document.querySelector('#widget td.come')).animationName"
     assert page.ask(moves) == "none", "only what arrives in the ring moves"
     assert page.complaints() == []
+
+
+@needs_the_builder
+@needs_a_browser
+def test_the_diff_opens_on_the_changed_lines_with_docstrings_folded(small, reader):
+    page = reader(small)
+    page.look(1440, "light", 900)
+    page.open("widgets/diff.html")
+    page.until("document.querySelectorAll('#widget td.come').length", "a change")
+    top = "document.querySelector('#widget :is(td.gone, td.come)').getBoundingClientRect().top"
+    assert page.ask(top) < 900, "the first change is below the fold"
+    shown = "[...document.querySelectorAll('#widget td.line')].map((cell) => cell.textContent)"
+    docstring = lessons.get("01_single_gpu").path.read_text().splitlines()[0]
+    assert docstring not in page.ask(shown)
+    button = "document.querySelector('#widget .fold button')"
+    assert page.ask(f"{button}.textContent").startswith("docstring, ")
+    page.ask(f"{button}.click()")
+    page.until(f"{shown}.includes({json.dumps(docstring)})", "the docstring")
+    page.ask("document.querySelectorAll('#widget .presets button')[1].click()")
+    chosen = "[...document.querySelectorAll('#widget select')].map((choice) => choice.value).join()"
+    page.until(f"{chosen} == '03_ddp_spawn,04_ddp_torchrun'", "the second example")
+    page.until("document.querySelectorAll('#widget .presets [aria-pressed=true]').length == 1", "its mark")
+    page.ask("document.querySelector('[name=docstrings]').click()")
+    docstring = lessons.get("04_ddp_torchrun").path.read_text().splitlines()[0]
+    page.until(f"{shown}.includes({json.dumps(docstring)})", "docstrings")
+    assert page.complaints() == []
+
+
+@needs_the_builder
+@needs_a_browser
+@pytest.mark.parametrize("name", ["diff", "ring", "planner"])
+def test_a_link_to_what_one_sees_is_copied(small, reader, name):
+    page = reader(small)
+    page.open(f"widgets/{name}.html")
+    page.until("document.querySelector('#widget .copy button') != null", "a button")
+    page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.ask("document.querySelector('#widget .presets button:nth-of-type(2)').click()")
+    page.until("location.hash.length > 1", "an address")
+    page.click("#widget .copy button", "Copy link")
+    page.until("document.querySelector('.copied').textContent.startsWith('Copied')", "an answer")
+    assert page.ask("copied") == page.ask("location.href") and "#" in page.ask("copied")
+    # Where a browser allows no access to the clipboard, the address is there to be copied by hand.
+    page.ask("navigator.clipboard.writeText = async () => { throw new Error('no') }")
+    page.click("#widget .copy button", "Copy link")
+    page.until("document.querySelector('.copied').textContent.includes(location.href)", "the address")
 
 
 def press(page, key, code, modifiers=0):
@@ -363,7 +566,9 @@ def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(small, 
     page = reader(small)
     page.look(1280, "light")
     page.open(f"widgets/{name}.html")
-    chosen = "#widget :is(input, select, button):enabled"
+    if name == "diff":
+        page.until("document.querySelectorAll('#widget .fold').length", "folds")
+    chosen = "#widget :is(input, select, button, a):not(:disabled)"
     count = page.ask(f"document.querySelectorAll({chosen!r}).length")
     assert tabbed(page, chosen) == list(range(count)) and count >= 5
     assert page.ask(WIDTH) <= 1280, "a wide table scrolls, and the page does not"

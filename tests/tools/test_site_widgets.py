@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,13 @@ import test_site
 from test_site import SOME, Reader, build, needs_a_browser, needs_the_builder, press
 
 import live
+import models
 import taken
 import vendor
 from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas, plans, report, search
-from widgets import memory, planner, ring, schedules, sharding
+from widgets import diff, memory, planner, ring, schedules, sharding
 
 JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline")
 judge = taken.functions(ROOT / schedules.JUDGE, *JUDGE)
@@ -151,11 +153,13 @@ def printed(*words):
 
 
 def test_a_plan_is_the_one_that_the_command_prints():
-    inputs = inputs_of(planner, params=7e10, gpus=2048, tensor_parallel=8, pipeline=4, batch_tokens=2**23)
-    names = ("params", "gpus", "tensor_parallel", "pipeline", "batch_tokens")
-    words = [word for name in names for word in (f"--{name.replace('_', '-')}", inputs[name])]
-    said = printed(*words)
+    inputs = inputs_of(
+        planner, model="Llama 3 70B", gpus=2048, tensor_parallel=8, pipeline=4, batch_tokens=2**23
+    )
     found = planner.answer(**inputs)
+    words = found["tables"][0]["caption"].removeprefix("python lessons/planner ").split()
+    assert words == "--model llama3-70b --gpus 2048 --tensor-parallel 8 --pipeline 4 --batch-tokens 8388608".split()
+    said = printed(*words)
     assert json.loads(printed(*words, "--json")) == json.loads(json.dumps(plans.plan(planner.job_of(inputs))))
     for cells in found["tables"][0]["rows"]:
         assert " ".join(filter(None, cells)) in " ".join(said.split()), cells
@@ -171,7 +175,13 @@ def test_a_sweep_is_the_one_that_the_command_prints():
     assert [" ".join(cells) for cells in found["tables"][1]["rows"]] == [
         " ".join(row.split()) for row in rows[1:]
     ]
-    assert found["end"] == f"{end}."
+    assert found["end"] == f"{end}.".replace("No further", "The sweep stops here")
+    shares = [row[4] for row in found["tables"][1]["rows"]]
+    assert [dot["share"] for dot in found["curve"]] == shares, "the curve is the table's column"
+    top = max(1, *(float(share[:-1]) / 100 for share in shares))
+    assert [dot["y"] for dot in found["curve"]] == pytest.approx(
+        [float(share[:-1]) / 100 / top for share in shares], abs=1e-3
+    )
     assert [dot["chosen"] for dot in found["curve"]].index(True) == 6
 
 
@@ -187,23 +197,81 @@ def test_what_cannot_run_is_said_as_the_planner_says_it():
 def test_memory_is_that_of_the_planner():
     inputs = inputs_of(memory, model="GPT-3, 175 billion", gpus=512, tensor_parallel=8)
     found = memory.answer(**inputs)
-    words = [
-        "--params",
-        memory.job_of(inputs, 2)["params"],
-        "--gpus",
-        512,
-        "--tensor-parallel",
-        8,
-        "--stage",
-        2,
-    ]
-    words += ["--layers", 96, "--hidden", 12288, "--heads", 96]
+    words = ["--params", 175_000_000_000, "--gpus", 512, "--tensor-parallel", 8, "--stage", 2]
     plan = json.loads(printed(*words, "--json"))
     row = found["tables"][0]["rows"][2]
     assert row[1:5] == [memory.gigabytes(plan["memory_bytes"][part]) for part in memory.PARTS]
     assert row[-3:] == ["no", "fits", "fits"] and plan["fits"]
-    assert "24 GB are not enough for any stage; in 80 GB it fits from stage 2 on" in found["said"]
-    assert [bar["is_cut"] for bar in found["bars"]] == [True, False, False, False]
+    assert "24 GB GPU: does not fit, at any stage; 80 GB GPU: fits with ZeRO stage 2" in found["said"]
+
+
+def test_the_pages_of_memory_and_of_the_planner_agree_on_the_same_job():
+    common = ("model", "gpus", "tensor_parallel", "micro_batch", "recompute")
+    drawn, count = random.Random(1), 0
+    control = {one["name"]: [value for value, _ in one["values"]] for one in memory.CONTROLS}
+    for model in models.MODELS:
+        for _ in range(5):
+            chosen = {name: drawn.choice(control[name]) for name in common} | {"model": model, "seq": 2048}
+            rows = [row for table in memory.answer(**chosen)["tables"] for row in table["rows"]]
+            for stage, row in enumerate(rows):
+                inputs = {name: chosen[name] for name in common} | {"stage": stage}
+                plan = planner.answer(**inputs_of(planner, **inputs))
+                if "needs" in plan:  # the planner also looks at the batch
+                    assert row[5] == plan["needs"], (model, inputs)
+                    count += 1
+    assert count >= 100
+    first = planner.answer(**live.begin(planner))["needs"]
+    assert first == memory.answer(**live.begin(memory))["tables"][0]["rows"][1][5]
+    assert first in printed("--params", "7.5e9", "--gpus", "64"), "and so does the command"
+
+
+def test_the_axis_of_memory_grows_with_the_model():
+    tops = []
+    for model in models.MODELS:
+        found = memory.answer(**inputs_of(memory, model=model))
+        ends = [bar["parts"][-1]["to"] for bar in found["bars"]]
+        assert 0.5 < max(ends) <= 1 or model.startswith("GPT-2, "), (model, ends)
+        tops.append(found["ticks"][-1]["words"])
+        assert [tick["at"] for tick in found["ticks"]] == [0, 0.25, 0.5, 0.75, 1]
+    assert len(set(tops)) >= 7
+
+
+def test_the_verdict_of_the_planner_is_one():
+    fits = planner.answer(**live.begin(planner))
+    assert fits["said"].startswith("Yes, it fits: 41.7 GB of 80 GB per GPU. Training on 150 billion tokens takes ")
+    no = planner.answer(**inputs_of(planner, model="a GPT of 30 billion", stage=0))
+    assert no["said"].startswith("No, it does not fit: each GPU would need 505.0 GB and has 80 GB. What would fit: ")
+    assert not any(word in no["said"] for word in ("day", "$", "hours", "interruption"))
+    assert no["shares"] == [] and len(no["tables"][0]["rows"]) == len(planner.PARTS)
+    other = planner.answer(**inputs_of(planner, model="a GPT of 30 billion", stage=3))
+    assert f"ZeRO stage 3 (FSDP) ({other['needs']})" in no["said"] and other["said"].startswith("Yes")
+    never = planner.answer(**inputs_of(planner, model="a GPT of 1 trillion", gpus=1, stage=0, memory=24e9))
+    assert "No single change makes it fit" in never["said"]
+
+
+def test_examples_are_what_the_controls_can_be_set_to():
+    for name, widget in LIVE.items():
+        values = {control["name"]: [value for value, _ in control["values"]] for control in widget.CONTROLS}
+        examples = live.presets(widget)
+        assert 4 <= len(examples) <= 8 and examples[0]["inputs"] == live.begin(widget), name
+        for example in examples:
+            assert all(value in values[key] for key, value in example["inputs"].items()), example
+            answer = widget.answer(**example["inputs"])
+            assert answer["tables"] and not answer["said"].startswith("No plan"), example
+    for example in ring.data()["presets"]:
+        inputs = example["inputs"]
+        assert ring.is_there(inputs["way"], inputs["processes"]) and inputs["chunks"] in ring.CHUNKS
+
+
+HOUSE = r"\b(rungs?|climbs?|judge|house|siege|cheats?|agents?|texts?|K)\b"
+
+
+def test_widgets_have_the_words_of_pytorch():
+    for widget in (*LIVE.values(), ring, diff):
+        said = [widget.TITLE, widget.INTRODUCTION, getattr(widget, "NOTE", ""), *widget.PRESETS]
+        said += [words for one in getattr(widget, "CONTROLS", ()) for words in (one["label"], one["values"][0][1])]
+        for words in [*said, *ring.HEAD, ring.note(), ring.still()["said"]]:
+            assert not re.search(HOUSE, re.sub(r"\]\([^)]*\)", "", words)), words
 
 
 def drawn_inputs(widget, drawn):
@@ -224,9 +292,9 @@ def test_the_best_ways_are_those_that_the_command_above_them_prints():
         best = json.loads(printed(*words, "--json"))
         assert best == json.loads(json.dumps(search.search(sharding.job_of(inputs))))
         _, _, head, *rows = printed(*words).splitlines()
-        assert [" ".join(cells) for cells in (shown["head"], *shown["rows"])] == [
-            " ".join(line.split()) for line in (head, *rows)
-        ]
+        assert [" ".join(cells) for cells in shown["rows"]] == [" ".join(line.split()) for line in rows]
+        assert shown["head"] == [sharding.HEADS.get(word.strip(), word.strip()) for word in search.HEAD]
+        assert " ".join(map(str.strip, search.HEAD)) == " ".join(head.split())
         longest = sum(best[-1]["step_seconds"].values())
         assert [way["parts"][-1]["to"] for way in found["ways"]] == pytest.approx(
             [sum(one["step_seconds"].values()) / longest for one in best]
@@ -236,7 +304,7 @@ def test_the_best_ways_are_those_that_the_command_above_them_prints():
             times = {part: seconds / longest for part, seconds in one["step_seconds"].items() if seconds}
             assert parts == pytest.approx(times)
             assert f" GPUs: {way['name']}\n" in printed(*command_of(one)), "as the report of that plan has it"
-            assert way["words"] == f"a step {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
+            assert way["words"] == f"step time {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
         assert f"The fastest is {found['ways'][0]['name']}: {shown['rows'][0][11]} and " in found["said"]
     assert count >= 15
 
@@ -262,7 +330,7 @@ def test_the_fastest_way_changes_as_the_page_of_the_search_says():
 
 def test_a_job_that_fits_in_no_way_is_said_as_the_planner_says_it():
     found = sharding.answer(**inputs_of(sharding, gpus=64))
-    assert found["said"].startswith("No way: no way to shard 405.9 billion parameters over 64 GPUs fits")
+    assert found["said"].startswith("No way to shard 405.9 billion parameters over 64 GPUs fits")
     assert found["tables"] == found["ways"] == []
 
 
@@ -320,7 +388,7 @@ def page(once, chromium, monkeypatch):
 def is_there(page, name):
     """Open a page whose answers come from Python, and wait until Python is there."""
     page.open(f"widgets/{name}.html")
-    page.until("document.querySelector('.loading').textContent.startsWith('Python is there')", "Python", 300)
+    page.until("document.querySelector('.loading').textContent.startsWith('Python runs in your browser')", "Python", 300)
 
 
 def choose(page, name, index, count, by_mouse):
@@ -421,7 +489,7 @@ def compare_live(name, shown, expected):
             same_spans(
                 shown[key], [(part["part"], part["from"], part["to"] - part["from"]) for part in parts]
             )
-        limits = [expected["limit"]] if expected["shares"] else []
+        limits = [expected["limit"]] if expected["memory"] else []
         same_spans(shown["limit"], [(limit["words"], limit["at"], 0) for limit in limits])
         dots = expected["curve"] if len(expected["curve"]) > 1 else []
         same_spans(shown["dots"], [(dot["words"], dot["x"], dot["y"]) for dot in dots])
@@ -431,7 +499,14 @@ def use(page, name, times, seed):
     """Draw inputs, set them by mouse or by keyboard, and compare: all controls, then two at a time."""
     widget, drawn = LIVE[name], random.Random(seed)
     is_there(page, name)
-    chosen = live.begin(widget)
+    example = live.presets(widget)[-1]
+    page.click("#widget .presets button", example["label"])
+    page.until(
+        f"document.getElementById('widget').dataset.inputs == JSON.stringify({json.dumps(example['inputs'])})",
+        f"an answer to {example['label']}",
+    )
+    compare_live(name, page.ask(SHOWN), json.loads(json.dumps(widget.answer(**example["inputs"]))))
+    chosen = dict(example["inputs"])
     for time in range(times):
         for control in widget.CONTROLS if time == 0 else drawn.sample(widget.CONTROLS, 2):
             index = drawn.randrange(len(control["values"]))
@@ -457,6 +532,42 @@ def test_pages_show_what_python_answers(page, times, name):
     use(page, name, times, seed=1)
 
 
+CROSSED = """(() => {
+    const box = (node) => node.getBoundingClientRect();
+    const meet = (one, other) => one.left < other.right && other.left < one.right
+        && one.top < other.bottom && other.top < one.bottom;
+    const texts = [...document.querySelectorAll("#widget .shown svg:last-of-type text")];
+    const lines = [...document.querySelectorAll("#widget :is([data-line], [data-rule])")];
+    const found = [];
+    texts.forEach((text, at) => {
+        for (const line of lines) if (meet(box(text), box(line))) found.push([text.textContent, "a line"]);
+        for (const other of texts.slice(at + 1)) {
+            if (meet(box(text), box(other))) found.push([text.textContent, other.textContent]);
+        }
+        const { left, right } = box(text.closest("svg"));
+        if (box(text).left < left - 1 || box(text).right > right + 1) found.push([text.textContent, "the edge"]);
+    });
+    return found;
+})()"""
+
+
+@pytest.mark.long
+@needs_the_builder
+@needs_a_browser
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_line_of_the_memory_page_crosses_a_label(page, width):
+    page.look(width, "light")
+    is_there(page, "memory")
+    for model in models.MODELS:
+        for changes in ({"gpus": 64}, {"gpus": 8, "tensor_parallel": 8}):
+            inputs = inputs_of(memory, model=model, **changes)
+            page.ask(f"location.hash = new URLSearchParams({json.dumps(inputs)}).toString()")
+            said = f"document.getElementById('widget').dataset.inputs == JSON.stringify({json.dumps(inputs)})"
+            page.until(said, f"an answer to {inputs}")
+            assert page.ask(CROSSED) == [], (model, changes)
+    assert page.complaints() == []
+
+
 @pytest.mark.night
 @needs_the_builder
 @needs_a_browser
@@ -471,8 +582,8 @@ def test_a_search_that_takes_long_says_that_it_is_at_work_and_how_long_it_took(p
     page.ask("location.hash = 'model=mixtral-8x7b&gpus=1024&seq=131072'")
     page.until("said.length == 2", "the end of the search")
     at_work, took = page.ask("said")
-    assert at_work == "Python is at work; until its answer is there, the page shows the one before."
-    assert took.startswith("Python's answer took ")
+    assert at_work == "Working. Until the new answer is there, the page shows the previous one."
+    assert took.startswith("The answer took ")
     chosen = begin | {"model": "mixtral-8x7b", "gpus": 1024, "seq": 131072}
     compare_live("sharding", page.ask(SHOWN), json.loads(json.dumps(sharding.answer(**chosen))))
     assert page.complaints() == []
@@ -517,9 +628,9 @@ def compare_ring(shown, way, size, chunks, position):
             f"Step {position} of {len(steps)}, {steps[position - 1][0]}: {len(working)} of {size} processes"
         )
         assert shown["said"].startswith(said)
-        assert f"so far: {max(through):.2f} K; " in shown["said"]
-        assert f"after as many steps {beside:.2f} K, and {whole:.2f} K in all" in shown["said"]
-        assert ("All have the sum." in shown["said"]) == (position == len(steps))
+        assert f"so far: {max(through):.2f} x; " in shown["said"]
+        assert f"after as many steps: {beside:.2f} x, and {whole:.2f} x in total" in shown["said"]
+        assert ("All processes have the sum." in shown["said"]) == (position == len(steps))
     assert shown["table"] == ring.table(size)
 
 
@@ -564,7 +675,7 @@ def test_the_ring_is_walked_by_keyboard_and_by_touch_and_plays_to_its_end(page):
         order.append(page.ask("document.activeElement.textContent"))
     assert order[1:] == ["to the start", "back", "step", "play"]
     box = page.ask(
-        "(({x, y}) => [x + 9, y + 9])(document.querySelectorAll('#widget button')[2].getBoundingClientRect())"
+        "(({x, y}) => [x + 9, y + 9])(document.querySelectorAll('#widget .buttons button')[2].getBoundingClientRect())"
     )
     page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": box[0], "y": box[1]}])
     page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
@@ -572,8 +683,8 @@ def test_the_ring_is_walked_by_keyboard_and_by_touch_and_plays_to_its_end(page):
         "document.querySelector('#widget [role=status]').textContent.startsWith('Step 2 of 6')", "a step"
     )
     page.click("#widget button", "play")
-    page.until("document.querySelector('#widget [role=status]').textContent.includes('All have')", "the end")
-    page.until("[...document.querySelectorAll('#widget button')][3].textContent == 'play'", "a rest")
+    page.until("document.querySelector('#widget [role=status]').textContent.includes('All processes have')", "the end")
+    page.until("[...document.querySelectorAll('#widget .buttons button')][3].textContent == 'play'", "a rest")
     compare_ring(page.ask(RING), "ring", 4, 4, 6)
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
     page.click("#widget button", "back")

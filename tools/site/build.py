@@ -4,8 +4,8 @@
     make site ADDRESS=https://github.com/someone/rungs
 
 You will see how many pages were built, in how many seconds, in out/site. Nothing is executed and nothing is
-fetched. With ADDRESS, pages have a link to edit them; notebooks have two more, to open them in Colab and to
-download them. With --pages only those are built, and links to others are only their text.
+fetched. With ADDRESS, or the address in tools/lessons.toml, pages have a link to edit them and a picture for
+their cards; notebooks have two more links, to open them in Colab and to download them. With --pages only those are built, and links to others are only their text.
 """
 
 import argparse
@@ -41,8 +41,8 @@ def pages_of_the_site() -> tuple[PurePosixPath, ...]:
 
 
 def address() -> str:
-    """The repository's, if it is known: a variable, or the table of lessons."""
-    return os.environ.get("ADDRESS", "") or lessons.ADDRESS
+    """The repository's, if it is known: from the table of lessons, or instead of it from a variable."""
+    return os.environ.get("ADDRESS", lessons.ADDRESS).rstrip("/")
 
 
 def prepare(folder: Path, chosen: list[str]):
@@ -72,6 +72,8 @@ def prepare(folder: Path, chosen: list[str]):
         book.write(name if name == "conf.py" else f"static/{name}", (HERE / "theme" / name).read_text())
     for path in (ROOT / "lessons/pictures").iterdir():
         book.write(path.relative_to(ROOT), path.read_bytes())
+    for name in home.PICTURES:  # the builder does not look for pictures in HTML
+        book.write(f"static/{name}", (ROOT / "lessons/pictures" / name).read_bytes())
 
 
 def write_linked(book, path: PurePosixPath):
@@ -113,7 +115,7 @@ def main():
     except sources.Broken as error:
         sys.exit(f"error: {error}")
     words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto", "--doctree-dir"]
-    words += [folder / "doctrees", "--builder", "html", folder, site]
+    words += [folder / "doctrees", "--html-define", f"repository={address()}", "--builder", "html", folder, site]
     status = subprocess.run([sys.executable, *map(str, words)]).returncode
     if status:
         sys.exit("error: the site was not built: what is wrong is said above")

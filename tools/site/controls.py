@@ -1,6 +1,9 @@
 """Controls of the widgets that answer. It imports nothing, since a reader's browser has it too."""
 
-RECOMPUTE = {"none": "nothing", "selective": "attention (selective)", "full": "all layers (full)"}
+RECOMPUTE = {"none": "none", "selective": "attention only (selective)", "full": "all layers (full)"}
+NETWORK = [[one * 1e9, f"{8 * one:g} Gb/s"] for one in (1.25, 12.5, 25, 50, 100)]  # bytes a second
+PRICES = [[one, f"${one:g}"] for one in (1, 1.5, 2, 3, 4, 6)]
+MEMORY = {one * 1e9: f"{one} GB" for one in (24, 80, 141)}
 
 
 def control(name, label, values, start, kind="slider"):

@@ -1,13 +1,16 @@
 """The pages that the repository has nowhere: the home page, the syllabus, and one for each widget.
 
-What they say is read off README, the table of lessons and the pages.
+The table of lessons and the pages have their facts; the words are here.
 """
 
+import difflib
+import html
 import re
 
 import lessons
 import live
 import sources
+from widgets import diff
 from lessons import ROOT
 from sources import Broken, PurePosixPath
 
@@ -28,7 +31,7 @@ PARTS = {
         "lessons/older/README.md",
     ),
     "For instructors": ("syllabus.md", "tests/README.md", "tests/exercises/README.md"),
-    "The house": (
+    "About": (
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
@@ -38,7 +41,7 @@ PARTS = {
     ),
 }
 
-NAMES = {"README.md": "All that README says"}  # else a page is listed by its title, which is the home page's
+NAMES = {"README.md": "README"}  # else a page is listed by its title, which is the home page's
 
 
 def toctree(entries, caption="") -> str:
@@ -88,47 +91,159 @@ def points(path) -> int:
     return int(found[1])
 
 
-def readme():
-    """README's first paragraph, its picture of the ladder, its first two commands, and all of it."""
-    text = (ROOT / "README.md").read_text()
-    first = text.split("\n\n")[1]
-    picture = re.search(r'<img src="lessons/pictures/ladder.svg".*?>', text)[0]
-    commands = re.findall(r"(?m)^(make \w+) +(# .*)$", text)[:2]
-    return first, picture, [line for command, why in commands for line in (why, command)], text
+# What the home page says first. Each of it is shown by the page that it links.
+TAGLINE = "PyTorch distributed training on your laptop: from one process to 16,384 ranks."
+MORE = (
+    "Kill a run halfway: it resumes, and ends with the same bytes. A tutorial in {scripts} scripts, each an earlier one "
+    "with some lines changed, and {notebooks} notebooks that explain them. You need no GPU and no cluster."
+)
+DESCRIPTION = (
+    "A PyTorch tutorial on distributed training: DDP, torchrun, snapshots, FSDP, pipeline and tensor parallelism. "
+    "Everything runs on a laptop, without a GPU."
+)
+PICTURES = ("kill.png", "ring.svg")  # of its cards
+CARD = "PyTorch distributed training on your laptop"
+KILL = NOTEBOOKS / "05_snapshots.ipynb"
+# What was tested, and what was not: README.md, lessons/launch/README.md.
+STATUS = (
+    "**Status.** Tested on CPUs (Linux, 2 cores) with real processes that talk over gloo. The SLURM script runs on a "
+    "real SLURM with two nodes on one machine; the Kubernetes and SageMaker recipes are checked against their schemas, "
+    "and their commands run, but never on a cluster or at Amazon. The 16,384 ranks are a dry run: one CPU, no real "
+    "processes.",
+    "**Nothing of it has run on a GPU yet:** `make gpu` checks it on yours.",
+)
+SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")
+COMMANDS = (
+    "# train with lessons 01 to 06: a table and a picture of their curves",
+    "make run",
+    "# open the notebooks in JupyterLab",
+    "make lab",
+    "# check everything on your GPUs",
+    "make gpu",
+)
 
 
-def shortest(text) -> str:
-    """What README says to those who have no time for all."""
-    return re.search(r"(?m)^- (\*\*A shortest path .*)$", text)[1] + "\n"
+def shortest() -> str:
+    """The way for those who have no time for all."""
+    rows = [row for row in lessons.NOTEBOOKS if row.stem in SHORTEST]
+    links = [f"[{row.number} {row.title}]({notebook_page(row)})" for row in rows]
+    return f"**In a hurry?** Read these notebooks: {', '.join(links)}.\n"
+
+
+def page_link(book, path) -> str:
+    """Where the home page finds the page of a file; nothing on a small site that has none."""
+    page = book.page_of(PurePosixPath(path))
+    return str(page.with_suffix(".html")) if page else ""
+
+
+def hero(book) -> str:
+    """The first screen: what it is, what to do next, and four things to see."""
+    first = page_link(book, page_of(lessons.LESSONS[0]))
+    more = MORE.format(scripts=len(lessons.LESSONS), notebooks=len(lessons.NOTEBOOKS))
+    actions = [("Start with lesson 01", first), ("Run it on your laptop", "#run-it")]
+    buttons = "".join(f'<a href="{target}">{words}</a>' for words, target in actions if target)
+    cards = "".join(card(*row) for row in cards_of(book))
+    return (
+        f'<div class="hero">\n<p class="tagline">{TAGLINE}</p>\n<p class="more">{more}</p>\n'
+        f'<p class="actions">{buttons}</p>\n<div class="cards">{cards}</div>\n</div>\n'
+    )
+
+
+def cards_of(book):
+    """For each card: where it leads, its picture, its title, and why to click."""
+    kill = "The loss of a run that was killed and went on, over the loss of a run that was not"
+    ring = "Chunks of gradients on their way around a ring of four processes"
+    return [
+        (
+            page_link(book, KILL),
+            f'<img src="_static/kill.png" alt="{kill}">',
+            "Kill it: same bytes",
+            "SIGKILL a run in the middle. It resumes from its snapshot and ends with the very same bytes.",
+        ),
+        (
+            "widgets/ring.html",
+            f'<img class="part" src="_static/ring.svg" alt="{ring}">',
+            "Step through an all-reduce",
+            "Watch gradients travel around a ring, and count the bytes against a parameter server.",
+        ),
+        (
+            "widgets/planner.html",
+            curve(book),
+            "Plan a job before you rent",
+            "Does it fit, how long does it take, what does it cost, and how far does it scale?",
+        ),
+        (
+            "widgets/diff.html",
+            changed_lines(),
+            "Diff any two lessons",
+            "See which lines turn one GPU into DDP, or DDP into FSDP, with a sentence on each change.",
+        ),
+    ]
+
+
+def card(target, picture, title, why) -> str:
+    name, link = ("a", f' href="{target}"') if target else ("div", "")
+    return f'<{name}{link}>{picture}<strong>{title}</strong><span class="why">{why}</span></{name}>'
+
+
+def curve(book, preset="Llama 3 405B on 16,384 GPUs") -> str:
+    """The planner's curve of one of its examples."""
+    part = book.widgets["planner"]
+    found = part.answer(**live.begin(part) | part.PRESETS[preset])
+    dots = [(40 + 220 * dot["x"], 24 + 116 * (1 - dot["y"])) for dot in found["curve"]]
+    ink, shown = 'fill="currentColor" font-size="11"', found["curve"]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
+    circles = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#0072B2"/>' for x, y in dots)
+    ticks = "".join(
+        f'<path d="M34 {24 + 116 * (1 - tick["at"]):.1f}h232" stroke="currentColor" stroke-opacity=".25"/>'
+        f'<text x="30" y="{28 + 116 * (1 - tick["at"]):.1f}" {ink} text-anchor="end">{tick["words"]}</text>'
+        for tick in found["ticks"][::2]
+    )
+    title = f"Speedup of {preset.split(' on ')[0]} on {shown[0]['words']} to {shown[-1]['words']} GPUs, in % of linear"
+    return (
+        f'<svg viewBox="0 0 280 176" role="img" aria-label="{title}"><text x="34" y="9" {ink}>% of linear speedup</text>'
+        f'{ticks}<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="2"/>{circles}'
+        f'<text x="34" y="157" {ink}>{shown[0]["words"]}</text>'
+        f'<text x="270" y="157" {ink} text-anchor="end">{shown[-1]["words"]} GPUs</text></svg>'
+    )
+
+
+def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11) -> str:
+    """The shorter of the changes between two lessons, docstrings left out, as a picture."""
+    one, other = (lessons.get(stem).path.read_text() for stem in (before, after))
+    spans = [[line for low, high in diff.docstrings(text) for line in range(low, high)] for text in (one, other)]
+    one, other = one.splitlines(), other.splitlines()
+    found = []
+    for kind, low, high, start, end in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if kind != "replace" or max(high - low, end - start) > 3:
+            continue
+        found += [("gone", "-", one[at]) for at in range(low, high) if at not in spans[0]]
+        found += [("come", "+", other[at]) for at in range(start, end) if at not in spans[1]]
+    lines = [row for row in found if row[2].strip()][:most]
+    rows = "".join(f'<span class="{name}">{sign} {html.escape(line)}</span>' for name, sign, line in lines)
+    return f'<span class="lines" role="img" aria-label="Changed lines from {before}.py to {after}.py">{rows}</span>'
 
 
 def home(book) -> str:
-    first, picture, commands, text = readme()
-    sentence, _, who = first.partition(". ")
-    ladder = re.search(r"(?m)^It climbs .*$", text)[0]
-    first = lessons.LESSONS[0]
-    begin = f"[Begin with lesson {first.number}]({page_of(first)}). The notebooks hold all that they show, "
-    begin += "and need not be run to be read.\n"
     copy = f"[a copy of the repository]({book.address})" if book.address else "a copy of the repository"
     lines = [
-        "---\nhide-toc: true\n---\n",
-        f"# {text.splitlines()[0].removeprefix('# ')}\n",
-        f":::{{container}} lead\n{sentence}.\n:::\n",
-        re.sub(r'width="\d+"', 'width="400"', picture) + "\n",
-        f"{ladder}\n",
+        f'---\nhide-toc: true\ndescription: "{DESCRIPTION}"\ncard: "Rungs: {CARD}"\n---\n',
+        "# Rungs\n",
+        hero(book),
+        ":::{container} status-box\n" + "\n\n".join(STATUS) + "\n:::\n",
         "## Read\n",
-        book.relinked(begin, sources.HOME),
-        book.relinked(shortest(text), sources.HOME),
-        "## Run\n",
-        f"In {copy}:\n",
-        "```{code-block} sh\n:class: code\n\n" + "\n".join(commands) + "\n```\n",
-        "## Try\n",
-        *(f"- [{widget.TITLE}](widgets/{name}.md)\n" for name, widget in book.widgets.items()),
-        f"## Who it is for\n\n{who}\n",
-        "## The lessons\n",
+        "You have trained a PyTorch model on one device, and you want to train on several GPUs or on several machines. The "
+        "first six lessons form a ladder; every later lesson names the one that it builds on. The notebooks contain their "
+        "outputs, so you can read them without running anything.\n",
+        book.relinked(shortest(), sources.HOME),
         table(book),
         '<p class="progress" hidden><span></span> '
         '<button type="button">Forget which pages I have read</button></p>\n',
+        "(run-it)=\n## Run it\n",
+        f"You need Python 3.11 to 3.13, and no GPU. In {copy}:\n",
+        "```{code-block} sh\n:class: code\n\n" + "\n".join(COMMANDS) + "\n```\n",
+        "## Try it in the browser\n",
+        "\n".join(f"- [{widget.TITLE}](widgets/{name}.md)" for name, widget in book.widgets.items()) + "\n",
         "Keys: ← and → turn the pages, Ctrl+K searches.\n",
     ]
     return "\n".join(lines) + "\n" + navigation(book)
@@ -141,7 +256,7 @@ def page_of(lesson) -> PurePosixPath:
 def table(book) -> str:
     """The lessons, with the minutes that their notebooks take to read."""
     lines = [
-        "| lesson | its one idea | notebooks | minutes | exercises |",
+        "| lesson | idea | notebooks | minutes | exercises |",
         "| --- | --- | --- | ---: | --- |",
     ]
     for lesson in lessons.LESSONS:
@@ -187,10 +302,9 @@ def syllabus(book) -> str:
         lines.append(f"| {' | '.join([*cells, str(worth or '')])} |")
     lines.append(f"| | **{len(lessons.LESSONS)} weeks** | | **{total}** | | **{all_points}** |")
     text = (
-        "# Syllabus\n\nA lesson a week: read the diff, predict what changes, run it, break it. Minutes are "
-        "those of reading. How to give the exercises to a class and grade them: "
-        "[for instructors](tests/README.md).\n\n"
-        + shortest((ROOT / "README.md").read_text())
+        "# Syllabus\n\nOne lesson a week: read the diff, predict what changes, run it, break it. The minutes are reading "
+        "time. [For instructors](tests/README.md) explains how to give the exercises to a class and grade them.\n\n"
+        + shortest()
         + "\n"
         + "\n".join(lines)
         + '\n\n<p><button type="button" class="print">Print this page</button></p>\n'

@@ -25,6 +25,7 @@ def data(widget) -> dict:
     }
     return {
         "controls": widget.CONTROLS,
+        "presets": presets(widget),
         "answer": widget.answer(**begin(widget)),
         "note": widget.NOTE,
         "files": files | {own: text(own)},
@@ -47,6 +48,13 @@ def files_of(widget):
 def begin(widget) -> dict:
     """What the controls show first."""
     return {control["name"]: control["start"] for control in widget.CONTROLS}
+
+
+def presets(widget) -> list[dict]:
+    """Examples: a label, and what all controls are set to."""
+    return [
+        {"label": label, "inputs": begin(widget) | changes} for label, changes in widget.PRESETS.items()
+    ]
 
 
 def still(widget) -> str:

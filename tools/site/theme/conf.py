@@ -1,5 +1,9 @@
 """Sphinx reads this beside the sources that build.py has written."""
 
+import html
+
+from docutils import nodes
+
 project = "Rungs"
 extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["html_image", "colon_fence"]
@@ -28,5 +32,35 @@ def give_headings_a_level(app, page, template, context, tree):
     context["furo_navigation_tree"] = navigation.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
+def describe(tree) -> str:
+    """The first sentences of a page, those under its title that say when and where left out."""
+    for node in tree.findall(nodes.paragraph) if tree is not None else ():
+        text = " ".join(node.astext().split())
+        if isinstance(node.parent, nodes.section) and len(text) > 40:
+            return text if len(text) < 200 else text[:197].rsplit(" ", 1)[0] + " ..."
+    return ""
+
+
+def give_a_card(app, page, template, context, tree):
+    """What a search engine, and a chat in which somebody posts a link, show of a page. A picture needs an absolute
+    address, which is the repository's."""
+    repository = context.get("repository", "")
+    title = html.unescape(context.get("title", "")) or project
+    meta = context.get("meta") or {}
+    title, description = meta.get("card", title), meta.get("description") or describe(tree)
+    found = {"og:type": "article", "og:site_name": project, "og:title": title}
+    if description:
+        found |= {"description": description, "og:description": description}
+    if repository:
+        found["og:image"] = f"{repository}/raw/main/lessons/pictures/kill.png"
+    found["twitter:card"] = "summary_large_image" if repository else "summary"
+    tags = [
+        f'<meta {"property" if name.startswith("og:") else "name"}="{name}" content="{html.escape(text)}">'
+        for name, text in found.items()
+    ]
+    context["metatags"] = "\n".join([context.get("metatags", ""), *tags])
+
+
 def setup(app):
+    app.connect("html-page-context", give_a_card)
     app.connect("html-page-context", give_headings_a_level, priority=900)  # after the theme

@@ -46,11 +46,40 @@ document.querySelector("p.progress button")?.addEventListener("click", () => {
   show();
 });
 
+// On a phone, a table that is wider than the screen becomes a list, each cell behind the name of its column.
+const narrow = matchMedia("(max-width: 40em)");
+const ROLES = { TABLE: "table", THEAD: "rowgroup", TBODY: "rowgroup", TR: "row", TH: "columnheader", TD: "cell" };
+
+function list(part) {
+  const heads = [...part.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
+  if (!heads.length) return;
+  part.classList.remove("as-list");
+  if (!narrow.matches || part.scrollWidth <= part.clientWidth) return;
+  part.classList.add("as-list");
+  // What is no longer laid out as a table is none for a screen reader either, unless it is told.
+  for (const one of part.querySelectorAll("table, thead, tbody, tr, th, td")) {
+    one.setAttribute("role", one.scope === "row" ? "rowheader" : ROLES[one.tagName]);
+  }
+  for (const row of part.querySelectorAll("tbody tr")) {
+    [...row.children].forEach((cell, at) => {
+      if (heads[at]) cell.setAttribute("data-label", heads[at]);
+      cell.classList.toggle("blank", !cell.textContent.trim());
+    });
+  }
+}
+
+function lists() {
+  for (const part of document.querySelectorAll("article .table-wrapper")) list(part);
+}
+
 const scrolls = new WeakSet();
 
 function letScroll() {
   for (const part of document.querySelectorAll("pre, .table-wrapper, #widget .shown")) {
-    if (part.scrollWidth <= part.clientWidth) continue;
+    if (part.scrollWidth <= part.clientWidth) {
+      if (scrolls.has(part) || part.matches(".as-list")) part.removeAttribute("tabindex");
+      continue;
+    }
     part.tabIndex = 0;
     if (scrolls.has(part)) continue;
     scrolls.add(part);
@@ -59,8 +88,17 @@ function letScroll() {
   }
 }
 
-letScroll();
-addEventListener("resize", letScroll);
+function fit() {
+  lists();
+  letScroll();
+}
+
+fit();
+addEventListener("resize", fit);
+// What was folded has no width until it is opened, and a widget makes its tables anew.
+for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", fit);
+const widget = document.getElementById("widget");
+if (widget) new MutationObserver(fit).observe(widget, { childList: true, subtree: true });
 addEventListener("keydown", (event) => {
   if (!(event.ctrlKey || event.metaKey) || event.key !== "k") return;
   event.preventDefault();

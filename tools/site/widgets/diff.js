@@ -1,5 +1,5 @@
 // Draws what diff.py has worked out, which is DATA and PARTS: no lines are compared here.
-import { element, labelled, place } from "./shared.js";
+import { copyLink, element, labelled, place, presets } from "./shared.js";
 
 const CONTEXT = 3; // lines around a change
 const lessons = new Map(DATA.lessons.map((lesson) => [lesson.stem, lesson]));
@@ -15,9 +15,11 @@ const slider = element("input", { type: "range", min: 0, max: DATA.lessons.lengt
 const before = choice("from");
 const after = choice("to");
 const columns = element("input", { type: "checkbox", name: "columns" });
+const docstrings = element("input", { type: "checkbox", name: "docstrings" });
 const whole = element("input", { type: "checkbox", name: "whole" });
+const opened = new Set(); // folds that a reader has opened, of the two lessons that are shown
 const status = element("p", { role: "status" });
-const shown = element("div", { class: "shown highlight", role: "region", tabindex: 0, "aria-label": "The difference" });
+const shown = element("div", { class: "shown highlight", role: "region", "aria-label": "The difference" });
 
 // The lines of a lesson are in a script of their own. (A page from a disk may not fetch, but may have scripts.)
 function load(stem) {
@@ -50,7 +52,7 @@ function* places(one, other) {
   }
 }
 
-// Why a line of the one is gone, or why a line of the other has come: the lesson, and which of its sentences.
+// Why a line of the one is gone, or why a line of the other was added: the lesson, and which of its sentences.
 function whyGone(one, other, number) {
   if (lessons.get(other).from !== one) return because(one, number);
   const { gone } = PARTS[other];
@@ -75,7 +77,9 @@ function cells(stem, number, sign) {
 }
 
 function sentenceRow([stem, number], width) {
-  const link = element("a", { href: `../notebooks/${stem}.html#sentence-${number}` }, `notebook ${stem.split("_")[0]}`);
+  const shownAs = lessons.get(stem).shown[number]; // a notebook shows the changes that carry its idea
+  const anchor = shownAs === null ? "" : `#sentence-${shownAs}`;
+  const link = element("a", { href: `../notebooks/${stem}.html${anchor}` }, `notebook ${stem.split("_")[0]}`);
   const text = element("span");
   text.innerHTML = lessons.get(stem).sentences[number];
   return element("tr", { class: "why" }, element("td", { colspan: width }, text, " (", link, ")"));
@@ -93,7 +97,7 @@ async function draw() {
   const isWide = columns.checked && one !== other;
   const width = isWide ? 6 : 3;
   const body = element("tbody");
-  let [gone, come, changes, told, last] = [0, 0, 0, new Set(), null];
+  let [gone, come, changes, current, told, last] = [0, 0, 0, 0, new Set(), null];
 
   function tell(why) {
     if (!why || told.has(String(why))) return;
@@ -115,71 +119,118 @@ async function draw() {
     body.append(element("tr", {}, ...parts));
   }
 
+  // A fold is a row that says what it hides, and a button that shows it.
+  function fold(key, words) {
+    const button = element("button", { type: "button" }, `${words}: show`);
+    button.addEventListener("click", () => (opened.add(key), draw()));
+    body.append(element("tr", { class: "fold" }, element("td", { colspan: width }, button)));
+  }
+
+  const rows = [];
   for (const [low, high, start, end, size] of places(one, other)) {
     const [minus, plus] = [high - low, end - start];
     if (minus || plus) changes += 1;
-    [gone, come, told] = [gone + minus, come + plus, new Set([last])];
+    [gone, come] = [gone + minus, come + plus];
     if (isWide) {
       for (let at = 0; at < Math.max(minus, plus); at += 1) {
-        row(at < minus ? low + at : null, at < plus ? start + at : null);
+        rows.push({ left: at < minus ? low + at : null, right: at < plus ? start + at : null, change: changes });
       }
     } else {
-      for (let at = low; at < high; at += 1) row(at, null);
-      for (let at = start; at < end; at += 1) row(null, at);
+      for (let at = low; at < high; at += 1) rows.push({ left: at, right: null, change: changes });
+      for (let at = start; at < end; at += 1) rows.push({ left: null, right: at, change: changes });
     }
-    const [isFirst, isLast] = [!high && !end, high + size === PARTS[one].lines.length];
-    const [head, tail] = [isFirst ? 0 : CONTEXT, isLast ? 0 : CONTEXT];
-    const isFolded = !whole.checked && one !== other && size > head + tail + 1;
-    for (let at = 0; at < size; at += 1) {
-      if (isFolded && at === head) {
-        const text = `${size - head - tail} lines are the same`;
-        body.append(element("tr", { class: "fold" }, element("td", { colspan: width }, text)));
-        at = size - tail;
-      }
-      if (at < size) same(high + at, end + at);
-    }
+    for (let at = 0; at < size; at += 1) rows.push({ left: high + at, right: end + at, change: 0 });
   }
+  const isOpen = whole.checked || one === other;
+  const within = (stem) => (number) => number !== null && PARTS[stem].docstrings.some(([low, high]) => low <= number && number < high);
+  const [inOne, inOther] = [within(one), within(other)];
+  for (const it of rows) it.doc = (it.left === null || inOne(it.left)) && (it.right === null || inOther(it.right));
+  const isFolded = (it) => it.doc && !isOpen && !docstrings.checked;
+  for (let at = 0; at < rows.length; ) {
+    let next = at + 1;
+    const [it, key] = [rows[at], `${rows[at].left} ${rows[at].right}`];
+    if (isFolded(it) && !opened.has(key)) {
+      while (next < rows.length && isFolded(rows[next])) next += 1;
+      const count = rows.slice(at, next).filter((row) => row.change).length;
+      fold(key, `docstring, ${count ? `${count} changed lines` : `${next - at} lines, unchanged`}`);
+    } else if (isFolded(it)) {
+      while (next < rows.length && isFolded(rows[next])) next += 1;
+      rows.slice(at, next).forEach(add);
+    } else if (it.change) {
+      add(it);
+    } else {
+      while (next < rows.length && !rows[next].change && !isFolded(rows[next])) next += 1;
+      const touches = (index) => index >= 0 && index < rows.length && rows[index].change && !isFolded(rows[index]);
+      const [head, tail] = [touches(at - 1) ? CONTEXT : 0, touches(next) ? CONTEXT : 0];
+      if (isOpen || opened.has(key) || next - at <= head + tail + 1) rows.slice(at, next).forEach(add);
+      else {
+        rows.slice(at, at + head).forEach(add);
+        fold(key, `${next - at - head - tail} unchanged lines`);
+        rows.slice(next - tail, next).forEach(add);
+      }
+    }
+    at = next;
+  }
+
+  function add(it) {
+    if (!it.change) return same(it.left, it.right);
+    if (it.change !== current) [told, current] = [new Set([last]), it.change];
+    row(it.left, it.right);
+  }
+
   const heads = isWide ? [one, other] : [one === other ? one : `${one}.py to ${other}`];
   const head = heads.map((stem) => element("th", { colspan: 3, scope: "col" }, `${stem}.py`));
   const sizes = heads.flatMap(() => ["number", "sign", "line"]).map((name) => element("col", { class: name }));
   shown.replaceChildren(element("table", {}, ...sizes, element("thead", {}, element("tr", {}, ...head)), body));
-  const differ = `${changes} places differ: ${gone} lines are gone, ${come} have come.`;
-  status.textContent = one === other ? `${one}.py, beside which there is nothing.` : differ;
+  const differ = `${changes} changes: ${gone} lines removed, ${come} lines added.`;
+  status.textContent = one === other ? `${one}.py, the first lesson: there is nothing to compare it with.` : differ;
+  chosen.mark((preset) => preset.from === one && preset.to === other);
   slider.value = DATA.lessons.findIndex((lesson) => lesson.stem === other);
   slider.setAttribute("aria-valuetext", lessons.get(other).name);
   history.replaceState(null, "", `#${one}..${other}`);
 }
 
+function compare(one, other) {
+  [before.value, after.value] = [one, other];
+  change();
+}
+
+function change() {
+  opened.clear();
+  draw();
+}
+
 function walk() {
   const lesson = DATA.lessons[Number(slider.value)];
-  before.value = lesson.from || lesson.stem;
-  after.value = lesson.stem;
-  draw();
+  compare(lesson.from || lesson.stem, lesson.stem);
 }
 
 function fromAddress() {
   const [one, other] = (location.hash || location.search).slice(1).split("..");
-  const start = DATA.lessons[1];
-  before.value = lessons.has(one) && lessons.has(other) ? one : start.from;
-  after.value = lessons.has(one) && lessons.has(other) ? other : start.stem;
-  draw();
+  const [start] = DATA.presets;
+  if (lessons.has(one) && lessons.has(other)) compare(one, other);
+  else compare(start.from, start.to);
 }
+
+const chosen = presets(DATA.presets, (preset) => compare(preset.from, preset.to));
 
 columns.checked = matchMedia("(min-width: 60em)").matches;
 slider.addEventListener("input", walk);
-for (const control of [before, after, columns, whole]) control.addEventListener("change", draw);
+for (const control of [before, after]) control.addEventListener("change", change);
+for (const control of [columns, docstrings, whole]) control.addEventListener("change", draw);
 addEventListener("hashchange", fromAddress);
 place.replaceChildren(
+  chosen.all,
   element(
     "form",
     {},
-    labelled("walk the lessons", slider),
     labelled("from", before),
     labelled("to", after),
-    labelled("side by side", columns),
-    labelled("whole files", whole),
+    labelled("step through all lessons", slider),
+    element("div", { class: "boxes" }, labelled("side by side", columns), labelled("docstrings", docstrings), labelled("whole files", whole)),
   ),
   status,
+  copyLink(),
   shown,
 );
 fromAddress();

@@ -1,9 +1,10 @@
 """The diff of any lesson to any other, and the sentence that explains each line.
 
-All of it is worked out here, from the lessons' files and from the diffs that the notebooks have stored. The
+All of it is worked out here, from the lessons' files and from the sentences that the notebooks show. The
 script beside this file only draws what it gets: rows of line numbers, lines in colours, sentences.
 """
 
+import ast
 import difflib
 import json
 import re
@@ -14,12 +15,22 @@ from pygments.lexers import PythonLexer
 
 import lessons
 import sources
+from lessons import ROOT
 
 TITLE = "The diff of any lesson to any other"
 INTRODUCTION = """\
-Choose two lessons, or move the slider: it walks from lesson 01 to the last, and shows each beside the lesson
-that it grew from. Above the lines that differ is the sentence that explains them, linked to its notebook.
+Which lines turn a single-GPU script into DDP, and DDP into FSDP? Pick a comparison, or any two lessons. A
+sentence above each change says why the change is needed, and links to the notebook that explains it.
 """
+PRESETS = {  # labels, and the numbers of two lessons; the first is what the page opens with
+    "one GPU to DDP": ("01", "03"),
+    "mp.spawn to torchrun": ("03", "04"),
+    "add snapshots": ("04", "05"),
+    "one machine to many": ("05", "06"),
+    "DDP to FSDP": ("04", "09"),
+    "DDP to pipeline": ("04", "10"),
+    "DDP to tensor parallel": ("04", "11"),
+}
 PART = re.compile(r"(?ms)^(\S[^\n]*)\n\n```diff\n(.*?)^```$")
 
 
@@ -33,10 +44,30 @@ def data():
                 "name": f"{lesson.number}. {lesson.title}",
                 "from": lesson.grown_from,
                 "sentences": why[lesson.stem]["sentences"],
+                "shown": why[lesson.stem]["shown"],
             }
             for lesson in lessons.LESSONS
         ],
+        "presets": [
+            {"label": label, "from": stem_of(one), "to": stem_of(other)}
+            for label, (one, other) in PRESETS.items()
+        ],
     }
+
+
+def stem_of(number: str) -> str:
+    return next(lesson.stem for lesson in lessons.LESSONS if lesson.number == number)
+
+
+def docstrings(text: str) -> list[tuple[int, int]]:
+    """Where the docstrings of a file begin and end, as positions of lines: the page folds them."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and has_one(node)]
+    return sorted((node.lineno - 1, node.end_lineno) for node in nodes)
+
+
+def has_one(node) -> bool:
+    return ast.get_docstring(node, clean=False) is not None
 
 
 def parts():
@@ -49,6 +80,7 @@ def parts():
             "lines": coloured(lesson.path.read_text()),
             "because": why[lesson.stem]["because"],
             "gone": why[lesson.stem]["gone"],
+            "docstrings": docstrings(lesson.path.read_text()),
             "same": {
                 before.stem: same(lines[before.stem], lines[lesson.stem])
                 for before in lessons.LESSONS[:position]
@@ -73,45 +105,97 @@ def same(before: list[str], after: list[str]) -> list[tuple[int, int, int]]:
     return [(block.a, block.b, block.size) for block in matcher.get_matching_blocks() if block.size]
 
 
-def signed(before: list[str], after: list[str]):
-    """The lines of a diff as notebooks show it: the sign, the line, and where it is in its file."""
+def parts_of(before: list[str], after: list[str], sentences: dict[str, str]):
+    """The changes as notebooks/show/text.py has them: for each sentence its lines, as sign, line and position.
+
+    A sentence under words that begin with a sign stands above a further part of the change before it.
+    """
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for hunk in matcher.get_grouped_opcodes(1):
-        for kind, low, high, start, end in hunk:
-            if kind == "equal":
-                yield from ((" ", before[number], None) for number in range(low, high))
-            else:
-                yield from (("-", before[number], number) for number in range(low, high))
-                yield from (("+", after[number], number) for number in range(start, end))
+    hunks = iter([list(lines_of(hunk, before, after)) for hunk in matcher.get_grouped_opcodes(1)])
+    found = []
+    for words, sentence in sentences.items():
+        if words[:2] in ("+ ", "- "):
+            lines, beginning = found[-1][1], words[2:].strip()
+            at = next(
+                (
+                    number
+                    for number, (sign, line, _) in enumerate(lines)
+                    if number and sign == words[0] and line.strip().startswith(beginning)
+                ),
+                None,
+            )
+        else:
+            lines, at = next(hunks, None), 0
+        if lines is None or at is None:
+            raise sources.Broken(f"notebooks/show/sentences.py: no change for {words!r}")
+        found.append((sentence, lines[at:]))
+        if at:
+            del lines[at:]
+    if next(hunks, None):
+        raise sources.Broken("notebooks/show/sentences.py: a change has no sentence")
+    return found
+
+
+def lines_of(hunk, before, after):
+    for kind, low, high, start, end in hunk:
+        if kind == "equal":
+            yield from ((" ", before[number], None) for number in range(low, high))
+        else:
+            yield from (("-", before[number], number) for number in range(low, high))
+            yield from (("+", after[number], number) for number in range(start, end))
 
 
 def sentences(texts):
-    """For each lesson its sentences; for each of its lines the lesson, by its position, and the sentence that
-    explain it, if there is one ("because"); for each line of the lesson that it grew from, why it is gone
-    ("gone")."""
-    found = {}
+    """For each lesson its sentences, and where its notebook shows them ("shown": a number, or nothing); for each
+    of its lines the lesson, by its position, and the sentence that explain it, if there is one ("because"); for
+    each line of the lesson that it grew from, why it is gone ("gone")."""
+    found, written = {}, written_sentences()
     for position, lesson in enumerate(lessons.LESSONS):
-        own = found[lesson.stem] = {"sentences": [], "because": [None] * len(texts[lesson.stem]), "gone": {}}
+        own = {"sentences": [], "shown": [], "because": [None] * len(texts[lesson.stem]), "gone": {}}
+        found[lesson.stem] = own
         if not lesson.grown_from:
             continue
         before, after = texts[lesson.grown_from], texts[lesson.stem]
         for start, other, size in same(before, after):
             own["because"][other : other + size] = found[lesson.grown_from]["because"][start : start + size]
-        lines = signed(before, after)
-        for number, (sentence, stored) in enumerate(PART.findall(stored_diff(lesson))):
+        changes = parts_of(before, after, written.get(lesson.stem, {}))
+        own["shown"] = shown_at(lesson, [lines for _, lines in changes])
+        for number, (sentence, lines) in enumerate(changes):
             own["sentences"].append(as_html(sentence))
-            for shown in stored.splitlines():
-                sign, line, place = next(lines, (" ", "", None))
-                if f"{sign} {line}".rstrip() != shown:
-                    raise sources.Broken(
-                        f"notebooks/{lesson.stem}.ipynb has {shown!r}, and the lessons have "
-                        f"{sign} {line!r}: make diffs"
-                    )
+            for sign, _, place in lines:
                 if sign == "+":
                     own["because"][place] = [position, number]
                 elif sign == "-":
                     own["gone"][place] = number
     return found
+
+
+def written_sentences() -> dict[str, dict[str, str]]:
+    """What notebooks/show/sentences.py says of each change."""
+    space = {}
+    exec((ROOT / "notebooks/show/sentences.py").read_text(), space)
+    return space["SENTENCES"]
+
+
+def shown_at(lesson, changes) -> list[int | None]:
+    """Which of the changes the notebook shows, and as which of its own: it may leave some out."""
+    fences = iter([stored.splitlines() for _, stored in PART.findall(stored_diff(lesson))])
+    fence, count, found = next(fences, None), 0, []
+    for lines in changes:
+        if fence == [f"{sign} {line}".rstrip() for sign, line, _ in lines]:
+            found.append(count)
+            fence, count = next(fences, None), count + 1
+        else:
+            found.append(None)
+    if fence is not None:
+        raise sources.Broken(
+            f"notebooks/{lesson.stem}.ipynb has {first_changed(fence)!r}, and the lessons do not: make diffs"
+        )
+    return found
+
+
+def first_changed(fence: list[str]) -> str:
+    return next((line for line in fence if line[:1] in "+-"), "")
 
 
 def stored_diff(lesson) -> str:
@@ -125,7 +209,5 @@ def stored_diff(lesson) -> str:
 
 
 def as_html(sentence: str) -> str:
-    """A sentence of a diff has inline code and escapes, and no other Markdown."""
-    sentence = re.sub(r"\\([\\*_<>\[\]$~|])", r"\1", sentence)
-    sentence = sentence.replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", sentence)
+    """A sentence on a change has inline code, and no other Markdown."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", sentence.replace("&", "&amp;").replace("<", "&lt;"))

@@ -1,36 +1,46 @@
-// Draws what memory.py answers: a bar for each way of sharding, and lines for three kinds of GPU.
-import { HELD, INK, drawing, filled, legend, letters, live, onLines, patterns, shape } from "./shared.js";
+// Draws what memory.py answers: a bar for each way of sharding, on an axis of bytes, and lines for three kinds of GPU.
+import { HELD, INK, drawing, filled, legend, letters, live, patterns, shape } from "./shared.js";
 
 live((answer, wide) => {
   if (!answer.bars.length) return [];
-  const [left, right, high, row] = [4, 64, 26, 54];
-  const bottom = 26 + row * answer.bars.length;
-  const across = Math.min(wide, 900) - left - right;
-  const made = drawing(Math.min(wide, 900), bottom + 24, answer.tables[0].caption);
+  const [left, right, high, row, label] = [4, 84, 24, 52, 15];
+  const whole = Math.min(wide, 900);
+  const across = whole - left - right;
+  const top = 6 + label * answer.lines.length;
+  const bottom = top + 4 + row * answer.bars.length;
+  const made = drawing(whole, bottom + 26, answer.tables[0].caption);
   made.append(patterns());
   made.dataset.frame = `${left} ${across}`;
-  const words = [];
-  answer.bars.forEach(({ name, words: size, is_cut: isCut, parts }, index) => {
-    const y = 20 + row * index;
-    words.push(onLines(left, y + 12, name));
-    let end = 0;
+  answer.bars.forEach(({ name, words, parts }, index) => {
+    const y = top + row * index;
+    // The size stands behind the name, above the bar: there no line goes through it.
+    const title = whole < 480 ? name.split(":")[0] : name; // a phone has room for the stage and the size
+    made.append(letters(left, y + 14, `${title}: `, { "data-title": index }, shape("tspan", { "font-weight": "bold", "data-words": index }, words)));
     for (const { part, from, to } of parts) {
-      const box = { x: left + across * from, y: y + 18, width: across * (to - from), height: high };
+      const box = { x: left + across * from, y: y + 20, width: across * (to - from), height: high };
       const [face, ...over] = filled(box, HELD[part]);
       face.setAttribute("data-part", `${index} ${part}`);
       made.append(face, ...over);
-      end = to;
     }
-    const at = left + across * end;
-    const torn = `M${at - 5} ${y + 16}l6 6l-6 6l6 6l-6 6l6 6`;
-    if (isCut) made.append(shape("path", { d: torn, fill: "none", stroke: INK, "stroke-width": 2 }));
-    words.push(onLines(at + 6, y + 36, size, { "font-weight": "bold", "data-words": index, "font-size": 11 }));
   });
-  answer.lines.forEach(({ at, words: size }) => {
+  // A line is drawn beside the bars only, and from its name down to them: names and sizes stay free.
+  const style = { stroke: INK, "stroke-width": 2, "stroke-dasharray": "5 3" };
+  answer.lines.forEach(({ at, words }, index) => {
     const x = left + across * at;
-    const line = { x1: x, x2: x, y1: 4, y2: bottom, stroke: INK, "stroke-width": 2, "stroke-dasharray": "6 4", "data-line": size };
-    made.append(shape("line", line), letters(x, bottom + 16, size, { "text-anchor": "middle" }));
+    const y = 4 + label * index;
+    made.append(letters(x + 5, y + 11, words, { "data-gpu": index }));
+    made.append(shape("line", { x1: x, x2: x, y1: y, y2: top, ...style, "data-line": words }));
+    answer.bars.forEach((_, bar) => {
+      const from = top + row * bar + 18;
+      made.append(shape("line", { x1: x, x2: x, y1: from, y2: from + high + 4, ...style, "data-rule": index }));
+    });
   });
-  made.append(...words);
+  made.append(shape("line", { x1: left, x2: left + across, y1: bottom, y2: bottom, stroke: INK }));
+  answer.ticks.forEach(({ at, words }, index) => {
+    const x = left + across * at;
+    made.append(shape("line", { x1: x, x2: x, y1: bottom, y2: bottom + 5, stroke: INK }));
+    if (whole < 480 && index % 2) return;
+    made.append(letters(x, bottom + 19, words, { "text-anchor": index ? "middle" : "start", "data-tick": index }));
+  });
   return [legend(Object.keys(HELD), HELD), made];
 });

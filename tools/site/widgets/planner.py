@@ -6,56 +6,51 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "lessons"))
-from controls import RECOMPUTE, choice, control, powers
-from planner import __main__ as command
+import models
+from controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers
 from planner import plans, report
 
 TITLE = "The planner"
 INTRODUCTION = """\
-Move *GPUs* to the right, one step after another, and watch the days fall and the dollars rise; then make
-the step of all GPUs larger. You will see where a job no longer fits, what takes the time of a GPU, and
-from where on more GPUs hardly help. [The notebook on planning](../notebooks/planning.ipynb) says what the
-formulas leave out.
+Does the job fit, how long does it take, and what does it cost? Pick an example, or describe your own job. The
+curve shows how much of the ideal speedup is left on more GPUs.
+[The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "__main__")}
+FILES["tools/site/models.py"] = ()
 PARTS = ("parameters", "gradients", "optimizer", "activations")
-
-
-def counts(values):
-    return [[value, report.count(value)] for value in values]
-
-
-PARAMS = [1.25e8, 3.5e8, 7.6e8, 1.5e9, 3e9, 7.5e9, 1.3e10, 3e10, 7e10, 1.75e11, 4.05e11, 1e12]
+STAGES = {0: "0 (DDP)", 1: "1", 2: "2", 3: "3 (FSDP)"}
 CONTROLS = [
-    control("params", "parameters", counts(PARAMS), 7.5e9),
+    choice("model", "model", {name: name for name in models.MODELS}, "a GPT of 7.5 billion"),
     control("gpus", "GPUs", powers(*range(15)), 64),
-    control("tensor_parallel", "tensor-parallel", powers(*range(4)), 1),
+    choice("memory", "memory per GPU", MEMORY, 80e9),
+    control("tensor_parallel", "tensor-parallel size", powers(*range(4)), 1),
     control("pipeline", "pipeline stages", powers(*range(5)), 1),
-    control("stage", "ZeRO", [[stage, f"stage {stage}"] for stage in range(4)], 1),
-    control("batch_tokens", "tokens of a step", powers(*range(19, 27)), 2**24),
-    control("micro_batch", "texts at once", powers(*range(5)), 1),
-    choice("recompute", "backward recomputes", RECOMPUTE, "selective"),
-    choice("memory", "memory of a GPU", {one * 1e9: f"{one} GB" for one in (24, 80, 141)}, 80e9),
-    control(
-        "bandwidth_network",
-        "network, one way",
-        [[one * 1e9, f"{one:g} GB/s"] for one in (1.25, 12.5, 25, 50, 100)],
-        50e9,
-    ),
-    control("price_per_hour", "a GPU's hour", [[one, f"{one:g} dollars"] for one in (1, 1.5, 2, 3, 4, 6)], 3),
+    control("stage", "ZeRO stage", [[*pair] for pair in STAGES.items()], 1),
+    control("batch_tokens", "tokens per step", powers(*range(19, 27)), 2**24),
+    control("micro_batch", "micro-batch size", powers(*range(5)), 1),
+    choice("recompute", "activation checkpointing", RECOMPUTE, "selective"),
+    control("bandwidth_network", "network bandwidth", NETWORK, 50e9),
+    control("price_per_hour", "price per GPU-hour", PRICES, 3),
 ]
+LARGE = {"tensor_parallel": 8, "batch_tokens": 2**24}
+PRESETS = {
+    "7.5 billion on 64 GPUs": {},
+    "Llama 3 8B, slow network": {"model": "Llama 3 8B", "stage": 3, "bandwidth_network": 1.25e9},
+    "Llama 3 70B on 1,024 GPUs": {"model": "Llama 3 70B", "gpus": 1024} | LARGE,
+    "Llama 3 405B on 16,384 GPUs": {"model": "Llama 3 405B", "gpus": 2**14, "pipeline": 16} | LARGE,
+    "too large: 30 billion, DDP": {"model": "a GPT of 30 billion", "stage": 0},
+}
 NOTE = (
-    "All other options of python lessons/planner have their defaults: an H100's peak, of which half is "
-    "reached, 20 tokens for each parameter, Llama 3's rate of interruptions. In the sweep are as many "
-    "GPUs as one copy of the model takes, and so on, doubled."
+    "Everything else has the defaults of python lessons/planner: H100s that reach half of their peak, 2,048 tokens "
+    "per sequence, 20 training tokens per parameter, and the failure rate of Llama 3's training run. The sweep "
+    "starts with the GPUs that one copy of the model takes, and doubles them."
 )
 
 
 def job_of(inputs):
     """The options of the planner's command, as its parser would hand them on."""
-    job = {name.replace("-", "_"): option.default for name, option in command.OPTIONS.items()}
-    job |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
-    return job | {"sequence_parallel": False} | inputs
+    return models.job_of(inputs)
 
 
 def answer(**inputs):
@@ -66,47 +61,84 @@ def answer(**inputs):
     except ValueError as error:
         found["said"] = f"No plan: {error}."
     else:
-        found |= plan(one)
+        found |= plan(one, inputs)
     try:
         rows, end = plans.sweep(job | {"gpus": 2**14})
     except ValueError:
         return found
-    found["curve"], found["axis"] = curve(rows, inputs["gpus"])
+    found |= curve(rows, inputs["gpus"])
     found["tables"] += [sweep(rows, inputs["gpus"])]
-    found["end"] = f"No further: {end}." if end else ""
+    found["end"] = f"The sweep stops here: {end}." if end else ""
     return found
 
 
-def plan(one):
-    """The words, the table and the two bars of one plan. The lines are those of the planner's report."""
+def plan(one, inputs):
+    """The words, the table and the bars of one plan. The lines are those of the planner's report; of a job that
+    does not fit there is only the memory, since it takes no time and costs nothing."""
     memory, limit = one["memory_bytes"], one["job"]["memory"]
     whole = sum(memory.values())
     top = 1.05 * max(whole, limit)
-    fits = "fits" if one["fits"] else "does not fit"
-    said = (
-        f"{report.count(one['job']['params'])} parameters on {one['job']['gpus']:,} GPUs: it {fits} "
-        f"({whole / 1e9:,.1f} GB of {limit / 1e9:,.0f} GB), takes {report.duration(one['days'] * 86400)}, "
-        f"costs {one['dollars']:,.0f} dollars, and has {one['interruptions']:,.1f} interruptions."
-    )
     lines = [line for line in report.text(one).splitlines() if line.startswith("    ")]
-    rows = [re.split(r" {2,}", line) for line in map(str.strip, lines)]
+    rows = [re.split(r" {2,}", line) for line in map(str.strip, lines if one["fits"] else lines[: len(memory)])]
     rows = [[*cells, *[""] * (3 - len(cells))] for cells in rows]
     start, bars = 0.0, []
     for part in PARTS:
         bars.append({"part": part, "from": start / top, "to": (start + memory[part]) / top})
         start += memory[part]
     before, shares = 0.0, []
-    for name, share in report.shares(one).items():
+    for name, share in report.shares(one).items() if one["fits"] else ():
         shares.append({"part": name, "from": before, "to": before + share, "words": f"{share:.1%}"})
         before += share
+    caption = f"python lessons/planner {models.words_of(inputs)}"
     return {
-        "said": said,
+        "said": verdict(one) if one["fits"] else no(one, remedies(one["job"])),
         "memory": bars,
         "limit": {"at": limit / top, "words": f"{limit / 1e9:.0f} GB"},
         "needs": f"{whole / 1e9:,.1f} GB",
         "shares": shares,
-        "tables": [{"caption": "the plan", "head": ["part", "size", "share"], "rows": rows}],
+        "tables": [{"caption": caption, "head": ["part", "size", "share"], "rows": rows}],
     }
+
+
+def sizes(one):
+    return f"{sum(one['memory_bytes'].values()) / 1e9:,.1f} GB", f"{one['job']['memory'] / 1e9:,.0f} GB"
+
+
+def verdict(one):
+    needs, limit = sizes(one)
+    return (
+        f"Yes, it fits: {needs} of {limit} per GPU. Training on {report.count(one['job']['tokens'])} tokens takes "
+        f"{report.duration(one['days'] * 86400)} and costs ${one['dollars']:,.0f}. Expect "
+        f"{one['interruptions']:,.1f} unplanned interruptions."
+    )
+
+
+def no(one, changes):
+    needs, limit = sizes(one)
+    words = f"No, it does not fit: each GPU would need {needs} and has {limit}. "
+    if not changes:
+        return words + "No single change makes it fit: combine ZeRO stage 3, tensor parallelism and more GPUs."
+    return words + f"What would fit: {' or '.join(changes)}."
+
+
+def remedies(job):
+    """The single changes that make a job fit, at most three, each with what a GPU would then hold."""
+    changes = {
+        "ZeRO stage 3 (FSDP)": {"stage": 3},
+        "full activation checkpointing": {"recompute": "full"},
+        "a tensor-parallel size of 8": {"tensor_parallel": 8},
+        "16 pipeline stages": {"pipeline": 16},
+        "a micro-batch size of 1": {"micro_batch": 1},
+    }
+    found = []
+    for name, change in changes.items():
+        try:
+            other = plans.plan(job | change)
+        except ValueError:
+            continue
+        if other["fits"]:
+            found.append(f"{name} ({sizes(other)[0]})")
+    return found[:3]
 
 
 def sweep(rows, gpus):
@@ -114,25 +146,26 @@ def sweep(rows, gpus):
     there = [one["job"]["gpus"] for one in rows]
     chosen = there.index(gpus) if gpus in there else None
     table = [report.cells(one, rows[0]) for one in rows]
-    return {"caption": "the sweep", "head": report.HEAD, "rows": table, "chosen": chosen}
+    return {"caption": "the same job on more GPUs", "head": report.HEAD, "rows": table, "chosen": chosen}
 
 
 def curve(rows, gpus):
-    """Dots from 0 to 1 on logarithmic axes: tokens a second against GPUs, and as many times the first."""
-    speeds = [one["tokens_per_second"] for one in rows]
+    """Dots from 0 to 1: how much of the linear speedup is left, against the number of GPUs on a logarithmic axis."""
     numbers = [one["job"]["gpus"] for one in rows]
-    linear = [speeds[0] * number / numbers[0] for number in numbers]
+    shares = [report.efficiency(one, rows[0]) for one in rows]
     across = max(1.0, math.log2(numbers[-1] / numbers[0]))
-    up = max(1.0, math.log2(linear[-1] / speeds[0]))
+    top = max(1.0, *shares)
     dots = [
         {
             "x": math.log2(number / numbers[0]) / across,
-            "y": math.log2(speed / speeds[0]) / up,
-            "linear": math.log2(ideal / speeds[0]) / up,
+            "y": share / top,
             "fits": one["fits"],
             "chosen": number == gpus,
             "words": f"{number:,}",
+            "share": f"{share:.1%}",
         }
-        for one, number, speed, ideal in zip(rows, numbers, speeds, linear, strict=True)
+        for one, number, share in zip(rows, numbers, shares, strict=True)
     ]
-    return dots, f"{speeds[0]:,.0f} to {speeds[-1]:,.0f} tokens a second"
+    first = "one GPU" if numbers[0] == 1 else f"{numbers[0]:,} GPUs"
+    ticks = [{"at": part / 4 / top, "words": f"{25 * part}%"} for part in range(5)]
+    return {"curve": dots, "ticks": ticks, "axis": f"Throughput, in % of linear speedup from {first}"}

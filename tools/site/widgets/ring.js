@@ -1,5 +1,5 @@
 // Draws what ring.py has worked out, which is DATA: who sends what, and what has gone through whom.
-import { INK, drawing, element, labelled, letters, onLines, patterns, place, shape, table } from "./shared.js";
+import { INK, copyLink, drawing, element, labelled, letters, onLines, patterns, place, presets, shape, table } from "./shared.js";
 
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#767676"];
 const status = element("p", { role: "status" });
@@ -14,7 +14,7 @@ function choice(name, label, values) {
   return [select, labelled(label, select)];
 }
 
-const [way, wayLabel] = choice("way", "way", Object.entries(DATA.ways));
+const [way, wayLabel] = choice("way", "algorithm", Object.entries(DATA.ways));
 const [processes, processesLabel] = choice("processes", "processes", DATA.processes.map((size) => [size, size]));
 const [chunks, chunksLabel] = choice("chunks", "chunks", DATA.chunks.map((count) => [count, count]));
 const slider = element("input", { type: "range", name: "step", min: 0, step: 1, value: 0 });
@@ -106,12 +106,11 @@ function bars(made, now, { left, cell, middle, bottom, whole, beside }) {
     const height = (high * amount) / whole;
     const bar = { x: left(rank), y: floor - height, width: cell, height };
     made.append(shape("rect", { ...bar, fill: "#0072B2", "data-through": rank }), shape("rect", { ...bar, fill: "url(#stripes)" }));
-    made.append(letters(middle(rank), floor + 16, amount.toFixed(2), { "text-anchor": "middle", "font-size": 11 }));
+    made.append(letters(middle(rank), floor + 16, `${amount.toFixed(2)} x`, { "text-anchor": "middle", "font-size": 11 }));
   });
   const y = floor - (high * beside) / whole;
   made.append(shape("line", { ...across, y1: y, y2: y, stroke: INK, "stroke-width": 1.5, "stroke-dasharray": "5 4", "data-server": beside }));
-  made.append(letters(0, floor + 16, "in K", { "font-size": 11 }));
-  const words = beside ? "bytes through each; dashed: through the server" : "bytes through each process";
+  const words = beside ? "bytes through each process so far (1 x: all gradients); dashed: through a server" : "bytes through each process so far";
   made.append(onLines(0, bottom + 18, words, { "font-size": 11 }));
 }
 
@@ -120,15 +119,15 @@ function say() {
   const count = found.steps.length;
   const ways = DATA.ways[way.value];
   if (!position) {
-    status.textContent = `${ways}, ${processes.value} processes, ${found.chunks} chunks: the start. Each process has its own gradient; ${count} steps follow.`;
+    status.textContent = `${ways}, ${processes.value} processes, ${found.chunks} chunks. Each process begins with its own gradients; ${count} steps follow.`;
     return;
   }
   const { name, working, most } = found.steps[position - 1];
-  const end = position === count ? " All have the sum." : "";
+  const end = position === count ? " All processes have the sum." : "";
   status.textContent =
-    `Step ${position} of ${count}, ${name}: ${working} of ${processes.value} processes send or receive. Through the busiest ` +
-    `process so far: ${most.toFixed(2)} K; through the server after as many steps ${server(position).most.toFixed(2)} K, ` +
-    `and ${server(Infinity).most.toFixed(2)} K in all.${end}`;
+    `Step ${position} of ${count}, ${name}: ${working} of ${processes.value} processes send or receive. Bytes through the busiest ` +
+    `process so far: ${most.toFixed(2)} x; through a parameter server after as many steps: ${server(position).most.toFixed(2)} x, ` +
+    `and ${server(Infinity).most.toFixed(2)} x in total.${end}`;
 }
 
 function show() {
@@ -169,12 +168,19 @@ function go(to) {
   show();
 }
 
+const examples = presets(DATA.presets, ({ inputs }) => {
+  for (const select of [processes, way, chunks]) select.value = inputs[select.name];
+  change();
+});
+
 // Only some ways are there for each number of processes.
 function change() {
   pause();
   for (const option of way.options) option.disabled = !(processes.value in DATA.runs[option.value]);
   if (way.selectedOptions[0].disabled) way.value = "ring";
   position = 0;
+  const shownNow = { way: way.value, processes: Number(processes.value), chunks: Number(way.value === "ring" ? chunks.value : processes.value) };
+  examples.mark(({ inputs }) => Object.keys(inputs).every((name) => name === "chunks" && inputs.way !== "ring" ? true : inputs[name] === shownNow[name]));
   const caption = `${processes.value} processes`;
   const names = Object.keys(DATA.ways).filter((name) => processes.value in DATA.runs[name]);
   const rows = DATA.tables[processes.value];
@@ -208,7 +214,7 @@ addEventListener("hashchange", fromAddress);
 const sliderLabel = labelled("step", slider, output);
 const walk = element("div", { class: "buttons" }, ...buttons);
 const all = element("form", {}, wayLabel, processesLabel, chunksLabel, sliderLabel, walk);
-place.replaceChildren(all, status, shown, tables, element("p", { class: "note" }, DATA.note));
+place.replaceChildren(examples.all, all, status, shown, copyLink(), tables, element("p", { class: "note" }, DATA.note));
 fromAddress();
 let width = shown.clientWidth;
 new ResizeObserver(() => {

@@ -19,13 +19,11 @@ from planner import formulas
 
 TITLE = "The ring all-reduce, step by step"
 INTRODUCTION = """\
-After an [all-reduce](../lessons/pages/words.md#all-reduce), every process has the sum of what all had: here
-of their gradients, in chunks. The digits in a chunk say whose gradients have been added up in it.
-
-Press *step* until all processes have the sum (Σ), and watch the bytes through each of them; then choose
-the server, and do it again. With four processes both take six steps, and twice as many bytes go through
-the server as through each process of the ring. [How gradients
-travel](../notebooks/03a_how_gradients_travel.ipynb) counts them on real wires.
+How does an [all-reduce](../lessons/pages/words.md#all-reduce) give every process the sum of all gradients?
+Press *step* and watch the chunks travel: the digits in a chunk say whose gradients have been added up in it, and
+Σ means all of them. Then compare the ring with a parameter server: with four processes both take six steps, but
+twice as many bytes go through the server as through each process of the ring. [How gradients
+travel](../notebooks/03a_how_gradients_travel.ipynb) measures them on real sockets.
 """
 PROCESSES = range(2, 9)
 CHUNKS = range(1, 9)
@@ -36,8 +34,15 @@ WAYS = {
     "two-level": "two-level ring",
 }
 START = {"way": "ring", "processes": 4, "chunks": 4}
-SIZES = {"K = 0.13 MB": 129_128, "K = 15 GB": 15e9}  # the lessons' model, and 7.5 billion parameters
-HEAD = ["way", "steps", "through the busiest process", "through all", *SIZES]
+PRESETS = {  # labels, and what differs from the start
+    "ring of 4": {},
+    "parameter server": {"way": "server"},
+    "tree of 8": {"way": "tree", "processes": 8, "chunks": 8},
+    "two machines of 4": {"way": "two-level", "processes": 8, "chunks": 8},
+    "one chunk: most ranks wait": {"chunks": 1},
+}
+SIZES = {"time for 0.13 MB": 129_128, "time for 15 GB": 15e9}  # the lessons' model, and 7.5 billion parameters
+HEAD = ["algorithm", "steps", "bytes through the busiest process", "bytes through all processes", *SIZES]
 play = taken.functions(ROOT / "notebooks/show/rings.py", "play").play
 
 
@@ -117,7 +122,7 @@ def is_there(way, world_size):
 
 def run(way, world_size, chunks):
     """Each step: its name, its moves with what the receiver then has, and the bytes through each process so
-    far, in K, which is the whole gradient: what it has sent and received."""
+    far, in sizes of the whole gradient: what it has sent and received."""
     steps, chunks = steps_of(way, world_size, chunks)
     states = play(world_size, [moves for _, moves in steps], chunks)
     through, told = [0] * world_size, []
@@ -161,7 +166,7 @@ def table(world_size):
         if not is_there(way, world_size):
             continue
         steps = run(way, world_size, world_size)["steps"]
-        cells = [name, str(len(steps)), f"{steps[-1]['most']:.2f} K", f"{sum(steps[-1]['through']):.2f} K"]
+        cells = [name, str(len(steps)), f"{steps[-1]['most']:.2f} x", f"{sum(steps[-1]['through']):.2f} x"]
         rows.append(cells + [links.in_words(seconds(way, world_size, size)) for size in SIZES.values()])
     return rows
 
@@ -186,6 +191,7 @@ def data():
         "head": HEAD,
         "tables": {size: table(size) for size in PROCESSES},
         "note": note(),
+        "presets": [{"label": label, "inputs": START | changes} for label, changes in PRESETS.items()],
     }
 
 
@@ -193,10 +199,10 @@ def note():
     constant = {name: option.default for name, option in command.OPTIONS.items()}
     far, near = (f"{constant[f'bandwidth-{link}'] / 1e9:g} GB/s" for link in ("network", "node"))
     return (
-        "K is the whole gradient; through a process go the bytes that it sends and those that it receives. "
-        "A ring of the table has as many chunks as processes. Seconds are by the planner's formulas, with "
-        f"{far} and {1e6 * constant['latency']:g} microseconds a message, and {near} in each of the two "
-        "machines of the two-level ring; a server answers while it receives."
+        "1 x is the size of all gradients. A process's bytes are those that it sends plus those that it receives. "
+        "In the table, the ring has as many chunks as processes. Times are estimates from the planner's formulas, "
+        f"for links of {far} and a latency of {1e6 * constant['latency']:g} microseconds a message; the two-level "
+        f"ring has {near} inside each of its two machines. The server sends while it receives."
     )
 
 
@@ -205,8 +211,9 @@ def still():
     size = START["processes"]
     ring, server = (run(way, size, size)["steps"] for way in ("ring", "server"))
     said = (
-        f"A ring of {size} processes takes {len(ring)} steps, and {ring[-1]['most']:.2f} K go through each "
-        f"of them; a server takes {len(server)}, and {server[-1]['most']:.2f} K go through it."
+        f"A ring of {size} processes takes {len(ring)} steps, and each process sends and receives "
+        f"{ring[-1]['most']:.2f} times the size of the gradients; a server takes {len(server)} steps, and "
+        f"{server[-1]['most']:.2f} times the size goes through it."
     )
     return {
         "said": said,

@@ -19,10 +19,10 @@ from planner import report
 
 TITLE = "Pipeline schedules"
 INTRODUCTION = """\
-Double the micro-batches until the processes wait for less than a tenth of the time, then make one process
-slower. You will see that gpipe and 1f1b wait equally long and differ in what they hold, and that a
-pipeline is as fast as its slowest stage. [Lesson 10's notebook](../notebooks/10_pipeline.ipynb) has the
-same pictures of real processes.
+How long do the stages of a pipeline wait, and how many activations does each hold? More micro-batches shrink the
+idle share (the bubble). GPipe and 1F1B wait equally long, but 1F1B holds fewer activations. Slow one process down:
+the whole pipeline is as fast as its slowest stage. [Lesson 10's notebook](../notebooks/10_pipeline.ipynb) draws
+the same pictures of real processes.
 """
 JUDGE, TIMELINE = "tests/exercises/10_pipeline/check.py", "lessons/parts/timeline.py"
 ORDERS = "tools/site/widgets/orders.json"
@@ -41,7 +41,7 @@ PROCESSES, MICROBATCHES = (2, 4, 8), (1, 2, 4, 8, 16, 32)
 TWO_STAGES, ZERO = "interleaved", "zero-bubble"
 SCHEDULES = ("naive", "gpipe", "1f1b", TWO_STAGES, ZERO)
 FORWARD = 0.480  # seconds of the whole model on the whole batch, as in the notebook
-SLOW = {"none": "none", "first": "the first", "middle": "the one in the middle", "last": "the last"}
+SLOW = {"none": "none", "first": "the first", "middle": "a middle one", "last": "the last"}
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 
 
@@ -49,16 +49,25 @@ CONTROLS = [
     choice("schedule", "schedule", {name: name for name in SCHEDULES}, "1f1b"),
     control("processes", "processes", [[count, str(count)] for count in PROCESSES], 4),
     control("microbatches", "micro-batches", [[count, str(count)] for count in MICROBATCHES], 8),
-    choice("slow", "slower process", SLOW, "none"),
-    control("times", "which takes", [[one, f"{one:g} times as long"] for one in (1, 1.25, 1.5, 2, 3)], 1.5),
-    control("backward", "a backward takes", [[one, f"{one:g} forwards"] for one in (1, 1.5, 2, 3)], 2),
+    choice("slow", "slow process", SLOW, "none"),
+    control("times", "its slowdown", [[one, f"{one:g} x"] for one in (1, 1.25, 1.5, 2, 3)], 1.5),
+    control("backward", "backward time", [[one, f"{one:g} x forward"] for one in (1, 1.5, 2, 3)], 2),
 ]
+PRESETS = {
+    "1F1B": {},
+    "naive: no micro-batches": {"schedule": "naive"},
+    "GPipe": {"schedule": "gpipe"},
+    "1F1B, 32 micro-batches": {"microbatches": 32},
+    "interleaved": {"schedule": TWO_STAGES},
+    "zero-bubble": {"schedule": ZERO},
+    "a slow last stage": {"slow": "last", "times": 2},
+}
 NOTE = (
-    "A forward of the whole model on the whole batch takes 480 ms, divided evenly among stages and "
-    "micro-batches; messages take no time. The formula is that of stages of equal length. Held is what a "
-    "process keeps of activations at most, where 100% are those of the whole batch: a micro-batch's from "
-    "its forward to the end of its backward, in the zero-bubble schedule to that of the weights' part, "
-    "which takes half of a backward. Interleaved has two stages in each process, all others one."
+    "The forward pass of the whole model on the whole batch takes 480 ms, split evenly over stages and micro-batches; "
+    "messages take no time. The formula assumes stages of equal length. \"Held\" is the most activations that a process "
+    "keeps at once, in % of those of the whole batch: it keeps a micro-batch's from its forward to the end of its "
+    "backward (in the zero-bubble schedule, to the end of the weights' part, which takes half of a backward). "
+    "Interleaved has two stages per process, the other schedules have one."
 )
 
 
@@ -154,7 +163,7 @@ def share_held(values, process):
 
 
 def row(values):
-    theory = "no formula here" if values["schedule"] == ZERO else f"{timeline.idle_in_theory(values):.1%}"
+    theory = "no formula" if values["schedule"] == ZERO else f"{timeline.idle_in_theory(values):.1%}"
     first, last = (f"{share_held(values, process):.1%}" for process in (0, -1))
     return [
         values["schedule"],
@@ -174,14 +183,14 @@ def answer(**inputs):
     if inputs["schedule"] == "naive":
         longest = end_of(chosen)
     head = [
-        *("schedule", "micro-batches", "a step", "idle", "idle, formula"),
-        *("held, first process", "held, last process"),
+        *("schedule", "micro-batches", "step time", "idle", "idle by formula"),
+        *("held by first process", "held by last process"),
     ]
     caption = f"{inputs['processes']} processes, {inputs['microbatches']} micro-batches"
     counts = ", ".join(map(str, chosen["held"]))
     said = (
-        f"{inputs['schedule']}: a step takes {report.duration(end_of(chosen))}, and the processes are idle "
-        f"for {timeline.idle(chosen):.1%} of it. Micro-batches held by each process at most: {counts}."
+        f"{inputs['schedule']}: a step takes {report.duration(end_of(chosen))}, and the processes are idle for "
+        f"{timeline.idle(chosen):.1%} of it. Most micro-batches that each process holds at once: {counts}."
     )
     bars = [
         [

@@ -4,23 +4,23 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "lessons"))
-from controls import choice, control, powers
+import models
+from controls import MEMORY, NETWORK, PRICES, choice, control, powers
 from planner import __main__ as command
 from planner import plans, report, search
 
 TITLE = "The planner's search"
 INTRODUCTION = """\
-Make the network slower, one step after another, and watch the fastest way change; then make the texts
-longer. You will see that a slow network leaves fewer ranks for data and gives the job more stages, and that
-long texts want context parallelism. Each choice is a new search. On two cores that others used too, it took
-0.6 seconds at most in Chromium, and for Mixtral, whose experts are spread too, 1.6; when it takes longer
-than a moment, the page says that it is at work. [The notebook on planning](../notebooks/planning.ipynb) says
-what the formulas leave out.
+How should you shard a job: data, tensor, pipeline, context or expert parallelism? The planner tries all
+combinations and lists the fastest five that fit. On a slower network the best layout has fewer data-parallel
+ranks and more pipeline stages; long sequences call for context parallelism. A search takes a second or two.
+[The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 NAMES = ("formulas", "plans", "report", "search", "__main__")
-FILES = {f"lessons/planner/{name}.py": () for name in NAMES}
+FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/site/models.py": ()}
 MODELS = {name: name for name in plans.MODELS}
 MODELS |= {params: f"a GPT of {report.count(params)}" for params in (7.5e9, 1.75e11, 1e12)}
+HEADS = {"texts": "micro-batch", "again": "checkpointing", "a step": "step time"}  # else the command's own
 MOST = 5  # that the command prints
 
 
@@ -31,19 +31,26 @@ def speeds(*numbers):
 CONTROLS = [
     choice("model", "model", MODELS, "llama3-405b"),
     control("gpus", "GPUs", powers(*range(15)), 2**14),
-    control("seq", "tokens of a text", powers(*range(11, 18)), 8192),
-    control("batch_tokens", "tokens of a step", powers(*range(19, 28)), 2**24),
-    choice("memory", "memory of a GPU", {one * 1e9: f"{one} GB" for one in (24, 80, 141)}, 80e9),
-    control("bandwidth_node", "node, one way", speeds(32, 64, 150, 300, 450, 900), 450e9),
-    control("bandwidth_network", "network, one way", speeds(1.25, 12.5, 25, 50, 100), 50e9),
-    control("price_per_hour", "a GPU's hour", [[one, f"{one:g} dollars"] for one in (1, 1.5, 2, 3, 4, 6)], 3),
+    control("seq", "sequence length", powers(*range(11, 18)), 8192),
+    control("batch_tokens", "tokens per step", powers(*range(19, 28)), 2**24),
+    choice("memory", "memory per GPU", MEMORY, 80e9),
+    control("bandwidth_node", "bandwidth in a node", speeds(32, 64, 150, 300, 450, 900), 450e9),
+    control("bandwidth_network", "network bandwidth", NETWORK, 50e9),
+    control("price_per_hour", "price per GPU-hour", PRICES, 3),
 ]
+PRESETS = {
+    "Llama 3 405B on 16,384 GPUs": {},
+    "the same, 10 Gb/s network": {"bandwidth_network": 1.25e9},
+    "the same, 131,072-token sequences": {"seq": 2**17},
+    "Llama 3 8B on 64 GPUs": {"model": "llama3-8b", "gpus": 64},
+    "Mixtral 8x7B on 1,024 GPUs": {"model": "mixtral-8x7b", "gpus": 1024},
+}
 NOTE = (
-    "For each layout the search also tries the model chunks of a stage (x), the texts at once, what backward "
-    "computes again, ZeRO's stages, and for stage 3 one copy in each node (x: so many copies). The fastest "
-    "of what fits stays. What takes less than 5% of a step does not bound it. All other options of python "
-    "lessons/planner have their defaults: nodes of eight H100s, half of whose peak is reached, 20 tokens for "
-    "each parameter, Llama 3's rate of interruptions."
+    "For each layout the search also tries the micro-batch size, activation checkpointing, the model chunks per pipeline "
+    "stage, the ZeRO stages, and for stage 3 one copy in each node; in the table, x stands before the number of chunks "
+    "or copies. The fastest combination that fits is listed. A part that takes less than 5% of a step does not count as a "
+    "bottleneck. Everything else has the defaults of python lessons/planner: nodes of eight H100s that reach half of "
+    "their peak, 20 training tokens per parameter, and the failure rate of Llama 3's training run."
 )
 
 
@@ -60,11 +67,11 @@ def job_of(inputs):
 def words_of(inputs):
     """What to write behind python lessons/planner for the same search."""
     model = inputs["model"]
-    words = [f"--model {model}" if model in plans.MODELS else f"--params {model:g}"]
+    words = [f"--model {model}" if model in plans.MODELS else f"--params {models.short(model)}"]
     for name, value in inputs.items():
         option = name.replace("_", "-")
         if name != "model" and value != command.OPTIONS[option].default:
-            words.append(f"--{option} {value:g}" if value > 2**27 else f"--{option} {value}")
+            words.append(f"--{option} {models.short(value)}")
     return " ".join([*words, "--search"])
 
 
@@ -73,18 +80,18 @@ def answer(**inputs):
     try:
         fitting = search.search(job_of(inputs), most=None)
     except ValueError as error:
-        return found | {"said": f"No way: {error}."}
+        return found | {"said": f"{str(error)[0].upper()}{str(error)[1:]}."}
     best = fitting[:MOST]
     first = best[0]
     job = first["job"]
     said = (
         f"{report.count(job['params'])} parameters on {job['gpus']:,} GPUs: {len(fitting):,} layouts fit. "
         f"The fastest is {ways(first)}: {report.duration(first['days'] * 86_400)} and "
-        f"{first['dollars']:,.0f} dollars."
+        f"${first['dollars']:,.0f}."
     )
     table = {
         "caption": f"python lessons/planner {words_of(inputs)}",
-        "head": [word.strip() for word in search.HEAD],
+        "head": [HEADS.get(word.strip(), word.strip()) for word in search.HEAD],
         "rows": [[cell.strip() for cell in search.cells(one)] for one in best],
         "chosen": 0,
     }
@@ -105,5 +112,5 @@ def bar(one, longest):
             parts.append({"part": part, "from": start / longest, "to": (start + seconds) / longest})
         start += seconds
     held = f"{sum(one['memory_bytes'].values()) / 1e9:,.1f} GB"
-    words = f"a step {report.duration(start)}, {held}, bound by {search.bound(one)}"
+    words = f"step time {report.duration(start)}, {held}, bound by {search.bound(one)}"
     return {"name": ways(one), "words": words, "parts": parts}

@@ -17,8 +17,8 @@ export function shape(name, attributes = {}, ...children) {
   return made;
 }
 
-export function letters(x, y, text, attributes = {}) {
-  return shape("text", { x, y, fill: INK, "font-size": 12, ...attributes }, text);
+export function letters(x, y, text, attributes = {}, ...more) {
+  return shape("text", { x, y, fill: INK, "font-size": 12, ...attributes }, text, ...more);
 }
 
 // Letters that can be read where a line goes through them.
@@ -100,12 +100,39 @@ export function table({ caption, head, rows, chosen }) {
     element(
       "tr",
       index === chosen ? { class: "chosen" } : {},
-      ...cells.map((cell, at) => element(at ? "td" : "th", at ? {} : { scope: "row" }, cell)),
+      ...cells.map((cell, at) => element(at ? "td" : "th", { "data-label": head[at], ...(at ? {} : { scope: "row" }) }, cell)),
     );
   const heads = head.map((word) => element("th", { scope: "col" }, word));
   const body = element("tbody", {}, ...rows.map(row));
   const made = element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), body);
   return element("div", { class: "table-wrapper", tabindex: 0, role: "region", "aria-label": caption }, made);
+}
+
+// Buttons that each set several controls: an example to begin with. `mark` says which of them is shown.
+export function presets(rows, choose) {
+  const buttons = rows.map((row) => {
+    const made = element("button", { type: "button", "aria-pressed": false }, row.label);
+    made.addEventListener("click", () => choose(row));
+    return made;
+  });
+  const all = element("div", { class: "presets", role: "group", "aria-label": "Examples" }, element("span", {}, "Examples:"), ...buttons);
+  const mark = (isShown) => buttons.forEach((button, index) => button.setAttribute("aria-pressed", isShown(rows[index])));
+  return { all, mark };
+}
+
+// The page's address has what the controls are set to.
+export function copyLink() {
+  const button = element("button", { type: "button" }, "Copy link");
+  const said = element("span", { "aria-live": "polite", class: "copied" });
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(location.href);
+      said.textContent = "Copied: the link opens this page as it is now.";
+    } catch {
+      said.textContent = `Copy the address of this page: ${location.href}`;
+    }
+  });
+  return element("p", { class: "copy" }, button, said);
 }
 
 export function labelled(text, control, ...more) {
@@ -146,6 +173,13 @@ function form(changed) {
     }
     return said.size > 0;
   }
+  function set(inputs) {
+    for (const one of made) {
+      one.input.value = one.values.findIndex(([value]) => value === inputs[one.name]);
+      one.input.say?.();
+    }
+    toAddress();
+  }
   function toAddress() {
     history.replaceState(null, "", `#${new URLSearchParams(inputs())}`);
     changed();
@@ -153,7 +187,7 @@ function form(changed) {
   for (const one of made) one.input.addEventListener("input", toAddress);
   const all = element("form", {}, ...made.map((one) => one.label));
   all.addEventListener("submit", (event) => event.preventDefault());
-  return { all, inputs, fromAddress };
+  return { all, inputs, fromAddress, set };
 }
 
 // Python, with the project's own files, in a worker of its own: the page stays quick. Started once, when needed.
@@ -164,16 +198,16 @@ class Python {
 
   start() {
     if (this.worker) return;
-    this.said("Python is loading (13 MB, once); until it is there, the page shows what it was built with.");
+    this.said("Loading Python (13 MB, once). Until then, the page shows the first example.");
     this.began = performance.now();
     this.worker = new Worker(`${folder}python.js`, { type: "module" });
     this.busy = true;
     this.worker.onmessage = ({ data }) => {
       clearTimeout(this.late);
-      if (data.ready) this.said(`Python is there, after ${this.since()} s: each answer is its own.`);
+      if (data.ready) this.said(`Python runs in your browser (loaded in ${this.since()} s).`);
       if (data.failed) this.said(`Python could not be loaded (${data.failed}): reload the page.`);
       if (data.answer) this.show(JSON.parse(data.answer));
-      const took = this.isLate ? `Python's answer took ${this.since()} s.` : "Python is there: each answer is its own.";
+      const took = this.isLate ? `The answer took ${this.since()} s.` : "Python runs in your browser.";
       if (data.answer) this.said(took);
       this.busy = false;
       this.next();
@@ -195,7 +229,7 @@ class Python {
     [this.began, this.isLate] = [performance.now(), false];
     this.late = setTimeout(() => {
       this.isLate = true;
-      this.said("Python is at work; until its answer is there, the page shows the one before.");
+      this.said("Working. Until the new answer is there, the page shows the previous one.");
     }, 300);
   }
 
@@ -212,7 +246,8 @@ export function live(draw) {
   const python = new Python((text) => {
     if (loading.textContent !== text) loading.textContent = text; // or it would be read aloud each time
   });
-  const { all, inputs, fromAddress } = form(ask);
+  const { all, inputs, fromAddress, set } = form(ask);
+  const examples = presets(DATA.presets, (preset) => set(preset.inputs));
 
   function show(found) {
     answer = found;
@@ -220,6 +255,7 @@ export function live(draw) {
     tables.replaceChildren(...answer.tables.map(table));
     redraw();
     place.dataset.inputs = JSON.stringify(answer.inputs);
+    examples.mark((preset) => JSON.stringify(preset.inputs) === place.dataset.inputs);
   }
 
   function redraw() {
@@ -231,7 +267,7 @@ export function live(draw) {
     python.ask(inputs(), show);
   }
 
-  place.replaceChildren(all, loading, words, shown, tables, element("p", { class: "note" }, DATA.note));
+  place.replaceChildren(examples.all, all, words, shown, copyLink(), loading, tables, element("p", { class: "note" }, DATA.note));
   show(DATA.answer);
   if (fromAddress()) ask();
   addEventListener("hashchange", () => fromAddress() && ask());
@@ -240,7 +276,9 @@ export function live(draw) {
     if (shown.clientWidth !== width) redraw();
     width = shown.clientWidth;
   }).observe(shown);
-  for (const kind of ["focusin", "pointerdown"]) all.addEventListener(kind, () => python.start(), { once: true });
+  for (const kind of ["focusin", "pointerdown"]) {
+    for (const part of [all, examples.all]) part.addEventListener(kind, () => python.start(), { once: true });
+  }
   // Else when the page is read and the browser has nothing to do, unless bytes are to be saved.
   if (navigator.connection?.saveData) return;
   const idle = window.requestIdleCallback || ((act) => setTimeout(act, 1000));

@@ -1,0 +1,55 @@
+"""The models that the memory page and the planner page offer. Both ask the planner about the same job.
+
+A model without a shape gets the one that the planner's command guesses for so many parameters.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "lessons"))
+from planner import __main__ as command
+from planner import plans
+
+NAMED = {"Llama 3 8B": "llama3-8b", "Llama 3 70B": "llama3-70b", "Llama 3 405B": "llama3-405b"}
+MODELS = {
+    "GPT-2, 124 million": {"params": 1.24e8, "layers": 12, "hidden": 768, "heads": 12},
+    "GPT-2 XL, 1.6 billion": {"params": 1.558e9, "layers": 48, "hidden": 1600, "heads": 25},
+    "a GPT of 7.5 billion": {"params": 7.5e9},
+    "Llama 3 8B": plans.named("llama3-8b"),
+    "a GPT of 30 billion": {"params": 3e10},
+    "Llama 3 70B": plans.named("llama3-70b"),
+    "GPT-3, 175 billion": {"params": 1.75e11},
+    "Llama 3 405B": plans.named("llama3-405b"),
+    "a GPT of 1 trillion": {"params": 1e12},
+}
+
+
+def job_of(inputs, **others):
+    """The options of the planner's command, as its parser would hand them on, for a model of these."""
+    job = {name.replace("-", "_"): option.default for name, option in command.OPTIONS.items()}
+    job |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
+    job |= {"sequence_parallel": False} | MODELS[inputs["model"]] | others
+    return job | {name: value for name, value in inputs.items() if name != "model"}
+
+
+def short(value) -> str:
+    """A number as one would type it: 7.5e9."""
+    return f"{value:g}".replace("e+0", "e").replace("e+", "e") if value > 2**27 else str(value)
+
+
+def words_of(inputs):
+    """What to write behind python lessons/planner for the same plan."""
+    model = MODELS[inputs["model"]]
+    words = [f"--model {NAMED[inputs['model']]}"] if inputs["model"] in NAMED else []
+    if not words:
+        words = [f"--{name.replace('_', '-')} {short(value)}" for name, value in model.items()]
+    for name, value in inputs.items():
+        option = name.replace("_", "-")
+        if name == "model":
+            continue
+        if name == "recompute":
+            if value != command.CHOICES["recompute"][0][0]:
+                words.append(f"--recompute {value}")
+        elif value != command.OPTIONS[option].default:
+            words.append(f"--{option} {short(value)}")
+    return " ".join(words)
