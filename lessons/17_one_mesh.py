@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
 You will see the sizes of the mesh, and then the losses of a run on one process. Eight
-processes form two stages, each with half of the blocks. A stage has two pairs, each with half
-of the positions. Each process of a pair has half of every matrix.
+processes form two stages, each with half of the blocks. A stage has two pairs, each with
+half of the positions. Each process of a pair has half of every matrix.
 """
 
 import os
@@ -138,7 +138,7 @@ def loss_of(scores, following):
 def average_gradients(model, mesh):
     """Over the processes that have other texts, and over those that have other positions."""
     for parameter in model.parameters():
-        # Of this process's shard. Not a copy: the optimizer reads what is averaged here.
+        # The shard itself, not a copy: the optimizer reads what is averaged here.
         gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
         for name in ("data", "context"):
             dist.all_reduce(gradient, group=mesh.get_group(name))
