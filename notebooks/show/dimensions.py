@@ -41,7 +41,7 @@ def draw_places():
 
 
 def draw_sent(rows):
-    """For each mesh, the kilobytes that rank 0 sends in each dimension. Gradients in `context` are lighter."""
+    """For each mesh, the kilobytes that rank 0 sends in each dimension. Gradients of `context` are pale."""
     _, panels = plt.subplots(len(rows), 1, figsize=(4.6, 1.5 + 1.1 * len(rows)), sharex=True)
     widest = max(sum(sizes.values()) for row in rows.values() for sizes in row.values()) / 1e3
     for axes, (mesh, row) in zip(panels, rows.items(), strict=True):
