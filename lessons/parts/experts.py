@@ -1,6 +1,7 @@
-"""The feed-forward layer of lesson 16: a router and experts. Each token passes through one or two experts.
+"""The feed-forward layer of lesson 16: a router and experts, one or two for each token.
 
-A token is a position of a text. It travels to the process that has its expert, and its output travels back.
+A token is a position of a text. It travels to the process that has its expert, and its
+output travels back.
 """
 
 import math
@@ -61,7 +62,7 @@ class Experts(nn.Module):
         return f"{choices}, balance {self.weight}, {self.up.dtype}"
 
     def shard(self, mesh):
-        """Keep this process's experts: with 4 experts on 2 processes, the first two or the last two."""
+        """Keep this process's experts: of 4 on 2 processes, the first two or the last."""
         self.up = nn.Parameter(distribute_tensor(self.up.detach(), mesh, [Shard(0)]))
         self.down = nn.Parameter(distribute_tensor(self.down.detach(), mesh, [Shard(0)]))
 
@@ -83,21 +84,21 @@ class Experts(nn.Module):
         return rows.unflatten(0, (self.per_token, -1)).sum(dim=0).view_as(x)
 
     def weigh(self, counts, chances):
-        """The load of each expert, and a loss that is smallest when all have the same load."""
+        """The load of each expert, and a loss that is smallest for equal loads."""
         # Over all processes: together they may be even although each of them is uneven.
         self.load = counts.sum(dim=0) / counts.sum()
         balance = self.count * (self.load * chances.mean(dim=0)).sum()
         self.balance = self.weight * balance
 
     def drop(self, order, counts):
-        """Each process may send an expert a limited number of tokens, and drops later ones."""
+        """Each process may send an expert only some tokens, and drops later ones."""
         limit = math.ceil(self.capacity * len(order) / self.count)
         own = counts[dist.get_rank()].tolist()
         order = torch.cat([rows[:limit] for rows in order.split(own)])
         return order, counts.clamp(max=limit)
 
     def exchange(self, rows, counts):
-        """Send each row to the process of its expert, apply the expert, and bring the result back."""
+        """Send each row to its expert's process, apply the expert, return the result."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         # Indices: from which process, to which process, for which of its experts.
         counts = counts.unflatten(1, (world_size, -1))
@@ -106,7 +107,7 @@ class Experts(nn.Module):
         arrived = AllToAll.apply(rows, sent, received)
         up, down = self.up.to_local(), self.down.to_local()
         answers = []
-        # Rows from process 0 for each expert here, then from process 1 for each expert, ...
+        # Rows from process 0 for each expert here, then rows from process 1, ...
         for number, part in enumerate(arrived.split(counts[:, rank].flatten().tolist())):
             expert = number % len(up)
             answers.append(gelu(part @ up[expert]) @ down[expert])
@@ -123,7 +124,7 @@ def gather(own):
 class AllToAll(torch.autograd.Function):
     """The first `sent[0]` rows go to process 0, the next `sent[1]` to process 1, and so on.
 
-    In the backward pass, the gradients of the rows travel back to where the rows came from.
+    In the backward pass, the gradients travel back to where the rows came from.
     """
 
     @staticmethod
