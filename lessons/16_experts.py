@@ -107,7 +107,7 @@ def add_experts(model, mesh, arguments):
 
 
 def add_up_gradients(model):
-    """Except those of experts, which include the tokens of all processes already."""
+    """Over all processes. An expert's gradients include the tokens of all processes already."""
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor):
             dist.all_reduce(parameter.grad)
