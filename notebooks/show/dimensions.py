@@ -50,7 +50,7 @@ def draw_sent(rows):
             for part, strength in zip(parts, (1, 0.5), strict=False):
                 axes.barh(place, part, left=left, color=tile(COLOURS[name], strength))
                 left += part
-            text = " + ".join(f"{part:,.0f}" for part in parts) or "alone: nothing"
+            text = " + ".join(f"{part:,.0f}" for part in parts) or "one process: nothing"
             text += " (gradients)" if len(parts) > 1 else ""
             axes.text(left, place, f" {text}", va="center", size=9, color=INK)
         axes.set_yticks(range(len(row)), row)
