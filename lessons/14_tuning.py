@@ -1,11 +1,11 @@
-"""Lesson 14, grown from lesson 01: many short trainings at once, and which is the best.
+"""Lesson 14, grown from lesson 01: many short training runs at once, to find the best settings.
 
     python lessons/14_tuning.py
 
-You will see one line a trial: a learning rate, a batch size, and how good it was. This is one
-worker. Start the same command in a second terminal, with another GPU in CUDA_VISIBLE_DEVICES,
-or on another machine that has this disk, and it joins the search. After a minute all end, and
-one of them tests the best model. Kill a worker, and it costs a trial; torchrun would end all.
+You will see one line per trial: learning rate, batch size, accuracy. This process is one worker.
+To add a worker to the search, start the same command in a second terminal, with another GPU in
+CUDA_VISIBLE_DEVICES, or on another machine that sees this disk. After a minute, all workers stop
+and one of them tests the best model. Killing a worker costs one trial; torchrun would stop all.
 """
 
 import time
@@ -21,7 +21,7 @@ from parts.tuning import optuna
 
 def search(arguments):
     device = workload.pick_device()
-    torch.set_num_threads(1)  # with more, workers would wait for each other's cores
+    torch.set_num_threads(1)  # with more, workers would compete for cores
     train_set, test_set = workload.load_images(arguments, device)
     train_set, validation_set = tuning.split(train_set, arguments)
     study = tuning.open_study(arguments)
@@ -35,11 +35,11 @@ def search(arguments):
         except tuning.OutOfBudget:
             study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
         except optuna.exceptions.UpdateFinishedTrialError:
-            pass  # this worker was silent for so long that others have given the trial up
+            pass  # the trial was given up: this worker was silent for too long
         tuning.show_trial(study, trial.number)
 
     best = tuning.find_best(study, arguments)
-    if tuning.is_first_to_test(arguments):  # once, and nothing is decided on these images
+    if tuning.is_first_to_test(arguments):  # once; no decision depends on these images
         model = workload.ConvNet(test_set.images.shape[1:], arguments.width).to(device)
         model.load_state_dict(torch.load(tuning.weights_of(arguments, best.number)))
         correct = count_correct(model, test_set, device)
@@ -60,7 +60,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order.manual_seed(arguments.seed + epoch)  # without it, a trial would depend on those before it
+        order.manual_seed(arguments.seed + epoch)  # without it, a trial would depend on earlier trials
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -78,7 +78,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
         speed = len(train_loader) * size / seconds
         tuning.report(trial, epoch, mean_loss, accuracy, speed)
         if epoch < arguments.epochs and trial.should_prune():
-            raise optuna.TrialPruned  # half of the complete trials did better in this epoch
+            raise optuna.TrialPruned  # worse than half of the complete trials at this epoch
 
     # From the CPU: a file of GPU tensors does not load on a laptop.
     torch.save(model.cpu().state_dict(), tuning.weights_of(arguments, trial.number))

@@ -1,11 +1,10 @@
-"""Lesson 15, grown from lesson 13: long texts are sharded, and attention goes round a ring.
+"""Lesson 15, grown from lesson 13: long texts are sharded, and attention goes around a ring.
 
     torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
 
-You will see how much each process multiplies in attention, in two orders of the
-positions, and then the losses of a run on one process. Each process has some positions
-of every text. Keys and values travel around a ring, until all queries have met all keys
-before them.
+You will see the attention work of each process, in two orders of the positions, and then
+the losses of a run on one process. Each process has some positions of every text. Keys and
+values travel around a ring until every query has met all earlier keys.
 """
 
 import os
@@ -34,10 +33,10 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Shards fit together only because the seed is the same: each is cut from its process's own weights.
+    # Each process cuts its shards from its own weights, so all need the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    # Not rank and world_size: those that share a text must read the same one.
+    # Not rank and world_size: processes that share a text must load the same one.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
@@ -64,7 +63,7 @@ def train(rank, mesh, device, arguments):
         batches = islice(batches, done, None)  # not those that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
-            scores = model(texts[:, positions], positions)  # by default they begin at 0
+            scores = model(texts[:, positions], positions)  # by default, positions start at 0
             loss = cross_entropy(scores.flatten(0, 1), following[:, positions].flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -95,17 +94,17 @@ def train(rank, mesh, device, arguments):
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
     """A transformer that answers, for each position of a text, which character comes next."""
-    embedding = nn.Embedding(characters, hidden)  # it looks at one at a time
+    embedding = nn.Embedding(characters, hidden)  # each character by itself
     head = nn.Linear(hidden, characters, bias=False)  # with a bias, FSDP warns of a view
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # large ones would learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
     return model
 
 
 def shard(model, mesh, order):
-    """Shard the weights in "context", and keep copies of each shard in "data": HSDP."""
-    # FSDP averages gradients over both, as if each process had texts of its own.
+    """Shard the weights over "context" and replicate the shards over "data": HSDP."""
+    # FSDP averages gradients over both dimensions, as if each process had its own texts.
     group = mesh.get_group("context")
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=group, order=order)
@@ -114,13 +113,13 @@ def shard(model, mesh, order):
 
 
 def average(loss_sum, mesh):
-    """Over all: each process has other positions, or other texts."""
+    """Average over all processes: each has different positions or different texts."""
     dist.all_reduce(loss_sum)
     loss_sum /= mesh.size()
 
 
 def compare_orders(rank, mesh, device, arguments):
-    """In either order, what each process multiplies in attention, and the time of all."""
+    """For both orders: the multiply-adds of each process, and the time of all together."""
     group, context_size = mesh.get_group("context"), mesh["context"].size()
     texts = arguments.batch_size // mesh["data"].size()
     shape = (texts, HEADS, arguments.length // context_size, arguments.width // HEADS)
@@ -131,10 +130,10 @@ def compare_orders(rank, mesh, device, arguments):
         work = torch.zeros(mesh.size(), dtype=torch.int64, device=device)
         work[rank] = counter.get_total_flops() // 2  # a multiplication and an addition
         dist.all_reduce(work)
-        dist.barrier()  # or a GPU might still be at the counted pass
+        dist.barrier()  # else a GPU might still run the counted pass
         start = time.perf_counter()
         ring_attention(query, key, value, group, order).sum().backward()
-        dist.barrier()  # those that have less to do have ended earlier
+        dist.barrier()  # wait for the process with the most work
         seconds = time.perf_counter() - start
         if rank == 0:
             millions = " ".join(f"{count / 1e6:.0f}" for count in work.tolist())

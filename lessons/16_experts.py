@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/16_experts.py
 
-You will see what lesson 13 shows, and after each epoch how many of the tokens of its last
-step went to each expert: about as many to all of them. With --balance 0, most go to one or
-two. Each process reads its own texts and has its own experts, to which all send their tokens.
+You will see what lesson 13 shows and, after each epoch, which share of the last step's tokens
+went to each expert. The shares are about equal; with --balance 0, most tokens go to one or two
+experts. Each process reads its own texts. It holds some of the experts, for all processes.
 """
 
 import os
@@ -36,14 +36,14 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All test on all texts: shards may differ by a batch, and experts wait for all.
+    # All test on all texts: shards may differ by a batch, and experts wait for all processes.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
     add_experts(model, mesh, arguments)
     if arguments.double:
         model.double()
-    # Not foreach, which a GPU would get by default: it cannot mix sharded experts and ordinary matrices.
+    # Not foreach, the default on a GPU: it cannot mix sharded experts and ordinary matrices.
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
@@ -100,14 +100,14 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
 
 
 def add_experts(model, mesh, arguments):
-    """In place of the feed-forward layers. All else is replicated, as in lesson 04."""
+    """Experts replace the feed-forward layers. Everything else is replicated, as in lesson 04."""
     for block in model.blocks:
         block.feed_forward = experts.Experts(arguments).to(mesh.device_type)
         block.feed_forward.shard(mesh)
 
 
 def add_up_gradients(model):
-    """Those of experts have been: the tokens of all processes are in them."""
+    """Over all processes. An expert's gradients include the tokens of all processes already."""
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor):
             dist.all_reduce(parameter.grad)
@@ -121,7 +121,7 @@ def show_load(rank, model):
 
 
 def average(loss_sum, mesh):
-    """Over all: each process has texts of its own."""
+    """Average over all processes: each has its own texts."""
     dist.all_reduce(loss_sum)
     loss_sum /= mesh.size()
 

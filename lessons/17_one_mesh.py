@@ -3,10 +3,8 @@
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
 You will see the sizes of the mesh, and then the losses of a run on one process. Eight
-processes are two stages, each with half of the blocks. A stage is two pairs, each with
-half of the positions of every text. Of a pair, each process has half of every matrix in
-its blocks.
-Sixteen are two such meshes, each with half of every batch.
+processes form two stages, each with half of the blocks. A stage has two pairs, each with
+half of the positions. Each process of a pair has half of every matrix.
 """
 
 import os
@@ -41,7 +39,7 @@ def train(rank, mesh, device, arguments):
     # Layers that are not sharded begin alike only because the seed is the same.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    # Not rank and world_size: those with one place in "data" must read the same texts.
+    # Not rank and world_size: processes at the same place in "data" must read the same texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
@@ -54,7 +52,7 @@ def train(rank, mesh, device, arguments):
     shard(model, mesh)
     schedule = make_schedule(model, mesh, device, arguments)
     one_mesh.show(mesh)
-    # Neither foreach, a GPU's default, nor fused: they cannot mix sharded and ordinary parameters.
+    # Not foreach, the default on a GPU, and not fused: neither mixes sharded and ordinary parameters.
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
@@ -65,23 +63,23 @@ def train(rank, mesh, device, arguments):
         loss_sum = torch.zeros((), device=device)
         for texts, following in workload.progress(train_loader, epoch):
             texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
-            losses = []  # of the micro-batches; stays empty where the last stage is not
+            losses = []  # of the micro-batches; stays empty before the last stage
             optimizer.zero_grad()
-            # Repeated for each text: a schedule splits all that it gets into micro-batches.
+            # Repeated for each text: a schedule splits all its inputs into micro-batches.
             repeated = positions.expand_as(texts)
             schedule.step(texts, repeated, target=following, losses=losses, return_outputs=False)
             average_gradients(model, mesh)
             optimizer.step()
             scheduler.step()
             loss_sum += sum(loss.detach() for loss in losses) / arguments.microbatches
-        # Not in "tensor": those that share matrices have the same loss.
+        # Not over "tensor": processes that share matrices have the same loss.
         for name in ("data", "pipeline", "context"):
             dist.all_reduce(loss_sum, group=mesh.get_group(name))
         mean_loss = loss_sum.item() / len(train_loader) / data_size / context_size
         seconds = time.perf_counter() - start
 
         correct = count_correct(schedule, test_loader, positions, device)
-        for name in ("pipeline", "context"):  # not in "data": all test on all texts
+        for name in ("pipeline", "context"):  # not "data": all test on all texts
             dist.all_reduce(correct, group=mesh.get_group(name))
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
@@ -96,11 +94,11 @@ def train(rank, mesh, device, arguments):
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=LAYERS):
     """A transformer that answers, for each position of a text, which character comes next."""
-    embedding = nn.Embedding(characters, hidden)  # it looks at one at a time
+    embedding = nn.Embedding(characters, hidden)  # each character by itself
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # large ones would learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
     return model
 
 
@@ -138,9 +136,9 @@ def loss_of(scores, following):
 
 
 def average_gradients(model, mesh):
-    """Over those that have other texts, and over those that have other positions of the same."""
+    """Over the processes that have other texts, and over those that have other positions."""
     for parameter in model.parameters():
-        # That of this process's shard. No copy: the optimizer reads what is averaged here.
+        # The shard itself, not a copy: the optimizer reads what is averaged here.
         gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
         for name in ("data", "context"):
             dist.all_reduce(gradient, group=mesh.get_group(name))
@@ -158,7 +156,7 @@ def count_correct(schedule, test_loader, positions, device):
     for texts, following in test_loader:
         texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
         scores = schedule.eval(texts, positions.expand_as(texts), target=following)
-        if scores is not None:  # where the last stage is
+        if scores is not None:  # in the last stage
             correct += (scores.argmax(dim=2) == following).sum()
     return correct
 
@@ -170,7 +168,7 @@ if __name__ == "__main__":
     parser.set_defaults(train_size=96, test_size=12, epochs=4, width=32)
     one_mesh.options(parser)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__, torch="2.13")  # older ones take one batch size only
+    workload.require_torchrun(__file__, torch="2.13")  # older versions accept one batch size only
     workload.check(arguments, replicas=1)  # one_mesh.check does the rest
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)

@@ -1,4 +1,4 @@
-"""What lesson 08 tells about a run: its record, TensorBoard, a profile, and MFU."""
+"""What lesson 08 records about a run: its settings, TensorBoard, a profile and MFU."""
 
 import atexit
 import copy
@@ -15,7 +15,7 @@ from parts.snapshot import survive_a_full_disk
 
 
 class Board:
-    """Rank 0 prints and writes. In the other processes it does nothing."""
+    """Rank 0 prints and writes. On all other ranks, it does nothing."""
 
     def __init__(self, arguments, rank, first, model, optimizer, image):
         self.arguments, self.rank, self.optimizer = arguments, rank, optimizer
@@ -26,7 +26,7 @@ class Board:
 
         record(arguments)
         folder = arguments.out / f"{arguments.lesson}.tensorboard"
-        # purge_step hides what a run that crashed had written of this epoch and of later ones.
+        # purge_step hides what a crashed run wrote about this epoch and later ones.
         self.writer = SummaryWriter(folder, purge_step=first)
         if arguments.peak_tflops is not None:
             self.flops = count_flops(model, image)
@@ -37,11 +37,11 @@ class Board:
         def save(profile):
             profile.export_chrome_trace(str(path))
 
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler logs about itself
         plan = torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1)
         self.profile = torch.profiler.profile(schedule=plan, on_trace_ready=save)
         self.profile.start()
-        atexit.register(self.profile.stop)  # a process that ends while it records dies of signal 11
+        atexit.register(self.profile.stop)  # a process that ends while recording dies of signal 11
 
     def step(self):
         if self.profile is not None:
@@ -59,7 +59,7 @@ class Board:
             print(f"         | MFU {values['mfu']:.1%} of {peak:g} TFLOP/s for each process", flush=True)
         for name, value in values.items():
             self.writer.add_scalar(name, value, epoch)
-        self.writer.flush()  # what waits in memory dies with the process
+        self.writer.flush()  # buffered values would die with the process
 
     def finish(self, best_epoch, accuracy, test_accuracy):
         if self.rank != 0:
@@ -69,7 +69,7 @@ class Board:
 
 
 def record(arguments, **results):
-    """What one must know to repeat this run, beside its curve: OUT/<lesson>.run.json."""
+    """Everything needed to repeat this run, next to its curve: OUT/<lesson>.run.json."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     values = {
         "command": sys.argv,
@@ -90,8 +90,8 @@ def record(arguments, **results):
 
 
 def count_flops(model, image):
-    """Multiplications and additions of one image, forward and backward."""
-    model = copy.deepcopy(model).eval()  # a backward pass of DDP's own model would average gradients
+    """The multiplications and additions for one image, forward and backward."""
+    model = copy.deepcopy(model).eval()  # a backward pass of DDP's model would average gradients
     device = next(model.parameters()).device
     with FlopCounterMode(display=False) as counter:
         model(image[:1].to(device)).sum().backward()
@@ -99,5 +99,5 @@ def count_flops(model, image):
 
 
 def share_of_peak(speed, flops, peak_tflops, world_size):
-    """Model FLOPs utilization (MFU): the share of what the hardware could do that went into the model."""
+    """Model FLOPs utilization (MFU): the model's FLOP/s as a share of the hardware's peak."""
     return speed * flops / (peak_tflops * 1e12 * world_size)

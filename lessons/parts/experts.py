@@ -1,6 +1,7 @@
-"""The feed-forward layer of lesson 16: a router, and experts. Each token passes one or two.
+"""The feed-forward layer of lesson 16: a router and experts, one or two for each token.
 
-A token is a position of a text. It travels to the process that has its expert, and back.
+A token is a position of a text. It travels to the process that has its expert, and its
+output travels back.
 """
 
 import math
@@ -16,11 +17,11 @@ import workload
 
 def options(parser):
     option = parser.add_argument
-    option("--experts", type=int, default=4, help="in each block (%(default)s)")
+    option("--experts", type=int, default=4, help="experts in each block (%(default)s)")
     option("--experts-per-token", type=int, default=1, help="1 or 2 (%(default)s)")
-    option("--balance", type=float, default=0.01, help="of the balancing loss (%(default)s)")
-    option("--double", action="store_true", help="compute in 64 bits: no two experts tie")
-    option("--capacity", type=float, help="of an expert, in even loads (unlimited)")
+    option("--balance", type=float, default=0.01, help="weight of the balancing loss (%(default)s)")
+    option("--double", action="store_true", help="compute in 64 bits, so that no two experts tie")
+    option("--capacity", type=float, help="most tokens of an expert, in even loads (unlimited)")
 
 
 def check(arguments):
@@ -28,13 +29,13 @@ def check(arguments):
     if experts < 1 or experts % world_size:
         fits = math.ceil(max(experts, 1) / world_size) * world_size
         workload.refuse(
-            f"--experts {experts} does not divide by {world_size} processes: take {fits}, for instance"
+            f"--experts {experts} is not a multiple of {world_size} processes: take {fits}, for example"
         )
     if not 1 <= arguments.experts_per_token <= min(2, experts):
         each = arguments.experts_per_token
-        workload.refuse(f"--experts-per-token is 1 or 2, and no more than --experts, not {each}")
+        workload.refuse(f"--experts-per-token must be 1 or 2, and at most --experts, not {each}")
     if not 0 <= arguments.balance < math.inf:
-        workload.refuse(f"--balance must be a number from 0 up, not {arguments.balance}")
+        workload.refuse(f"--balance must be 0 or more, not {arguments.balance}")
     if arguments.capacity is not None and not 0 < arguments.capacity < math.inf:
         workload.refuse(f"--capacity must be a number above 0, not {arguments.capacity}")
 
@@ -46,9 +47,9 @@ class Experts(nn.Module):
         self.per_token = arguments.experts_per_token
         self.capacity = arguments.capacity
         self.weight = arguments.balance
-        self.load = torch.zeros(self.count)  # a run may go on at the end of an epoch, and show it at once
+        self.load = torch.zeros(self.count)  # a resumed run may print it before its first step
         self.router = nn.Linear(hidden, self.count, bias=False)
-        # Each expert is what a feed-forward layer is, but for its biases: two matrices.
+        # Each expert is a feed-forward layer without biases: two matrices.
         self.up = nn.Parameter(torch.empty(self.count, hidden, 4 * hidden))
         self.down = nn.Parameter(torch.empty(self.count, 4 * hidden, hidden))
         for matrices in (self.up, self.down):
@@ -56,57 +57,57 @@ class Experts(nn.Module):
             nn.init.uniform_(matrices, -bound, bound)
 
     def extra_repr(self):
-        # A snapshot knows a model by its text. A run of other settings must not go on from it.
+        # A snapshot identifies a model by this text: a run with other settings must not resume from it.
         choices = f"{self.per_token} a token, capacity {self.capacity}"
         return f"{choices}, balance {self.weight}, {self.up.dtype}"
 
     def shard(self, mesh):
-        """Keep the experts of this process: of 4 on 2 processes, the first two or the last."""
+        """Keep this process's experts: of 4 on 2 processes, the first two or the last."""
         self.up = nn.Parameter(distribute_tensor(self.up.detach(), mesh, [Shard(0)]))
         self.down = nn.Parameter(distribute_tensor(self.down.detach(), mesh, [Shard(0)]))
 
     def forward(self, x):
         tokens = x.flatten(0, 1)
         chances = self.router(tokens).softmax(dim=1)
-        # Not made to add up to 1: a single one would be 1, and the router would learn nothing.
+        # Not normalized: a single weight would always be 1, and the router would learn nothing.
         weights, chosen = chances.topk(self.per_token)
         weights, chosen = weights.T.flatten(), chosen.T.flatten()  # first choices first
-        order = chosen.argsort(stable=True)  # those for expert 0, those for expert 1, ...
+        order = chosen.argsort(stable=True)  # first the tokens for expert 0, then those for expert 1, ...
         counts = gather(chosen.bincount(minlength=self.count))
         self.weigh(counts, chances)
         if self.capacity:
             order, counts = self.drop(order, counts)
         answers = self.exchange(tokens[order % len(tokens)], counts)
-        # A token that was dropped has no answer: it leaves the layer as 0.
+        # A dropped token has no answer: it leaves the layer as 0.
         rows = answers.new_zeros(len(chosen), tokens.shape[1]).index_copy(0, order, answers)
         rows = rows * weights[:, None]
         return rows.unflatten(0, (self.per_token, -1)).sum(dim=0).view_as(x)
 
     def weigh(self, counts, chances):
-        """The load of each expert, and a loss that is least where all have the same load."""
-        # Of all processes: even where each of them is uneven, all together may be even.
+        """The load of each expert, and a loss that is smallest for equal loads."""
+        # Over all processes: together they may be even although each of them is uneven.
         self.load = counts.sum(dim=0) / counts.sum()
         balance = self.count * (self.load * chances.mean(dim=0)).sum()
         self.balance = self.weight * balance
 
     def drop(self, order, counts):
-        """Each process may send an expert so many tokens, and drops those that come later."""
+        """Each process may send an expert only some tokens, and drops later ones."""
         limit = math.ceil(self.capacity * len(order) / self.count)
         own = counts[dist.get_rank()].tolist()
         order = torch.cat([rows[:limit] for rows in order.split(own)])
         return order, counts.clamp(max=limit)
 
     def exchange(self, rows, counts):
-        """Each row goes to the process of its expert, through the expert, and comes back."""
+        """Send each row to its expert's process, apply the expert, return the result."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        # From which process, to which, for which of its experts.
+        # Indices: from which process, to which process, for which of its experts.
         counts = counts.unflatten(1, (world_size, -1))
         sent = counts[rank].sum(dim=1).tolist()
         received = counts[:, rank].sum(dim=1).tolist()
         arrived = AllToAll.apply(rows, sent, received)
         up, down = self.up.to_local(), self.down.to_local()
         answers = []
-        # From process 0 for each expert that is here, then from process 1 for each, ...
+        # Rows from process 0 for each expert here, then rows from process 1, ...
         for number, part in enumerate(arrived.split(counts[:, rank].flatten().tolist())):
             expert = number % len(up)
             answers.append(gelu(part @ up[expert]) @ down[expert])
@@ -114,7 +115,7 @@ class Experts(nn.Module):
 
 
 def gather(own):
-    """Row r is process r's: how many tokens it has for each expert."""
+    """How many tokens each process has for each expert: row r is process r."""
     counts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, own)
     return torch.stack(counts)
@@ -123,7 +124,7 @@ def gather(own):
 class AllToAll(torch.autograd.Function):
     """The first `sent[0]` rows go to process 0, the next `sent[1]` to process 1, and so on.
 
-    In the backward pass the gradients of the rows travel back to where the rows came from.
+    In the backward pass, the gradients travel back to where the rows came from.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The other half of lesson 17: the sizes of its mesh, and what a stage keeps."""
+"""The other half of lesson 17: the sizes of its mesh, and the layers that a stage keeps."""
 
 import math
 
@@ -7,22 +7,22 @@ from torch import nn
 
 import workload
 
-# Ranks that follow each other differ in the last dimension, and are mostly on one machine. In
-# another order, what processes wait for most would go over the network.
+# Consecutive ranks differ in the last dimension and are usually on one machine. In another order,
+# the messages that processes wait for most would go over the network.
 NAMES = ("data", "pipeline", "context", "tensor")
 
 
 def options(parser):
     option = parser.add_argument
     option("--length", type=int, default=96, help="characters of a text (96)")
-    option("--microbatches", type=int, default=2, help="parts of a process's batch (2)")
-    option("--pipeline-parallel", type=int, help="stages (2 if that divides what is left, else 1)")
+    option("--microbatches", type=int, default=2, help="micro-batches per process and step (2)")
+    option("--pipeline-parallel", type=int, help="stages (2 if that divides the remaining processes, else 1)")
     option("--context-parallel", type=int, help="processes that share a text (2 or 1)")
     option("--tensor-parallel", type=int, help="processes that share heads (2 or 1)")
 
 
 def check(arguments, heads, layers):
-    """The sizes of the mesh, now that the number of processes is known."""
+    """The sizes of the mesh. Refuse sizes that do not fit."""
     sizes = sizes_of(arguments)
     stages, tensor_size = sizes["pipeline"], sizes["tensor"]
     if heads % tensor_size:
@@ -33,7 +33,9 @@ def check(arguments, heads, layers):
     if parts < 1:
         workload.refuse(f"--microbatches must be at least 1, not {parts}")
     if parts < stages:
-        workload.refuse(f"{stages} stages need {stages} micro-batches or more, not {parts}")
+        workload.refuse(
+            f"{stages} stages need at least {stages} micro-batches, not {parts}: take --microbatches {stages}"
+        )
     split("--batch-size", arguments.batch_size, sizes["data"] * parts, "micro-batches of all")
     split("--test-size", arguments.test_size, parts, "micro-batches")
     split("--length", arguments.length, 2 * sizes["context"], "chunks, two for each process")
@@ -47,7 +49,7 @@ def split(option, value, count, what):
 
 
 def sizes_of(arguments):
-    """Those that are asked for; of what is left, two share matrices, two a text, two are stages."""
+    """The sizes that were set. The others are 2 if that divides the remaining processes, else 1."""
     left = arguments.world_size
     sizes = {name: getattr(arguments, f"{name}_parallel") for name in NAMES[1:]}
     for name, size in sizes.items():
@@ -60,7 +62,7 @@ def sizes_of(arguments):
         if sizes[name] is None:
             sizes[name] = 1 if left % 2 else 2
             left //= sizes[name]
-    return {"data": left} | sizes  # those that are left read other texts
+    return {"data": left} | sizes  # the remaining processes read other texts
 
 
 def show(mesh):
@@ -71,7 +73,7 @@ def show(mesh):
 
 
 def keep_stage(model, mesh):
-    """Drop what the other stages have. What is left keeps its name."""
+    """Drop the layers of other stages. The remaining layers keep their names."""
     stage, stages = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
     layers = len(model.blocks)
     for number in range(layers):
@@ -79,13 +81,13 @@ def keep_stage(model, mesh):
             model.blocks[number] = nn.Identity()
     if stage > 0:
         model.embedding = model.position = nn.Identity()
-        model.embed = lambda x, positions: x  # what the stage before has sent
+        model.embed = lambda x, positions: x  # the output of the previous stage
     if stage < stages - 1:
         model.norm = model.head = nn.Identity()
 
 
 def gather_stages(own, mesh):
-    """The weights of all stages, at the first; nothing at the others."""
+    """The weights of all stages, on the first stage; nothing on the other stages."""
     stage, stages = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
     everyone = [None] * stages if stage == 0 else None
     dist.gather_object(own, everyone, group=mesh.get_group("pipeline"), group_dst=0)

@@ -1,7 +1,7 @@
 """The other half of lesson 15: attention, in which keys and values travel around a ring.
 
-Each process holds two chunks of the positions of every text. A query reads the keys of its
-own chunk and of the ones before. Those of later chunks are masked, so they are not multiplied.
+Each process holds two chunks of the positions of every text. A query meets the keys of its
+own chunk and of earlier chunks. Later keys are masked, so they are not multiplied.
 """
 
 import torch
@@ -11,20 +11,20 @@ ORDERS = ("contiguous", "zigzag")
 
 
 def chunks_of(rank, size, order):
-    """The numbers of the two chunks that a process holds, of 0 to 2 * size - 1."""
+    """The numbers of the two chunks that a process holds, from 0 to 2 * size - 1."""
     if order == "zigzag":
-        return rank, 2 * size - 1 - rank  # an early one has little to do, a late one much
+        return rank, 2 * size - 1 - rank  # an early chunk has little work, a late chunk has much
     return 2 * rank, 2 * rank + 1
 
 
 def positions_of(rank, size, order, length):
-    """Which positions of a text a process holds."""
+    """The positions of a text that a process holds."""
     chunks = torch.arange(length).chunk(2 * size)
     return torch.cat([chunks[number] for number in chunks_of(rank, size, order)])
 
 
 def ring_attention(query, key, value, group, order):
-    """Attention of this process's queries over the keys of all, three shards at a time at most."""
+    """Attention of this process's queries over all keys, with at most three shards here."""
     return RingAttention.apply(query, key, value, group, order)
 
 
@@ -32,7 +32,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, group, order):
         result = torch.zeros_like(query)
-        log_sum = torch.full_like(query[..., :1], -torch.inf)  # of the exponents of all scores so far
+        log_sum = torch.full_like(query[..., :1], -torch.inf)  # log of the sum of exp(score) so far
         for owner, held in around_the_ring(torch.stack([key, value]), group):
             for mine, theirs, masked in blocks(query, owner, group, order):
                 scores = score(query[..., mine, :], held[0, ..., theirs, :], masked)
@@ -48,26 +48,26 @@ class RingAttention(torch.autograd.Function):
         query, key, value, result, log_sum = ctx.saved_tensors
         own = torch.stack([key, value])
         query_grad, grads = torch.zeros_like(query), torch.zeros_like(own)
-        # A softmax adds up to 1: what all its scores gain is taken from each of them.
+        # A softmax adds up to 1: what its scores gain together is subtracted from each.
         taken = (result_grad * result).sum(dim=-1, keepdim=True)
         for owner, held in around_the_ring(own, ctx.group):
             for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):
                 own_query, own_grad = query[..., mine, :], result_grad[..., mine, :]
                 their_key, their_value = held[0, ..., theirs, :], held[1, ..., theirs, :]
-                # Kept by forward, they would take the square of the length.
+                # Recomputed: stored, they would take the square of the length.
                 weights = (score(own_query, their_key, masked) - log_sum[..., mine, :]).exp()
                 scores_grad = weights * (own_grad @ their_value.mT - taken[..., mine, :])
                 scores_grad = scores_grad / query.shape[-1] ** 0.5
                 query_grad[..., mine, :] += scores_grad @ their_key
                 grads[0, ..., theirs, :] += scores_grad.mT @ own_query
                 grads[1, ..., theirs, :] += weights.mT @ own_grad
-            # They travel with their keys and values. The last step takes them home.
+            # Gradients travel with their keys and values. The last step takes them home.
             grads = receive(*pass_on(grads, ctx.group))
         return query_grad, grads[0], grads[1], None, None
 
 
 def around_the_ring(held, group):
-    """For each step, whose keys and values are here, and these. The first are its own."""
+    """For each step, the rank whose keys and values are here, and these. First its own."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(size):
         if step == size - 1:
@@ -79,7 +79,7 @@ def around_the_ring(held, group):
 
 
 def pass_on(tensor, group):
-    """Begin to send this to the next process, and to receive the same from the one before."""
+    """Start sending this to the next process, and receiving from the previous process."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return tensor, []
@@ -96,9 +96,9 @@ def receive(arriving, requests):
 
 
 def blocks(query, owner, group, order):
-    """Which chunks of queries meet which chunks of the owner's keys, and whether these begin together.
+    """Which chunks of queries meet which chunks of the owner's keys, and whether the two are the same chunk.
 
-    Only then some of the keys are later than some of the queries. What is later altogether is left out.
+    Only then some keys are later than some queries, and need a mask. Blocks of later keys are left out.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     half = query.shape[-2] // 2
@@ -118,7 +118,7 @@ def score(query, key, masked):
 
 
 def merge(result, log_sum, more, more_log_sum):
-    """Add the result of more keys, in place: each counts by what its own softmax has divided by."""
+    """Merge the result of more keys, in place, weighted by the softmax divisors."""
     total = torch.logaddexp(log_sum, more_log_sum)
     result.mul_((log_sum - total).exp()).add_(more * (more_log_sum - total).exp())
     log_sum.copy_(total)

@@ -1,4 +1,4 @@
-"""The other half of lesson 14: validation images, journal, lost trials, budgets, plot."""
+"""The other half of lesson 14: validation images, journal, lost trials, budget, plot."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-# The first optimizer imports it, for a second or more: the first trial would be charged for that.
+# The first optimizer imports this module, which takes a second or more. The first trial would pay for it.
 import torch._dynamo  # noqa: F401
 
 import workload
@@ -26,25 +26,25 @@ except ModuleNotFoundError:
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)  # trials have a line of ours
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # the lesson prints its own line per trial
 
 
 def options(parser):
-    title = "of this lesson, or with another default"
+    title = "options of this lesson, or with a different default"
     group = parser.add_argument_group(title, conflict_handler="resolve")
     option = group.add_argument
-    option("--epochs", type=int, default=4, help="passes over the images, in each trial (4)")
+    option("--epochs", type=int, default=4, help="passes over the images in each trial (4)")
     option("--lr", type=float, nargs=2, default=(0.003, 0.3), help="lowest and highest (0.003 0.3)")
     sizes = (15, 30, 60, 120)
-    option("--batch-size", type=int, nargs="+", default=sizes, help="which to try (15 30 60 120)")
-    option("--train-size", type=int, help="of them all (2400 digits; others: all)")
-    option("--validation-size", type=int, help="training images to decide on (a tenth)")
-    option("--trials", type=int, default=1000, help="end after so many (1000)")
-    option("--seconds", type=float, default=60, help="end so long after it began (60)")
-    option("--price", type=float, default=0, help="dollars an hour, of a worker (0)")
-    option("--dollars", type=float, default=math.inf, help="end when all workers have cost as much")
+    option("--batch-size", type=int, nargs="+", default=sizes, help="batch sizes to try (15 30 60 120)")
+    option("--train-size", type=int, help="images, validation included (digits: 2400; other data: all)")
+    option("--validation-size", type=int, help="training images kept for validation (a tenth)")
+    option("--trials", type=int, default=1000, help="stop after this many trials (1000)")
+    option("--seconds", type=float, default=60, help="stop this long after the first trial started (60)")
+    option("--price", type=float, default=0, help="dollars per hour and worker (0)")
+    option("--dollars", type=float, default=math.inf, help="stop when all workers together cost this much")
     option("--pruner", choices=("median", "none"), default="median", help="what ends trials early")
-    option("--time-limit", type=float, default=30, help="seconds of silence that end it (30)")
+    option("--time-limit", type=float, default=30, help="seconds of silence after which a trial is lost (30)")
 
 
 def check(arguments):
@@ -62,22 +62,24 @@ def check(arguments):
         if not getattr(arguments, name) > 0:
             workload.refuse(f"--{name} must be above 0, not {getattr(arguments, name)}")
     if low > high:
-        workload.refuse(f"--lr is the lowest and the highest, not {low} {high}")
+        workload.refuse(f"--lr needs the lowest rate first, then the highest, not {low} {high}")
     if arguments.price < 0 or (arguments.dollars < math.inf and not arguments.price):
-        workload.refuse("--dollars needs --price, what an hour of one worker costs: more than 0")
+        workload.refuse("--dollars needs a --price above 0: the dollars that one worker costs per hour")
 
 
 def split(train_set, arguments):
-    """The images to train on, and those to decide on."""
+    """The images to train on, and the validation images."""
     size = arguments.validation_size or len(train_set) // 10
     left = len(train_set) - size
     if left < max(arguments.batch_size):
-        workload.refuse(f"{left} training images are left, and do not fill one --batch-size")
+        workload.refuse(
+            f"only {left} training images are left, less than one --batch-size: take more --train-size"
+        )
     return workload.split(train_set, size)
 
 
 class ByNumber(optuna.samplers.RandomSampler):
-    """Trial 7 has the same parameters on any number of workers, whichever takes it.
+    """Trial 7 has the same parameters on any number of workers, whichever worker takes it.
 
     With RandomSampler(seed), all workers would draw the same parameters in the same order.
     """
@@ -93,11 +95,11 @@ class ByNumber(optuna.samplers.RandomSampler):
 
 
 class Lock:
-    """Held by who writes the journal. If that process dies, the kernel frees it at once.
+    """The worker that writes the journal holds it. If this worker dies, the kernel releases it at once.
 
-    Optuna's are files, which stay. After 30 seconds another worker removes them, also if
-    their owner was only slow: then the owner fails. And if the journal has a relative
-    path, its default lock is a link that leads nowhere, and others wait for ever.
+    Optuna's own locks are files, which stay. After 30 seconds another worker removes such a file,
+    even if its owner was only slow, and then the owner fails. If the journal has a relative path,
+    Optuna's default lock is a link that points nowhere, and the other workers wait for ever.
     """
 
     def __init__(self, path):
@@ -113,11 +115,11 @@ class Lock:
 
 
 def open_study(arguments):
-    """The search of all workers in this folder: the first makes it, the others join."""
+    """The search in this folder: the first worker creates it, later workers join."""
     path = arguments.out / f"{arguments.lesson}.journal"
     if result_of(arguments).exists():
-        workload.refuse(f"the search in {path} has ended: for a new one, name another --out")
-    median = optuna.pruners.MedianPruner(n_startup_trials=4)  # first, four must be complete
+        workload.refuse(f"the search in {path} has ended: to start a new one, choose another --out")
+    median = optuna.pruners.MedianPruner(n_startup_trials=4)  # prunes once four trials are complete
     study = optuna.create_study(
         study_name=arguments.lesson,
         storage=optuna.storages.JournalStorage(JournalFileBackend(str(path), Lock(path))),
@@ -134,7 +136,7 @@ def open_study(arguments):
 
 
 def settings(arguments):
-    """What all workers must have in common, or their trials could not be compared."""
+    """What all workers must have in common, so that their trials can be compared."""
     names = "data train_size validation_size test_size batch_size lr epochs width seed pruner"
     names = f"{names} trials seconds price dollars time_limit".split()
     return json.loads(json.dumps({name: getattr(arguments, name) for name in names}))
@@ -152,11 +154,11 @@ def weights_of(arguments, number):
 
 
 class OutOfBudget(Exception):
-    """The seconds or the dollars are spent: a trial ends where it is."""
+    """The seconds or the dollars are spent: the current trial ends unfinished."""
 
 
 def next_trial(study, arguments):
-    """The next trial, or None when the search is over and no worker has one."""
+    """The next trial, or None when the search is over and no trial is running."""
     while True:
         mark_the_lost(study, arguments)
         counts = count_outcomes(study)
@@ -167,23 +169,23 @@ def next_trial(study, arguments):
             return trial
         if not study.get_trials(states=[TrialState.RUNNING]):
             return None
-        time.sleep(0.2)  # if one of the others is lost, its trial is to be had
+        time.sleep(0.2)  # if another worker is lost, this one can take its trial
 
 
 def mark_the_lost(study, arguments):
-    """A worker that was killed says nothing: its trial would be running for ever."""
+    """A killed worker leaves its trial marked as running. Mark it as failed, and try it again."""
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         if time.time() - last_heard(trial) > arguments.time_limit:
-            # Where two workers notice it, the journal lets only one of them mark it.
+            # If two workers notice at once, the journal accepts the mark of only one.
             with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
-                if trial.params and "again" not in trial.user_attrs:  # it may kill all workers
+                if trial.params and "again" not in trial.user_attrs:  # not twice: it may kill its workers
                     study.enqueue_trial(trial.params, user_attrs={"again": trial.number})
                 print(f"trial {trial.number:3} | lost: its worker is silent", flush=True)
 
 
 def beat(study, trial, arguments):
-    """At each step; once a second it writes that this worker lives, and looks at the budget."""
+    """Called at each step. Once a second, write a sign of life and check the budget."""
     if time.time() - last_heard(trial) > 1:
         trial.set_user_attr("seen", time.time())
         if is_spent(study, arguments):
@@ -196,7 +198,7 @@ def last_heard(trial):
 
 
 def report(trial, epoch, loss, accuracy, images_per_second):
-    """Write down the epoch, as workload.report does, and tell the pruner of it."""
+    """Record the epoch, as workload.report does, and tell the pruner about it."""
     values = {"epoch": epoch, "loss": loss, "accuracy": accuracy}
     values |= {"images_per_second": images_per_second, "world_size": 1}
     trial.set_user_attr("curve", [*trial.user_attrs.get("curve", []), values])
@@ -213,10 +215,10 @@ def is_spent(study, arguments):
 
 
 def spent(study, arguments):
-    """Seconds since the search began, and what workers have cost while they had a trial."""
+    """Seconds since the search started, and what the workers cost while they had a trial."""
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_start]
     starts = [trial.datetime_start.timestamp() for trial in trials]
-    # Dates are large: a sum of them all would be rounded by more than a trial takes.
+    # Timestamps are large: rounding a sum of them would cost more than a trial takes.
     worked = [last_heard(trial) - start for trial, start in zip(trials, starts, strict=True)]
     hours = sum(worked) / 3600
     return time.time() - min(starts, default=time.time()), hours * arguments.price
@@ -242,7 +244,7 @@ def show_trial(study, number):
 
 
 def find_best(study, arguments):
-    """Of the complete trials the one with the most right answers on the validation images."""
+    """The complete trial with the highest accuracy on the validation images."""
     (_, dollars), counts = spent(study, arguments), count_outcomes(study)
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
     print(f"{sum(counts.values())} trials: {counted} | ${dollars:.2f}", flush=True)
@@ -258,17 +260,17 @@ def count_outcomes(study):
 
 
 def is_first_to_test(arguments):
-    """The file system lets only one worker make the file."""
+    """The file system lets only one worker create the file."""
     try:
         result_of(arguments).touch(exist_ok=False)
     except FileExistsError:
-        print("another worker tests it", flush=True)
+        print("another worker tests the best model", flush=True)
         return False
     return True
 
 
 def finish(study, best, test, arguments):
-    """Write what the best trial is, its weights and its curve, and draw all trials."""
+    """Write the best trial, its weights and its curve, and draw all trials."""
     print(f"test: {test:.1%} of the test images", flush=True)
     seconds, dollars = spent(study, arguments)
     result = {"trial": best.number, **best.params, "validation": best.value, "test": test}

@@ -41,14 +41,13 @@ SEARCH = "the best few ways to shard the job; an option that says how is taken a
 
 
 class Option(NamedTuple):
-    least: float  # an int stays one
+    least: float  # an int option stays an int
     default: float | None
     help: str
 
 
-# A GPU as in NVIDIA's data sheet of the H100 SXM, a network as Llama 3's. Half of the peak is
-# about what Megatron-LM reaches before data parallelism (Korthikanti 2022, table 5: 0.44 to
-# 0.57).
+# The GPU is NVIDIA's H100 SXM (data sheet), the network is Llama 3's. Half of the peak is about
+# what Megatron-LM reaches before data parallelism (Korthikanti 2022, table 5: 0.44 to 0.57).
 OPTIONS = {
     "params": Option(1, None, "parameters of the model, 7.5e9 for instance"),
     "gpus": Option(1, None, "in all; with --sweep, up to how many"),
@@ -92,7 +91,7 @@ OPTIONS = {
 
 
 class Parser(argparse.ArgumentParser):
-    # As workload.refuse says it. But to import that imports PyTorch, which takes seconds.
+    # As workload.refuse prints it. Importing that would import PyTorch, which takes seconds.
     def error(self, message):
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
@@ -115,7 +114,7 @@ def main(words: list[str] | None = None) -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, option in OPTIONS.items():
         kind = partial(number, option.least)
-        kind.__name__ = "number"  # argparse names it where a text is no number
+        kind.__name__ = "number"  # argparse prints this name if the text is not a number
         parser.add_argument(
             f"--{name}",
             type=kind,
@@ -135,8 +134,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="the same for a program")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
     job = vars(parser.parse_args(words))
-    if job["search"]:  # once more: what was not given is searched
-        from planner import search  # the site's planner has no use for it
+    if job["search"]:  # parse again: options that were not set are searched
+        from planner import search  # the planner on the site does not use it
 
         parser.set_defaults(**dict.fromkeys(search.SEARCHED))
         job = vars(parser.parse_args(words))
@@ -150,7 +149,7 @@ def main(words: list[str] | None = None) -> None:
         parser.error("give either --params or --model")
     if model:
         sizes = plans.named(model)
-        parser.set_defaults(**dict.fromkeys(sizes))  # once more: which of them were given?
+        parser.set_defaults(**dict.fromkeys(sizes))  # parse again: which of them were set?
         given = vars(parser.parse_args(words))
         for name in sizes:
             if given[name] is not None:

@@ -1,4 +1,4 @@
-"""One job played through, interruption by interruption, beside the formulas that say what to expect."""
+"""Simulate a job, interruption by interruption, and compare it with the formulas."""
 
 import heapq
 import math
@@ -27,7 +27,7 @@ def play(
     is repaired, and all that was not saved; a spare takes its place, or the job waits.
     """
     clock, moved, interruptions, waited = 0.0, 0.0, 0, 0.0
-    back: list[float] = []  # when each machine in repair will be there again
+    back: list[float] = []  # when each machine in repair returns
     while clock < seconds:
         lasted = min(drawn.expovariate(1 / between), seconds - clock)
         clock += lasted
@@ -35,7 +35,7 @@ def play(
         saves, rest = divmod(worked, interval + save)
         moved += saves * interval
         if clock >= seconds:
-            moved += min(rest, interval)  # not lost: the job ends here, unbroken
+            moved += min(rest, interval)  # not lost: the job ends here without an interruption
             break
         interruptions += 1
         while back and back[0] <= clock:
@@ -59,7 +59,7 @@ def runs(found: Plan, seed: int, count: int = RUNS) -> dict[str, Any]:
     drawn = random.Random(seed)
     limits = (found["checkpoint_interval_seconds"], job["save_seconds"], job["restart_seconds"])
     played = [play(seconds, between, *limits, job["spares"], repair, drawn) for _ in range(count)]
-    # While it waits, nothing can break.
+    # Nothing can break while the job waits.
     expected = {"interruptions": found["interruptions"] * (1 - waiting), "waiting": waiting}
     expected["moving"] = found["effective_time_ratio"] * (1 - waiting)
     figures = {}

@@ -1,10 +1,10 @@
-"""What the planner computes with: memory, arithmetic, communication, idleness, failures.
-No tensors in here.
+"""The planner's formulas for memory, arithmetic, communication, idle time and failures.
+There are no tensors in this file.
 
-Bytes, seconds, days, each named in the function or its docstring. Sizes are for 16-bit
-training with Adam, for GPTs as Megatron-LM builds them and for models as Llama's.
-tests/lessons/test_planner.py has what the papers printed, and where the formulas depart
-from it.
+Units are bytes, seconds and days, named in each function or its docstring. Sizes are for
+16-bit training with Adam, for GPTs as in Megatron-LM and for models like Llama.
+tests/lessons/test_planner.py lists the papers' figures, and where the formulas differ from
+them.
 """
 
 import math
@@ -23,8 +23,8 @@ BUS_FACTORS = {  # doc/PERFORMANCE.md of NVIDIA/nccl-tests, for n ranks
 
 
 def pick(name: str, choices: Collection, what: str) -> Any:
-    """What this name stands for, or an error that says what there is: a wrong one must
-    not get a default.
+    """The value for this name. For an unknown name, an error that lists the known names,
+    never a default.
     """
     if name not in choices:
         raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, not {name}")
@@ -32,12 +32,12 @@ def pick(name: str, choices: Collection, what: str) -> Any:
 
 
 def memory_parts(params: float, data_parallel: int, stage: int) -> dict[str, float]:
-    """Bytes of one rank, by part. A parameter takes 2, its gradient 2, Adam's fp32 copy
-    and moments of it 12.
+    """Bytes of one rank, by part. A parameter takes 2, its gradient 2, and its fp32 copy
+    and moments in Adam 12.
 
-    ZeRO's stage 1 cuts the last among the ranks, 2 the gradients too, 3 all (Rajbhandari
-    2020, section 5). Stage 0 is DDP with gradient_as_bucket_view=True: without it, buckets
-    take as much again as the gradients, 2 more.
+    ZeRO stage 1 shards these 12 over the ranks, stage 2 also the gradients, stage 3 also
+    the parameters (Rajbhandari 2020, section 5). Stage 0 is DDP with
+    gradient_as_bucket_view=True: without it, buckets take another 2.
     """
     pick(stage, range(4), "the stage")
     return {
@@ -48,9 +48,7 @@ def memory_parts(params: float, data_parallel: int, stage: int) -> dict[str, flo
 
 
 def memory_per_rank(params: float, data_parallel: int, stage: int) -> float:
-    """Bytes of parameters, gradients and optimizer on one rank; what activations take
-    comes on top.
-    """
+    """Bytes of parameters, gradients and optimizer on one rank. Activations come on top."""
     return sum(memory_parts(params, data_parallel, stage).values())
 
 
@@ -62,7 +60,7 @@ def transformer_params(layers: int, hidden: int, vocab: int, seq: int) -> float:
 
 
 def feed_forward_weights(hidden: int, feed_forward: int | None = None) -> int:
-    """Of one layer or expert: 3 h f if gated (SwiGLU), 8 h^2 if not: a width of 4 h."""
+    """Weights of one layer or expert: 3 h f if gated (SwiGLU), else 8 h^2, for a width of 4 h."""
     return 3 * hidden * feed_forward if feed_forward else 8 * hidden**2
 
 
@@ -73,7 +71,7 @@ def layer_weights(
     feed_forward: int | None = None,
     experts_used: int = 1,
 ) -> float:
-    """Those that a token is multiplied with in a layer: 12 h^2 in a GPT.
+    """The weights that a token is multiplied with in a layer: 12 h^2 in a GPT.
 
     With k heads of keys and values for a of queries (GQA), attention has 2 h^2 (1 + k/a).
     """
@@ -90,9 +88,9 @@ def gated_params(
     vocab: int,
     experts: int = 1,
 ) -> int:
-    """All parameters of a model as Llama's: no biases, logits of their own, norms of h.
+    """All parameters of a model like Llama: no biases, separate logits, norms of h.
 
-    l (2 h^2 (1 + k/a) + 3 E h f + 2 h) + 2 V h + h. More than one expert: E h for a router.
+    l (2 h^2 (1 + k/a) + 3 E h f + 2 h) + 2 V h + h. With several experts, add E h for a router.
     """
     router = experts * hidden if experts > 1 else 0
     layer = layer_weights(hidden, heads, kv_heads, feed_forward, experts) + router + 2 * hidden
@@ -100,10 +98,11 @@ def gated_params(
 
 
 def attention_flops(layers: int, hidden: int, seq: int, batch: int, recompute: str = "full") -> float:
-    """Of scores and their products with the values, in one step: 12 B s^2 l h. The half that
-    a causal mask hides is counted, as in the papers.
+    """Operations for scores and their products with the values, in one step: 12 B s^2 l h.
+    The half that a causal mask hides is counted, as in the papers.
 
-    Full recomputation takes 16. Selective repeats these products: Korthikanti 2022 has 24.
+    Full recomputation takes 16. Selective recomputation repeats these products: 24 in
+    Korthikanti 2022.
     """
     factors = {"none": 12, "selective": 24, "full": 16}
     return pick(recompute, factors, "recompute") * batch * seq**2 * layers * hidden
@@ -119,15 +118,15 @@ def step_flops(
     weights: float | None = None,
 ) -> float:
     """Operations of one step on `batch` sequences: 72 B s l h^2 (1 + s/(6h) + V/(12 l
-    h)), products only; `weights` in place of 12 h^2 for a layer that is not a GPT's.
+    h)), products only. For a layer that is not a GPT's, `weights` replaces 12 h^2.
 
     Selective recomputation repeats attention's products: s/(3h) (Korthikanti 2022,
-    equations 7 and 8). Full repeats all of the layers' forward: 96 B s l h^2 (1 + s/(6h)
+    equations 7 and 8). Full recomputation repeats the layers' forward: 96 B s l h^2 (1 + s/(6h)
     + V/(16 l h)) (Narayanan 2021, equation 3).
     """
     times = {"none": 6, "selective": 6, "full": 8}
     layer = pick(recompute, times, "recompute") * (weights or 12 * hidden**2)
-    logits = 6 * vocab * hidden  # nobody computes them twice
+    logits = 6 * vocab * hidden  # never recomputed
     attention = attention_flops(layers, hidden, seq, batch, recompute)
     return batch * seq * (layers * layer + logits) + attention
 
@@ -142,8 +141,8 @@ def training_days(
     """8 T P / (n X) seconds with full recomputation, 6 without, as days (Narayanan 2021,
     equation 4).
 
-    X is what a GPU reaches, not its peak. Attention's own products are missing: a few
-    percent.
+    X is what a GPU reaches, not its peak. Attention's own products, a few percent, are
+    not included.
     """
     return (8 if recompute else 6) * tokens * params / (gpus * flops_per_gpu) / DAY
 
@@ -161,22 +160,24 @@ def activation_bytes(
     feed_forward: int | None = None,
     experts_used: int = 1,
 ) -> float:
-    """Bytes that one rank keeps for backward, of all layers: table 2 of Korthikanti
-    2022, times the layers.
+    """Bytes that one rank keeps for backward, for all layers: table 2 of Korthikanti
+    2022, times the number of layers.
 
-    A gated layer, as PyTorch keeps it: 8 s b h for norms and what comes out of them, 4 (1
-    + k/a) for queries, keys, values and their result, 6 f/h for the gate, what it gates
-    and their product; and 2 f/h for what the gate became. A pipeline's first stage holds as
-    much, however long it is (equation 5). Without embeddings and logits.
+    PyTorch keeps for a gated layer: 8 s b h for norms and their outputs, 4 (1 + k/a) for
+    queries, keys, values and their result, 6 f/h for the gate, what it gates and their
+    product, and 2 f/h for the gate after its activation. A pipeline's first stage holds the
+    same amount, whatever its length (equation 5). Embeddings and logits are not included.
     """
-    # What FlashAttention does not keep, nor a fused SwiGLU: plan with "selective".
+    # FlashAttention and a fused SwiGLU do not keep this: plan with "selective".
     again = 5 * heads * seq / hidden
     whole, split = 10, 24
     if feed_forward:
         gated = experts_used * feed_forward / hidden
         whole, split = 8, 4 * (1 + (kv_heads or heads) / heads) + 6 * gated
         again += 2 * gated
-    along = tensor_parallel if sequence_parallel else 1  # norms and dropout are cut only along the sequence
+    along = (
+        tensor_parallel if sequence_parallel else 1
+    )  # norms and dropout are sharded only along the sequence
     kept = {
         "none": whole / along + (split + again) / tensor_parallel,
         "selective": whole / along + split / tensor_parallel,
@@ -186,31 +187,31 @@ def activation_bytes(
 
 
 def pipeline_idle_to_ideal(stages: int, microbatches: int, interleave: int = 1) -> float:
-    """Idle time of a stage over the time it works, (p - 1)/(v m) (Narayanan 2021, 2.2).
+    """Idle time of a stage divided by its work time: (p - 1)/(v m) (Narayanan 2021, 2.2).
     It may exceed 1.
 
-    Of fewer micro-batches than stages, each but the first chunk also waits for those that
-    are missing: (p - 1 + (v - 1) (p - m))/(v m). So PyTorch 2.13's schedules have it.
+    With fewer micro-batches than stages, each chunk after the first also waits for the
+    missing ones: (p - 1 + (v - 1) (p - m))/(v m), as in PyTorch 2.13's schedules.
     """
     missing = max(0, stages - microbatches)
     return (stages - 1 + (interleave - 1) * missing) / (interleave * microbatches)
 
 
 def pipeline_idle_share(stages: int, microbatches: int, interleave: int = 1) -> float:
-    """Idle time of a stage over the whole time; (p - 1)/(v m + p - 1) for as many
-    micro-batches as stages or more: GPipe (Huang 2019). Always below 1.
+    """Idle time of a stage divided by the total time: (p - 1)/(v m + p - 1) for at least
+    as many micro-batches as stages, as in GPipe (Huang 2019). Always below 1.
     """
     ratio = pipeline_idle_to_ideal(stages, microbatches, interleave)
     return ratio / (1 + ratio)
 
 
 def pipeline_held(stages: int, microbatches: int, interleave: int = 1) -> float:
-    """What the first stage keeps for backward at most, over what all layers keep of one
-    micro-batch.
+    """The most that the first stage keeps for backward, divided by what all layers keep of
+    one micro-batch.
 
     1F1B: p micro-batches of 1/p of the layers, so 1. Interleaved: (v - 1) r + 2 (p - 1)
     + 1 of 1/(p v), in rounds of r micro-batches, which are p if p divides m (Korthikanti
-    2022, 4.2.3). Never more than all m. So PyTorch 2.13's schedules have it.
+    2022, 4.2.3). Never more than all m. PyTorch 2.13's schedules do the same.
     """
     rounds = max(1, microbatches // stages)
     held = (interleave - 1) * (microbatches // rounds) + 2 * (stages - 1) + 1
@@ -229,11 +230,11 @@ def all_reduce_seconds(
     node_bandwidth: float | None = None,
     node_latency: float | None = None,
 ) -> float:
-    """Seconds to sum S bytes over n ranks, at B bytes a second one way and a seconds of
-    latency a message.
+    """Seconds to sum S bytes over n ranks, at B bytes per second each way and a seconds of
+    latency per message.
 
-    server: (n - 1) S/B + 2 a, for a rank 0 that answers while it receives; up to twice
-        that if it waits.
+    server: (n - 1) S/B + 2 a, if rank 0 answers while it receives; up to twice that if it
+        waits.
     ring: 2 (n - 1) a + 2 (n - 1)/n S/B (Patarasuk 2009).
     tree: 2 ceil(log2 n) (a + S/B). NCCL's two trees, half of the bytes on each, come
         close to 2 S/B.
@@ -265,9 +266,9 @@ def ring_attention_seconds(
     latency: float,
     recompute: str = "none",
 ) -> float:
-    """Seconds in which n ranks pass their keys and values, S bytes of each rank, n - 1 times
-    in forward and again in backward, and their gradients n times, back home: (3 n - 2)
-    (a + S/B), as lesson 15.
+    """Seconds for n ranks to pass their keys and values, S bytes of each rank, n - 1 times
+    in forward and in backward, and their gradients n times: (3 n - 2) (a + S/B), as in
+    lesson 15.
 
     Full recomputation passes keys and values n - 1 times more (Liu 2023: ring attention).
     """
@@ -278,7 +279,7 @@ def ring_attention_seconds(
 
 
 def all_to_all_seconds(bytes: float, ranks: int, bandwidth: float, latency: float) -> float:
-    """Seconds in which each of n ranks gives each other one an nth of its S bytes: (n - 1)
+    """Seconds for each of n ranks to send an nth of its S bytes to each other rank: (n - 1)
     (a + S/n/B).
     """
     return (ranks - 1) * (latency + bytes / ranks / bandwidth)
@@ -290,21 +291,21 @@ def bus_bandwidth(
     ranks: int,
     collective: str = "all-reduce",
 ) -> float:
-    """Bytes a second that the slowest link must have carried: S/t times nccl-tests'
-    factor (BUS_FACTORS).
+    """Bytes per second that the slowest link must have carried: S/t times the factor of
+    nccl-tests (BUS_FACTORS).
     """
     return bytes / seconds * pick(collective, BUS_FACTORS, "the collective")(ranks)
 
 
 def seconds_between_failures(gpus: int, failure_rate: float) -> float:
-    """Their mean, for a job that any GPU interrupts. `failure_rate`: unplanned
-    interruptions per GPU and day, all causes.
+    """The mean seconds between failures, for a job that any GPU can interrupt.
+    `failure_rate`: unplanned interruptions per GPU and day, all causes.
     """
     return DAY / (gpus * failure_rate)
 
 
 def interruptions(gpus: int, days: float, failure_rate: float) -> float:
-    """How many to expect: GPUs x days x `failure_rate`, per GPU and day (Kokolis 2025,
+    """The expected number: GPUs x days x `failure_rate`, per GPU and day (Kokolis 2025,
     figure 7).
     """
     return gpus * days * failure_rate
@@ -315,7 +316,7 @@ def checkpoint_interval(
     mtbf_seconds: float,
     order: str = "young",
 ) -> float:
-    """Seconds between checkpoints that lose the least: sqrt(2 d M) (Young 1974).
+    """The best seconds between checkpoints: sqrt(2 d M) (Young 1974).
 
     daly: sqrt(2 d M) (1 + sqrt(d/2M)/3 + (d/2M)/9) - d, and M from d = 2 M on (Daly
     2006).
@@ -336,16 +337,16 @@ def effective_time_ratio(
     mtbf_seconds: float,
     order: str = "young",
 ) -> float:
-    """Share of the time that moves training on: 1 - d/t - (R + t/2)/M, or 0 (Young's
-    sum; Kokolis 2025).
+    """Share of the time that is training progress: 1 - d/t - (R + t/2)/M, or 0 (Young's
+    formula; Kokolis 2025).
 
-    It is right if an interval is rarely interrupted. daly: t/M e^(-R/M) / (e^((t + d)/M)
-    - 1), also where intervals, saves and restarts are often interrupted (Daly 2006). There
-    t is the time between the end of a save and the beginning of the next.
+    It holds if intervals are rarely interrupted. daly: t/M e^(-R/M) / (e^((t + d)/M) - 1)
+    also holds if intervals, saves and restarts are often interrupted (Daly 2006). There, t
+    is the time from the end of a save to the start of the next.
     """
     if pick(order, ("young", "daly"), "the order") == "daly":
         period = (interval_seconds + save_seconds) / mtbf_seconds
-        # As e^-x/(1 - e^-x), or else a large x would overflow.
+        # As e^-x/(1 - e^-x), because e^x overflows for a large x.
         repeated = math.exp(-restart_seconds / mtbf_seconds - period) / -math.expm1(-period)
         return interval_seconds / mtbf_seconds * repeated
     lost = save_seconds / interval_seconds + (restart_seconds + interval_seconds / 2) / mtbf_seconds

@@ -10,9 +10,9 @@ from planner import formulas
 Job = dict[str, Any]  # the planner's options, with _ for -
 Plan = dict[str, Any]  # what `plan` returns
 
-VOCAB = 51_200  # Megatron-LM's. It hardly matters here.
+VOCAB = 51_200  # as in Megatron-LM; it hardly matters here
 LLAMA3 = {"kv_heads": 8, "vocab": 128_256}
-MODELS = {  # as published; Mixtral's texts have the same vocabulary as Llama 2's
+MODELS = {  # as published; Mixtral has the same vocabulary as Llama 2
     "llama3-8b": LLAMA3 | {"layers": 32, "hidden": 4096, "heads": 32, "feed_forward": 14_336},
     "llama3-70b": LLAMA3 | {"layers": 80, "hidden": 8192, "heads": 64, "feed_forward": 28_672},
     "llama3-405b": LLAMA3 | {"layers": 126, "hidden": 16_384, "heads": 128, "feed_forward": 53_248},
@@ -22,7 +22,7 @@ MODELS = {  # as published; Mixtral's texts have the same vocabulary as Llama 2'
 
 
 def named(model: str) -> Job:
-    """The options of a published model, its exact number of parameters with them."""
+    """The options of a published model, including its exact number of parameters."""
     sizes = formulas.pick(model, MODELS, "the model")
     counted = {name: size for name, size in sizes.items() if name != "experts_used"}
     return sizes | {"params": formulas.gated_params(**counted)}
@@ -38,7 +38,7 @@ def guess(job: Job) -> tuple[int, int, int]:
 
 
 def scale(job: Job) -> float:
-    """The parameters over those of the shape, which is a guess but for gated layers."""
+    """The parameters divided by those of the shape, which is a guess except for gated layers."""
     if job["feed_forward"]:
         return 1.0
     layers, hidden, _ = guess(job)
@@ -46,7 +46,7 @@ def scale(job: Job) -> float:
 
 
 def step_flops(job: Job, texts: int, recompute: str) -> float:
-    """Operations of one step; where the shape is guessed, those of so many parameters."""
+    """Operations of one step. If the shape is guessed, they are scaled to the number of parameters."""
     layers, hidden, heads = guess(job)
     shape = (layers, hidden, job["vocab"], job["seq"])
     if job["feed_forward"]:
@@ -97,7 +97,7 @@ def divide(job: Job) -> tuple[int, int]:
         )
     microbatches = math.ceil(texts / data / job["micro_batch"])
     rounds = max(1, microbatches // job["pipeline"])
-    if job["interleave"] > 1 and microbatches % rounds:  # as PyTorch 2.13's schedule
+    if job["interleave"] > 1 and microbatches % rounds:  # as in PyTorch 2.13's schedule
         fits = math.ceil(microbatches / job["pipeline"]) * job["pipeline"]
         raise ValueError(
             f"{microbatches} micro-batches do not divide by the {rounds} rounds of an interleaved schedule: "
@@ -112,7 +112,7 @@ def weights_of_rank(job: Job, data: int) -> list[tuple[float, int, int]]:
     spread over neighbouring data-parallel ranks.
     """
     each = job["tensor_parallel"] * job["pipeline"]
-    ranks = data * job["context_parallel"]  # which have the same weights, and others' tokens
+    ranks = data * job["context_parallel"]  # they have the same weights and different tokens
     apart = job["tensor_parallel"]
     if job["experts"] == 1:
         return [(job["params"] / each, ranks, apart)]
@@ -163,7 +163,9 @@ def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
     seconds = 0.0
     for params, ranks, apart in weights_of_rank(job, data):
         node["ranks_per_node"] = max(1, job["gpus_per_node"] // apart)
-        copies = min(job["replicate"], ranks) if job["stage"] == 3 else 1  # below, all sum in one
+        copies = (
+            min(job["replicate"], ranks) if job["stage"] == 3 else 1
+        )  # below stage 3, all ranks sum in one group
         shards = ranks // copies
         seconds += times * formulas.all_reduce_seconds(2 * params, shards, *network, job["algorithm"], **node)
         seconds += formulas.all_reduce_seconds(2 * params / shards, copies, *network, "ring")
@@ -171,7 +173,7 @@ def data_parallel_seconds(job: Job, data: int, microbatches: int) -> float:
 
 
 def link(job: Job, ranks: int) -> tuple[float, float]:
-    """Bandwidth and latency between so many neighbouring GPUs."""
+    """Bandwidth and latency between this many neighbouring GPUs."""
     name = "node" if ranks <= job["gpus_per_node"] else "network"
     return job[f"bandwidth_{name}"], job["latency"]
 
@@ -197,14 +199,14 @@ def step_seconds(job: Job, data: int, microbatches: int) -> dict[str, float]:
     layers, hidden, heads = guess(job)
     ways, around, spread = (job[f"{name}_parallel"] for name in ("tensor", "context", "expert"))
     is_full = job["recompute"] == "full"
-    # All ranks wait for the fullest.
+    # All ranks wait for the rank with the most work.
     compute, attention = compute_seconds(job, data * microbatches * job["micro_batch"])
     idle = formulas.pipeline_idle_to_ideal(job["pipeline"], microbatches, job["interleave"])
-    times = microbatches * layers / job["pipeline"]  # that a rank computes a layer
+    times = microbatches * layers / job["pipeline"]  # how often a rank computes a layer
     message = 2 * job["seq"] // around * job["micro_batch"] * hidden
     sums = 6 if is_full else 4  # a layer: 2 forward, 2 backward (Narayanan 2021, 2.3)
     tensor = formulas.all_reduce_seconds(message, ways, *link(job, ways), "ring")
-    beside = compute / microbatches * (3 / 4 if is_full else 2 / 3)  # of the last micro-batch
+    beside = compute / microbatches * (3 / 4 if is_full else 2 / 3)  # in the last micro-batch
     if job["stage"] == 3:
         beside = compute
     sent = data_parallel_seconds(job, data, microbatches)

@@ -1,10 +1,10 @@
-"""What the planner prints and draws of its plans."""
+"""The planner's tables, reports and pictures."""
 
 from pathlib import Path
 
 from planner.plans import Plan
 
-# Told apart by the colour-blind too.
+# Colours that colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#999999", "#E69F00", "#D55E00", "#000000", "#009E73", "#CC79A7")
 
 
@@ -21,7 +21,7 @@ def duration(seconds: float) -> str:
 
 
 def count(number: float) -> str:
-    """Numbers as people say them: 7.5 billion."""
+    """A number in words: 7.5 billion."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= size:
             return f"{number / size:,.4g} {name}"
@@ -83,7 +83,7 @@ def shares(found: Plan) -> dict[str, float]:
 
 
 def efficiency(found: Plan, first: Plan) -> float:
-    """Speed of each GPU, over what it was in the first row."""
+    """Throughput per GPU, divided by that of the first row."""
     speed = found["tokens_per_second"] / found["job"]["gpus"]
     speed_at_first = first["tokens_per_second"] / first["job"]["gpus"]
     return speed / speed_at_first
@@ -154,7 +154,7 @@ def draw(rows: list[Plan], folder: Path) -> Path:
     for axes in (left, right):
         axes.set(xlabel="GPUs", xscale="log")
         axes.set_xscale("log", base=2)
-        shown = gpus[:: 1 + len(gpus) // 9]  # more would write over each other
+        shown = gpus[:: 1 + len(gpus) // 9]  # more labels would overlap
         axes.set_xticks(shown, [f"{number:,}" for number in shown])
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)

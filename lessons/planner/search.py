@@ -1,4 +1,4 @@
-"""The best few ways to shard one job: all that fit are planned, and the fastest stay."""
+"""The best ways to shard a job: plan every layout that fits, and keep the fastest."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from planner.plans import Job, Plan
 from planner.report import count, duration
 
 WAYS = ("tensor_parallel", "pipeline", "context_parallel", "expert_parallel")
-# What is tried beside, in each of these ways. An option that is given stays as it is.
+# Values that are tried for each layout. An option that you set stays as it is.
 SEARCHED = (*WAYS, "interleave", "micro_batch", "recompute", "stage", "replicate")
 
 
@@ -16,7 +16,7 @@ def powers(most: int) -> list[int]:
 
 
 def tried(job: Job, name: str, choices: list) -> list:
-    """The choices, or the one that was given."""
+    """The values to try, or the value that was set."""
     return choices if job[name] is None else [job[name]]
 
 
@@ -26,7 +26,7 @@ def layouts(job: Job) -> Iterator[Job]:
     """
     layers, _, heads = plans.guess(job)
     even = [size for size in range(1, layers + 3) if layers % size == 0 or (layers + 2) % size == 0]
-    if job["layers"] is None:  # their number is a guess, and no reason against two stages
+    if job["layers"] is None:  # a guessed number of layers must not rule out two stages
         even = powers(layers)
     for tensor in tried(job, "tensor_parallel", powers(job["gpus_per_node"])):
         for context in tried(job, "context_parallel", powers(max(1, min(64, job["seq"] // 2048)))):
@@ -43,7 +43,7 @@ def layouts(job: Job) -> Iterator[Job]:
 
 
 def candidates(layout: Job) -> Iterator[Job]:
-    """What is left to choose in a layout. Texts divide evenly, or ranks would wait."""
+    """The remaining choices of a layout. Texts must divide evenly, so that no rank waits."""
     ranks = layout["gpus"] // layout["tensor_parallel"] // layout["pipeline"]
     data, texts = ranks // layout["context_parallel"], layout["batch_tokens"] // layout["seq"]
     near = max(1, layout["gpus_per_node"] // layout["tensor_parallel"])
@@ -75,7 +75,7 @@ def search(job: Job, most: int | None = 5) -> list[Plan]:
                 if sum(plans.memory_bytes(one, data, microbatches).values()) > one["memory"]:
                     continue
                 seconds = sum(plans.step_seconds(one, data, microbatches).values())
-            except ValueError:  # this one cannot run
+            except ValueError:  # this layout cannot run
                 continue
             if key not in best or seconds < best[key][0]:
                 best[key] = (seconds, one)
@@ -90,7 +90,7 @@ def search(job: Job, most: int | None = 5) -> list[Plan]:
 
 
 def bound(found: Plan) -> str:
-    """What takes the most time beside computing; or computing, if that is less than 5%."""
+    """What takes the most time apart from compute; or compute, if that is less than 5%."""
     step = found["step_seconds"]
     name = max((name for name in step if name != "compute"), key=step.get)
     share = step[name] / sum(step.values())

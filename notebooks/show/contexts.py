@@ -1,13 +1,13 @@
-"""The pictures of notebook 15: which process computes which block of attention, and what that costs."""
+"""The pictures of notebook 15: which rank computes which blocks of attention, and what that costs."""
 
 import matplotlib.pyplot as plt
 
 from parts.ring_attention import ORDERS, chunks_of
-from show.pictures import BLUE, DARK, GREEN, GREY, INK, ORANGE, RANKS, RED, tile
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, ORANGE, RANKS, RED, picture, tile
 
 
 def draw_blocks(processes=4):
-    """Which chunks of queries meet which chunks of keys: the colour is the rank that has the queries."""
+    """Which chunks of queries meet which chunks of keys. The colour is the rank that has the queries."""
     chunks = 2 * processes
     _, panels = plt.subplots(2, 1, figsize=(3.6, 6.6))
     for axes, order in zip(panels, ORDERS, strict=True):
@@ -23,17 +23,22 @@ def draw_blocks(processes=4):
         labels = [f"rank {owner[chunk]}" for chunk in reversed(range(chunks))]
         axes.set_yticks([chunk + 0.47 for chunk in range(chunks)], labels)
         axes.set(xlim=(0, chunks), ylim=(0, chunks), xticks=[], aspect="equal", title=order)
-        axes.set_xlabel("keys: whose they are")
+        axes.set_xlabel("keys: the rank that has them")
         axes.tick_params(length=0)
         axes.spines[["left", "bottom"]].set_visible(False)
+    picture(
+        f"Causal attention with {chunks} chunks, a triangle of {chunks * (chunks + 1) // 2} blocks. "
+        f"Contiguous: rank 0 has the two shortest rows, rank {processes - 1} the two longest. Zigzag: each "
+        f"rank has a short row and a long one, {chunks + 1} blocks."
+    )
 
 
 def draw_work(measured):
-    """For each order and rank the multiply-adds, and the seconds that the CPU worked."""
+    """For each order and rank: the multiply-adds, and the CPU time."""
     _, panels = plt.subplots(2, 1, figsize=(4, 4.6), sharex=True)
     for axes, number, unit, label in (
         (panels[0], 0, 1e6, "million multiply-adds"),
-        (panels[1], 1, 1e-3, "ms of the CPU"),
+        (panels[1], 1, 1e-3, "ms of CPU time"),
     ):
         for shift, order, colour in ((-0.2, "contiguous", ORANGE), (0.2, "zigzag", BLUE)):
             heights = [rank[order][number] / unit for rank in measured]
@@ -42,20 +47,31 @@ def draw_work(measured):
         axes.set_ylabel(label)
     panels[0].legend()
     panels[1].set_xticks(range(len(measured)), [f"rank {rank}" for rank in range(len(measured))])
+    row, zigzag = ([round(rank[order][0] / 1e6) for rank in measured] for order in ORDERS)
+    picture(
+        f"Attention on {len(measured)} ranks. In contiguous order, multiply-adds and CPU time rise from "
+        f"rank 0 to rank {len(measured) - 1}: {', '.join(map(str, row))} million. In zigzag order, each rank "
+        f"has {zigzag[0]} million, and the times are about equal."
+    )
 
 
 def draw_memory(lengths, peaks, torchs_own):
+    """The peak memory of attention in one process, against the length of the text."""
     _, axes = plt.subplots(figsize=(4.2, 3.6))
     marks = zip(peaks.items(), (RED, ORANGE, BLUE), "so^", strict=True)
     for (processes, values), colour, mark in marks:
         name = f"{processes} process{'es' * (processes > 1)}"
         axes.plot(lengths, [value / 1e6 for value in values], f"{mark}-", color=colour, label=name)
-    axes.plot(
-        lengths, [value / 1e6 for value in torchs_own], "d--", color=GREEN, label="1, with torch's kernel"
-    )
-    axes.set(xscale="log", yscale="log", xlabel="positions of a text", ylabel="MB at most, in one process")
+    axes.plot(lengths, [value / 1e6 for value in torchs_own], "d--", color=GREEN, label="1, PyTorch's kernel")
+    axes.set(xscale="log", yscale="log", xlabel="positions of a text", ylabel="peak MB in one process")
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
     axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
     axes.grid(alpha=0.25, color=INK)
     axes.legend()
+    picture(
+        "Peak memory of attention in one process against the length of the text. On 1, 2 and 4 processes it "
+        f"grows {peaks[1][-1] / peaks[1][-2]:.1f}, {peaks[2][-1] / peaks[2][-2]:.1f} and "
+        f"{peaks[4][-1] / peaks[4][-2]:.1f} times with the last doubling of the length. With PyTorch's own "
+        f"kernel on one process it grows {torchs_own[-1] / torchs_own[-2]:.1f} times."
+    )

@@ -1,14 +1,14 @@
-"""The pictures of notebook 17: who is where on a mesh of four dimensions, and what travels in each."""
+"""The pictures of notebook 17: the ranks of a mesh with four dimensions, and what each dimension sends."""
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, DARK, GREEN, GREY, INK, ORANGE, PINK, arrow, tile
+from show.pictures import BLUE, DARK, GREEN, GREY, INK, ORANGE, PINK, arrow, picture, tile
 
 COLOURS = {"data": GREEN, "pipeline": PINK, "context": ORANGE, "tensor": BLUE}
 
 
 def draw_places():
-    """Eight ranks on a mesh of 1 x 2 x 2 x 2: for each, its stage, its positions, its heads."""
+    """Eight ranks on a mesh of 1 x 2 x 2 x 2: the stage, positions and heads of each rank."""
     axes = plt.figure(figsize=(4.4, 5.6)).add_subplot()
     axes.set(xlim=(0, 15), ylim=(-0.1, 15.1))
     axes.axis("off")
@@ -33,10 +33,15 @@ def draw_places():
         axes.plot((0.4, 0.4, 14.4, 14.4), (edge, line, line, edge), color=colour, lw=1.2)
     arrow(axes, (1.9, 8.2), (1.9, 6.7), colour=colour, both=True)
     axes.text(2.4, 7.45, "pipeline: each rank r with rank r + 4", size=9, va="center", color=colour)
+    picture(
+        "Eight ranks. Ranks 0 to 3 have blocks 0 and 1, ranks 4 to 7 have blocks 2 and 3. In each stage, two "
+        "ranks have chunks 0 and 3 of a text, and two have chunks 1 and 2. Of each two, one rank has heads 0 "
+        "and 1, the other heads 2 and 3."
+    )
 
 
 def draw_sent(rows):
-    """For each mesh, the kilobytes that rank 0 sends in each dimension; gradients of a ring are lighter."""
+    """For each mesh, the kilobytes that rank 0 sends in each dimension. Gradients of `context` are pale."""
     _, panels = plt.subplots(len(rows), 1, figsize=(4.6, 1.5 + 1.1 * len(rows)), sharex=True)
     widest = max(sum(sizes.values()) for row in rows.values() for sizes in row.values()) / 1e3
     for axes, (mesh, row) in zip(panels, rows.items(), strict=True):
@@ -45,7 +50,7 @@ def draw_sent(rows):
             for part, strength in zip(parts, (1, 0.5), strict=False):
                 axes.barh(place, part, left=left, color=tile(COLOURS[name], strength))
                 left += part
-            text = " + ".join(f"{part:,.0f}" for part in parts) or "alone: nothing"
+            text = " + ".join(f"{part:,.0f}" for part in parts) or "one process: nothing"
             text += " (gradients)" if len(parts) > 1 else ""
             axes.text(left, place, f" {text}", va="center", size=9, color=INK)
         axes.set_yticks(range(len(row)), row)
@@ -54,3 +59,8 @@ def draw_sent(rows):
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(0, 1.6 * widest)
     panels[-1].set_xlabel("kilobytes that rank 0 sends in a step")
+    words = (
+        f"On {mesh}: " + ", ".join(f"{name} {sum(sizes.values()) / 1e3:.0f}" for name, sizes in row.items())
+        for mesh, row in rows.items()
+    )
+    picture(f"Kilobytes that rank 0 sends in a step. {'; '.join(words)}.")

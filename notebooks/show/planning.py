@@ -1,4 +1,4 @@
-"""The pictures of the notebook on planning."""
+"""The pictures of the planning notebook."""
 
 import textwrap
 
@@ -6,7 +6,22 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from planner import formulas, plans, report
-from show.pictures import BLUE, GREEN, GREY, INK, ORANGE, PINK, RANKS, RED, SKY, YELLOW, arrow, box, canvas
+from show.pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RANKS,
+    RED,
+    SKY,
+    YELLOW,
+    arrow,
+    box,
+    canvas,
+    picture,
+)
 
 PARTS = {"parameters": BLUE, "gradients": SKY, "optimizer": GREEN, "activations": PINK}
 COLOURS = (BLUE, YELLOW, SKY, ORANGE, RED)
@@ -14,7 +29,7 @@ HATCHES = (None, "....", None, "////", "xxxx")
 
 
 def draw_wires():
-    """Four processes in a ring, and four around the cores and the memory of one machine."""
+    """Four processes in a ring, and four that share the cores and the memory of one machine."""
     axes = canvas(5, 2.9, 16, 9.3)
     for left, title in ((0.1, "a wire each"), (8.7, "one machine for all")):
         axes.text(left + 3.5, 8.4, title, ha="center", weight="bold", size=10)
@@ -27,10 +42,14 @@ def draw_wires():
     box(axes, 10.3, 3.2, 3.8, 1.4, "cores, memory", colour=GREY)
     for x, y in ((9.9, 5.8), (14.6, 5.8), (14.6, 2.0), (9.9, 2.0)):
         arrow(axes, (x, y), (13.2 if x > 12 else 11.2, 4.6 if y > 3 else 3.2), both=True)
+    picture(
+        "Two models of four processes. On the left a ring, in which each process has its own wire to the "
+        "next. On the right, all four exchange messages through the same cores and the same memory."
+    )
 
 
 def draw_fit(measured, fitted, seconds_of):
-    """Measured times and the lines of both ideas, one below the other."""
+    """Measured times and the lines of both models, one below the other."""
     grid = plt.subplots(2, sharex=True, figsize=(5, 6.4))[1]
     sizes = np.geomspace(2**12, 2**24, 60)
     colours = {2: BLUE, 3: GREEN, 4: RED}
@@ -46,6 +65,16 @@ def draw_fit(measured, fitted, seconds_of):
         axes.set_xticks([2**12, 2**16, 2**20, 2**24], ["4 KB", "64 KB", "1 MB", "16 MB"])
     grid[-1].set_xlabel("size of the tensor")
     grid[0].figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    largest, time = list(measured[4].items())[-1]
+    words = (
+        f"{model} predicts {1e3 * seconds_of(model, largest, 4, **constants):.1f}"
+        for model, constants in fitted.items()
+    )
+    picture(
+        "The time of an all-reduce against its size, both on logarithmic axes. Points are measured, solid "
+        "lines are fitted to 2 and 3 processes, dashed lines are predicted for 4. The largest tensor takes "
+        f"{1e3 * time:.1f} ms on 4 processes: {', '.join(words)}."
+    )
 
 
 def draw_memory(axes, found, labels, limit):
@@ -60,8 +89,8 @@ def draw_memory(axes, found, labels, limit):
 
 
 def draw_stages(job, billions):
-    """For the slider: the memory under each of ZeRO's stages. Returns the alt text."""
-    layers = {"layers": None, "hidden": None, "heads": None}  # the planner guesses them anew
+    """For the slider: the memory under each ZeRO stage. Returns the alt text."""
+    layers = {"layers": None, "hidden": None, "heads": None}  # the planner guesses them again
     jobs = [job | layers | {"params": billions * 1e9, "stage": stage} for stage in range(4)]
     found = [plans.plan(one) for one in jobs]
     axes = plt.figure(figsize=(5, 3.4)).add_subplot()
@@ -76,15 +105,15 @@ def draw_stages(job, billions):
 
 
 def draw_growth(found):
-    """Speed against the number of GPUs, and where the time of a GPU goes."""
+    """Throughput against the number of GPUs, and where the time of a GPU goes."""
     figure, (above, below) = plt.subplots(2, sharex=True, figsize=(5, 6.6))
     gpus = [one["job"]["gpus"] for one in found]
     speeds = [one["tokens_per_second"] for one in found]
     above.plot(
-        gpus, [speeds[0] * number / gpus[0] for number in gpus], "--", color=GREY, label="nothing lost"
+        gpus, [speeds[0] * number / gpus[0] for number in gpus], "--", color=GREY, label="perfect scaling"
     )
     above.plot(gpus, speeds, "o-", color=BLUE, label="planned")
-    above.set(yscale="log", ylabel="tokens a second", title="Speed")
+    above.set(yscale="log", ylabel="tokens per second", title="Throughput")
     above.legend()
     parts = [report.shares(one) for one in found]
     stacked = [[one[name] for one in parts] for name in parts[0]]
@@ -96,6 +125,11 @@ def draw_growth(found):
     below.set_xticks(gpus[::3], [f"{number:,}" for number in gpus[::3]])
     below.yaxis.set_major_formatter("{x:.0%}")
     figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=1)
+    picture(
+        "Above: the planned throughput falls behind the line of perfect scaling. Below: compute takes "
+        f"{parts[0]['compute']:.0%} of a GPU's time on {gpus[0]} GPUs, and {parts[-1]['compute']:.0%} on "
+        f"{gpus[-1]:,}. The pipeline bubble, communication, checkpoints and failures take the rest."
+    )
 
 
 def draw_price(job, price):
@@ -122,7 +156,7 @@ def draw_price(job, price):
 
 
 def draw_rates(rates, points):
-    """Hours between interruptions: lines for published rates, diamonds for published jobs."""
+    """Hours between interruptions: lines are published rates, diamonds are published jobs."""
     axes = plt.figure(figsize=(5, 3.6)).add_subplot()
     gpus = np.geomspace(128, 131072, 50)
     for (name, rate), style, colour in zip(
@@ -132,7 +166,7 @@ def draw_rates(rates, points):
         axes.plot(gpus, hours, style, color=colour, label=name)
     for name, (number, hours) in points.items():
         axes.plot(number, hours, "D", color=INK)
-        # Llama 3's is on a line: its name goes below all of them.
+        # Llama 3 is on a line, so its name goes below all lines.
         side = {"Llama 3": (-10, -22, "right"), "OPT-175B": (-8, 4, "right")}.get(name, (-8, -4, "right"))
         style = {"textcoords": "offset points", "va": "center", "size": 9}
         axes.annotate(name, (number, hours), side[:2], ha=side[2], **style)
@@ -142,10 +176,12 @@ def draw_rates(rates, points):
     axes.set_xscale("log", base=2)
     axes.set_xticks([2**power for power in range(7, 18, 2)], ["128", "512", "2k", "8k", "32k", "128k"])
     axes.legend()
+    words = (f"{name}: {gpus:,} GPUs, {hours:.1f} hours" for name, (gpus, hours) in points.items())
+    picture(f"Hours between two interruptions against the number of GPUs. {'; '.join(words)}.")
 
 
 def draw_checkpoints(curves, dots, best):
-    """The part of the time that moves training on, against the interval between checkpoints."""
+    """The share of the time that is training progress, against the interval between checkpoints."""
     axes = plt.figure(figsize=(5, 4)).add_subplot()
     for (number, curve), colour in zip(curves.items(), (GREEN, ORANGE, BLUE), strict=True):
         axes.plot([t / 60 for t in curve], list(curve.values()), color=colour, label=f"{number:,} GPUs")
@@ -155,18 +191,24 @@ def draw_checkpoints(curves, dots, best):
     axes.plot([], [], ":", color=INK, label="Young's interval")
     axes.plot([], [], "o", ms=4, color=INK, label="experiment")
     axes.set(xscale="log", xlabel="minutes between checkpoints", ylim=(0.5, 1.01))
-    axes.set_title("Time that moves training on")
+    axes.set_title("Share of the time that is progress")
     axes.set_xticks([2, 10, 60, 300, 1440], [2, 10, 60, 300, 1440])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.figure.legend(loc="outside lower center", ncols=3, columnspacing=1)
+    words = (f"{minutes / 60:.0f} minutes for {number:,} GPUs" for number, minutes in best.items())
+    picture(
+        "The share of the time that is training progress, against the minutes between checkpoints. Each "
+        f"curve is flat at its top, at Young's interval: {', '.join(words)}. The dots of the experiment are "
+        "close to the curves."
+    )
 
 
 def draw_plan(job, gpus):
-    """For the slider: the memory, where the time goes, and the five answers. Returns the alt text."""
+    """For the slider: the memory, where the time goes and the five answers. Returns the alt text."""
     try:
         one = plans.plan(job | {"gpus": gpus})
-    except ValueError as error:  # it cannot run; the planner says why, and what would help
+    except ValueError as error:  # it cannot run; the planner says why and what to do
         box(canvas(5, 2.4), 0.2, 0.2, 15.6, 5.6, "no plan", textwrap.fill(str(error), 52), RED)
         return f"No plan for {gpus} GPUs: {error}"
     upper, lower = plt.figure(figsize=(5, 5)).subfigures(2, height_ratios=[1.6, 1])

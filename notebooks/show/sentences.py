@@ -285,136 +285,147 @@ SENTENCES = {
         "its processes end too, and do not train on.",
     },
     "14_tuning": {
-        "Lesson 14": "The command. There is no launcher: each worker is started by itself.",
-        "- You will see one line an epoch": "Lesson 01 says what you will see.",
-        "+ You will see one line a trial": "Lesson 14 says how others join, and what a dead one costs.",
-        "from parts import tuning": "The journal, the budget and the plot are in a file of their own.",
-        "+ def search": "`search` is what a worker does. It keeps some training images back to decide on, "
-        "and opens the search, or joins the one that is there.",
-        "+ while trial": "While there is a trial to be had, it trains it, and tells the journal how it "
-        "ended: complete, pruned, out of budget.",
-        "+ except optuna.exceptions": "A worker that was silent for too long finds its trial given up.",
-        "+ best = tuning": "Then the first one to come here tests the best model. Here alone the test images "
-        "are read.",
-        "+ def train(study": "`train` is lesson 01's. Learning rate and batch size are asked for, not given.",
-        "- size = arguments": "The test images are not here any more.",
+        "Lesson 14": "The command. There is no launcher: you start each worker yourself.",
+        "- You will see one line an epoch": "Lesson 01 describes its output.",
+        "+ You will see one line per trial": "Lesson 14 says how workers join, and what a killed worker "
+        "costs.",
+        "from parts import tuning": "The journal, the budget and the plot are in a separate file.",
+        "+ def search": "`search` is what a worker does. It keeps some training images for validation. Then "
+        "it creates the search, or joins the existing one.",
+        "+ while trial": "As long as there are trials, the worker trains one and tells the journal how it "
+        "ended: complete, pruned or out of budget.",
+        "+ except optuna.exceptions": "If the worker was silent for too long, its trial was given up, so it "
+        "drops the trial.",
+        "+ best = tuning": "The first worker that gets here tests the best model. Only here are the test "
+        "images read.",
+        "+ def train(study": "`train` is lesson 01's, but the trial suggests the learning rate and the "
+        "batch size.",
+        "- size = arguments": "`train` no longer uses test images.",
         "- optimizer = torch": "The learning rate is the trial's.",
-        "a trial would depend": "Each trial has the same order of images, whatever was trained before it.",
-        "tuning.beat": "At each step the worker may say that it lives, and look whether the budget is spent.",
-        "should_prune": "The accuracy is that of the validation images. It goes into the journal, and "
-        "Optuna compares it with the earlier trials.",
-        "+ torch.save(model": "Each trial has a file of its own.",
+        "a trial would depend": "Every trial uses the same order of images, whatever ran before it.",
+        "tuning.beat": "At each step, the worker may write a sign of life and check the budget.",
+        "should_prune": "The accuracy is measured on validation images. It goes into the journal, and "
+        "Optuna compares it with earlier trials.",
+        "+ torch.save(model": "Each trial saves its own weights.",
         "def count_correct(model, test_set": "The same function counts validation and test images.",
-        "tuning.options(parser)": "This lesson has options of its own, and their checks.",
+        "tuning.options(parser)": "This lesson has its own options and checks.",
     },
     "15_context_parallel": {
-        "grown from lesson 13": "The command. Two processes are enough to see a ring.",
-        "- You will see what it writes": "This one does not write.",
-        "from functools import partial": "Attention is given its group and its order beforehand.",
-        "FlopCounterMode": "No matrix is sharded by columns or rows here.",
-        "+ from torch.distributed.tensor import DTensor": "PyTorch's own counter counts what is multiplied.",
-        "from parts.ring_attention": "The ring is in a file of its own.",
-        "those that share a text": "Those that share a text read the same one, and each a part of it.",
-        "positions_of": "Which positions are this process's, and a model for longer texts.",
-        "few = min(60": "No text is generated.",
-        "with loss_parallel": "Each process has all scores of its positions, so the loss is an ordinary one.",
-        "+ scores = model(": "Each process takes its own positions of each text, and says "
-        "to the model which they are.",
-        "dist.all_reduce(correct, group=": "The right answers of those that share a text are added up. In "
-        "`data` nothing is: there all test on the same texts.",
-        "part.unshard()": "The weights are sharded by FSDP alone, so `gather` has all of them.",
-        "nn.Embedding(characters": "Lesson 13's embedding mixes each character with the three before, which "
-        "may be on a different process. This one looks at one at a time, as do norms and feed-forward.",
-        "def shard": "`shard` no longer shards matrices by columns and rows,",
-        "+ def shard": "but puts ring attention into each block. FSDP gets the whole mesh: it shards in the "
-        "last dimension, copies in the first, and takes the mean of the gradients over both. That is HSDP.",
+        "grown from lesson 13": "The command. Two processes are enough for a ring.",
+        "- You will see what it writes": "Lesson 15 writes no text.",
+        "from functools import partial": "`partial` gives attention its group and its order in advance.",
+        "FlopCounterMode": "No matrix is sharded by columns or rows.",
+        "+ from torch.distributed.tensor import DTensor": "PyTorch's own counter counts the multiply-adds.",
+        "from parts.ring_attention": "The ring is in a separate file.",
+        "that share a text": "Processes that share a text load the same text, and each computes a part of "
+        "it.",
+        "positions_of": "The process looks up which positions are its own, and builds a model for longer "
+        "texts.",
+        "few = min(60": "It generates no text.",
+        "with loss_parallel": "Each process has all scores of its positions, so the loss is the ordinary "
+        "one.",
+        "+ scores = model(": "Each process takes its own positions of each text, and tells the model which "
+        "they are.",
+        "dist.all_reduce(correct, group=": "Correct answers are summed over the processes that share a "
+        "text. They are not summed over `data`, because all processes there test on the same texts.",
+        "part.unshard()": "Only FSDP shards the weights, so `gather` returns all of them.",
+        "nn.Embedding(characters": "Lesson 13's embedding mixes each character with the three before it, "
+        "which may be on a different process. This embedding treats each character separately.",
+        "def shard": "`shard` no longer shards matrices by columns and rows.",
+        "+ def shard": "Instead it puts ring attention into each block. FSDP gets the whole mesh: it shards "
+        "over the last dimension, replicates over the first, and averages the gradients over both. This is "
+        "HSDP.",
         "- def make_plan": "The plan of lesson 11 is gone:",
-        '- "blocks.*.attention.query"': "all matrices are ordinary ones again.",
-        "Over all": "The loss is the mean over all processes: each has other positions, or other texts.",
-        "+ def compare_orders": "A new function measures attention alone, in both orders,",
-        "+ for order in ORDERS": "first what each process multiplies,",
-        "+ start = time": "and then the time of all.",
+        '- "blocks.*.attention.query"': "all matrices are ordinary again.",
+        "over all processes": "The loss is the mean over all processes: each has different positions or "
+        "different texts.",
+        "+ def compare_orders": "A new function measures attention alone, in both orders:",
+        "+ for order in ORDERS": "first the multiply-adds of each process,",
+        "+ start = time": "then the time of all processes together.",
         "count_correct(model, test_loader, positions": "The accuracy counts this process's positions.",
-        "limericks.options_of_training": "The length of a text, the order of positions, and how many share "
-        "a text.",
-        "if arguments.tensor_parallel": "The number of processes that share a text must divide that of all,",
-        "+ if arguments.context_parallel": "by default it is all of them.",
-        "+ if arguments.length": "A text must divide into two chunks for each.",
-        "make_mesh": "The mesh has `context` where lesson 13 has `tensor`.",
+        "limericks.options_of_training": "New options set the length of a text, the order of positions and "
+        "the number of processes per text.",
+        "if arguments.tensor_parallel": "The number of processes per text must divide the number of "
+        "processes.",
+        "+ if arguments.context_parallel": "By default, all processes share each text.",
+        "+ if arguments.length": "A text must divide into two chunks per process.",
+        "make_mesh": "The mesh has a dimension `context` where lesson 13 has `tensor`.",
     },
     "16_experts": {
-        "grown from lesson 13": "Two processes are enough.",
-        "- You will see": "Lesson 13 said what it shows.",
-        "+ You will see": "This lesson shows the same, and the load of the experts.",
-        "import fully_shard": "FSDP and the plan of tensor parallelism go.",
-        "from parts import experts": "The layer with the experts is in a file of its own.",
-        "world_size = mesh.size()": "Each process reads its own texts again, as in lesson 04.",
-        "add_experts(model, mesh": "The experts are put in place. They are DTensors and the rest are plain "
-        "tensors: AdamW can take the two together neither fused nor with `foreach`.",
-        "with loss_parallel": "Each process has all scores, so the loss is an ordinary one.",
-        "+ loss = cross_entropy": "The balancing loss is added. Each process divides by their number, so "
-        "that gradients only have to be added up.",
-        "show_load": "After each epoch it prints the load of the experts, in the last step.",
-        "part.unshard()": "FSDP has nothing to gather any more.",
-        "def add_experts": "`add_experts` is in place of `shard`.",
-        "- fully_shard(block": "Experts take the place of each feed-forward layer, and each process keeps "
-        "its own.",
-        "- def make_plan": "The plan goes.",
-        '- "blocks.*.attention.value': "This too.",
-        "+ def add_up_gradients": "What is not a DTensor is replicated, and its gradients are added up over "
-        "all processes. An expert's need no collective.",
-        "+ def show_load": "The load is that of all processes together, so one of them prints it.",
-        "Over all": "The loss is the mean over all processes: each has texts of its own.",
-        "model(texts.to(device))": "Here too.",
-        "experts.options": "The lesson has options of its own, and fewer epochs.",
-        "experts.check": "The number of processes must divide that of the experts.",
+        "grown from lesson 13": "The command. Two processes are enough.",
+        "- You will see": "Lesson 13 describes its output.",
+        "+ You will see": "Lesson 16 shows the same, and the load of the experts.",
+        "import fully_shard": "FSDP and tensor parallelism go.",
+        "from parts import experts": "The layer with the experts is in a separate file.",
+        "world_size = mesh.size()": "Each process reads its own texts, as in lesson 04.",
+        "add_experts(model, mesh": "The experts are DTensors and the rest are plain tensors. AdamW cannot "
+        "combine the two with `fused` or `foreach`.",
+        "with loss_parallel": "Each process has all scores, so the loss is the ordinary one.",
+        "+ loss = cross_entropy": "The balancing loss is added. Each process divides by the number of "
+        "processes, so that gradients only need to be summed.",
+        "show_load": "After each epoch, the script prints the load of the experts in the last step.",
+        "part.unshard()": "FSDP no longer has anything to gather.",
+        "def add_experts": "`add_experts` replaces `shard`.",
+        "- fully_shard(block": "Experts replace each feed-forward layer, and each process keeps its own "
+        "experts.",
+        "- def make_plan": "The plan of tensor parallelism goes,",
+        '- "blocks.*.attention.value': "with all its layers.",
+        "+ def add_up_gradients": "Parameters that are not DTensors are replicated, so their gradients are "
+        "summed over all processes. An expert's gradients need no collective.",
+        "+ def show_load": "The load counts the tokens of all processes, so one process prints it.",
+        "over all processes": "The loss is the mean over all processes, because each has its own texts.",
+        "model(texts.to(device))": "The test also gets all scores.",
+        "experts.options": "The lesson has its own options, and fewer epochs.",
+        "experts.check": "The number of experts must be a multiple of the number of processes.",
         "make_mesh": "The mesh has one dimension: all processes.",
     },
     "17_one_mesh": {
-        "grown from lesson 13": "Eight processes are the fewest that shard in three dimensions.",
-        "- You will see": "Lesson 13 said what it writes.",
-        "+ You will see": "This one says who has what.",
-        "from functools import partial": "Attention is given its group beforehand, as in lesson 15.",
-        "import fully_shard": "FSDP goes, so that averaging is in sight. A schedule comes, from lesson 10.",
-        "loss_parallel,": "The head is not sharded here.",
-        "one_mesh  # the other": "What checks sizes and keeps a stage is in a file of its "
-        "own. The ring is lesson 15's. Four blocks can be two stages, or four.",
-        'those with one place in "data"': "Processes with the same place in `data` read the same texts.",
-        "DataLoader(test_set, len": "One batch of all test texts: a schedule splits it into micro-batches, "
-        "which must be of one size. The other file refuses a number that does not divide.",
-        "+ context_rank, context_size": "This process's positions, and a model for texts of this length.",
-        "- optimizer = ": "`shard` has left one stage of the model. The schedule runs it.",
-        "- snapshots = Snapshots": "There are no snapshots, and no text is generated.",
-        "- for epoch in range(first": "So every run begins with the first epoch,",
-        "- batches = workload.progress": "and each epoch with its first step.",
-        "+ loss_sum = torch.zeros": "Of its texts, each process takes its own positions.",
-        "+ losses = []": "A step of the schedule is forward and backward of all micro-batches, as in "
-        "lesson 10. Then comes the one new function.",
+        "grown from lesson 13": "The command. Eight processes are the fewest that shard in three dimensions.",
+        "- You will see": "Lesson 13 describes its output.",
+        "+ You will see": "Lesson 17 says which process has what.",
+        "from functools import partial": "`partial` gives attention its group in advance, as in lesson 15.",
+        "import fully_shard": "FSDP goes, so that you can see the averaging. A schedule comes from lesson "
+        "10.",
+        "loss_parallel,": "The head is not sharded.",
+        "one_mesh  # the other": "A separate file checks sizes and keeps a stage. The ring is lesson 15's. "
+        "Four blocks can be two stages or four.",
+        'at the same place in "data"': "Processes at the same place in `data` read the same texts.",
+        "DataLoader(test_set, len": "All test texts form one batch. The schedule splits it into "
+        "micro-batches of equal size.",
+        "+ context_rank, context_size": "The process looks up its own positions, and builds a model for "
+        "texts of this length.",
+        "- optimizer = ": "`shard` keeps one stage of the model, and a schedule runs it.",
+        "- snapshots = Snapshots": "There are no snapshots, and no text is generated,",
+        "- for epoch in range(first": "so every run starts with the first epoch,",
+        "- batches = workload.progress": "and every epoch with its first step.",
+        "+ loss_sum = torch.zeros": "Each process takes its own positions of its texts.",
+        "+ losses = []": "A step of the schedule runs forward and backward of all micro-batches, as in "
+        "lesson 10. Then comes the new function, `average_gradients`.",
         "- loss_sum += loss": "Nothing is saved within an epoch.",
-        "+ loss_sum += sum(": "At the end of an epoch the loss is added up over the three dimensions in "
-        "which it differs, and divided by the sizes of `data` and `context`: stages before the last have "
-        "added nothing.",
-        "- correct = count_correct": "What was answered right is on the last stage, for this process's "
+        "+ loss_sum += sum(": "After an epoch, the loss is summed over the three dimensions in which it "
+        "differs, and divided by the sizes of `data` and `context`. Stages before the last add 0.",
+        "- correct = count_correct": "Only the last stage has the correct answers, for this process's "
         "positions.",
-        "- done, loss_sum": "No snapshot here either,",
+        "- done, loss_sum": "There is no snapshot here either,",
         "- limericks.write(": "and no text.",
-        "- for part in": "FSDP has nothing to gather. The first stage gets the weights of the others.",
+        "- for part in": "FSDP has nothing to gather. The first stage gets the weights of the other stages.",
         "def build_model": "The model has four blocks, and lesson 15's embedding.",
-        "def shard(": "`shard` is three dimensions in four lines:",
-        "- fully_shard(block": "matrices, the ring, and the stage.",
-        '"embedding.table"': "Embedding and head are replicated in `tensor`,",
-        '"head": Colwise': "so that scores are ordinary tensors, as the loss and the counting take them.",
-        "def average": "There is no snapshot to average the losses for.",
-        "+ def make_schedule": "Instead there is the schedule of a stage.",
-        "+ def loss_of": "The loss of a micro-batch.",
-        "+ def average_gradients": "And what this lesson is about: in `data` and `context` gradients are "
-        "averaged, in `pipeline` and `tensor` they are not.",
-        "count_correct(schedule": "Only the last stage knows the scores.",
-        "one_mesh.options(parser)": "Smaller sizes, and an option for each dimension but `data`, which is "
-        "what is left.",
-        "- workload.require_torchrun": "Schedules of older torch accept one batch size only.",
+        "def shard(": "`shard` covers three dimensions in four lines:",
+        "- fully_shard(block": "matrices over `tensor`, positions over `context`, and blocks over "
+        "`pipeline`.",
+        '"embedding.table"': "Embedding and head are replicated over `tensor`,",
+        '"head": Colwise': "so the scores are ordinary tensors.",
+        "def average": "There is no snapshot that needs an average of the losses.",
+        "+ def make_schedule": "Instead there is the schedule of a stage,",
+        "+ def loss_of": "the loss of a micro-batch,",
+        "+ def average_gradients": "and the main idea of this lesson: gradients are averaged over `data` "
+        "and `context`, but not over `pipeline` and `tensor`.",
+        "count_correct(schedule": "Only the last stage has the scores.",
+        "one_mesh.options(parser)": "The default sizes are smaller. There is an option for each dimension "
+        "except `data`, which gets the remaining processes.",
+        "- workload.require_torchrun": "Schedules of older PyTorch versions accept one batch size only.",
         "- workload.check(arguments)": "Lesson 13 checked one size.",
-        "+ workload.check(arguments, replicas=1)": "Which sizes fit is checked in the other file,",
-        "make_mesh": "where the sizes of the mesh come from.",
+        "+ workload.check(arguments, replicas=1)": "Here the other file checks which sizes fit,",
+        "make_mesh": "and returns the sizes of the mesh.",
     },
 }

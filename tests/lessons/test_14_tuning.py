@@ -399,7 +399,7 @@ def test_without_optuna_it_says_how_to_install_it(start, tmp_path):
 def test_other_settings_and_a_search_that_has_ended_are_refused(inside, capsys):
     lesson, arguments = inside("--trials", 1)
     lesson.search(arguments)
-    ended = "has ended: for a new one, name another --out"
+    ended = "has ended: to start a new one, choose another --out"
     other = f"{STEM}.journal has epochs 3, not 2: remove it, or name another --out"
     for options, message in (((), ended), (("--epochs", 2), other)):
         capsys.readouterr()
@@ -413,15 +413,15 @@ def test_other_settings_and_a_search_that_has_ended_are_refused(inside, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dollars", 1), "--dollars needs --price, what an hour of one worker costs: more than 0"),
+        (("--dollars", 1), "--dollars needs a --price above 0: the dollars that one worker costs per hour"),
         (("--seconds", 0), "--seconds must be above 0, not 0.0"),
         (("--seconds", "nan"), "--seconds must be above 0, not nan"),
         (("--trials", 0), "--trials must be at least 1, not 0"),
-        (("--lr", 1, 0.1), "--lr is the lowest and the highest, not 1.0 0.1"),
+        (("--lr", 1, 0.1), "--lr needs the lowest rate first, then the highest, not 1.0 0.1"),
         (("--lr", 0, 0.1), "--lr must be a number above 0, not 0.0"),
         (("--batch-size", 20, 0), "--batch-size must be at least 1, not 0"),
-        (("--batch-size", 550), "540 training images are left, and do not fill one --batch-size"),
-        (("--validation-size", 600), "0 training images are left, and do not fill one --batch-size"),
+        (("--batch-size", 550), "only 540 training images are left, less than one --batch-size: take more --train-size"),
+        (("--validation-size", 600), "only 0 training images are left, less than one --batch-size: take more --train-size"),
     ],
 )
 def test_bad_options_are_refused(inside, capsys, options, message):

@@ -187,15 +187,15 @@ def test_without_the_balancing_loss_one_expert_has_most_of_the_work(fork, seed):
 
 
 REFUSED = {
-    "three": ((), 3, "--experts 4 does not divide by 3 processes: take 6, for instance"),
-    "none": (("--experts", 0), 1, "--experts 0 does not divide by 1 processes: take 1, for instance"),
+    "three": ((), 3, "--experts 4 is not a multiple of 3 processes: take 6, for example"),
+    "none": (("--experts", 0), 1, "--experts 0 is not a multiple of 1 processes: take 1, for example"),
     "one of none": (
         ("--experts-per-token", 3),
         1,
-        "--experts-per-token is 1 or 2, and no more than --experts, not 3",
+        "--experts-per-token must be 1 or 2, and at most --experts, not 3",
     ),
-    "two of one": (("--experts", 1, *TWO), 1, "no more than --experts, not 2"),
-    "unbalanced": (("--balance", -1), 1, "--balance must be a number from 0 up, not -1.0"),
+    "two of one": (("--experts", 1, *TWO), 1, "at most --experts, not 2"),
+    "unbalanced": (("--balance", -1), 1, "--balance must be 0 or more, not -1.0"),
     "no room": (("--capacity", 0), 1, "--capacity must be a number above 0, not 0.0"),
     "digits": (("--data", "digits"), 1, "this lesson reads limericks, not digits: leave --data out"),
 }

@@ -207,7 +207,7 @@ REFUSED = {
     "stages": (
         ("--pipeline-parallel", 2, "--microbatches", 1),
         2,
-        "2 stages need 2 micro-batches or more, not 1",
+        "2 stages need at least 2 micro-batches, not 1",
     ),
     "no micro-batch": (("--microbatches", 0), 1, "--microbatches must be at least 1, not 0"),
     "uneven": (("--batch-size", 9), 3, "--batch-size 9 does not divide into 6 micro-batches of all: take 12"),

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive, and how many there have been at most."""
+"""Counts the bytes of tensors that are alive now, and their peak."""
 
 import weakref
 
@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Alive(TorchDispatchMode):
-    """Counts what operators make while it is entered. What was there before is not counted."""
+    """Counts tensors that operators create inside the `with` block. Older tensors are not counted."""
 
     def __init__(self):
         super().__init__()

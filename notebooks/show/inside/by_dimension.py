@@ -1,4 +1,4 @@
-"""What a process sends on a mesh, by dimension: for the scripts of notebook 17, and a test."""
+"""What a process sends in each dimension of a mesh, for the scripts of notebook 17 and a test."""
 
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -7,14 +7,14 @@ DIMENSIONS = ("data", "pipeline", "context", "tensor")
 
 
 class Sent(TorchDispatchMode):
-    """For each dimension: how often this process calls what sends, and how many bytes it gives to it."""
+    """For each dimension: how many sends and collectives this process starts, and their bytes."""
 
     def __init__(self):
         super().__init__()
         self.found = {name: {} for name in DIMENSIONS}
 
     def add(self, group, kind, tensors):
-        if dist.get_world_size(group) > 1:  # alone, a process sends nothing
+        if dist.get_world_size(group) > 1:  # a single process sends nothing
             counts = self.found[group.group_desc.removeprefix("mesh_")].setdefault(kind, [0, 0])
             counts[0] += 1
             counts[1] += sum(tensor.nbytes for tensor in tensors)

@@ -17,7 +17,7 @@ texts, following = numbers[:, :-1], numbers[:, 1:]
 
 
 def three_losses(texts, following, positions, order="zigzag", attend=None):
-    """The losses of three steps, as a mean over all processes. Without an order, nothing is sharded."""
+    """The losses of three steps, averaged over all processes. Without an order, nothing is sharded."""
     workload.set_seed(0)
     model = lesson.build_model(61, 96)
     if order:

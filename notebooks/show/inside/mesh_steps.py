@@ -40,7 +40,7 @@ class Job:
         self.parts = sizes["data"] * sizes["context"]
 
     def gradients(self):
-        """Forward and backward of all micro-batches, and the mean loss."""
+        """Run forward and backward of all micro-batches, and return the mean loss."""
         self.model.zero_grad()
         losses, places = [], self.positions.expand_as(self.texts)
         self.schedule.step(self.texts, places, target=self.following, losses=losses, return_outputs=False)
@@ -56,7 +56,7 @@ class Job:
 
 
 def two_losses(shape, averaged=("data", "context"), places=None, added=("data", "pipeline", "context")):
-    """The losses of two steps. Gradients are averaged over these dimensions, losses added up over those."""
+    """The losses of two steps. Average gradients over `averaged`, and sum losses over `added`."""
     job, losses = Job(*shape), []
     if places is not None:
         job.positions = places
@@ -72,7 +72,7 @@ def two_losses(shape, averaged=("data", "context"), places=None, added=("data", 
 
 
 def one_process():
-    """The same two steps, on the whole batch, with nothing sharded."""
+    """The same two steps on the whole batch, with nothing sharded."""
     model, losses = build(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(2):
@@ -85,9 +85,9 @@ def one_process():
 
 
 def sent_in_a_step(*shape):
-    """By dimension what this process sends, and the bytes of the weights that it has."""
+    """What this process sends in each dimension, and the bytes of its weights."""
     job = Job(*shape)
-    job.gradients()  # in the first step, stages tell each other the shapes as well
+    job.gradients()  # in the first step, stages also exchange shapes
     with Sent() as sent:
         job.gradients()
         lesson.average_gradients(job.model, job.mesh)

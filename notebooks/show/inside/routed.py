@@ -16,7 +16,7 @@ lesson = importlib.import_module("16_experts")
 mesh = init_device_mesh("cpu", (world_size,))
 
 
-noted = []  # one for each layer that has run: how many tokens each process (down) has for each expert
+noted = []  # for each layer that ran: how many tokens each process (row) has for each expert
 gather, weigh = experts.gather, experts.Experts.weigh
 
 
@@ -29,7 +29,7 @@ experts.gather = note
 
 
 def balance_own(on):
-    """Whether each process balances the load of its own tokens only."""
+    """Switch whether each process balances the load of its own tokens only."""
     experts.Experts.weigh = weigh_own if on else weigh
 
 
@@ -50,7 +50,7 @@ characters, train_set, test_set = limericks.load(settings())
 
 
 def build(**changed):
-    """The lesson's model, with one seed on all processes."""
+    """The lesson's model, with the same seed on all processes."""
     workload.set_seed(0)
     model = lesson.build_model(len(characters))
     lesson.add_experts(model, mesh, settings(**changed))
@@ -62,13 +62,13 @@ def layers(model):
 
 
 def loss_of(model, texts, following):
-    """The mean over this process's texts, and the balancing loss beside it."""
+    """The mean loss of this process's texts, and the balancing loss."""
     loss = cross_entropy(model(texts).flatten(0, 1), following.flatten())
     return loss, sum(layer.balance for layer in layers(model))
 
 
 def train(steps, size, seed=0, **changed):
-    """The model, and what each step has sent to which expert, as fractions."""
+    """The model, and for each step the share of the tokens that went to each expert."""
     model = build(**changed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.008)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.008, steps, pct_start=0.2)
@@ -85,13 +85,13 @@ def train(steps, size, seed=0, **changed):
 
 
 def leaving():
-    """Rows that left this process in forward and backward, by what has been noted."""
+    """How many rows left this process in forward and backward, computed from what was noted."""
     rows = 0
     for counts in noted:
         counts = counts.unflatten(1, (world_size, -1)).sum(dim=2)  # from which process, to which
         rows += counts[rank].sum() - counts[rank, rank]  # its tokens
-        rows += counts[:, rank].sum() - counts[rank, rank]  # answers to the others'
-    return 2 * rows.item()  # in backward their gradients
+        rows += counts[:, rank].sum() - counts[rank, rank]  # outputs for the other processes' tokens
+    return 2 * rows.item()  # twice: backward sends their gradients
 
 
 def mean_of_all(loss):
@@ -101,7 +101,7 @@ def mean_of_all(loss):
 
 
 def wait_for_bytes():
-    """What has left this process so far, once all have taken what was sent to them."""
+    """The bytes that left this process so far, once all processes have received them."""
     dist.barrier()
     return count_bytes()
 

@@ -1,4 +1,4 @@
-"""What each way of attention over sharded positions sends and keeps; its results are those of one process."""
+"""What each way of attention over sharded positions sends and keeps, and how far it is from one process."""
 
 import torch
 import torch.distributed as dist
@@ -24,12 +24,12 @@ def measure(name):
     before = count_bytes()
     result = way(*shards, mask)
     (result**2).sum().backward()
-    dist.barrier()  # all that was sent has been counted
+    dist.barrier()  # everything that was sent has been counted
     after = count_bytes()
     off = [(result - expected[:, :, own]).abs().max().item()]
     for mine, tensor in zip(shards, whole, strict=True):
         off.append((mine.grad - tensor.grad[:, :, own]).abs().max().item())
     kept = count_kept(lambda: way(*shards, mask))
-    kept.pop(mask.untyped_storage().data_ptr(), None)  # all layers have the same one
+    kept.pop(mask.untyped_storage().data_ptr(), None)  # all layers share one mask
     sent = after[0] - before[0] if after else None
     return {"off": max(off), "sent": sent, "kept": sum(kept.values())}

@@ -1,4 +1,4 @@
-"""Attention over sharded positions in three ways. The positions are in a row: rank 0 has the first ones."""
+"""Three ways to compute attention over sharded positions. The order is contiguous: rank 0 has the first."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from parts.ring_attention import ring_attention
 
 
 class AllGather(torch.autograd.Function):
-    """The shards of all processes, one behind the other."""
+    """The shards of all processes, one after the other."""
 
     @staticmethod
     def forward(ctx, shard):
@@ -18,14 +18,14 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, whole_grad):
-        # A reduce-scatter, in two lines: gloo's own sends twice as much as it has to.
+        # A reduce-scatter in two lines: gloo's own sends twice as many bytes as necessary.
         grads = torch.empty(whole_grad.shape)
         dist.all_to_all_single(grads, whole_grad.contiguous())
         return grads.sum(dim=0)
 
 
 class AllToAll(torch.autograd.Function):
-    """Part n of this process goes to process n, and part n of the result is from there."""
+    """Send part n to process n. Part n of the result comes from process n."""
 
     @staticmethod
     def forward(ctx, parts):
@@ -43,12 +43,13 @@ def ring(query, key, value, mask):
 
 
 def gather(query, key, value, mask):
-    key, value = (AllGather.apply(shard).movedim(0, 2).flatten(2, 3) for shard in (key, value))
+    shards = (AllGather.apply(shard) for shard in (key, value))  # of all processes
+    key, value = (each.movedim(0, 2).flatten(2, 3) for each in shards)
     return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def ulysses(query, key, value, mask):
-    def all_positions(shard):  # but only some of the heads
+    def all_positions(shard):  # of some heads
         heads = shard.unflatten(1, (dist.get_world_size(), -1)).movedim(1, 0)
         return AllToAll.apply(heads).movedim(0, 2).flatten(2, 3)
 
