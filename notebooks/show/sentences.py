@@ -7,8 +7,8 @@ SENTENCES = {
         "+ You will see lesson 01's lines": "Lesson 02 lists the six parts of a step. "
         "You will see them below as a timeline.",
         "from torch import nn": "`DataParallel` is in `torch.nn`.",
-        "nn.DataParallel(model)": "This line wraps the model. The lines above it print a message on machines "
-        "with fewer than two GPUs.",
+        "nn.DataParallel(model)": "The last of these lines wraps the model. The two lines above it print a "
+        "message on machines with fewer than two GPUs.",
         "model.module": "The wrapped model is in `model.module`. Saving that keeps the names of the weights "
         "as they were.",
     },
