@@ -1,9 +1,9 @@
 """Write into the pages what can be read off the lessons and their table: `make diffs`.
 
 Between two markers in a page stands what is written here. In lessons/pages: the way to the pages beside it,
-the command from the lesson's docstring, its diff from the lesson that it grew from, the diff of lesson 07 in
-fp16, and the table of what can go wrong with lesson 06b. At both ends of each notebook: the way to those
-beside it, and how long it takes. (And the diffs that a notebook shows are written into it without executing
+the command from the lesson's docstring, its diff from the lesson that it grew from, the diff of lesson 03
+from lesson 01, the diff of lesson 07 in fp16, and the table of what can go wrong with lesson 06b. At both
+ends of each notebook: the way to those beside it, and how long it takes. (And the diffs that a notebook shows are written into it without executing
 it.) In lessons/frameworks: the diffs of its scripts, most from lesson 04. In lessons/older: from each old
 script to what is written now. In README.md and those of lessons and notebooks: the lists of lessons,
 notebooks and exercises.
