@@ -123,8 +123,7 @@ def draw_through(counted):
 
 
 def draw_wires(shares):
-    """For each way, how much each rank has sent to each other rank, in K: tensors of [from, to]."""
-    shares = {way: share.tolist() for way, share in shares.items()}
+    """For each way, how much each rank has sent to each other rank, in K: a list of lists, [from][to]."""
     _, grid = plt.subplots(len(shares), 1, figsize=(3.4, 2 * len(shares)))
     for axes, (way, share) in zip(grid, shares.items(), strict=True):
         ranks = range(len(share))
@@ -142,8 +141,14 @@ def draw_wires(shares):
         axes.set_yticks([rank + 0.5 for rank in ranks[:-1]], minor=True)
         axes.grid(which="minor", lw=0.4)
         axes.tick_params(which="both", length=0)
+
+
+def picture_of_wires(shares):
+    """The same from tensors of [from, to], as a picture with its alt text."""
+    draw_wires({way: share.tolist() for way, share in shares.items()})
     words = []
     for way, share in shares.items():
+        ranks = range(len(share))
         sent = [
             f"{source} to {target} {share[source][target]:.2f} K"
             for source in ranks
