@@ -2,9 +2,9 @@
 
     python lessons/01_single_gpu.py
 
-You will see one line an epoch, a second or two apart on two cores, and find the curve in
-out/01_single_gpu.jsonl and the weights in out/01_single_gpu.pt. Lessons 02 to 06 train this same
-job, and must draw this same curve.
+You will see one line an epoch, every second or two on two cores. The script writes its curve to
+out/01_single_gpu.jsonl and its weights to out/01_single_gpu.pt. Lessons 02 to 06 train this same
+job and must produce this same curve.
 """
 
 import time

@@ -2,15 +2,15 @@
 
     python lessons/02_data_parallel.py
 
-You will see lesson 01's lines again. At every step, one process with one thread for each GPU does this:
-    scatter    GPU 0 splits the batch into a chunk for each GPU
-    replicate  GPU 0 copies the whole model to all others, again at every step
-    forward    the threads run the copies; Python's lock (the GIL) lets one at a time issue work
-    gather     the outputs travel back to GPU 0, which computes the loss
-    backward   the gradients of all copies are added up on GPU 0, and the copies are thrown away
-    step       GPU 0 updates its model alone
-GPU 0 has the most work and the fullest memory, and a second machine cannot help. PyTorch's own
-documentation advises DDP, the next lesson, on a single machine too.
+You will see lesson 01's lines again. In every step, one process with one thread per GPU does this:
+    scatter    GPU 0 splits the batch into one chunk per GPU
+    replicate  GPU 0 copies the whole model to all other GPUs, again in every step
+    forward    the threads run the copies, but Python's lock (the GIL) lets only one issue work at a time
+    gather     the outputs go back to GPU 0, which computes the loss
+    backward   the gradients of all copies are added up on GPU 0, and the copies are discarded
+    step       only GPU 0 updates its model
+GPU 0 does the most work and needs the most memory, and a second machine cannot help. PyTorch's
+documentation recommends DDP, the next lesson, even on a single machine.
 """
 
 import time
@@ -36,7 +36,7 @@ def train(arguments):
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     if workload.gpu_count() < 2:
-        print(f"GPUs here: {workload.gpu_count()}. DataParallel has nothing to be parallel over, and trains.")
+        print(f"GPUs here: {workload.gpu_count()}. With fewer than two, DataParallel only calls the model.")
     model = nn.DataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)

@@ -1,4 +1,4 @@
-"""Lesson 03: one process for each GPU, by mp.spawn, with DistributedDataParallel (DDP).
+"""Lesson 03: one process per GPU, started by mp.spawn, with DistributedDataParallel (DDP).
 
     python lessons/03_ddp_spawn.py --world-size 2
 

@@ -1,7 +1,8 @@
 """Write generated text into pages and notebooks: `make diffs`. A test runs this with --check.
 
 It writes only between pairs of markers. In lessons/pages: links to the neighbouring pages, the command from
-the lesson's docstring, the diff from the lesson that it grew from, the diff of lesson 07 in fp16, and the
+the lesson's docstring, the diff from the lesson that it grew from, page 03's diff from lesson 01, the
+diff of lesson 07 in fp16, and the
 table of what can go wrong with lesson 06b. In notebooks: links and the time to read at both ends, and the
 diffs that a notebook shows, without executing it; with an address in the table of lessons, also badges for
 Colab and Kaggle, and the cell that fetches the repository there. In lessons/frameworks and lessons/older:
@@ -31,7 +32,6 @@ FRAMEWORKS = sorted((ROOT / "lessons" / "frameworks").glob("*.py"))
 SHARDED = ("accelerate_fsdp2", "deepspeed_zero")  # most of what they change counts bytes: no diff
 HOPS = {  # the page's diffs, each from one script to another
     "local_rank": (OLDER / "local_rank.py", LESSON_04),
-    "one hop": (lessons.get("01_single_gpu").path, lessons.get("03_ddp_spawn").path),
     "batch norm": (OLDER / "batch_norm.py", OLDER / "sync_batch_norm.py"),
     "apex": (OLDER / "apex_amp.py", OLDER / "autocast.py"),
     "fsdp": (OLDER / "fsdp1.py", OLDER / "fsdp2.py"),
@@ -80,13 +80,16 @@ def added(before, after):
     return count("+", before, after)
 
 
+def changes(path, before, folder=""):
+    """How many lines a script adds and removes, and its diff. `folder` leads from the page to the script."""
+    words = f"adds {added(before, path)} lines to {before.name} and takes {count('-', before, path)} away"
+    return f"[{path.name}]({folder}{path.name}) {words}:\n\n```diff\n{diff(before, path)}\n```\n"
+
+
 def block(path, before, folder=""):
     """The command of a script, and its diff. The page lies in the same folder, or `folder` leads to it."""
     text = f"```sh\n{command(path)}\n```\n"
-    if before:
-        words = f"adds {added(before, path)} lines to {before.name} and takes {count('-', before, path)} away"
-        text += f"\n[{path.name}]({folder}{path.name}) {words}:\n\n```diff\n{diff(before, path)}\n```\n"
-    return text
+    return f"{text}\n{changes(path, before, folder)}" if before else text
 
 
 def from_lesson(path) -> str:
@@ -336,6 +339,8 @@ def pages():
     for lesson in LESSONS:
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
         found[lesson.page]["way on"] = way(lesson)
+    first, lesson_03 = LESSONS[0], lessons.get("03_ddp_spawn")  # for those who skip lesson 02
+    found[lesson_03.page]["from lesson 01"] = changes(lesson_03.path, first.path, "../")
     lesson_07 = lessons.get("07_mixed_precision")
     fp16 = ROOT / "lessons/parts/fp16.py"
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")

@@ -34,14 +34,14 @@ def digits():
 
 
 def ring(path):
-    """The ring of four processes, by the functions of the notebook's own cell."""
+    """The ring of four processes, by the steps of the notebook's own cell."""
     cells = notebooks.read(notebooks.FOLDER / "03a_how_gradients_travel.ipynb").cells
-    source = next(cell.source for cell in cells if "def draw_steps" in cell.source)
+    source = next(cell.source for cell in cells if "def ring_steps" in cell.source)
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     space = {"rings": rings}
     exec("\n".join(map(ast.unparse, functions)), space)
     with plt.rc_context(STYLE):
-        space["draw_steps"](4)
+        rings.draw_ring(4, space["ring_steps"](4))
         ink.save(plt.gcf(), path)
     plt.close()
 

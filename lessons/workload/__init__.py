@@ -1,6 +1,6 @@
-"""What every lesson shares and no lesson is about: the images, the model, the lines a run leaves behind.
+"""What all lessons share: the images, the model, the options, the report and the end of a process.
 
-Nothing here changes along the ladder. How a lesson trains is in the lesson itself.
+Nothing here changes from lesson to lesson. How a lesson trains is in the lesson itself.
 """
 
 from workload.endings import (

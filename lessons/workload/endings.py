@@ -1,4 +1,4 @@
-"""How processes end: refused in one line, told to stop, or all together when one fails."""
+"""How processes end: with a one-line error, after a signal, or because one of them failed."""
 
 import atexit
 import functools
@@ -18,18 +18,18 @@ told_to_stop = threading.Event()
 
 
 def refuse(message, again=False):
-    """End this process, non-zero. Each machine says why: the reason may be its own disk."""
+    """Print the error and end this process with status 2. Each machine prints its error."""
     if int(os.environ.get("LOCAL_RANK", 0)) != 0:
-        # torchrun ends all as soon as one has ended: leave local rank 0 the time to speak.
+        # torchrun ends all processes as soon as one has ended: let local rank 0 print first.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
-    # torchrun restarts a hopeless run too.
+    # torchrun also restarts a run that cannot work: print the error only once.
     if again or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         say(f"error: {' '.join(str(message).split())}")
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # While Python ends, another machine's failure could restart this process, and torchrun would not
-        # count that on this machine: all would be said again.
+        # Exit at once. If another machine failed while Python is still ending, torchrun would
+        # restart this process without counting it here, and the error would be printed again.
         sys.stdout.flush()
         os._exit(2)
     sys.exit(2)
@@ -40,7 +40,7 @@ def say(message):
 
 
 def end_with_parent():
-    """End this process when the one that started it is gone: nobody else would."""
+    """End this process when its parent is gone, because nothing else would end it."""
     parent = os.getppid()
 
     def watch():
@@ -52,12 +52,12 @@ def end_with_parent():
 
 
 def listen_for_the_end(limit=15):
-    """SIGTERM and Ctrl-C end this process no longer: told_to_stop remembers them.
+    """From now on, SIGTERM and Ctrl-C only set told_to_stop. They no longer end the process.
 
     Python calls `remember` between two of its own instructions. A process that waits in
-    torch for one that is gone comes to no other, and would sit there until torchrun kills
-    it, after 30 seconds. So a thread hears of the signal as well. It leaves a long step
-    `limit` seconds to end.
+    torch for a process that is gone never gets there, and torchrun would kill it after
+    30 seconds. So a thread listens for the signal too. It gives a long step `limit`
+    seconds to finish.
     """
 
     def remember(number, frame):
@@ -65,7 +65,7 @@ def listen_for_the_end(limit=15):
 
     def watch():
         while os.read(heard, 1)[0] not in (signal.SIGTERM, signal.SIGINT):
-            pass  # a DataLoader's workers have a signal of their own, SIGCHLD
+            pass  # a DataLoader's workers send SIGCHLD when they end
         if not told_to_stop.wait(limit):
             say(f"told to stop, but in the same step after {limit} seconds: ending unsaved")
             os._exit(1)
@@ -79,8 +79,8 @@ def listen_for_the_end(limit=15):
 
 
 def leave(stopped):
-    """End this process: with status 75, which a scheduler acts on, if told to stop."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from srun, when another has ended with 75
+    """End this process, with status 75 for the scheduler if it was told to stop."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends it when another process ended with 75
     if not stopped:
         sys.exit(0)
     if os.environ["RANK"] == "0":
@@ -89,7 +89,7 @@ def leave(stopped):
 
 
 def forget_group(function):
-    """Functions of torch.distributed.nn have the group that was there at their import as a default."""
+    """Functions of torch.distributed.nn keep the group that existed at import as a default."""
     defaults = function.__defaults__
     if any(isinstance(value, dist.ProcessGroup) for value in defaults):
         function.__defaults__ = tuple(
@@ -99,34 +99,35 @@ def forget_group(function):
 
 @atexit.register
 def release_group():
-    """Drop what still refers to a process group, so that its threads end before Python does.
+    """Drop all references to process groups, so gloo's threads end before Python does.
 
-    A thread of gloo ends with the last reference to its group. A thread that is left may free a
-    tensor while Python ends. It then waits for the GIL, which no thread can get any more, and the
-    process aborts with its work done (https://github.com/pytorch/pytorch/issues/190489).
+    A gloo thread ends when the last reference to its group is gone. A thread that still runs
+    may free a tensor while Python shuts down. It then waits for the GIL, which no thread can
+    get any more, and the process aborts although its work is done
+    (https://github.com/pytorch/pytorch/issues/190489).
     """
-    if dist.is_initialized() and dist.get_backend() == "gloo":  # an exception has ended the lesson
+    if dist.is_initialized() and dist.get_backend() == "gloo":  # an exception ended it
         sys.last_value = sys.last_traceback = None  # its frames refer to the model
         dist.destroy_process_group()
     for thing in gc.get_objects():
-        if type(thing) is dist.DeviceMesh:  # DTensor's caches keep meshes, and those their groups
+        if type(thing) is dist.DeviceMesh:  # DTensor caches meshes, and meshes keep groups
             getattr(thing, "_pg_registry", {}).clear()
         elif type(thing) is FunctionType and thing.__defaults__:
             forget_group(thing)
-    gc.collect()  # a DDP object refers to its group, and in a circle to itself
-    gc.freeze()  # or Python looks for garbage in all of torch as it ends, which takes half a second
+    gc.collect()  # a DDP object refers to its group, and also to itself
+    gc.freeze()  # otherwise Python spends half a second on garbage at exit
 
 
 def crash_once(now):
-    """Die as if the machine had failed: the last process of all, and only in torchrun's first attempt."""
+    """Kill the last rank, as if its machine had failed, in torchrun's first attempt only."""
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
     if now and is_last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def let_the_first_speak(function):
-    """Show the error of this process, and hand it to torchrun for its report. But if it fails only
-    because another one is gone, leave the console to that one."""
+    """Print the error of this process and record it for torchrun's report. If it fails only
+    because another process is gone, let the other process print its error first."""
 
     def wait_for_the_first(*arguments):
         try:
@@ -137,7 +138,7 @@ def let_the_first_speak(function):
                     signal.signal(number, signal.SIG_DFL)
                 if told_to_stop.is_set():
                     os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(5)  # in which torchrun ends this process, if it finds another one dead
+                time.sleep(5)  # meanwhile torchrun ends this process, if another failed
             raise
 
     @functools.wraps(function)
@@ -146,6 +147,6 @@ def let_the_first_speak(function):
             return record(wait_for_the_first)(*arguments)
         except Exception:
             traceback.print_exc()
-            os._exit(1)  # or else the process group could abort with an error of its own
+            os._exit(1)  # otherwise the process group could abort with its own error
 
     return speak

@@ -1,4 +1,4 @@
-"""The images: digits, drawn here, and MNIST and CIFAR-10 from torchvision."""
+"""The images: digits that are drawn here, and MNIST and CIFAR-10 from torchvision."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from workload.endings import refuse
 
 
 class Images(Dataset):
-    """Images as bytes, N x channels x height x width, with their labels."""
+    """Images as bytes (N x channels x height x width) and their labels."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -29,46 +29,46 @@ class Images(Dataset):
         return self.images[index], self.labels[index]
 
     def __getitems__(self, indices):
-        # A DataLoader asks for a whole batch here, if it can. One by one costs more than training.
-        indices = torch.tensor(indices, dtype=torch.int64)  # also where there are none
-        # Without non_blocking, this would wait until the GPU has done all that it was given.
+        # A DataLoader fetches a whole batch here. One by one would take longer than training.
+        indices = torch.tensor(indices, dtype=torch.int64)  # the list may be empty
+        # Without non_blocking, this line would wait until the GPU is done with its queue.
         indices = indices.to(self.images.device, non_blocking=True)
         return self.images[indices], self.labels[indices]
 
 
 def collate(batch):
-    """The collate function for Images: the batch is already whole."""
+    """The collate function for Images, which already return a whole batch."""
     return batch
 
 
 def load_images(arguments, device="cpu"):
-    """The training set and the test set that the command line asks for, on the device.
+    """The training set and the test set that --data names, on the device.
 
-    They are a few megabytes. If batches came from the CPU, a GPU would wait for each.
+    They take a few megabytes. From the CPU, a GPU would have to wait for every batch.
     """
     train_set, test_set = DATA[arguments.data](arguments)
     return train_set.to(device), test_set.to(device)
 
 
 def split(train_set, size):
-    """The images to train on, and `size` others to decide on: the same for every seed and process."""
-    # Not the last ones: many a data set has one class after the other.
+    """Split off `size` images for validation, the same for every seed and process."""
+    # Pick them at random, because many data sets are sorted by class.
     order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(0))
     order = order.to(train_set.labels.device)
     return Images(*train_set[order[size:]]), Images(*train_set[order[:size]])
 
 
 def digits(arguments):
-    """The default: needs no download and no network, and is made in a second."""
+    """The default data set. It needs no download and takes a second to draw."""
     train_size, test_size = arguments.train_size or 12_000, arguments.test_size or 2_000
     return draw_digits(train_size, seed=1), draw_digits(test_size, seed=2)
 
 
 def draw_digits(count, seed):
-    """`count` pictures of digits, 1x28x28, warped, shifted, noised. One seed always gives the same."""
+    """`count` images of digits (1x28x28), warped, shifted and noisy, determined by the seed."""
     fonts, ink = draw_fonts()
     images, labels = [], []
-    for start in range(0, count, 1000):  # by the thousand: a million digits must not need 25 GB at once
+    for start in range(0, count, 1000):  # or a million digits would need 25 GB at once
         generator = torch.Generator().manual_seed(seed * 1_000_003 + start)
 
         def uniform(low, high, *shape):
@@ -93,12 +93,12 @@ def draw_digits(count, seed):
 
 
 def draw_fonts():
-    """Every digit in every DejaVu font that matplotlib ships, 40x40, with the number of fonts."""
+    """The number of DejaVu fonts in matplotlib, and every digit in every font (40x40)."""
     from PIL import Image, ImageDraw, ImageFont
 
-    # find_spec, not an import: matplotlib takes half a second, and writes into the reader's home.
+    # Importing matplotlib would take half a second and write into the home folder.
     folder = Path(find_spec("matplotlib").submodule_search_locations[0]) / "mpl-data/fonts/ttf"
-    # The two fonts named Display have no digits, only boxes.
+    # The two fonts named Display have boxes instead of digits.
     fonts = sorted(path for path in folder.glob("DejaVu*.ttf") if "Display" not in path.name)
     ink = []
     for digit in range(10):
@@ -131,17 +131,17 @@ def from_torchvision(arguments, load, files):
     root = arguments.out / "data"
     root.mkdir(parents=True, exist_ok=True)
     with open(root / ".lock", "w") as lock, contextlib.redirect_stdout(None):
-        # One process downloads and the others wait: they would write into each other's files.
+        # One process downloads and the others wait, so that no two write the same file.
         fcntl.flock(lock, fcntl.LOCK_EX)
         limit = socket.getdefaulttimeout()
-        socket.setdefaulttimeout(10)  # a network that swallows packets would be waited for without end
+        socket.setdefaulttimeout(10)  # a network that drops packets would block forever
         try:
             splits = load(root, train=True), load(root, train=False)
         except Exception as error:
             splits, reason = None, f"{type(error).__name__}: {error}"
         finally:
             socket.setdefaulttimeout(limit)
-    if splits is None:  # with the lock given back: the process that speaks may wait for it
+    if splits is None:  # the lock is free now: others may wait for it
         cure = f"use --data digits, or put the files at {root / files}"
         refuse(f"cannot load {arguments.data} ({reason}): {cure}")
     (train_images, train_labels), (test_images, test_labels) = splits
@@ -154,16 +154,17 @@ DATA = {"digits": digits, "mnist": mnist, "cifar10": cifar10}
 
 
 def add_data(name, load):
-    """Another choice for --data: load(arguments) gives a training set and a test set."""
+    """Add a choice for --data. load(arguments) returns a training set and a test set."""
     DATA[name] = load
 
 
 def import_torchvision():
-    """torchvision, also beside a torch that it was not built for.
+    """Import torchvision, even with a torch build that it was not compiled for.
 
-    The ordinary wheel beside a CPU build of torch cannot load its compiled operators, and its import
-    then fails: "operator torchvision::nms does not exist". We need none of them. Once it has failed,
-    it is enough to declare the two that its Python code speaks of, and to import again.
+    With a CPU build of torch, the standard torchvision wheel cannot load its compiled
+    operators, and the import fails: "operator torchvision::nms does not exist". The lessons
+    need no such operator. So declare the two that torchvision's Python code mentions, and
+    import it again.
     """
     try:
         import torchvision
@@ -171,6 +172,6 @@ def import_torchvision():
         declared = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import_torchvision.declared = declared  # a Library takes its schemas with it when it is freed
+        import_torchvision.declared = declared  # freeing it would remove its schemas
         import torchvision
     return torchvision

@@ -1,4 +1,4 @@
-"""The device that a process trains on, and what makes it repeatable."""
+"""The device that a process trains on, and the settings that make a run reproducible."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from workload.endings import refuse
 
 
 def gpu_count():
-    """GPUs that processes can train on together. A Mac's is none: gloo cannot reach its memory."""
+    """How many GPUs processes can use. A Mac's does not count: gloo cannot access its memory."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or dist.get_default_backend_for_device(accelerator) == "gloo":
         return 0
@@ -21,21 +21,21 @@ def gpu_count():
 
 
 def pick_device(number=None):
-    """GPU `number` of this machine, or the CPU if it has none."""
+    """GPU `number` of this machine, or the CPU if the machine has no GPU."""
     count = gpu_count()
     if count == 0:
         if number is not None and "OMP_NUM_THREADS" not in os.environ:
-            # One of several processes. With a thread for every core, they would wait for each other.
+            # With one thread per core each, several processes would slow each other down.
             torch.set_num_threads(1)
         return torch.device("cpu")
     number = number or 0
-    # After its time limit, NCCL's group takes four such pauses until it ends the
-    # process: 15 seconds each, if nothing is said.
+    # After a timeout, NCCL's process group pauses four times for this long before it
+    # ends the process. The default is 15 seconds each.
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
-    # The stages of lesson 10 send each other their shapes one by one, as they should.
+    # This warning does not apply: lesson 10's stages send their shapes one by one.
     os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     if may_share() and number >= count:
-        # NCCL wants a GPU for each process of a machine. So it is told that this one is on another.
+        # NCCL refuses two processes of one machine on a GPU, so pretend to be another machine.
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
         number %= count
     if number >= count:
@@ -45,7 +45,7 @@ def pick_device(number=None):
 
 
 def require_precision(precision, device):
-    """End with one line if a GPU has no bf16: torch would imitate it, which is slow."""
+    """Refuse to start if the GPU has no bf16, because torch would emulate it slowly."""
     if precision != "bf16" or device.type != "cuda":
         return
     if not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -53,10 +53,10 @@ def require_precision(precision, device):
 
 
 def set_seed(seed):
-    """Make this process repeatable: the same command gives the same bytes."""
+    """Make this process deterministic: the same command writes the same bytes."""
     torch.manual_seed(seed)
-    # cuDNN would take whichever kernel is fastest today, and compute with TF32's 10 bits where it can:
-    # then no two runs agree to the byte, and two world sizes only to the third digit.
+    # By default, cuDNN picks the kernel that is fastest right now, and uses TF32's 10 bits.
+    # Then no two runs agree to the byte, and two world sizes only to the third digit.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False  # in torch 2.11, the next line does not reach convolutions
@@ -64,7 +64,7 @@ def set_seed(seed):
 
 
 def random_state(device):
-    """What the random number generators of this process go on from, on CPU and GPU."""
+    """The states of all random number generators of this process, on CPU and GPU."""
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         states["gpu"] = torch.get_device_module(device).get_rng_state()
@@ -73,19 +73,19 @@ def random_state(device):
 
 def set_random_state(states, device):
     torch.set_rng_state(states["cpu"])
-    if device.type != "cpu" and "gpu" in states:  # a run on the CPU has saved none
+    if device.type != "cpu" and "gpu" in states:  # a run on the CPU saves no GPU state
         torch.get_device_module(device).set_rng_state(states["gpu"])
-    # Resumed after an epoch's last step, a run steps its scheduler before its optimizer.
+    # A run that resumes after an epoch's last step calls scheduler.step() first.
     warnings.filterwarnings("ignore", "Detected call of `lr_")
 
 
 def may_share():
-    """Several processes for each GPU: slower than one, but the lessons can be run where there is only one."""
+    """Whether processes may share a GPU: slow, but all lessons then run on a single GPU."""
     return os.environ.get("SHARE_GPU") == "1"
 
 
 def unseen_gpu():
-    """Why torch takes no GPU though NVIDIA's driver has one, in words; None if there is or shall be none."""
+    """Why torch cannot use the GPU that NVIDIA's driver lists; None if there is no problem."""
     if gpu_count() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
         return None
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout

@@ -4,10 +4,11 @@ from torch import nn
 
 
 class ConvNet(nn.Sequential):
-    """About 32,000 parameters for digits. Smooth all through: GELU and average pooling.
+    """A smooth network, with GELU and average pooling. It has about 32,000 parameters for digits.
 
-    N processes add the same gradients in another order than one does, which changes them by 1e-8.
-    ReLU and max pooling have kinks that turn such a grain into another path; this network forgets it.
+    N processes add up the same gradients in a different order than one process does, which changes
+    them by 1e-8. With the kinks of ReLU and max pooling, such a difference would grow until the
+    curves differ. In a smooth network it stays small.
     """
 
     def __init__(self, shape, width=16):
@@ -27,7 +28,7 @@ class ConvNet(nn.Sequential):
 
 
 class Normalize(nn.Module):
-    """Bytes to numbers around 0. In the model, so that the device holds bytes: a quarter."""
+    """Turn bytes into numbers around 0. As bytes, the images take a quarter of the memory."""
 
     def forward(self, images):
         return (images.float() - 48) / 64

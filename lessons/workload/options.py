@@ -1,4 +1,4 @@
-"""The command line of a lesson, and what is looked at before a run begins."""
+"""The command-line options of the lessons, and the checks before a run begins."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ from workload.endings import refuse, say
 from workload.images import DATA, load_images
 from workload.machine import gpu_count, may_share, unseen_gpu
 
-OLDEST_TORCH = "2.9"  # with older ones, lessons 09, 12 and 13 have another curve, or none
+OLDEST_TORCH = "2.9"  # before, lessons 09, 12 and 13 fail or have other curves
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,14 +20,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(file, description):
-    """The options of all lessons. `file` gives the lesson's name to the files it writes."""
+    """The options of all lessons. A lesson names the files that it writes after `file`."""
     require_torch(OLDEST_TORCH)
-    formatter = argparse.RawDescriptionHelpFormatter  # leaves the lines of a docstring as they are
+    formatter = argparse.RawDescriptionHelpFormatter  # keeps the docstring's lines
     parser = Parser(description=description, formatter_class=formatter)
     world_size = int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets it
     parser.set_defaults(lesson=Path(file).stem, world_size=world_size)
-    parser.set_defaults(items="images")  # what an epoch's line counts by the second
-    parser.set_defaults(snapshot_every=None, time_limit=None)  # options from lesson 06a on
+    parser.set_defaults(items="images")  # the unit of the speed in each epoch's line
+    parser.set_defaults(snapshot_every=None, time_limit=None)  # from lesson 06a on
     option = parser.add_argument
     option("--epochs", type=int, default=8, help="passes over the images (%(default)s)")
     option("--batch-size", type=int, default=120, help="images a step, of all ranks (%(default)s)")
@@ -42,10 +42,10 @@ def parser(file, description):
 
 
 def check(arguments, replicas=None):
-    """End with one line if this run cannot work: a traceback, later, would say less.
+    """Refuse to start a run that cannot work. A later traceback would say less.
 
-    `replicas` is the number of copies of the model, each with its shard of the batch: the number
-    of processes, if nothing is said.
+    `replicas` is the number of copies of the model, each with its shard of the batch. By
+    default, it is the number of processes.
     """
     check_at_least_1("--epochs", arguments.epochs)
     check_at_least_1("--batch-size", arguments.batch_size)
@@ -66,7 +66,7 @@ def check(arguments, replicas=None):
         fits = math.ceil(batch_size / replicas) * replicas
         refuse(
             f"--batch-size {batch_size} does not divide by {replicas} processes: take {fits}, for instance",
-            again=True,  # after a restart there may be fewer machines, and a new reason
+            again=True,  # after a restart there may be fewer machines
         )
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = gpu_count()
@@ -82,13 +82,13 @@ def check(arguments, replicas=None):
         arguments.out.mkdir(parents=True, exist_ok=True)
         probe = arguments.out / f".writable-{os.getpid()}"
         probe.touch()
-        probe.unlink(missing_ok=True)  # another machine's process may have this number, and disk
+        probe.unlink(missing_ok=True)  # another machine may have chosen the same name
     except OSError as error:
         reason = error.strerror
         refuse(f"cannot write to --out {arguments.out} ({reason}): name a folder that you own")
     images = arguments.train_size or 12_000
     if arguments.data != "digits":
-        train_set, _ = load_images(arguments)  # downloads, before any other process waits for this one
+        train_set, _ = load_images(arguments)  # download before others wait
         images = len(train_set)
     if images < batch_size:
         refuse(f"{images} training images do not fill one --batch-size of {batch_size}")
@@ -100,7 +100,7 @@ def check_at_least_1(option, value):
 
 
 def settings(arguments, model):
-    """What a snapshot must have in common with the run that resumes from it."""
+    """The settings that a snapshot must share with the run that resumes from it."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = zlib.crc32(str(model).encode())
     return {
@@ -115,7 +115,7 @@ def settings(arguments, model):
 
 
 def problem_with(path, theirs, own):
-    """What is wrong with a snapshot of these settings; None if they are those of this run."""
+    """An error message if a snapshot's settings are not those of this run, else None."""
     differences = []
     for name, value in own.items():
         if theirs.get(name) != value:
@@ -126,19 +126,19 @@ def problem_with(path, theirs, own):
 
 
 def numbers(version):
-    """[2, 14] of 2.14.0.dev20261101: the rest may hold letters."""
+    """[2, 14] for 2.14.0.dev20261101. The rest may contain letters."""
     return [int(part) for part in version.split(".")[:2]]
 
 
 def require_torch(oldest):
-    """End with one line if torch is older than that."""
+    """Refuse to start if torch is older than `oldest`."""
     here = metadata.version("torch").split("+")[0]
     if numbers(here) < numbers(oldest):
         refuse(f"this lesson needs torch {oldest}, and this is {here}: pip install torch=={oldest}.0")
 
 
 def require_torchrun(file, torch=None):
-    """End with one line if torchrun has not started this, or if the lesson needs a newer torch."""
+    """Refuse to start without torchrun, or if the lesson needs a newer torch."""
     if torch:
         require_torch(torch)
     if "RANK" not in os.environ:

@@ -1,4 +1,4 @@
-"""What a run shows and leaves behind."""
+"""What a run prints, and the curve that it writes."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ from workload.endings import say
 
 
 def progress(batches, epoch):
-    """A progress bar of rank 0 around an epoch's batches; none where there is no terminal."""
+    """A progress bar around an epoch's batches, on rank 0 and in a terminal."""
     quiet = dist.is_initialized() and dist.get_rank() > 0
     return tqdm(batches, f"epoch {epoch:2}", disable=quiet or None, leave=False, unit="step")
 
 
 def report(arguments, epoch, loss, accuracy, images_per_second):
-    """Print the epoch's line, and put it, in full precision, into OUT/<lesson>.jsonl."""
+    """Print the epoch's line, and write its exact numbers to OUT/<lesson>.jsonl."""
     speed = f"{images_per_second:,.0f} {arguments.items}/s"
     print(f"epoch {epoch:2} | loss {loss:.4f} | accuracy {accuracy:5.1%} | {speed}", flush=True)
     values = {
@@ -28,13 +28,13 @@ def report(arguments, epoch, loss, accuracy, images_per_second):
     }
     path = arguments.out / f"{arguments.lesson}.jsonl"
     earlier = path.read_text().splitlines() if path.exists() else []
-    # A run that repeats an epoch, or starts anew, replaces its earlier line.
+    # A run that repeats an epoch, or starts again, replaces its earlier lines.
     kept = [text for text in earlier if json.loads(text)["epoch"] < epoch]
     temporary = path.with_suffix(".jsonl.temporary")
     try:
         temporary.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(values)]))
         temporary.replace(path)
-    except OSError as error:  # a full disk must not end a run of a week
+    except OSError as error:  # a full disk must not end a long run
         say(f"{path} lacks epoch {epoch} ({error.strerror}); going on without it")
         with contextlib.suppress(OSError):
             temporary.unlink()

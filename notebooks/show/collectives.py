@@ -1,4 +1,4 @@
-"""Processes that stay, and run the line of code that a cell sends them; and a picture of what they hold."""
+"""Processes that run the lines of code that a cell sends them, and pictures of what they hold."""
 
 import json
 import subprocess
@@ -20,11 +20,11 @@ WAIT = tile(ORANGE, 0.55)
 
 
 class Ranks:
-    """Real processes, one for each rank. The first line starts them; after an error, the next line does."""
+    """Real processes, one per rank. The first line starts them, and so does the line after an error."""
 
     def __init__(self, world_size=4, limit=5):
         self.world_size, self.limit, self.running = world_size, limit, []
-        self.lines = {}  # of the pictures, by name
+        self.lines = {}  # {name of the picture: line}
 
     def start(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -45,17 +45,17 @@ class Ranks:
             one.process.stdin.flush()
 
     def hear(self, rank, beginning):
-        """The next line of a rank that begins so; warnings are passed over."""
+        """The next line of a rank that begins with these words. Other lines are skipped."""
         deadline = time.monotonic() + 60
         while (line := self.running[rank].next(deadline)) is not None:
             if line.startswith(beginning):
                 return line
         self.close()
-        raise RuntimeError(f"rank {rank} ended, or said nothing for a minute")
+        raise RuntimeError(f"rank {rank} ended or printed nothing for a minute: run the cell again")
 
     def run(self, line, before="tensor", after="tensor", late=None, seconds=0.5, size=1):
-        """Let all ranks run the line. Returns what each held before and after, how long it was in the line,
-        and the bytes it moved. `late` comes later than the others; `size` is that of a chunk, in numbers."""
+        """Let all ranks run the line. Returns what each held before and after, how long it spent in the line,
+        and the bytes that it moved. Rank `late` starts later; `size` is the size of a chunk, in numbers."""
         if not self.running:
             self.start()
         request = {"line": line, "before": before, "after": after, "late": late}
@@ -63,12 +63,12 @@ class Ranks:
         answers = [json.loads(self.hear(rank, "{")) for rank in range(self.world_size)]
         errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(answers) if "error" in one]
         if errors:
-            self.close()  # who is still in a collective would answer to the next one
+            self.close()  # a rank that is still in a collective would answer the next line
             raise RuntimeError("\n".join(errors))
         return answers
 
     def picture(self, name, line, before="tensor", after="tensor"):
-        """Let all ranks run the line, draw what they hold before and after, and return what after."""
+        """Let all ranks run the line, draw what they hold before and after, and return the latter."""
         self.lines[name] = line
         answers = self.run(line, before, after)
         held = [[one[when] for one in answers] for when in ("before", "after")]
@@ -76,21 +76,21 @@ class Ranks:
         return held[1]
 
     def picture_of_time(self, name, line, late):
-        """Let all ranks run the line, one of them late, draw when each was in it, and return how long."""
+        """Let all ranks run the line, one of them late. Draw and return how long each was in the line."""
         self.lines[name] = line
         waited = self.wait(line, late)
         words = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in enumerate(waited))
         picture(
-            f"{name}. Rank {late} comes half a second late. In the line: {words}", draw_time(waited, late)
+            f"{name}. Rank {late} is half a second late. Time in the line: {words}", draw_time(waited, late)
         )
         return waited
 
     def wait(self, line, late):
-        """How many seconds each rank is in the line, when one of them comes late."""
+        """How many seconds each rank spends in the line when one of them is late."""
         return [one["waited"] for one in self.run(line, "None", "None", late=late)]
 
     def count(self, line, size=65_536):
-        """(sent, received) of each rank, in K, the size of `tensor`; None where nobody counts."""
+        """(sent, received) of each rank, in K, the size of `tensor`; None if the system has no counters."""
         whole = torch.float32.itemsize * size * self.world_size
         moved = [one["moved"] for one in self.run(line, "None", "None", size=size)]
         return None if None in moved else [[count / whole for count in counts] for counts in moved]
@@ -107,14 +107,14 @@ class Ranks:
 
 
 def place(column, rank):
-    """(row, number) of each chunk that a rank holds: a single one stands in the row of its rank."""
+    """(row, number) of each chunk that a rank holds. A single chunk is in the row of its rank."""
     if column is None:
         return []
     return [(rank, column[0])] if len(column) == 1 else list(enumerate(column))
 
 
 def draw_held(before, after):
-    """A column for each rank, a row for each chunk; a chunk's colour is told by the digits of its number."""
+    """A column for each rank and a row for each chunk. The digits of a number determine its colour."""
     world_size = len(before)
     figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 1.75), layout="constrained")
     figure.get_layout_engine().set(wspace=0.12)
@@ -136,7 +136,7 @@ def draw_chunk(axes, rank, row, number, world_size):
     digits = [int(digit) for digit in str(number) if digit != "0"]
     edge = {"edgecolor": GREY, "lw": 0.8, "ls": ":"}
     face = "none"
-    if digits:  # whose chunks were added up: as many digits. Which chunk it is: the digit
+    if digits:  # the digit says which chunk it is, the number of digits how many were added up
         strength = 0.3 + 0.45 * (len(digits) - 1) / (world_size - 1)
         face, edge = tile(RANKS[digits[0] - 1], strength), {"lw": 0}
     axes.add_patch(plt.Rectangle((rank - 0.46, row - 0.42), 0.92, 0.84, facecolor=face, **edge))
@@ -145,7 +145,7 @@ def draw_chunk(axes, rank, row, number, world_size):
 
 
 def describe(before, after):
-    """The picture in words, for those who cannot see it."""
+    """The alt text of the picture."""
     words = []
     for when, columns in (("before", before), ("after", after)):
         held = [
@@ -157,7 +157,7 @@ def describe(before, after):
 
 
 def draw_time(waited, late, seconds=0.5):
-    """A bar for each rank, from its call to its return. Who is late is computing meanwhile."""
+    """A bar for each rank, from its call to its return."""
     figure, axes = plt.subplots(figsize=(WIDTH, 1.6), layout="constrained")
     for rank, length in enumerate(waited):
         start = seconds if rank == late else 0
@@ -175,7 +175,7 @@ def draw_time(waited, late, seconds=0.5):
 
 
 def draw_waits(waits):
-    """A row for each collective, a panel for each rank that was late: how long each was in the line."""
+    """A row for each collective, and a panel for each late rank: how long each rank was in the line."""
     lates = list(next(iter(waits.values())))
     size = (WIDTH, 0.6 + 0.24 * len(waits))
     options = {"figsize": size, "sharey": True, "squeeze": False, "layout": "constrained"}
@@ -200,7 +200,7 @@ def draw_waits(waits):
 
 
 def who_waits(seconds):
-    """The ranks that were in the line for long."""
+    """The ranks that waited in the line."""
     return [rank for rank, waited in enumerate(seconds) if waited > LONG]
 
 

@@ -1,6 +1,6 @@
-"""One of the processes of show.collectives: it runs the lines that it is sent, and says what it holds.
+"""One of the processes of show.collectives: it runs the lines that it receives and reports what it holds.
 
-It imports nothing of show, so that it starts in the time that torch takes.
+It imports nothing from show, so it starts as fast as torch does.
 """
 
 import json
@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from sockets import count_bytes
 
-if not hasattr(dist, "all_gather_single"):  # older releases have other names for them
+if not hasattr(dist, "all_gather_single"):  # older releases have other names
     dist.all_gather_single = dist.all_gather_into_tensor
     dist.reduce_scatter_single = dist.reduce_scatter_tensor
 
 
 def make_tensors(rank, world_size, size):
-    """What a line may use. Chunk c of rank r is (c + 1) * 10**r: a sum still tells whose chunks are in it."""
+    """The names that a line can use. Chunk c of rank r is (c + 1) * 10**r, so a sum shows its chunks."""
     full = [torch.full((size,), float((number + 1) * 10**rank)) for number in range(world_size)]
     tensor, empty_tensor = torch.cat(full), torch.zeros(world_size * size)
     return {
@@ -36,7 +36,7 @@ def make_tensors(rank, world_size, size):
 
 
 def read_numbers(expression, names, size):
-    """The first number of each chunk, or None where this rank has nothing to show."""
+    """The first number of each chunk, or None if this rank has nothing to show."""
     value = eval(expression, names)
     return None if value is None else [int(number) for number in value[::size]]
 
@@ -45,7 +45,7 @@ def answer(request, rank, world_size):
     size = request["size"]
     names = make_tensors(rank, world_size, size)
     before = read_numbers(request["before"], names, size)
-    dist.barrier()  # all begin together, and nobody's earlier bytes are still on their way
+    dist.barrier()  # all ranks begin together, and no earlier bytes are still on the way
     counted = count_bytes()
     if request["late"] == rank:
         time.sleep(request["seconds"])
@@ -69,7 +69,7 @@ def main():
             report = answer(json.loads(line), rank, world_size)
         except Exception as error:
             line = (str(error).splitlines() or [""])[0]
-            said = re.sub(r"^\[\S+:\d+\] ", "", line).split(". ")[0]  # no line of gloo's source, no advice
+            said = re.sub(r"^\[\S+:\d+\] ", "", line).split(". ")[0]  # without gloo's source line and advice
             report = {"error": f"{type(error).__name__}: {said}"}
         print(json.dumps(report), flush=True)
     dist.destroy_process_group()

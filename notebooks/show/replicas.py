@@ -1,4 +1,4 @@
-"""nn.DataParallel for the threads of a CPU, written by hand; and one of its steps, taken apart."""
+"""A DataParallel for CPU threads, written by hand, and a way to time the parts of one of its steps."""
 
 import copy
 import threading
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from show.pictures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, timeline
+from show.pictures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, picture, timeline
 
 COLOURS = {
     "scatter": SKY,
@@ -31,8 +31,8 @@ def replicate(model, devices):
 
 
 def copy_of(module, first):
-    """A replica. Its tensors are no parameters, but computed from them, so that backward() finds the way to
-    the model. The first replica needs no copy, as in PyTorch's: it looks at the model's own memory."""
+    """A replica. Its tensors are computed from the model's parameters, so backward() reaches the model. As in
+    PyTorch, the first replica is no copy: it shares the model's memory."""
     replica = copy.copy(module)
     replica._parameters, replica._buffers, replica._modules = {}, {}, {}
     for name, tensor in module.named_parameters(recurse=False):
@@ -48,7 +48,7 @@ def parallel_apply(replicas, parts, devices):
     gradients_wanted = torch.is_grad_enabled()
 
     def forward(replica, part):
-        torch.set_grad_enabled(gradients_wanted)  # every thread has a switch of its own
+        torch.set_grad_enabled(gradients_wanted)  # every thread has its own switch
         return replica(part)
 
     with ThreadPoolExecutor(len(replicas)) as threads:
@@ -73,11 +73,11 @@ class DataParallel(nn.Module):
         return gather(outputs, self.devices[0])
 
 
-# ---- a step, taken apart ------------------------------------------------------------------------
+# ---- the parts of a step, timed -----------------------------------------------------------------
 
 
 def now(*devices):
-    """The time, once these devices have done all that they were asked to do."""
+    """The time at which these devices have finished their queues."""
     for device in devices:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
@@ -85,7 +85,7 @@ def now(*devices):
 
 
 def watch(model, replicas, bars, threads):
-    """Note when each replica's forward pass begins and ends, and which thread runs its backward pass."""
+    """Record when each replica's forward pass begins and ends, and which thread runs its backward pass."""
     begun = {}
 
     def begin(replica, inputs):
@@ -101,8 +101,8 @@ def watch(model, replicas, bars, threads):
 
 
 def take_apart(parallel, devices, model, optimizer, images, labels):
-    """One step by the functions of `parallel`: this module, or torch.nn.parallel. Returns the bars of its
-    timeline, the replicas, and the thread that ran the backward pass of each."""
+    """One step with the functions of `parallel`: this module, or torch.nn.parallel. Returns the bars of the
+    timeline, the replicas, and the thread that ran each replica's backward pass."""
     bars = {"main thread": []} | {f"replica {number}": [] for number in range(len(devices))}
     replicas, threads, clock = [], {}, now(*devices)
     hooks = watch(model, replicas, bars, threads)
@@ -135,7 +135,7 @@ def length(bars):
 
 
 def draw_step(bars):
-    """A row for each thread. In that of the main thread, which only waits there, forward is left out."""
+    """A row for each thread. The main thread only waits during forward, so its row leaves forward out."""
     start = bars["main thread"][0][0]
     rows = {
         name: [
@@ -150,3 +150,7 @@ def draw_step(bars):
     handles, names = axes.get_legend().legend_handles, [text.get_text() for text in axes.get_legend().texts]
     axes.get_legend().remove()
     axes.legend(handles, names, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=3)
+    words = ", ".join(f"{part} {1000 * (end - begin):.1f} ms" for begin, end, part in bars["main thread"])
+    picture(
+        f"One step of {1000 * length(bars):.1f} ms: {words}. Several threads have work only during forward."
+    )

@@ -1,14 +1,23 @@
-"""Pictures of the notebook on how gradients travel: who holds the sum of what, step by step."""
+"""Notebook 03a: pictures of a server and a ring, step by step, and what its scripts measured."""
+
+import shutil
+import statistics
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from show.pictures import DARK, INK, RANKS, arrow, tile
+from show.pictures import BLUE, DARK, INK, RANKS, RED, arrow, picture, tile
+
+
+def copy_scripts(out):
+    """Copy the notebook's scripts into the folder of the files that its cells write."""
+    shutil.copytree(Path(__file__).with_name("travel"), out, dirs_exist_ok=True)
 
 
 def play(world_size, steps, chunks=None):
-    """Who has been added up in which chunk of which process: at the start, and after each step. A step is a
-    list of moves: (from rank, to rank, chunk, "add" or "replace"). There is a chunk for each process, or as
-    many as are named."""
+    """Which ranks have been added up in which chunk of which process: at the start, and after each step. A
+    step is a list of moves: (from rank, to rank, chunk, "add" or "replace"). There is one chunk per process
+    unless `chunks` says otherwise."""
     holds = [[{rank} for _ in range(chunks or world_size)] for rank in range(world_size)]
     states = [holds]
     for moves in steps:
@@ -23,9 +32,9 @@ def play(world_size, steps, chunks=None):
 
 
 def all_gather(world_size):
-    """The steps of a ring's second half. The exercise asks for them: the notebook does not show them."""
+    """The steps of a ring's second half. They are here, not in the notebook: the exercise asks for them."""
     ranks, steps = range(world_size), []
-    complete = [(rank + 1) % world_size for rank in ranks]  # what the first half leaves with each
+    complete = [(rank + 1) % world_size for rank in ranks]  # the chunk that the first half completes
     for _ in range(world_size - 1):
         steps.append([(rank, (rank + 1) % world_size, complete[rank], "replace") for rank in ranks])
         complete = [complete[rank - 1] for rank in ranks]
@@ -48,6 +57,26 @@ def draw(world_size, steps, names):
     grid[0, 1].axis("off")
 
 
+def draw_server(world_size, steps):
+    draw(world_size, steps, ["collect", "hand out"])
+    half = world_size - 1
+    picture(
+        f"A parameter server with {world_size} processes, in {len(steps)} steps. In the first {half} steps, "
+        f"rank 0 adds up the gradients of all other ranks. In the last {half}, it sends the sum to each of "
+        "them. In every step, only two processes have work."
+    )
+
+
+def draw_ring(world_size, steps):
+    """For show.slider: draws, and returns the alt text."""
+    draw(world_size, steps, ["reduce-scatter", "all-gather"])
+    return (
+        f"A ring of {world_size} processes, in {len(steps)} steps. In every step, each process sends one "
+        "chunk to the right. After half of the steps, each process has the sum of one chunk. At the end, "
+        "each process has all sums."
+    )
+
+
 def panel(axes, holds, moves, title):
     """What each process holds, with a frame around what has just arrived."""
     world_size = len(holds)
@@ -63,7 +92,7 @@ def panel(axes, holds, moves, title):
     if len({move[:2] for move in moves}) == 1:  # one sends to one other: an arrow above the columns
         source, target = moves[0][:2]
         arrow(axes, (source, -0.5), (target, -0.5), bend=-0.2 if target > source else 0.2)
-    else:  # everyone sends to the right, the last one to the first
+    else:  # each process sends to the right, and the last one to the first
         for source, target, chunk, _ in moves:
             axes.plot([source + 0.5, target - 0.5], [chunk, chunk], ">", color=INK, ms=4)
     axes.set(xlim=(-0.75, world_size - 0.25), ylim=(world_size - 0.5, -1.1))
@@ -74,8 +103,27 @@ def panel(axes, holds, moves, title):
     axes.set_title(title, size=10, loc="center", pad=2)
 
 
+def draw_through(counted):
+    """Bytes through the server and through each process of the ring: {world size: (server, ring)}, in K."""
+    _, axes = plt.subplots(figsize=(4.2, 3.2))
+    sizes = range(2, 9)
+    axes.plot(sizes, [2 * (n - 1) for n in sizes], color=RED, label="the server")
+    axes.plot(sizes, [4 * (n - 1) / n for n in sizes], color=BLUE, label="each process of the ring")
+    for world_size, (server, ring) in counted.items():
+        axes.plot(world_size, server, "s", color=RED, ms=9, mfc="none", mew=2)
+        axes.plot(world_size, ring, "o", color=BLUE, ms=6)
+    axes.set(xlabel="number of processes, N", ylabel="bytes through it, in K", ylim=0)
+    axes.set_title("Lines: formula. Marks: counted")
+    axes.legend()
+    picture(
+        "Bytes through a process, for 2 to 8 processes. The server's line, 2 (N-1) K, grows without limit: "
+        "14 K with 8 processes. The ring's line, 4 (N-1) K / N, stays below 4 K. What was counted lies on "
+        "the lines."
+    )
+
+
 def draw_wires(shares):
-    """For each way, how much each rank has sent to each, in K: a list of lists, [from][to]."""
+    """For each way, how much each rank has sent to each other rank, in K: a list of lists, [from][to]."""
     _, grid = plt.subplots(len(shares), 1, figsize=(3.4, 2 * len(shares)))
     for axes, (way, share) in zip(grid, shares.items(), strict=True):
         ranks = range(len(share))
@@ -93,3 +141,31 @@ def draw_wires(shares):
         axes.set_yticks([rank + 0.5 for rank in ranks[:-1]], minor=True)
         axes.grid(which="minor", lw=0.4)
         axes.tick_params(which="both", length=0)
+
+
+def picture_of_wires(shares):
+    """The same from tensors of [from, to], as a picture with its alt text."""
+    draw_wires({way: share.tolist() for way, share in shares.items()})
+    words = []
+    for way, share in shares.items():
+        ranks = range(len(share))
+        sent = [
+            f"{source} to {target} {share[source][target]:.2f} K"
+            for source in ranks
+            for target in ranks
+            if share[source][target] > 0.005
+        ]
+        words.append(f"{way}: {', '.join(sent)}")
+    picture(f"How much each rank has sent to each other rank. {'; '.join(words)}.")
+
+
+def medians(race):
+    """The median seconds of each way for each size in bytes, from what race.py measured."""
+    return {
+        way: {int(size): statistics.median_high(found["seconds"]) for size, found in sizes.items()}
+        for way, sizes in race.items()
+    }
+
+
+def in_words(size):
+    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"

@@ -2,35 +2,39 @@
 
 SENTENCES = {
     "02_data_parallel": {
-        "Lesson 02": "The name and the command.",
-        "- You will see one line": "Lesson 01 says what you will see.",
-        "+ You will see lesson 01's lines": "Lesson 02 says what happens in each step. "
-        "The timeline below shows all six parts.",
+        "Lesson 02": "The name of the lesson and its command.",
+        "- You will see one line": "Lesson 01 describes its output.",
+        "+ You will see lesson 01's lines": "Lesson 02 lists the six parts of a step. "
+        "You will see them below as a timeline.",
         "from torch import nn": "`DataParallel` is in `torch.nn`.",
-        "nn.DataParallel(model)": "The one line. Above it, a message to those who have fewer than two GPUs.",
-        "model.module": "The weights are one level deeper now. The file should have their old names.",
+        "nn.DataParallel(model)": "The last of these lines wraps the model. The two lines above it print a "
+        "message on machines with fewer than two GPUs.",
+        "model.module": "The wrapped model is in `model.module`. Saving that keeps the names of the weights "
+        "as they were.",
     },
     "03_ddp_spawn": {
-        "Lesson 03": "The command now says how many processes there are.",
+        "Lesson 03": "The command now includes the number of processes.",
         "- You will see lesson 01's lines": "DDP copies no model and gathers no outputs during a step.",
-        "+ You will see lesson 01's losses": "This is what it does instead.",
+        "+ You will see lesson 01's losses": "Instead, each process keeps its copy of the model, and DDP "
+        "averages gradients.",
         "import torch.multiprocessing": "`mp` starts processes, and `dist` connects them.",
-        "- from torch.utils.data import DataLoader, RandomSampler": "This sampler knows about ranks.",
+        "- from torch.utils.data import DataLoader, RandomSampler": "This sampler knows the ranks.",
         "init_process_group": "Each new process begins in `worker`. It picks its device and joins the "
-        "process group. The processes find each other through a file, so no port is needed.",
-        "+ train(rank": "Then it trains and leaves the group.",
-        "+ def train(rank": "`train` is told its rank, the world size and the device.",
-        "- order = torch.Generator()": "The sampler gives each process its shard of the images. Each process "
-        "loads its part of the batch: 60 of 120 images.",
+        "process group. The processes find each other through a file, so they need no port.",
+        "+ train(rank": "Then the process trains and leaves the group.",
+        "+ def train(rank": "`train` receives the rank, the world size and the device.",
+        "- order = torch.Generator()": "The sampler gives each process its shard of the images. With two "
+        "processes, each one loads 60 of the 120 images of a batch.",
         "DistributedDataParallel(model)": "This is the central line. DDP sends rank 0's weights to all "
-        "processes, and from then on averages the gradients in every backward pass.",
-        "sampler.set_epoch(epoch)": "All processes must shuffle in the same way, and differently in each "
-        "epoch.",
-        "dist.all_reduce(loss_sum)": "Each process has seen only its own images, so the losses are added up.",
-        "- correct = count_correct(model,": "So are the correct answers. Only rank 0 reports.",
+        "processes. From then on, it averages the gradients in every backward pass.",
+        "sampler.set_epoch(epoch)": "All processes must use the same order, and a new one in every epoch.",
+        "dist.all_reduce(loss_sum)": "Each process knows only the losses of its own images, so the "
+        "processes add them up.",
+        "- correct = count_correct(model,": "The processes also add up their correct answers. Only rank 0 "
+        "reports.",
         "- # From the CPU": "Only rank 0 saves, because all processes hold the same weights.",
-        "mp.spawn(worker": "This process starts the others and waits for them. `spawn` passes the rank as "
-        "the first argument.",
+        "mp.spawn(worker": "The script starts the processes and waits for them. `spawn` passes each "
+        "process its rank as the first argument.",
     },
     "04_ddp_torchrun": {
         "python lessons/03_ddp_spawn.py": "`torchrun` starts the script, not `python`.",

@@ -1,4 +1,4 @@
-"""One rank: three ways to all-reduce, compared, counted and timed."""
+"""One rank: compares, counts and times three ways to all-reduce."""
 
 import json
 import os
@@ -17,10 +17,10 @@ def time_runs(all_reduce, gradient):
     seconds = []
     for _ in range(11):
         tensor = gradient.clone()
-        dist.barrier()  # all begin together
+        dist.barrier()  # all ranks begin together
         start = perf_counter()
         all_reduce(tensor)
-        dist.barrier()  # the slowest one counts
+        dist.barrier()  # until the slowest rank is done
         seconds.append(perf_counter() - start)
     return seconds
 
@@ -28,14 +28,14 @@ def time_runs(all_reduce, gradient):
 wires.meet()
 owner, report = find_owners(), {}
 ways = {"server": server_all_reduce, "ring": ring_all_reduce, "dist.all_reduce": dist.all_reduce}
-for length in (1, 3, 10, 1001, 1_200_000):  # so that some chunks are empty, or one longer than others
+for length in (1, 3, 10, 1001, 1_200_000):  # some chunks are empty, or longer than others
     gradient = torch.randn(length, generator=torch.Generator().manual_seed(wires.rank))
     expected = gradient.clone()
     dist.all_reduce(expected)
     for name, all_reduce in ways.items():
         wires.sent[:], wires.received[:] = [0] * wires.world_size, [0] * wires.world_size
         result = gradient.clone()
-        dist.barrier()  # nobody's earlier bytes are still on their way
+        dist.barrier()  # no earlier bytes are still on the way
         before = owner and bytes_from_each_rank(owner)
         all_reduce(result)
         after = owner and bytes_from_each_rank(owner)

@@ -1,4 +1,4 @@
-"""What the operating system says this process has received from each rank. Linux only: elsewhere None."""
+"""How many bytes this process has received from each rank, by Linux's counters. Other systems: None."""
 
 import torch.distributed as dist
 from sockets import connections
@@ -14,7 +14,7 @@ def bytes_from_each_rank(owner):
 
 
 def find_owners():
-    """Which rank has which port; None where the system cannot tell."""
+    """Which rank has which port; None if the system has no counters."""
     ports = [None] * world_size
     dist.all_gather_object(ports, [own for own, *_ in connections()])
     return {port: rank for rank, own in enumerate(ports) for port in own} or None

@@ -1,4 +1,4 @@
-"""A ring all-reduce that receives in pieces, and adds one while the next travels."""
+"""A ring all-reduce that receives in pieces, and adds one piece while the next one travels."""
 
 import torch.distributed as dist
 from second_half import all_gather
@@ -8,7 +8,8 @@ left, right = (rank - 1) % world_size, (rank + 1) % world_size
 
 
 def ring_in_pieces(tensor, groups, kept):
-    """`groups` are two, one for what even ranks send and one for odd. `kept` is memory for two pieces."""
+    """`groups` has two process groups: even ranks send on the first, odd ranks on the second. `kept` is
+    memory for two pieces."""
 
     def isend(outgoing):
         return dist.isend(outgoing, right, group=groups[rank % 2])
@@ -23,7 +24,7 @@ def ring_in_pieces(tensor, groups, kept):
         going = [isend(piece) for piece in outgoing.split(kept.shape[1])]
         for number, piece in enumerate(pieces):
             coming[number].wait()
-            piece += incoming[number]  # and meanwhile the next one travels
+            piece += incoming[number]  # meanwhile the next piece travels
             if number + 2 < len(pieces):
                 coming.append(irecv(incoming[number + 2]))
         for request in going:

@@ -1,4 +1,4 @@
-"""One rank: gloo's all-reduce beside a ring that gets better by one thing at a time; they take turns."""
+"""One rank: gloo's all-reduce and four versions of a ring, each with one more improvement, take turns."""
 
 import json
 import os
@@ -9,15 +9,15 @@ import torch.distributed as dist
 import wires
 from pieces import ring_in_pieces
 
-import workload  # noqa: F401 - at exit it ends the threads of the group
+import workload  # noqa: F401 - it ends the threads of the group at exit
 
 SIZES = [2**power for power in (16, 20, 22, 24, 26)]  # bytes: 64 KiB to 64 MiB
 PIECE = 2**19  # numbers: 2 MiB
-SECONDS = float(os.environ["SECONDS_EACH"])  # for a way and a size
+SECONDS = float(os.environ["SECONDS_EACH"])  # per way and size
 
 torch.set_num_threads(1)
 wires.meet()
-one = [dist.group.WORLD] * 2  # what both send takes the same connection, if there are two processes
+one = [dist.group.WORLD] * 2  # with two processes, both directions share one connection
 two = [dist.new_group(), dist.new_group()]
 chunk = SIZES[-1] // 4 // wires.world_size + 1
 large, small = torch.zeros(2, chunk), torch.zeros(2, PIECE)
@@ -31,7 +31,7 @@ ways = {
 
 
 def proceed(wish):
-    """What rank 0 wishes: all must go on, or all stop."""
+    """Rank 0 decides for all ranks whether to continue."""
     flag = torch.tensor([int(wish)])
     dist.broadcast(flag, 0)
     return bool(flag)
@@ -40,7 +40,7 @@ def proceed(wish):
 report = {way: {} for way in ways}
 for size in SIZES:
     tensor, numbers = torch.zeros(size // 4), torch.arange(size // 4) % 97.0 + wires.rank
-    for all_reduce in ways.values():  # connections are made when they are first used
+    for all_reduce in ways.values():  # the first use opens connections
         result, expected = numbers.clone(), numbers.clone()
         all_reduce(result)
         dist.all_reduce(expected)
@@ -58,7 +58,7 @@ for size in SIZES:
         report[way][size] = found[way]
 dist.barrier()
 for groups in (one, two):
-    groups.clear()  # a thread of a group that is still there may abort the process as it ends
+    groups.clear()  # a group whose threads still run may abort the process at exit
 dist.destroy_process_group()
 with open(os.environ["RESULT"], "w") as file:
     json.dump(report, file)

@@ -1,4 +1,4 @@
-"""How the processes meet; and a send and a receive that count."""
+"""How the processes meet, and a send and a receive that count bytes."""
 
 import os
 from datetime import timedelta
