@@ -67,7 +67,7 @@ def listen_for_the_end(limit=15):
         while os.read(heard, 1)[0] not in (signal.SIGTERM, signal.SIGINT):
             pass  # a DataLoader's workers send SIGCHLD when they end
         if not told_to_stop.wait(limit):
-            say(f"told to stop, but in the same step after {limit} seconds: ending unsaved")
+            say(f"told to stop, but the step did not end within {limit} seconds: exiting without saving")
             os._exit(1)
 
     heard, signals = os.pipe()

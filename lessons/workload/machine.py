@@ -39,7 +39,7 @@ def pick_device(number=None):
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
         number %= count
     if number >= count:
-        refuse(f"this machine has {count} GPUs and no number {number}: start fewer processes")
+        refuse(f"there are {count} GPUs here, and none for process {number}: start fewer processes")
     torch.accelerator.set_device_index(number)
     return torch.device(torch.accelerator.current_accelerator().type, number)
 
@@ -97,4 +97,4 @@ def unseen_gpu():
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
-    return "torch finds none"
+    return "torch finds no GPU"

@@ -30,14 +30,14 @@ def parser(file, description):
     parser.set_defaults(snapshot_every=None, time_limit=None)  # from lesson 06a on
     option = parser.add_argument
     option("--epochs", type=int, default=8, help="passes over the images (%(default)s)")
-    option("--batch-size", type=int, default=120, help="images a step, of all ranks (%(default)s)")
-    option("--lr", type=float, default=0.04, help="learning rate at first (%(default)s)")
-    option("--seed", type=int, default=0, help="of the first weights and of the order (%(default)s)")
+    option("--batch-size", type=int, default=120, help="images per step, all ranks together (%(default)s)")
+    option("--lr", type=float, default=0.04, help="initial learning rate (%(default)s)")
+    option("--seed", type=int, default=0, help="seed of initial weights and image order (%(default)s)")
     option("--data", choices=DATA, default="digits", help="digits needs no download (%(default)s)")
-    option("--width", type=int, default=16, help="of the model (%(default)s)")
+    option("--width", type=int, default=16, help="width of the model (%(default)s)")
     option("--train-size", type=int, help="images to train on (12000 digits; others: all)")
     option("--test-size", type=int, help="images to test on (2000 digits; others: all)")
-    option("--out", type=Path, default=Path("out"), help="folder for all that it writes (out)")
+    option("--out", type=Path, default=Path("out"), help="folder for the files of the run (out)")
     return parser
 
 
@@ -85,7 +85,7 @@ def check(arguments, replicas=None):
         probe.unlink(missing_ok=True)  # another machine may have chosen the same name
     except OSError as error:
         reason = error.strerror
-        refuse(f"cannot write to --out {arguments.out} ({reason}): name a folder that you own")
+        refuse(f"cannot write to --out {arguments.out} ({reason}): choose a folder that you can write to")
     images = arguments.train_size or 12_000
     if arguments.data != "digits":
         train_set, _ = load_images(arguments)  # download before others wait

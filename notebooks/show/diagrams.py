@@ -1,4 +1,4 @@
-"""Who does what, drawn: the pictures at the beginning of notebooks that show no measurement."""
+"""Who does what: the diagrams at the beginning of notebooks."""
 
 import matplotlib.pyplot as plt
 
@@ -29,15 +29,14 @@ def one_step(parameters):
     box(axes, 0.7, 3.0, 8.6, 2.7, "device: GPU 0, or the CPU", model, ORANGE)
     box(axes, 0.7, 0.5, 8.6, 2.2, "files", "a line for each epoch (.jsonl)\nthe weights (.pt)", GREEN)
     picture(
-        "Boxes: 14,000 images go, 120 at a time, into one process. It has one device, with the model of "
-        f"{parameters:,} parameters, its gradients and the optimizer, and it writes the curve and the "
-        "weights."
+        "14,000 images go into one process, 120 at a time. The process has one device, with the model of "
+        f"{parameters:,} parameters, its gradients and the optimizer. It writes the curve and the weights."
     )
 
 
 def data_parallel():
     axes = canvas(4, 4.3, across=10, down=11)
-    words = "one Python, one lock\nstarts a thread for each GPU at every step"
+    words = "one Python, one lock\nstarts one thread per GPU in every step"
     box(axes, 0.2, 8.6, 9.6, 2.2, "process 0", words, GREY)
     held = "the model, momentum\npart 0 of the batch\n\nall outputs, the loss\nall gradients\nthe update"
     box(axes, 0.2, 0.2, 4.1, 7, "GPU 0", held, RANKS[0])
@@ -48,9 +47,9 @@ def data_parallel():
     arrow(axes, (2.3, 8.5), (2.3, 7.3))
     arrow(axes, (7.8, 8.5), (7.8, 7.3))
     picture(
-        "One process with a thread for each of four GPUs. GPU 0 holds the model, all outputs, all gradients "
-        "and the update. At every step, the others get a copy of the model and a part of the batch from it, "
-        "and send outputs and gradients back to it."
+        "One process with a thread for each of four GPUs. GPU 0 has the model, all outputs, all gradients "
+        "and the update. In every step, it sends each other GPU a copy of the model and a part of the batch, "
+        "and the other GPUs send outputs and gradients back."
     )
 
 
@@ -65,7 +64,7 @@ def ddp():
     axes.text(3.5, 5.5, "the average of the gradients", va="center")
     picture(
         "Two processes, rank 0 and rank 1. Each has 60 of the 120 images of a batch, the model and the "
-        "optimizer. Between them travels only the average of the gradients."
+        "optimizer. They exchange only the average of the gradients."
     )
 
 
@@ -88,30 +87,6 @@ def one_snapshot():
         "torchrun starts and watches two processes, which exchange gradients. At the end of an epoch, "
         "process 0 writes a temporary file and renames it to be the snapshot. At the start, both processes "
         "load the snapshot."
-    )
-
-
-def snapshots():
-    axes = canvas(5, 4.9, across=10, down=9.8)
-    box(axes, 2.6, 8.5, 4.8, 1.2, "torchrun's agent", "starts and watches both", GREY)
-    for rank, left in ((0, 0.1), (1, 6.7)):
-        box(axes, left, 5.4, 3.2, 1.9, f"process {rank}", "model, optimizer,\nits images", RANKS[rank])
-    arrow(axes, (3.2, 8.4), (1.9, 7.4))
-    arrow(axes, (6.8, 8.4), (8.1, 7.4))
-    arrow(axes, (3.4, 6.8), (6.6, 6.8), "gradients", both=True, size=9)
-    arrow(axes, (3.4, 5.7), (6.6, 5.7), "control", both=True, colour=GREY, size=9)
-    box(axes, 0.3, 3.1, 2.7, 1.1, "temporary file", colour=ORANGE)
-    box(axes, 0.1, 0.2, 3.2, 1.7, "newest snapshot", "complete,\nor not there", GREEN)
-    box(axes, 6.0, 0.2, 3.9, 1.7, "the one before it", "in case the newest\nis damaged", GREEN)
-    arrow(axes, (1.7, 5.3), (1.7, 4.3), "1 write", at=(-0.8, -0.15), size=9)
-    arrow(axes, (1.7, 3.0), (1.7, 2.0), "2 rename", at=(-0.9, -0.15), size=9)
-    arrow(axes, (3.4, 1.6), (7.6, 5.3), colour=GREEN)
-    arrow(axes, (3.2, 2.0), (3.2, 5.3), colour=GREEN)
-    axes.text(4.4, 3.6, "3 read by all\nat the start", size=9, color=GREEN, ha="center")
-    picture(
-        "The agent starts and watches two processes. They exchange gradients in one group and what is not "
-        "training in the control group. Process 0 writes a temporary file and renames it to be "
-        "the newest snapshot; the one before it is kept. At the start, both processes read the newest."
     )
 
 

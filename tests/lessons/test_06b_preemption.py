@@ -471,7 +471,7 @@ def test_a_process_that_waits_in_torch_for_one_that_is_gone_hears_the_end_all_th
 
     wait_for(waits)
     os.kill(waiting, signal.SIGTERM)
-    wait_for(lambda: "told to stop, but in the same step after 15 seconds" in run.stderr(), 60)
+    wait_for(lambda: "told to stop, but the step did not end within 15 seconds" in run.stderr(), 60)
     os.kill(stopped, signal.SIGCONT)
     run.process.terminate()
     run.finish(60)

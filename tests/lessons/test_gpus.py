@@ -69,7 +69,7 @@ def test_a_gpu_that_is_not_there_is_refused(gpus, capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(SystemExit):
         workload.pick_device(2)
-    line = "error: this machine has 2 GPUs and no number 2: start fewer processes\n"
+    line = "error: there are 2 GPUs here, and none for process 2: start fewer processes\n"
     assert capsys.readouterr().err == line
 
 
