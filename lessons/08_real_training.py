@@ -72,7 +72,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
-            break  # all processes break, or none: a single one left would wait
+            break  # all processes break here, or none: one left alone would wait
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         batches = islice(workload.progress(train_loader, epoch), done, None)
