@@ -29,7 +29,7 @@ def draw_resumed(one, four, resumed):
         lower.plot(range(1, 5), [max(value, EXACT) for value in off], "o-", color=colour, label=label)
         worst = max(worst, *off)
     lower.axhline(LIMIT, color=RED, ls="--", lw=1)
-    lower.set(yscale="log", ylim=(3e-13, 3e-3), xlabel="epoch", title="off from lesson 01, relative")
+    lower.set(yscale="log", ylim=(3e-13, 3e-3), xlabel="epoch", title="relative difference from lesson 01")
     lower.text(1, 2 * LIMIT, "the limit of the tests", color=RED, size=10)
     lower.set_xticks([1, 2, 3, 4])
     picture(
