@@ -4,7 +4,7 @@
 
 You will see lesson 01's losses to two digits or more; with --precision fp32 they are the
 same. Each process splits its images into --accumulate micro-batches, and DDP averages the
-gradients once a step. autocast multiplies in bf16; weights and gradients keep 32 bits.
+gradients once per step. autocast multiplies in bf16; weights and gradients keep 32 bits.
 """
 
 import os
@@ -45,7 +45,7 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             micro_batches = zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)
             for number, (images, labels) in enumerate(micro_batches, 1):
-                # no_sync is around forward too: there DDP decides what backward will do.
+                # no_sync is around forward too: there DDP decides if backward sends.
                 with nullcontext() if number == parts else model.no_sync():
                     with autocast:
                         loss = cross_entropy(model(images), labels, reduction="sum") / size
@@ -78,7 +78,7 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
-    option("--accumulate", type=int, default=2, help="micro-batches in a step (2)")
+    option("--accumulate", type=int, default=2, help="micro-batches per step (2)")
     option("--precision", choices=("fp32", "bf16"), default="bf16", help="(bf16)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

@@ -3,8 +3,8 @@ r"""Lesson 08, grown from lesson 06b: a real pipeline on several processes.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/08_real_training.py
 
-You will see a ResNet-18 learn 2,700 digits. All processes share batch norm's statistics,
-see the same augmented images and agree on the best epoch. Watch it: tensorboard --logdir
+You will see a ResNet-18 learn 2,700 digits. The processes share batch norm's statistics,
+see the same augmented images and agree on the best epoch. Curves: tensorboard --logdir
 out. On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 """
 
@@ -49,7 +49,7 @@ def train(rank, world_size, device, arguments):
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
-    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, twice as long
+    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, each twice as long
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     share = rate.warm_up_and_cosine(arguments.warm_up, arguments.epochs, len(train_loader))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
@@ -72,7 +72,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
-            break  # all do, or none: alone, a process would wait for the others
+            break  # all processes break here, or none: one left alone would wait
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         batches = islice(workload.progress(train_loader, epoch), done, None)
@@ -108,7 +108,7 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # once: these images have chosen nothing
+    correct = count_correct(model.module, test_loader, device)  # once: these images chose nothing
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0:  # all hold the same weights, and would write to the same file at once
@@ -138,7 +138,7 @@ def check_shared(folder, rank, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # or else an image's answer would depend on those beside it
+    model.eval()  # else an answer would depend on the other images of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()

@@ -2,11 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/09_fsdp.py
 
-You will see lesson 01's losses, and how many bytes each process holds. fully_shard gives
-each a shard of every weight, with its gradient and its momentum (FSDP). A layer is gathered
-just before it computes, and then sharded again. With DDP, a model that is too large for one
-GPU is too large for a hundred. Each epoch leaves a checkpoint. End the run, start it on a
-different number of processes, and it goes on from there.
+You will see lesson 01's losses, and how many bytes each process holds. fully_shard (FSDP)
+gives each process a shard of every weight, with its gradient and momentum. It gathers a
+layer just before the layer computes. Each epoch saves a checkpoint: stop the run and start
+it on a different number of processes, and it resumes.
 """
 
 import math
@@ -34,14 +33,14 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    # The same number of batches everywhere, full or not: a forward waits for the others.
+    # Equally many batches on all ranks, full or not: a forward waits for all ranks.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
     with torch.device("meta"):  # shapes without memory: the model may be too large
         model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
-    shard(model, arguments, device)  # first: an optimizer would step weights that are gone
+    shard(model, arguments, device)  # before the optimizer, which must get the shards
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     checkpoints = Checkpoints(arguments, model, optimizer, scheduler)
@@ -68,10 +67,10 @@ def train(rank, world_size, device, arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        checkpoints.save(epoch)  # a thread writes it, while training goes on
+        checkpoints.save(epoch)  # a thread writes it while training continues
 
-    checkpoints.wait()  # or else the process group would end under it
-    if first <= arguments.epochs:  # a run that was finished has no gradients
+    checkpoints.wait()  # else the process group would end before the thread
+    if first <= arguments.epochs:  # a run that has nothing left to do has no gradients
         report_memory(rank, world_size, model, optimizer)
     # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -81,7 +80,7 @@ def train(rank, world_size, device, arguments):
 
 
 def shard(model, arguments, device):
-    if arguments.checkpoint_activations:  # of five layers, only the input is kept
+    if arguments.checkpoint_activations:  # keeps only the input of five layers
         model.forward = partial(checkpoint_sequential, list(model), 2, use_reentrant=False)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     mesh = workload.make_mesh(device, data=arguments.world_size)
@@ -94,10 +93,10 @@ def shard(model, arguments, device):
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
     for layer in model:
         if list(layer.parameters()):
-            # One layer at a time: drawn in full, as in lesson 01, and then sharded.
+            # One layer at a time: initialized in full, as in lesson 01, and then sharded.
             layer.to_empty(device="cpu").reset_parameters()
             fully_shard(layer, **options)
-    # Last the root, which sees where a step begins and ends. Alone, it would gather all layers.
+    # The root comes last. Sharding only the root would gather all layers at once.
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))
 
 
@@ -128,10 +127,10 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
-    option("--precision", choices=("fp32", "bf16"), default="fp32", help="to compute in (fp32)")
-    option("--checkpoint-activations", action="store_true", help="compute the large ones twice")
-    option("--offload", action="store_true", help="keep all parts in the CPU's memory")
-    option("--no-reshard", action="store_true", help="keep layers whole until backward")
+    option("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")
+    option("--checkpoint-activations", action="store_true", help="compute large activations twice")
+    option("--offload", action="store_true", help="keep the shards in the CPU's memory")
+    option("--no-reshard", action="store_true", help="keep layers gathered until backward")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)

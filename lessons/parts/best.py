@@ -4,8 +4,8 @@
 class Best:
     """The best epoch so far, and its weights.
 
-    Every process sees the same count, that of all validation images, so all agree. Snapshots
-    hold the weights too: a crash cannot lose them.
+    Every process sees the same count of correct validation images, so all processes agree.
+    Snapshots hold the weights too, so a crash cannot lose them.
     """
 
     def __init__(self):
@@ -15,7 +15,7 @@ class Best:
         if correct <= self.correct:
             return
         self.epoch, self.correct = epoch, correct
-        # Copies: the next step would change the model's own.
+        # Copies, because the next step changes the model's own weights.
         weights = model.state_dict().items()
         self.weights = {name: value.to("cpu", copy=True) for name, value in weights}
 

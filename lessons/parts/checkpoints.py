@@ -1,7 +1,7 @@
-"""The other half of lesson 09: checkpoints that a thread writes while training goes on.
+"""The other half of lesson 09: checkpoints that a thread writes while training continues.
 
-Each process writes its own parts of all tensors, and reads those that it needs: so a run on any other
-number of processes can go on from a checkpoint.
+Each process writes its own shards of all tensors and reads only what it needs, so a run on any number of
+processes can resume from a checkpoint.
 """
 
 from datetime import timedelta
@@ -21,25 +21,25 @@ class Checkpoints:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
-        # In the group that trains, the messages of the two threads would be mixed up.
+        # In the training group, the messages of the two threads would be mixed up.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=2))
         self.saving = None
 
     def save(self, epoch):
-        """Copy what is to be saved, and return while a thread writes the copy."""
+        """Copy the state and return. A thread writes the copy."""
         self.wait()
         path = self.folder / f"{self.lesson}.epoch{epoch:04}"
         self.saving = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group)
 
     def wait(self):
-        """Until the last checkpoint is written. If that has failed, the error comes here."""
+        """Wait until the last checkpoint is written. If writing failed, this raises the error."""
         if self.saving:
             self.saving.result()
 
     def load_newest(self):
         """The epoch after which the newest checkpoint was saved; 0 if there is none."""
-        # DCP writes .metadata last, as a temporary file that it renames: without it, a folder
-        # is no checkpoint.
+        # DCP writes .metadata last and renames it: a folder without .metadata is not a complete
+        # checkpoint.
         found = sorted(self.folder.glob(f"{self.lesson}.epoch*/.metadata"))
         if not found:
             return 0

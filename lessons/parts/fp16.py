@@ -1,10 +1,10 @@
-"""Lesson 07 in fp16, for GPUs that have no bf16: a GradScaler, and clipping.
+"""Lesson 07 in fp16, for GPUs without bf16: a GradScaler, and clipping.
 
     torchrun --standalone --nproc-per-node 2 lessons/parts/fp16.py
 
 You will see lesson 01's losses to two digits or more, and at the end how many steps were
 clipped and skipped. Gradients below 6e-8 would be 0 in fp16, so the scaler multiplies the
-loss. If a gradient overflows, all ranks skip that step: they see the same average.
+loss. If a gradient overflows, all ranks skip that step, because they see the same average.
 """
 
 import os
@@ -50,13 +50,13 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             micro_batches = zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)
             for number, (images, labels) in enumerate(micro_batches, 1):
-                # no_sync is around forward too: there DDP decides what backward will do.
+                # no_sync is around forward too: there DDP decides if backward sends.
                 with nullcontext() if number == parts else model.no_sync():
                     with autocast:
                         loss = cross_entropy(model(images), labels, reduction="sum") / size
                     scaler.scale(loss).backward()
                 loss_sum += loss.detach()
-            scaler.unscale_(optimizer)  # or clipping would see them multiplied
+            scaler.unscale_(optimizer)  # else clipping would see multiplied gradients
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
             scaler.step(optimizer)  # skips the step if a gradient is not finite
             scaler.update()  # halves the scale after such a step
@@ -91,8 +91,8 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
-    option("--accumulate", type=int, default=2, help="micro-batches in a step (2)")
-    option("--clip-norm", type=float, default=5.0, help="of a gradient (5; or inf)")
+    option("--accumulate", type=int, default=2, help="micro-batches per step (2)")
+    option("--clip-norm", type=float, default=5.0, help="of the gradients (5; or inf)")
     option("--first-scale", type=float, default=2.0**16, help="of the loss (65536)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

@@ -1,4 +1,4 @@
-"""The images of lesson 08: augmented the same way whichever process prepares them, by workers if wanted."""
+"""The images of lesson 08: every process and every worker augments an image in the same way."""
 
 import multiprocessing
 import os
@@ -16,14 +16,14 @@ from torchvision.transforms import v2  # noqa: E402
 
 
 class Sampler(DistributedSampler):
-    """Sends the epoch along with each index: workers outlive an epoch, and would not hear of the next."""
+    """Sends the epoch along with each index: workers outlive an epoch and must learn which one it is."""
 
     def __iter__(self):
         return ((self.epoch, index) for index in super().__iter__())
 
 
 class Augmented(Dataset):
-    """An image looks the same in the same epoch, whichever process and worker prepares it."""
+    """In a given epoch an image looks the same, whichever process and worker prepares it."""
 
     def __init__(self, images, seed, data):
         self.images, self.seed = images, seed
@@ -36,7 +36,7 @@ class Augmented(Dataset):
 
     def __getitems__(self, pairs):
         images, labels = self.images.__getitems__([index for _, index in pairs])
-        random = torch.get_rng_state()  # without workers, it is that of the training
+        random = torch.get_rng_state()  # without workers, training uses the same state
         for position, (epoch, index) in enumerate(pairs):
             seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
             torch.default_generator.manual_seed(seed)
@@ -48,8 +48,8 @@ class Augmented(Dataset):
 def make_loader(images, size, sampler, workers, device):
     options = {"collate_fn": workload.collate, "pin_memory": device.type != "cpu"}
     if workers:
-        # From a server: a fork of this process would copy the locks of its threads (gloo's,
-        # NCCL's), and no thread would be left to release those that were locked.
+        # A server forks the workers. A fork of this process would copy the locks of its threads
+        # (gloo's, NCCL's), and no thread would be left to release a lock that was held.
         options |= {"num_workers": workers, "persistent_workers": True}
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": start_worker}
     return DataLoader(images, size, sampler=sampler, drop_last=True, **options)
@@ -57,11 +57,11 @@ def make_loader(images, size, sampler, workers, device):
 
 def start_worker(number):
     def end_with_trainer():
-        # torch asks the system for the parent; that is the server, which ends after us.
+        # torch watches the worker's parent, but the parent is the server, which ends later.
         multiprocessing.parent_process().join()
         os._exit(1)
 
     threading.Thread(target=end_with_trainer, daemon=True).start()
-    # The trainer, told to stop as well, finishes its step, and needs its images.
+    # The trainer gets the same signal, but it finishes its step and needs its images.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

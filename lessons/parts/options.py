@@ -1,4 +1,4 @@
-"""The options of lesson 08, what is refused, and what a snapshot compares."""
+"""The options of lesson 08, which values are refused, and what a snapshot compares."""
 
 import math
 
@@ -8,27 +8,27 @@ import workload
 
 
 def add(parser):
-    title = "of this lesson, or with another default"
+    title = "of this lesson, or with a different default"
     group = parser.add_argument_group(title, conflict_handler="resolve")
     option = group.add_argument
     option("--epochs", type=int, default=4, help="passes over the images (4)")
-    option("--batch-size", type=int, default=60, help="images a step, of all ranks (60)")
+    option("--batch-size", type=int, default=60, help="images per step, over all ranks (60)")
     option("--lr", type=float, default=0.1, help="highest rate, for a batch of 60 (0.1)")
     option("--train-size", type=int, help="images to train and validate on (3000 digits; others: all)")
     option("--validation-size", type=int, help="images that choose the best epoch (a tenth)")
     option("--width", type=int, help="channels of the first layer (8 for digits, else 64)")
     option("--warm-up", type=float, default=0.5, help="epochs with a rising rate (0.5)")
     option("--patience", type=int, default=3, help="epochs without a better one (3)")
-    option("--workers", type=int, default=0, help="workers of each process (0)")
+    option("--workers", type=int, default=0, help="DataLoader workers per process (0)")
     option("--compile", action="store_true", help="compile the model (minutes; needs gcc)")
     double = {"dest": "dtype", "action": "store_const", "const": torch.float64, "default": torch.float32}
     option("--double", **double, help="compute in 64 bits")
     option("--profile", action="store_true", help="write a trace for ui.perfetto.dev")
-    option("--peak-tflops", type=float, help="peak of a process, to show MFU")
+    option("--peak-tflops", type=float, help="peak of one process; shows MFU")
 
 
 def check(arguments):
-    """End with one line if this run cannot work, and fill in what depends on the data."""
+    """End with one line if this run cannot work. Set the defaults that depend on the data."""
     if arguments.width is None:
         arguments.width = 8 if arguments.data == "digits" else 64
     if arguments.train_size is None and arguments.data == "digits":
@@ -57,11 +57,11 @@ def check(arguments):
 
 
 def settings(arguments):
-    """What a snapshot must have in common with the run that resumes from it."""
+    """The settings that a snapshot and the run that resumes from it must share."""
     return {
         "warm_up": arguments.warm_up,
         "patience": arguments.patience,
         "dtype": str(arguments.dtype),
-        # The best epoch is a count of these images.
+        # The best epoch is chosen by these images.
         "validation_size": arguments.validation_size,
     }

@@ -4,7 +4,7 @@ import math
 
 
 def warm_up_and_cosine(warm_up, epochs, steps):
-    """The share of the highest rate at each step, for LambdaLR; `warm_up` in epochs of so many steps."""
+    """For LambdaLR: the share of the highest rate at each step. `warm_up` counts epochs of `steps` steps."""
     rise = warm_up * steps
     fall = max(1, epochs * steps - rise)
 

@@ -10,7 +10,7 @@ torchvision = workload.import_torchvision()
 
 
 class ResNet18(nn.Sequential):
-    """torchvision's blocks behind a first layer for small images: 3x3, no stride, no max pooling."""
+    """torchvision's blocks after a first layer for small images: 3x3, no stride, no pooling."""
 
     def __init__(self, shape, width, norm):
         first = nn.Conv2d(shape[0], width, kernel_size=3, padding=1, bias=False)
@@ -34,7 +34,7 @@ class ResNet18(nn.Sequential):
 
 
 class SumOfAll(torch.autograd.Function):
-    """What each process has, summed. A value that went to all has gradients from all, summed too."""
+    """The sum over all processes. Its gradient is the sum of all processes' gradients."""
 
     @staticmethod
     def forward(context, values):
@@ -50,7 +50,7 @@ class SumOfAll(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """nn.SyncBatchNorm for the CPU, which torch's own refuses. All shards have one size."""
+    """nn.SyncBatchNorm for the CPU, where PyTorch's own fails. Shards have one size."""
 
     def forward(self, values):
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -60,10 +60,10 @@ class SyncBatchNorm(nn.BatchNorm2d):
         variance = values.var(dim=(0, 2, 3), correction=0)
         mine = torch.stack([mean, variance])
         rows = torch.zeros(world_size, *mine.shape, dtype=mine.dtype)
-        rows[dist.get_rank()] = mine  # each fills a row of its own: their sum has all
+        rows[dist.get_rank()] = mine  # each rank fills its own row, so the sum has all rows
         means, variances = SumOfAll.apply(rows).unbind(dim=1)
         mean = means.mean(dim=0)
-        variance = (variances + (means - mean).square()).mean(dim=0)  # within the shards, and between them
+        variance = (variances + (means - mean).square()).mean(dim=0)  # within shards and between them
         count = values.numel() / values.shape[1] * world_size
         with torch.no_grad():
             self.num_batches_tracked += 1
@@ -78,5 +78,5 @@ def compile_now(model, images):
     model.module.compile()  # torch.compile would put a prefix before all names
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model(images).sum().backward()
-    model.load_state_dict(before)  # batch norm has moved its statistics
+    model.load_state_dict(before)  # undo what batch norm has changed
     model.zero_grad()

@@ -1,4 +1,4 @@
-"""Clients of the server of notebook 08a: threads that ask it, each one picture after the other."""
+"""Clients for the server of notebook 08a: threads that send one picture after the other."""
 
 import http.client
 import json
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 @contextmanager
 def serving(words):
-    """Start the server, give its address, and end it."""
+    """Start the server, yield its address, and stop it."""
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         yield server.stdout.readline().strip().rpartition("/")[2]
@@ -22,7 +22,7 @@ def serving(words):
 
 
 def crowd(address, images, many, each):
-    """`many` clients at once, each with `each` of the images: their answers, and how long they waited."""
+    """`many` clients at once, with `each` images each: their answers, and how long they waited."""
 
     def client(number):
         connection = http.client.HTTPConnection(address, timeout=60)

@@ -1,15 +1,23 @@
-"""Notebook 09: what processes hold, what a step keeps, and the curves of those that resumed."""
+"""Notebook 09: what processes hold, what a step keeps, and the curves of runs that resumed."""
+
+import re
 
 import matplotlib.pyplot as plt
 
-from show.pictures import BLUE, GREEN, INK, ORANGE, PINK, RED, curves
+from show.pictures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, curves, picture, timeline
 
 EXACT = 1e-12  # where zero is drawn on a logarithmic axis
 LIMIT = 1e-5  # of the tests
 
 
+def held(running):
+    """What each process of a run has printed: bytes of weights, of gradients, of momentum."""
+    lines = [line for line in running.text.splitlines() if " holds " in line]
+    return [[int(size.replace(",", "")) for size in re.findall(r"\d[\d,]{3,}", line)] for line in lines]
+
+
 def draw_resumed(one, four, resumed):
-    """The losses of all, and how far those that resumed are from lesson 01's: at most what it returns."""
+    """The losses of all runs, and how far the losses of those that resumed are from lesson 01's."""
     upper, lower = plt.subplots(2, 1, figsize=(5, 5.4), height_ratios=(3, 2))[1]
     curves(upper, {"lesson 01": one, "4 processes": four} | resumed)
     upper.axvline(2.5, color=RED, ls="--", lw=1)
@@ -21,10 +29,14 @@ def draw_resumed(one, four, resumed):
         lower.plot(range(1, 5), [max(value, EXACT) for value in off], "o-", color=colour, label=label)
         worst = max(worst, *off)
     lower.axhline(LIMIT, color=RED, ls="--", lw=1)
-    lower.set(yscale="log", ylim=(3e-13, 3e-3), xlabel="epoch", title="off from lesson 01, relative")
+    lower.set(yscale="log", ylim=(3e-13, 3e-3), xlabel="epoch", title="relative difference from lesson 01")
     lower.text(1, 2 * LIMIT, "the limit of the tests", color=RED, size=10)
     lower.set_xticks([1, 2, 3, 4])
-    return worst
+    picture(
+        "Above, the losses of lesson 01, of 4 processes, and of 3, 2 and 1 that resumed after epoch 2: one "
+        f"curve. Below, their relative distance from lesson 01: at most {worst:.0e}, where the tests allow "
+        "1e-5."
+    )
 
 
 def draw_held(parameters, measured):
@@ -57,6 +69,11 @@ def draw_held(parameters, measured):
         bbox_to_anchor=(0, 1),
         ncols=2,
     )
+    picture(
+        "What each process holds by ZeRO's stage on 1 to 4 processes. Stage 0 is "
+        f"{12 * parameters / 1000:.0f} kB on any number; stage 3 is that divided by the number of processes. "
+        "The measured dots are at the height of stage 3."
+    )
 
 
 def draw_formulas(formulas, billions, numbers):
@@ -72,6 +89,11 @@ def draw_formulas(formulas, billions, numbers):
     axes.set_yticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
     axes.minorticks_off()
     axes.legend(loc="lower left")
+    picture(
+        f"GB on each GPU by the number of GPUs, for {billions} billion parameters. Stage 0 stays at "
+        f"{16 * billions} GB, above a GPU of 80 GB. Stages 1 and 2 fall towards {4 * billions} and "
+        f"{2 * billions} GB. Stage 3 falls without end, to {16 * billions / 64:.1f} GB on 64 GPUs."
+    )
 
 
 def draw_whole(found):
@@ -85,6 +107,12 @@ def draw_whole(found):
     axes.set_xticks(range(len(places)), places, rotation=90)
     axes.set_ylabel("kB of weights that are whole")
     axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    most = {name: max(size for _, size in found[name]["whole"]) / 1000 for name in looks}
+    picture(
+        "The weights that are whole during a step. In the lesson only the layer that computes, at most "
+        f"{most['the lesson']:.0f} kB. With --no-reshard they add up to all {most['--no-reshard']:.0f} kB "
+        "until backward. With fully_shard only on the root, all are whole from the first layer on."
+    )
 
 
 def draw_kept(kept, weights):
@@ -95,3 +123,28 @@ def draw_kept(kept, weights):
     axes.axvline(weights / 1000, color=RED, lw=1)
     axes.text(170, -0.66, "all weights of the model", color=RED, va="center", size=10)
     axes.set(xlabel="kept for backward on each process, kB", xlim=(0, 3600), ylim=(2.6, -0.95))
+    sizes = ", ".join(f"{size / 1000:,.0f} kB ({label})" for label, size in kept.items())
+    picture(
+        f"What a process keeps for the backward pass: {sizes}. All weights together are "
+        f"{weights / 1000:.0f} kB."
+    )
+
+
+def draw_saving(diaries):
+    """When each rank trains and writes: from step 9 to the end of the last write."""
+    rows, colours = {}, {"step": SKY, "copy": RED, "write": GREEN}
+    for rank, diary in enumerate(diaries):
+        zero = diary[9][0]
+        until = [end for _, end, kind in diary if kind == "write"][-1] + 0.05
+        seen = [
+            (1000 * (begin - zero), 1000 * (end - zero), kind)
+            for begin, end, kind in diary
+            if zero <= begin < until
+        ]
+        rows[f"rank {rank} trains"] = [bar for bar in seen if bar[2] != "write"]
+        rows[f"rank {rank} writes"] = [bar for bar in seen if bar[2] == "write"]
+    timeline(plt.subplots(figsize=(5, 2.6))[1], rows, colours)
+    picture(
+        "Two ranks over time, each with a row for training and one for writing. Two checkpoints are copied, "
+        "while no step is taken, and then written, while further steps are taken."
+    )

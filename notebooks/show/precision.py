@@ -1,12 +1,37 @@
-"""Notebook 07: what 16 bits can hold, how far apart the runs are, and what a step takes."""
+"""Notebook 07: jobs in one process group, and pictures of what 16 bits can hold and what a step takes."""
+
+import json
+import shutil
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
 
-from show.pictures import BLUE, GREY, INK, ORANGE, PINK, SKY, curves
+from show.folders import INSIDE
+from show.pictures import BLUE, GREY, INK, ORANGE, PINK, SKY, curves, picture
+from show.processes import ranks
 
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 COLOURS = {"fp32": SKY, "bf16": ORANGE, "fp16": INK}
+
+
+def train(jobs, out):
+    """Train all jobs on two processes: for each its curve, and the lines that each rank printed."""
+    script = shutil.copy(INSIDE / "trainings.py", out)
+    started = ranks(script, 2, limit=300, environment={"JOBS": json.dumps(jobs), "OUT": str(out)})
+    if any(one.code for one in started):
+        raise RuntimeError("a job failed: see what the ranks printed above")
+    done = {}
+    for name in jobs:
+        lines = (out / name / "07_mixed_precision.jsonl").read_text().splitlines()
+        done[name] = [json.loads(line) for line in lines], [one.result[name] for one in started]
+    return done
+
+
+def cpu_has(name):
+    """Whether this CPU has instructions for a format, as far as Linux says."""
+    about = Path("/proc/cpuinfo")
+    return about.exists() and f"avx512_{name}" in about.read_text()
 
 
 def rounding_error(sizes, dtype):
@@ -26,8 +51,28 @@ def draw_errors(axes):
     axes.legend(loc="lower center", ncols=3, bbox_to_anchor=(0.5, 0.08))
 
 
-def draw_runs(runs, apart):
-    """The losses, and by how many per cent those of `apart` differ from fp32's."""
+def draw_rounding():
+    axes = plt.figure(figsize=(5, 3)).add_subplot()
+    draw_errors(axes)
+    axes.set(xlabel="size of the number", title="What rounding to 16 bits costs")
+    picture(
+        "The worst relative error of rounding, by the size of the number. fp32 is a low line. bf16 is a "
+        "flat line at a few thousandths for all sizes. fp16 is lower, but rises in steps below a "
+        "ten-thousandth, and reaches 1 at both ends of its range, where the number becomes 0 or infinite."
+    )
+
+
+def draw_runs(losses):
+    """The losses of each precision, and by how many per cent they differ from the losses of fp32."""
+    apart = {
+        name: [100 * (a / b - 1) for a, b in zip(losses[name], losses["fp32"], strict=True)]
+        for name in ("bf16", "fp16")
+    }
+    off = {name: max(map(abs, values)) for name, values in apart.items()}
+    runs = {
+        name: [{"epoch": epoch, "loss": loss} for epoch, loss in enumerate(values, 1)]
+        for name, values in losses.items()
+    }
     upper, lower = plt.subplots(2, 1, figsize=(5, 5))[1]
     curves(upper, runs)
     upper.set(title="Three precisions", ylabel="loss")
@@ -37,6 +82,10 @@ def draw_runs(runs, apart):
     lower.set(title="Loss against that of fp32", xlabel="epoch", ylabel="%")
     lower.xaxis.get_major_locator().set_params(integer=True)
     lower.legend()
+    picture(
+        "Above, the losses of fp32, bf16 and fp16 over three epochs: all fall. Below, their distance from "
+        f"fp32: at most {off['bf16']:.1f}% for bf16 and {off['fp16']:.1f}% for fp16."
+    )
 
 
 def draw_times(milliseconds, title):
@@ -47,6 +96,8 @@ def draw_times(milliseconds, title):
     axes.margins(x=0.2)
     axes.invert_yaxis()
     axes.set(title=title, xlabel="ms")
+    times = ", ".join(f"{name} {value:.1f} ms" for name, value in milliseconds.items())
+    picture(f"The time of a step in each precision, in the fastest epoch of each: {times}.")
 
 
 def draw_gradients(sizes, lost):
@@ -63,3 +114,7 @@ def draw_gradients(sizes, lost):
     lower.set(xlabel="size of the gradient (grey: not in fp16)", ylabel="how many")
     lower.set_ylim(0, 1.4 * lower.get_ylim()[1])
     lower.legend(loc="upper center")
+    picture(
+        "Above, fp16's rounding error by size. Below, how many gradients have which size. As they are, "
+        f"{100 * lost[1]:.1f}% lie where fp16 has only 0; multiplied by 65,536, {100 * lost[2**16]:.1f}% do."
+    )

@@ -129,13 +129,13 @@ SENTENCES = {
         "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
         "and the index.",
         "validation_loader = ": "Each process validates on its shard of the validation images.",
-        "- model = workload": "A ResNet whose batch norm uses the images of all processes.",
+        "- model = workload": "The model is a ResNet whose batch norm uses the images of all processes.",
         "- optimizer = torch": "`--compile` is optional. The learning rate grows with the global batch and "
         "follows a formula, step by step.",
         "+ best = Best": "`best` holds the best epoch and its weights. It is saved and restored like the "
         "model.",
         "board = Board": "Rank 0 prints, and writes for TensorBoard. All processes stop when `--patience` "
-        "epochs have brought no better one.",
+        "epochs in a row have brought no new best.",
         "non_blocking": "While a GPU copies the batch from pinned memory, the CPU goes on.",
         "board.step()": "The learning rate changes at each step. The profiler counts steps.",
         "scheduler.step()": "It no longer changes at the end of an epoch.",
@@ -144,35 +144,38 @@ SENTENCES = {
         "+ model.module.load_state_dict": "The test images are used once, with the weights of the best "
         "epoch. The run leaves these weights behind.",
         "model.eval()": "While the model is tested, batch norm must not look at the batch.",
-        "model.train()": "While it is trained, it must.",
-        "options.add": "The options are in a file of their own.",
+        "model.train()": "During training, it must.",
+        "options.add": "The options are in their own file.",
     },
     "09_fsdp": {
         "grown from lesson 04": "The command.",
         "- You will see lesson 01's losses": "Lesson 04 said what torchrun does.",
         "+ You will see": "This lesson says what each process holds. (`math` counts the rounds of the "
         "evaluation.)",
-        "import CPUOffloadPolicy": "In place of DDP: sharding, a `state_dict` that knows of shards, and "
-        "activation checkpointing (which has nothing to do with files).",
-        "from parts.checkpoints": "Saving and loading are in a file of their own: `checkpoints.py`.",
-        "rounds": "Every forward pass gathers weights from all processes, so all must make equally many. "
-        "With 501 and 500 images, in batches of 500, one process would make two, the other one: a hang. So "
-        "each splits its images into as many batches as the longest part needs.",
-        "+ with torch.device": "The model begins on `meta`, where it needs no memory, and `shard` takes the "
-        "place of DDP's wrapper. The newest checkpoint is loaded, if there is one, and the loop begins after "
-        "its epoch.",
-        "correct = count_correct": "There is no wrapper to look into: `fully_shard` has changed the model "
-        "in place.",
+        "import CPUOffloadPolicy": "These imports replace DDP: sharding, a `state_dict` for sharded "
+        "models, and activation checkpointing (which has nothing to do with files).",
+        "from parts.checkpoints": "Saving and loading are in their own file, `checkpoints.py`.",
+        "rounds": "Every forward pass gathers weights from all processes, so all processes must run "
+        "equally many. With 501 and 500 images in batches of 500, one process would run two and the other "
+        "process one: a hang. So each process splits its images into as many batches as the largest shard "
+        "needs.",
+        "+ with torch.device": "The model is built on `meta`, where it needs no memory, and `shard` "
+        "replaces the DDP wrapper. If there is a checkpoint, the newest one is loaded, and the loop starts "
+        "after its epoch.",
+        "correct = count_correct": "There is no wrapper to unpack: `fully_shard` has changed the model in "
+        "place.",
         "checkpoints.save(epoch)": "Each epoch is saved while the next one trains.",
-        "+ # Gathering is a collective": "At the end all gather the whole weights, and rank 0 writes them.",
-        "+ def shard": "What `fully_shard` is told. The mesh says over which processes to shard: all of "
-        "them, on the device that was picked.",
-        "+ if arguments.offload": "Each layer is drawn in full and then sharded, one after the other. The "
-        "root comes last.",
-        "+ def report_memory": "`report_memory` adds up what this process holds (`to_local`).",
-        "+ line = (": "Rank 0 prints the lines of all.",
-        "--precision": "What else `fully_shard` can do, to be tried.",
-        "device_id": "NCCL connects all processes at the start, and none waits longer than two minutes.",
+        "+ # Gathering is a collective": "At the end all processes gather the full weights, and rank 0 "
+        "writes them.",
+        "+ def shard": "The options of `fully_shard`. The mesh says over which processes to shard: here "
+        "over all of them, on the device that was picked.",
+        "+ if arguments.offload": "Each layer is initialized in full and then sharded, one after the "
+        "other. The root comes last.",
+        "+ def report_memory": "`report_memory` adds up the bytes that this process holds (`to_local`).",
+        "+ line = (": "Rank 0 prints the lines of all ranks.",
+        "--precision": "More options of `fully_shard` to try.",
+        "device_id": "NCCL connects all processes at the start, and no process waits longer than two "
+        "minutes.",
     },
     "10_pipeline": {
         "grown from lesson 04": "The same command starts the script.",

@@ -1,12 +1,12 @@
-"""Who wins where links are slow? DDP, and four ways that say less, on two hosts whose link has a rate.
+"""DDP and four ways to send fewer bytes, on two hosts whose link has a limited rate: which is the fastest?
 
     python tools/bench/slow_links.py                      measure this machine
     python tools/bench/slow_links.py --rates 10mbit       at one rate only
 
-For each rate and each way, lesson 04's job on two processes until 97% of the test images are right: seconds
-(without those for looking at the test images), steps, and bytes that one process sent. Two network namespaces
-are the hosts, and the kernel holds their link to the rate (tbf). Ends with a dated file in results/links, of
-which notebook 07a shows the newest.
+For each rate and each way, this runs lesson 04's job on two processes until it recognizes 97% of the test
+images. It measures seconds (without the time for testing), steps, and the bytes that one process sent. Two
+network namespaces are the hosts, and the kernel limits the rate of their link (tbf). The results go into a
+dated file in results/links. Notebook 07a shows the newest file.
 """
 
 import argparse
@@ -37,7 +37,7 @@ WAYS = {
     "diloco 20 0.7 0.9": "DiLoCo, 0.9",
 }
 RATES = ("1gbit", "10mbit")
-# More than a bucket of tokens may pass at once: it must be small beside a gradient of 129 KB.
+# This many bytes may pass at once, without waiting: far fewer than the 129 KB of a gradient.
 BURST = "16kb"
 JOB = {"epochs": 8, "look_every": 20, "enough": 0.97}
 SIZES = (12_000, 2_000)
@@ -45,7 +45,7 @@ LIMIT = 500
 
 
 def on_two_hosts(folder: Path, rate: str, runs: list[dict], sizes: tuple[int, int] = SIZES) -> list:
-    """What each run found, one after the other, on two hosts with a link of this rate."""
+    """Run one after the other on two hosts with a link of this rate, and return what each run found."""
     with hosts.Hosts(folder, 2) as two:
         for number in (1, 2):
             shape = ("rate", rate, "burst", BURST, "latency", "100ms")
@@ -64,7 +64,7 @@ def on_two_hosts(folder: Path, rate: str, runs: list[dict], sizes: tuple[int, in
 
 
 def measure(rates: tuple[str, ...], repeats: int) -> list[dict]:
-    """A row for each rate and way, with what each repeat needed until it was good enough."""
+    """A row for each rate and way, with what each repeat needed to reach the accuracy."""
     found = [{"rate": rate, "way": way, "ends": []} for rate in rates for way in WAYS]
     for repeat in range(1, repeats + 1):
         for row in found:
@@ -87,7 +87,7 @@ def head(result: dict) -> list[str]:
 
 
 def table(result: dict) -> list[list[str]]:
-    """A line for each way: steps and megabytes until it was good enough, and seconds at each rate."""
+    """A line for each way: steps, megabytes and, for each rate, seconds until it reached the accuracy."""
     lines = []
     for way, name in WAYS.items():
         of_way = {row["rate"]: row for row in result["rows"] if row["way"] == way}
@@ -100,7 +100,7 @@ def table(result: dict) -> list[list[str]]:
 
 
 def seconds(row: dict) -> float:
-    """Until it was good enough, the middle of all repeats; infinite if one never was."""
+    """Until it reached the accuracy: the median of all repeats, or infinite if one never did."""
     good = all(end["accuracy"] >= JOB["enough"] for end in row["ends"])
     return statistics.median(end["seconds"] for end in row["ends"]) if good else math.inf
 
@@ -114,13 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--rates", nargs="+", default=RATES, help="as tc writes them (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the dated file")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the dated file")
     arguments = parser.parse_args()
     if hosts.why_not():
-        sys.exit(f"error: no network namespaces here ({hosts.why_not().strip()}): make tools")
+        sys.exit(f"error: this needs network namespaces ({hosts.why_not().strip()}): run make tools")
     date = datetime.date.today().isoformat()
     result = {"date": date, "machine": bench.machine(), "versions": bench.versions()}
-    load = os.getloadavg()[1]  # what else the machine did: seconds at a fast link are those of its cores
+    load = os.getloadavg()[1]  # other work on the machine: at a fast link, the seconds depend on its cores
     found = measure(arguments.rates, arguments.repeats)
     load = [round(load, 1), round(os.getloadavg()[1], 1)]
     result |= {"repeats": arguments.repeats, "load": load, "rows": found}

@@ -1,6 +1,6 @@
-"""Ways to train one model on several processes that say less to each other, and a run of each.
+"""Ways to train one model on several processes with fewer or smaller messages, and a run of each.
 
-Notebook 07a shows these functions and runs them; tools/bench/slow_links.py runs them over slow links.
+Notebook 07a shows these functions and runs them. tools/bench/slow_links.py runs them over slow links.
 """
 
 import json
@@ -23,7 +23,7 @@ import workload
 
 
 def never(step):
-    """DDP's processes meet in each backward: nothing is left to do after a step."""
+    """DDP communicates in each backward pass: nothing is left to do after a step."""
 
 
 def ddp(model):
@@ -31,7 +31,10 @@ def ddp(model):
 
 
 def in_16_bits(group, bucket):
-    """By its own name, DDP lets PyTorch's hook through to NCCL only; gloo can do what it asks for too."""
+    """DDP accepts bf16_compress_hook only for NCCL, and checks its name.
+
+    Gloo can do what this hook asks for, so it needs another name.
+    """
     return bf16_compress_hook(group, bucket)
 
 
@@ -62,7 +65,7 @@ def local_sgd(model, steps_alone=20):
 
 def diloco(model, steps_alone=20, rate=0.7, momentum=0.5):
     parameters = list(model.parameters())
-    start = parameters_to_vector(parameters).detach()  # where all of them set out together
+    start = parameters_to_vector(parameters).detach()  # the same on all processes
     outer = torch.optim.SGD([start], rate, momentum, nesterov=True)
 
     def outer_step(step):
@@ -71,7 +74,7 @@ def diloco(model, steps_alone=20, rate=0.7, momentum=0.5):
             dist.all_reduce(start.grad)
             start.grad /= dist.get_world_size()
             outer.step()
-            # A copy: the parameters are views of it, and the inner steps would move `start` too.
+            # A copy: the parameters become views of it, and inner steps change them.
             vector_to_parameters(start.clone(), parameters)
 
     return model, outer_step
@@ -98,7 +101,7 @@ def batches(train_set, epoch, size, world_size):
 
 @torch.no_grad()
 def accuracy(model, test_set):
-    """Each process looks at some of the images."""
+    """Each process tests its shard of the images."""
     images, labels = test_set[list(range(dist.get_rank(), len(test_set), dist.get_world_size()))]
     correct = (model(images).argmax(dim=1) == labels).sum()
     dist.all_reduce(correct)
@@ -106,8 +109,8 @@ def accuracy(model, test_set):
 
 
 def train(way, sets, epochs, look_every, enough=1.1, batch_size=120):
-    """A row for each look: steps, seconds and bytes so far, without the looks, the loss since the one before,
-    and the accuracy. Ends when the accuracy is enough."""
+    """A row for every `look_every` steps: steps, seconds and bytes so far (without those of the tests), the
+    loss since the last row, and the accuracy. Ends when the accuracy is `enough`."""
     train_set, test_set = sets
     model, meet = start(way)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -126,7 +129,7 @@ def train(way, sets, epochs, look_every, enough=1.1, batch_size=120):
             meet(step)
             loss_sum += loss.detach()
             if step % look_every == 0:
-                dist.barrier()  # the slowest one counts
+                dist.barrier()  # the slowest process counts
                 seconds += time.perf_counter() - begin
                 sent += count_bytes()[0] - before[0] if before else 0
                 dist.all_reduce(loss_sum)
@@ -149,7 +152,7 @@ def train(way, sets, epochs, look_every, enough=1.1, batch_size=120):
 
 
 def main():
-    """What RUNS asks for, a list of the arguments of train(), one after the other."""
+    """Run what RUNS lists: the arguments of train() for each run."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     runs, sizes = json.loads(os.environ["RUNS"]), json.loads(os.environ["SIZES"])
     sets = workload.load_images(SimpleNamespace(data="digits", train_size=sizes[0], test_size=sizes[1]))

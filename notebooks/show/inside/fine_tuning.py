@@ -1,6 +1,6 @@
 """Somebody else's weights on several processes: who reads the file, who holds what, and what trains.
 
-Notebook 09a shows these functions, and starts this script once for each rank.
+Notebook 09a shows these functions and starts this script once for each rank.
 """
 
 import gc
@@ -34,7 +34,7 @@ FEATURES = 64 * 3 * 3
 
 
 class Classifier(nn.Module):
-    """A body, which turns an image into 576 numbers, and a head: a score for each answer."""
+    """A body that turns an image into 576 numbers, and a head that gives each answer a score."""
 
     def __init__(self, answers):
         super().__init__()
@@ -54,23 +54,24 @@ class Classifier(nn.Module):
 
 
 def read(path, answers=2):
-    """All that our model needs, under our names: the body from the file, and a new head."""
+    """All weights of our model, under our names: the body from the file, a new head."""
     torch.manual_seed(0)
-    weights = {f"head.{name}": value for name, value in nn.Linear(FEATURES, answers).state_dict().items()}
+    head = nn.Linear(FEATURES, answers).state_dict()
+    weights = {f"head.{name}": value for name, value in head.items()}
     for name, value in load_file(path).items():
-        if name.startswith("encoder."):  # their head, `classifier`, is for other answers
+        if name.startswith("encoder."):  # not `classifier`, which has other answers
             weights[name.replace("encoder.", "body.", 1)] = value
     return weights
 
 
 def load_with_ddp(path, freeze):
-    """Rank 0 has a path, the others have none."""
-    torch.manual_seed(dist.get_rank())  # without DDP, all would begin with different weights
+    """Rank 0 has a path, the other ranks have None."""
+    torch.manual_seed(dist.get_rank())  # each process begins with different weights
     model = Classifier(answers=2)
     if path:
-        model.load_state_dict(read(path))  # strict: a name that does not fit is an error
+        model.load_state_dict(read(path))  # strict: a wrong name is an error
     freeze(model)
-    return DistributedDataParallel(model)  # sends the parameters and buffers of rank 0 to all
+    return DistributedDataParallel(model)  # sends rank 0's weights to all
 
 
 def load_with_fsdp(path, freeze):
@@ -88,7 +89,7 @@ def load_with_fsdp(path, freeze):
 
 
 def freeze_nothing(model):
-    """All of it trains."""
+    """All layers train."""
 
 
 def freeze_body(model):
@@ -96,7 +97,7 @@ def freeze_body(model):
 
 
 def train(model, sets, epochs, lr, eval_body, batch_size=24):
-    """A row for each epoch: the loss, the accuracy, and what a step of the last epoch sent."""
+    """A row for each epoch with loss and accuracy, and the bytes that a step of the last epoch sent."""
     train_set, test_set = sets
     world_size, rank = dist.get_world_size(), dist.get_rank()
     sampler = DistributedSampler(train_set, seed=0, drop_last=True)
@@ -110,7 +111,7 @@ def train(model, sets, epochs, lr, eval_body, batch_size=24):
         sampler.set_epoch(epoch)
         model.train()
         if eval_body:
-            inner.body.eval()  # or else its batch norm would go on counting
+            inner.body.eval()  # else its batch norm would update the running statistics
         loss_sum, before = torch.zeros(()), count_bytes()
         for images, labels in loader:
             loss = cross_entropy(model(images), labels)
@@ -133,14 +134,14 @@ def train(model, sets, epochs, lr, eval_body, batch_size=24):
 
 
 def full(model):
-    """Every weight and buffer, whole, under our names."""
+    """Every weight and buffer as a full tensor, under our names."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     found = inner.state_dict()
     return {name: v.full_tensor() if hasattr(v, "full_tensor") else v for name, v in found.items()}
 
 
 def fingerprints(model):
-    """A hash of each weight and buffer: equal on two processes if the tensors are, bit for bit."""
+    """A hash of each weight and buffer: equal on two processes if the tensors are bit-identical."""
     return {name: fingerprint(value) for name, value in full(model).items()}
 
 
@@ -157,12 +158,12 @@ def run(path, sets, how, frozen=False, eval_body=False, epochs=12, lr=0.003):
 
 
 def from_scratch(path, freeze):
-    """Without the file. DDP begins all with the weights of rank 0."""
+    """Without the file. DDP sends the weights of rank 0 to all processes."""
     return load_with_ddp(None, freeze)
 
 
 def frozen_too_late(path, sets):
-    """What DDP makes of a body that is frozen after DDP has noted which gradients there will be."""
+    """The error if the body is frozen after DDP has noted which parameters have gradients."""
     model = load_with_ddp(path, freeze_nothing)
     freeze_body(model.module)
     images, labels = sets[0][list(range(dist.get_rank(), 24, dist.get_world_size()))]
@@ -178,7 +179,7 @@ def frozen_too_late(path, sets):
 LOADS = {"ddp": load_with_ddp, "fsdp": load_with_fsdp, "scratch": from_scratch}
 
 
-# ---- a model that is large enough to see who holds it: 134 MB in eight matrices
+# ---- a model that is large enough to measure who holds it: 134 MB in eight matrices
 
 
 def large_model():
@@ -218,9 +219,10 @@ def rank_0_reads(path):
 def tensor_by_tensor(path):
     model = empty_shards()
     for name, parameter in model.named_parameters():
-        value = torch.empty(parameter.shape)  # the others only say which shape they expect
+        value = torch.empty(parameter.shape)  # gives only the shape on the other ranks
         if path:
-            with safe_open(path, "pt") as file:  # opened for each: what was read counts until it is closed
+            # Opened for each tensor: until it is closed, what was read counts as memory.
+            with safe_open(path, "pt") as file:
                 value = file.get_tensor(name)
         mine = distribute_tensor(value, parameter.device_mesh, parameter.placements)
         parameter.copy_(mine)
@@ -231,14 +233,14 @@ WAYS = {"each reads": each_reads, "rank 0 reads": rank_0_reads, "tensor by tenso
 
 
 def measure(path, way):
-    """How much memory a way to load needs at most, in bytes, beyond what the process has anyway."""
+    """The peak memory of a way to load, in bytes, beyond what the process has anyway."""
     warm_up = nn.Sequential(nn.Linear(2, 2))
     shard(warm_up)
     warm_up(torch.ones(1, 2)).sum().backward()
-    gc.collect()  # the model of the way before has circles
+    gc.collect()  # the last model has reference cycles
     if os.path.exists("/proc/self/clear_refs"):
         with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # Linux forgets the highest value so far
+            file.write("5")  # resets the peak that Linux has counted
     before = resident("VmRSS")
     model = WAYS[way](path)
     peak = resident("VmHWM")
@@ -246,7 +248,7 @@ def measure(path, way):
 
 
 def resident(name):
-    """VmRSS: the memory of this process now, VmHWM: the most so far. None where Linux does not count it."""
+    """VmRSS: the memory of this process now; VmHWM: its peak. None where there is no /proc."""
     if not os.path.exists("/proc/self/status"):
         return None
     with open("/proc/self/status") as file:
@@ -263,7 +265,7 @@ def odd_or_even(size, seed):
 
 
 def main():
-    """What RUNS asks for, one after the other. Each rank has a folder of its own, as if it were a machine."""
+    """Run what RUNS lists. Each rank has its own folder, as if it were a machine with its own disk."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, limit = f"file://{os.environ['STORE']}", timedelta(seconds=100)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=limit)

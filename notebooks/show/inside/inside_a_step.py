@@ -1,4 +1,4 @@
-"""Two ways to look into a step of lesson 09's sharded model, and one to mix up its settings."""
+"""Build lesson 09's sharded model with any options, and look into a step of it."""
 
 import importlib
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ DEFAULTS = {"precision": "fp32", "checkpoint_activations": False, "offload": Fal
 
 
 def build(options):
-    """The lesson's model, sharded as the lesson does with these options; for None, only its root."""
+    """The lesson's model, sharded with these options of the lesson. With None, only the root is sharded."""
     model = workload.ConvNet((1, 28, 28))
     if options is None:
         return fully_shard(model)
@@ -26,7 +26,7 @@ def build(options):
 
 
 def count(model, step, images):
-    """The collectives of a step, and the bytes it keeps for backward: what has a row for each image."""
+    """The collectives of a step, and the bytes kept for backward in tensors with a row per image."""
     kept = []
 
     def keep(tensor):
@@ -39,7 +39,7 @@ def count(model, step, images):
 
 
 def watch(model, step):
-    """The bytes of weights that are whole on this process, at every place of a step."""
+    """At every place of a step, the bytes of weights that are whole on this process."""
     places = []
 
     def look(place):
