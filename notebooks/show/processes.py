@@ -177,7 +177,7 @@ def folded(text, sign=""):
     """No line longer than a page shows. `sign` ends those that go on: in a shell's command a backslash."""
     return "".join(
         f"{sign}\n".join(
-            textwrap.wrap(line, 98, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+            textwrap.wrap(line, 86, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         )
         + "\n" * line.endswith("\n")
         for line in text.splitlines(keepends=True)
