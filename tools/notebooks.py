@@ -34,7 +34,7 @@ SECONDS, BYTES = 90, 2_500_000
 CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {
-    "kill.png": ("05_snapshots", "draw(axes, peaceful, (0, 2)"),
+    "kill.png": ("05_snapshots", "crashes.draw_loss("),
 }
 WIDGET = "application/vnd.jupyter.widget-view+json"
 

@@ -91,8 +91,8 @@ def draw_loss(whole, before, after, same_bytes):
         axes.plot(*columns(whole[-1:], 0, 2), "o", color=INK, ms=7)
         axes.text(end, 0.27, "same bytes at the end", weight="bold", ha="right", va="center")
     axes.set(xlabel="step of the run", ylabel="loss")
-    axes.set_title("A run is killed, and ends as if nothing had happened")
-    axes.legend(loc="upper right", bbox_to_anchor=(1.02, 0.92))
+    axes.set_title("Killed, resumed, and still the same run")
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.9))
     ends = "Both runs end with the same bytes. " if same_bytes else ""
     picture(
         f"The loss of each of {len(whole)} steps. A run is killed after step {killed} and resumes from the "
@@ -119,7 +119,7 @@ def draw_kept(kept, steps):
         )
         for words, middle in ((number, number / 2), (steps - number, (steps + number) / 2)):
             axes.text(middle, row, words, ha="center", va="center", color=DARK, size=11)
-    axes.set(xlabel="step of the run", title=f"Steps kept and repeated after a crash at step {steps}")
+    axes.set(xlabel="step of the run", title=f"A crash after step {steps}")
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.3), ncols=2)
     told = [f"{name} keeps {number} and repeats {steps - number}" for name, number in kept.items()]
     picture(f"Of {steps} steps before a crash, {'; '.join(told)}.")
