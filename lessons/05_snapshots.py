@@ -3,8 +3,8 @@ r"""Lesson 05: snapshots, so that a crash costs an epoch and not the run.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/05_snapshots.py --crash-at 3
 
-You will see a process killed in epoch 3 and both started again. They load the snapshot of epoch 2, and the
-losses are lesson 01's. Without the variable, the new processes would call the dead ones.
+You will see a process killed in epoch 3 and both processes restarted. They load the snapshot of epoch 2, so
+the losses match lesson 01's. Without the variable, new processes would connect to dead ones.
 """
 
 import os

@@ -2,8 +2,8 @@ r"""Lesson 06: many machines.
 
     bash lessons/launch/two_terminals.sh
 
-You will see lesson 01's losses again, from two torchrun launchers that stand for two machines. On two
-real machines, run this on each, with the name of one of them as HOST:
+You will see lesson 01's losses again. Two torchrun launchers stand for two machines. On two real machines,
+run this command on both, with the name of one of them as HOST:
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         lessons/06_multinode.py --out FOLDER_ON_A_SHARED_DISK
 """

@@ -1,13 +1,12 @@
-"""What can go wrong on many machines, what one sees of it, and after how long: the list of lesson 06b.
+"""What can go wrong on many machines, which message you see, and after how long: the list of lesson 06b.
 
-`make diffs` writes it into lessons/pages/06b.md. Each row is produced by the test of test_hosts.py that it
-names, with lesson 06b, whose --time-limit ends a wait for a process that is gone. That test asks for the
-row's text in the output, within the row's limit.
+`make diffs` writes it into lessons/pages/06b.md. Each row names the test in test_hosts.py that produces its
+fault with lesson 06b. The test asks for the row's text in the output, within the row's limit.
 """
 
 from typing import NamedTuple
 
-# What the tests set, and the limits below are made of.
+# What the tests set; the limits below follow from it.
 TIME_LIMIT = 4
 CONF = {
     "join_timeout": 60,
@@ -16,26 +15,25 @@ CONF = {
     "keep_alive_max_attempt": 3,
     "read_timeout": 5,
 }
-JOIN_TIMEOUT = 6  # where a node never comes
-LATER = 5  # a process that lost another one waits so long before it prints: see let_the_first_speak
-STOPPING = 30  # a launcher gives its processes so long to end
+JOIN_TIMEOUT = 6  # for the host that never comes
+LATER = 5  # seconds that a process waits before it prints that another one is gone: let_the_first_speak
+STOPPING = 30  # seconds that a launcher gives its processes to end
 DEAD = CONF["keep_alive_interval"] * CONF["keep_alive_max_attempt"]
 READ = CONF["read_timeout"]
-STARTING = 45  # a busy machine needs so long to start a few processes, or to notice that one has ended
+STARTING = 45  # seconds in which a busy machine starts a few processes, or notices that one has ended
 
 
 class Row(NamedTuple):
-    fault: str  # empty: what is seen of the same fault elsewhere, or later
+    fault: str  # empty: another line that the same fault prints, elsewhere or later
     text: str  # stands in the output, to the letter
-    where: str  # in whose output
-    after: str  # in the reader's settings
-    measured: float  # seconds, here
+    where: str  # who prints it, or why
+    after: str  # in the reader's settings; empty if the fault's name says it
+    measured: float  # seconds, with the settings above on two shared cores
     limit: float  # seconds: later than that, the test fails
     advice: str
     test: str
 
 
-TWICE = "after `read_timeout` (60 s by default) or up to twice that, and a start"
 ON = "test_a_run_goes_on_without_a_process_a_cable_and_a_host"
 CUT = "test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost"
 AWAY = "test_one_that_never_comes_is_not_waited_for_without_end"
@@ -50,9 +48,7 @@ ROWS = {
         "at once",
         0.1,
         STARTING,
-        "With `--max-restarts`, nothing: the launchers restart all processes. -9 is SIGKILL. If "
-        "nobody sent it, "
-        "the machine was probably out of memory: `dmesg` tells.",
+        "If nobody sent SIGKILL (9), the machine probably ran out of memory: `dmesg` shows it.",
         ON,
     ),
     "restart": Row(
@@ -62,58 +58,58 @@ ROWS = {
         "after a start",
         9,
         STARTING,
-        "Nothing. Each launcher whose own process failed has used up one restart.",
+        "The launchers restart all processes. Each launcher whose own process failed uses up one restart.",
         ON,
     ),
     "mended": Row(
-        "A link is cut, and works again before half of `--time-limit` is over",
+        "A link is cut, and works again within half of `--time-limit`",
         "| loss ",
-        "only the line of the next epoch, late",
-        "after the cut, and up to as long again, because TCP doubles its pauses",
+        "only the next epoch's line, late",
+        "within twice the length of the cut",
         1,
         STARTING,
-        "Nothing. No line says that it happened.",
+        "Do nothing.",
         ON,
     ),
     "agent": Row(
-        "A launcher is killed. Its processes notice that and end",
+        "A launcher is killed, and its processes end",
         "caused by a remote worker",
         "on the other hosts",
-        f"after {LATER} s, in which a process that died on the same host could report first",
+        f"after {LATER} s",
         5,
         LATER + STARTING,
-        "The other hosts go on from the newest snapshot. Find out what killed the launcher.",
+        "They continue from the newest snapshot:",
         ON,
     ),
     "fewer": Row(
         "",
         "resumed in epoch",
         "on the host of rank 0",
-        f"after these {LATER} s, `keep_alive_interval` times `keep_alive_max_attempt` (15 s by default), "
-        "`last_call_timeout` (30 s), and a start",
+        f"after {LATER} s + `keep_alive_interval` times `keep_alive_max_attempt` (15 s) "
+        "+ `last_call_timeout` (30 s) + a start",
         12,
         LATER + DEAD + CONF["last_call_timeout"] + STARTING,
-        "Run the command on that host again whenever you like.",
+        "Run the command on the lost host again.",
         ON,
     ),
     "more": Row(
         "A lost host comes back",
         "resumed in epoch",
         "on the host of rank 0",
-        "after two starts: that of the launcher, and that of all processes",
+        "after two starts",
         15,
         2 * STARTING,
-        "Nothing. All processes stop after the same step and resume from the snapshot of that step.",
+        "All processes stop after the same step, save and resume.",
         ON,
     ),
     "cut": Row(
         "A link is cut for good",
         f"Timed out waiting {TIME_LIMIT}000ms for",
         "on the other hosts",
-        f"after `--time-limit` and {LATER} s",
+        f"after `--time-limit` + {LATER} s",
         9,
         TIME_LIMIT + LATER + STARTING,
-        "The other hosts go on without that host, as above. Repair the link and run the command there again.",
+        "Repair the link, and run the command on the host that was cut off.",
         CUT,
     ),
     "cut off": Row(
@@ -123,16 +119,14 @@ ROWS = {
         "after `read_timeout`",
         5,
         READ + STARTING,
-        f"Its processes end after `--time-limit` and {LATER} s. Its launcher may hang. Then you see:",
+        f"Its processes end after `--time-limit` + {LATER} s. Its launcher may hang:",
         CUT,
     ),
     "hangs on": Row(
         "",
         "The connection to the C10d store has failed",
-        "on the host that is cut off",
-        "when TCP gives up, which `net.ipv4.tcp_retries2` sets. Its default of 15 means a quarter of "
-        "an hour; "
-        "this was measured with 4",
+        "on the same host",
+        "when TCP gives up, by default after a quarter of an hour",
         18,
         2 * STARTING,
         "`kill -9` the launcher, or set `sysctl -w net.ipv4.tcp_retries2=8` (about 100 s) before the run.",
@@ -145,145 +139,132 @@ ROWS = {
         "at once",
         1,
         STARTING,
-        "All other launchers end. Run the command on all hosts again, and the run resumes. Use your "
-        "most reliable "
-        "host as the endpoint.",
+        "All other launchers end. Run the command on all hosts again to resume.",
         CUT,
     ),
     "never": Row(
-        "A host never comes, and fewer hosts are there than `--nnodes` needs",
+        "Fewer hosts come than `--nnodes` needs",
         "RendezvousTimeoutError",
-        "on the first host that gives up (the other hosts find the rendezvous closed)",
-        "after `join_timeout` (600 s by default) and a start",
+        "on the first host that gives up",
+        "after `join_timeout` (600 s) + a start",
         13,
         JOIN_TIMEOUT + STARTING,
         "Look at the host that prints nothing.",
         AWAY,
     ),
     "unreachable": Row(
-        "`--rdzv-endpoint` is an address at which no host answers",
+        "A launcher cannot reach `--rdzv-endpoint` (seen after one to two times `read_timeout`, 60 s)",
         "errno: 113 - No route to host",
-        "on each host",
-        TWICE,
+        "no host answers at this address",
+        "",
         13,
         2 * READ + STARTING,
-        "`ping` it. The route or the address is wrong, or the host is down.",
+        "`ping` it, and check the route.",
         AWAY,
     ),
     "swallowed": Row(
-        "A firewall drops the packets to the endpoint",
+        "",
         f"timed out after {READ}000ms while trying to connect to (10.0.0.99, 29400)",
-        "on each host",
-        TWICE,
+        "a firewall drops the packets",
+        "",
         11,
         2 * READ + STARTING,
-        "`nc -vz HOST PORT` on this host prints nothing either. Open the port.",
+        "`nc -vz HOST PORT` prints nothing. Open the port.",
         AWAY,
     ),
     "port": Row(
-        "`--rdzv-endpoint` has the wrong port",
+        "",
         f"timed out after {READ}000ms while trying to connect to (host1, 29401)",
-        "on each host that has it",
-        TWICE,
+        "the port is wrong",
+        "",
         14,
         2 * READ + STARTING,
-        '`nc -vz HOST PORT` prints "refused". The message names the port that was tried.',
+        '`nc -vz HOST PORT` prints "refused".',
         AWAY,
     ),
     "name": Row(
-        "`--rdzv-endpoint` has a name that does not exist",
+        "",
         "Name or service not known",
-        "on each host that has it",
-        TWICE,
+        "the name does not exist",
+        "",
         13,
         2 * READ + STARTING,
-        "Check with `getent hosts HOST`. Use the address instead of the name.",
+        "Check it with `getent hosts HOST`, or use the address.",
         AWAY,
     ),
     "plain": Row(
-        "Started by `srun python`, without torchrun, and a process never comes",
+        "You use `srun python` without torchrun, and a process never comes",
         "waiting for clients. 1/2 clients joined",
-        "on the host of rank 0, which counts the processes",
-        "after `--time-limit` and a start",
+        "on the host of rank 0",
+        "after `--time-limit` + a start",
         11,
         TIME_LIMIT + STARTING,
         "Look at the tasks that printed nothing.",
         AWAY,
     ),
     "plain, not the first": Row(
-        "The same, and rank 0 never comes",
+        "",
         f"timed out after {TIME_LIMIT}000ms while trying to connect to (10.0.0.1, 29500)",
-        "on all other hosts",
-        "after `--time-limit` or up to twice that, and a start",
+        "on all other hosts, if rank 0 never comes",
+        "after one to two times `--time-limit` + a start",
         14,
         2 * TIME_LIMIT + STARTING,
-        "Set MASTER_ADDR and MASTER_PORT to those of rank 0.",
+        "Set MASTER_ADDR and MASTER_PORT to the address and port of rank 0.",
         AWAY,
     ),
     "interface": Row(
-        "A host has two network interfaces, and its name resolves to the wrong one",
+        "A host's name resolves to the wrong network interface",
         "No route to host, remote=[192.168.7.1]",
         "on a host that is not the first",
-        "after `--time-limit` and a start; the first host waits five times as long",
+        "after `--time-limit` + a start",
         7,
         2 * TIME_LIMIT + STARTING,
-        "The store was reached. But gloo tells the other hosts the address that the host's own name "
-        "resolves to, "
-        "and NCCL picks an interface by its name. Set `GLOO_SOCKET_IFNAME=eth0 "
-        "NCCL_SOCKET_IFNAME=eth0` on each host, and give "
-        "torchrun `--local-addr` with the host's right address. `python tools/preflight.py` names the "
-        "interface.",
+        "The first host waits five times as long. On each host, set `GLOO_SOCKET_IFNAME=eth0 "
+        "NCCL_SOCKET_IFNAME=eth0`, and pass its right address to `torchrun --local-addr`. "
+        "`python tools/preflight.py` names the interface.",
         BETWEEN,
     ),
     "ports": Row(
-        "A firewall or a security group opens the port of the rendezvous and no other port",
+        "A firewall opens only the port of the rendezvous",
         "Connect timeout",
         "on each host",
-        "after five times `--time-limit` (gloo multiplies it; its default of 30 minutes becomes two "
-        "and a half "
-        "hours) and a start",
+        "after five times `--time-limit` (two and a half hours, if you leave gloo its own limit)",
         24,
         5 * TIME_LIMIT + STARTING,
-        "Processes connect to each other at ports that the system chooses. Open all TCP ports among "
-        "the hosts "
-        'of the run, or open a range and set `sysctl -w net.ipv4.ip_local_port_range="50000 50100"` '
-        "on each. In a "
-        "cloud, add a rule to the security group that admits all traffic from the group itself.",
+        "Open all TCP ports between the hosts, or open a range and set "
+        '`sysctl -w net.ipv4.ip_local_port_range="50000 50100"` on each host. In a cloud, let the security '
+        "group admit all traffic from itself.",
         BETWEEN,
     ),
     "hang": Row(
         "A process hangs (here: SIGSTOP)",
         f"Timed out waiting {TIME_LIMIT}000ms for",
         "on the other hosts",
-        f"after `--time-limit` and {LATER} s",
+        f"after `--time-limit` + {LATER} s",
         9,
         TIME_LIMIT + LATER + STARTING,
-        "Wait. After a hang, you then see:",
+        "Before that, `py-spy dump --pid PID` shows where the process hangs.",
         HANGS,
     ),
     "ended": Row(
         "",
         "forcefully exiting via 9",
         "on its host",
-        f"{STOPPING} s later; the launcher gives it so long to end, and there is no option for that",
+        f"{STOPPING} s later, which no option changes",
         39,
         TIME_LIMIT + LATER + STOPPING + STARTING,
-        f"`join_timeout` must be longer than {STOPPING} s, or the other hosts give up first. Before that, "
-        "`py-spy dump --pid PID` shows where the process hangs.",
+        "`join_timeout` must be longer, or the other hosts give up first.",
         HANGS,
     ),
 }
 
 
 def listed():
-    """No table: of four columns with this much in them, a phone shows two."""
+    """No table: a phone shows only two of four columns with this much text."""
     lines = []
     for row in ROWS.values():
         if row.fault:
             lines += ["", f"**{row.fault}.**", ""]
-        lines += [
-            f"- {row.where[0].upper()}{row.where[1:]}: `{row.text.strip('| ')}`",
-            f"  - When: {row.after} (here {row.measured:g} s).",
-            f"  - What to do: {row.advice}",
-        ]
+        place = ", ".join(filter(None, (row.where, row.after)))
+        lines.append(f"- {place[0].upper()}{place[1:]}: `{row.text.strip('| ')}`. {row.advice}")
     return "\n".join(lines[1:]) + "\n"

@@ -35,7 +35,7 @@ CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under
 SET_UP, WIDE = 4, 88  # lines of the cell that calls show.start; characters of a line that a cell prints
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {
-    "kill.png": ("05_snapshots", "draw(axes, peaceful, (0, 2)"),
+    "kill.png": ("05_snapshots", "crashes.draw_loss("),
 }
 WIDGET = "application/vnd.jupyter.widget-view+json"
 

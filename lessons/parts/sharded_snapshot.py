@@ -1,6 +1,6 @@
-"""The other half of lesson 13: snapshots, of which each process writes and reads its own shards.
+"""Lesson 13's snapshots: each process writes and reads its own shards.
 
-They are those of lesson 09, taken at any step, and never half, as in lesson 05.
+They extend lesson 09's checkpoints: saved after any step, and never half a snapshot, as in lesson 05.
 """
 
 import shutil
@@ -14,7 +14,7 @@ import workload
 
 
 class Snapshots:
-    """Those of one run. Each is a folder, into which all processes write together."""
+    """The snapshots of one run. Each is a folder into which all processes write."""
 
     def __init__(self, arguments, model, optimizer, scheduler):
         self.folder = arguments.out
@@ -24,25 +24,25 @@ class Snapshots:
         self.scheduler = scheduler
         if dist.get_rank() == 0:
             for unfinished in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
-                shutil.rmtree(unfinished)  # of a run that was killed while it saved
+                shutil.rmtree(unfinished)  # left by a run that was killed while it saved
 
     def save(self, epoch, step, loss_sum):
         path = self.folder / f"{self.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
         temporary = path.with_suffix(".temporary")
         state = {"settings": self.settings, "weights": self.weights, "scheduler": self.scheduler}
         state |= {"epoch": epoch, "step": step, "loss_sum": loss_sum}
-        dcp.save(state, checkpoint_id=temporary)  # returns when all have written
+        dcp.save(state, checkpoint_id=temporary)  # returns when all processes have written
         if dist.get_rank() == 0:
-            temporary.rename(path)  # only now: a crash at any moment leaves a whole snapshot, or none
+            temporary.rename(path)  # only now, so a crash leaves a complete snapshot or none
             for old in self.find()[:-2]:
                 shutil.rmtree(old)
 
     def find(self):
-        """The folders of all snapshots, the newest last: their names sort by age."""
+        """The folders of all snapshots, newest last: their names sort by age."""
         return sorted(self.folder.glob(f"{self.lesson}.epoch*.snapshot"))
 
     def load_newest(self, device):
-        """The epoch and the step to go on from, and the sum of this epoch's losses so far."""
+        """The epoch and the step to resume from, and the sum of this epoch's losses so far."""
         loss_sum = torch.zeros((), device=device)
         if not self.find():
             return 1, 0, loss_sum

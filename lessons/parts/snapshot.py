@@ -1,10 +1,10 @@
-"""What makes the snapshots of lesson 06b hold when more than a process breaks.
+"""Lesson 06b's snapshots, and which part of this module handles which problem:
 
-Snapshots.lock_folder   a second run is started in the same folder
-seal, unseal            a file is torn, damaged or hostile
-Snapshots.find_newest   a snapshot is from a run with other settings
-survive_a_full_disk     there is no room: this snapshot is lost, and nothing else
-StopVote                the machine is wanted back (SIGTERM), and all must stop after the same step
+Snapshots.lock_folder   somebody starts a second run in the same folder
+seal, unseal            a file is truncated, damaged or hostile
+Snapshots.find_newest   a snapshot is from a run with different settings
+survive_a_full_disk     the disk is full: the run loses this snapshot and nothing else
+StopVote                a scheduler sends SIGTERM: all processes stop after the same step
 """
 
 import contextlib
@@ -24,15 +24,15 @@ import workload
 
 
 class Snapshots:
-    """The snapshots of a run. A method that talks to the other processes is called by all of them.
+    """The snapshots of a run. Every process must call every method.
 
-    From here to close() no other run may use the folder. SIGTERM no longer ends the process.
+    Until close(), no other run can use the folder, and SIGTERM does not end the process.
     """
 
     def __init__(self, arguments, settings):
         self.folder, self.lesson = arguments.out, arguments.lesson
         self.settings = settings
-        # On the CPU, so that what is said here does not queue behind the gradients of a GPU.
+        # On the CPU, so that these messages do not wait behind the gradients of a GPU.
         timeout = timedelta(seconds=arguments.time_limit)
         self.control = dist.new_group(backend="gloo", timeout=timeout)
         self.vote = StopVote(self.control)
@@ -41,7 +41,7 @@ class Snapshots:
         workload.listen_for_the_end()
 
     def close(self):
-        """Let other runs have the folder."""
+        """Release the folder, so that other runs can use it."""
         self.vote.wait()
         if self.lock is not None:
             self.lock.close()
@@ -50,7 +50,7 @@ class Snapshots:
 
     def lock_folder(self):
         me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
-        run = self.gather(me)[0]  # a run is called by its rank 0
+        run = self.gather(me)[0]  # the name of a run is that of its rank 0
         problem = None
         if dist.get_node_local_rank() == 0:
             self.lock = open(self.folder / f"{self.lesson}.lock", "a+")  # noqa: SIM115
@@ -59,7 +59,7 @@ class Snapshots:
                 problem = f"{self.folder} is in use by {holder}: end it, or name another --out"
             else:
                 for temporary in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
-                    temporary.unlink(missing_ok=True)  # of a process that was killed while it saved
+                    temporary.unlink(missing_ok=True)  # left by a process that was killed while it saved
         self.refuse_if(problem)
 
     def gather(self, value):
@@ -69,33 +69,33 @@ class Snapshots:
         return values
 
     def refuse_if(self, problem):
-        """All processes end if one has a problem: rank 0 says it, whose ever it is."""
+        """If any process has a problem, all processes end, and rank 0 prints the problem."""
         for words in self.gather(problem):
             if words:
                 workload.refuse(words)
 
     def agree_to_stop(self):
-        """Whether all stop after this step, since one of them was told to before."""
+        """Whether all processes stop after this step, because one of them was told to stop earlier."""
         stop = self.vote.last_answer()
         if not stop:
             self.vote.ask(workload.told_to_stop.is_set())
         return stop
 
     def path_of(self, epoch, step):
-        """Names that sort by age. Under one fixed name, a new snapshot would replace the one before."""
+        """A name that sorts by age. With one fixed name, a new snapshot would replace the previous one."""
         return self.folder / f"{self.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
 
     def find_all(self):
-        """The paths of the snapshots that are there, the newest first."""
+        """The paths of all snapshots, newest first."""
         return sorted(self.folder.glob(f"{self.lesson}.epoch*.snapshot"), reverse=True)
 
     def keep_two(self):
-        """The newest, and the one before, in case that the newest turns out to be damaged."""
+        """Keep the newest snapshot and the previous one, in case the newest is damaged."""
         for old in self.find_all()[2:]:
             old.unlink(missing_ok=True)
 
     def save(self, state):
-        """Rank 0 saves; the state is the same in all processes."""
+        """Rank 0 saves. The state is the same in all processes."""
         path = self.path_of(state["epoch"], state["step"])
         temporary = path.with_suffix(f".{os.getpid()}.temporary")
         if dist.get_rank() == 0:
@@ -107,7 +107,7 @@ class Snapshots:
                 self.keep_two()
 
     def find_newest(self):
-        """What the newest snapshot holds that is whole; None if there is no such file."""
+        """The state in the newest intact snapshot; None if there is none."""
         state, problem, damaged = None, None, []
         for path in self.find_all():
             state = unseal(path.read_bytes())
@@ -116,7 +116,7 @@ class Snapshots:
                 break
             damaged.append(path)
         self.refuse_if(problem)
-        # Only now have all processes looked at the files, and they may be renamed.
+        # Only now has every process read the files, so rank 0 can rename them.
         if dist.get_rank() == 0:
             for path in damaged:
                 rename_damaged(path)
@@ -124,14 +124,14 @@ class Snapshots:
 
 
 class StopVote:
-    """All processes stop if one of them was told to, and none goes on alone to wait for the others.
+    """If one process is told to stop, all processes stop after the same step.
 
-    The answer is read a step later, when it has long been there: so training does not wait for it.
+    They read the answer one step later, when it has long arrived, so training does not wait for it.
     """
 
     def __init__(self, control):
         self.control = control
-        self.told = torch.tensor(0.0)  # how many were told to stop, once the question is answered
+        self.told = torch.tensor(0.0)  # how many processes were told to stop, once the all-reduce is done
         self.question = None
 
     def ask(self, stop):
@@ -139,7 +139,7 @@ class StopVote:
         self.question = dist.all_reduce(self.told, group=self.control, async_op=True)
 
     def last_answer(self):
-        """The same in all processes. False before the first question."""
+        """The same answer in all processes. False before the first question."""
         self.wait()
         return self.told.item() > 0
 
@@ -150,8 +150,8 @@ class StopVote:
 
 
 def wait_for_lock(file, run):
-    """Take the lock. Returns who has it: this run, or another one that does not go away."""
-    deadline = time.monotonic() + 5  # a run that was killed just now is still going down
+    """Take the lock. Returns its holder: this run, or another run that keeps it."""
+    deadline = time.monotonic() + 5  # a run that was just killed may still be ending
     holder = take_lock(file, run)
     while holder != run and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -161,20 +161,20 @@ def wait_for_lock(file, run):
 
 def take_lock(file, run):
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, for any reason
     except BlockingIOError:
-        # The holder may be another machine of this run, with the same disk.
+        # The holder may be another machine of this run, on the same disk.
         return os.pread(file.fileno(), 999, 0).decode()
-    with contextlib.suppress(OSError):  # a full disk: a second run is refused, but not told by whom
+    with contextlib.suppress(OSError):  # on a full disk, a second run does not learn who holds it
         file.truncate(0)
         os.write(file.fileno(), run.encode())
     return run
 
 
 def seal(state):
-    """The bytes of a snapshot: what torch.save writes, and a checksum.
+    """The bytes of a snapshot: what torch.save writes, then a checksum.
 
-    torch.load notices when a file was cut, but not when a bit was flipped.
+    torch.load notices a truncated file, but not a flipped bit.
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -183,12 +183,12 @@ def seal(state):
 
 
 def unseal(data):
-    """The state in these bytes; None if they are damaged, or not from this lesson."""
+    """The state in these bytes; None if they are damaged or not from this lesson."""
     content, checksum = data[:-4], data[-4:]
     if zlib.crc32(content).to_bytes(4) != checksum:
         return None
     try:
-        # weights_only: any other pickle may run code when it is loaded.
+        # weights_only: an ordinary pickle can run code when it is loaded.
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:
         return None
@@ -197,10 +197,10 @@ def unseal(data):
 
 
 def rename_damaged(path):
-    """Else it would count among the two that are kept."""
+    """So that it does not count as one of the two snapshots to keep."""
     workload.say(f"refused {path}: damaged, or not from this lesson; taking the one before")
     number, new = 1, Path(f"{path}.refused")
-    while new.exists():  # the same step was refused before, and rename would overwrite that file
+    while new.exists():  # do not overwrite an earlier refused file of the same step
         number += 1
         new = path.with_name(f"{path.name}.{number}.refused")
     with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ def rename_damaged(path):
 
 @contextlib.contextmanager
 def survive_a_full_disk(path, temporary):
-    """Whatever cannot be written is said, and the run goes on."""
+    """If the snapshot cannot be written, report it and continue the run."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,6 @@
-"""Notebook 06 watches two launchers from outside: what they say, and when."""
+"""Notebook 06 watches two torchrun launchers: what they print, and when."""
 
+import json
 import re
 import socket
 import time
@@ -12,11 +13,11 @@ WORTH_A_LINE = re.compile(r"(epoch|resumed|told to stop|error: |\w*Error: )")
 
 
 class Watch:
-    """Prints what agents say, where it is worth a line, with the seconds since it began."""
+    """Prints the lines of the launchers that matter, with the seconds since it began."""
 
     def __init__(self):
         self.began = time.monotonic()
-        self.agents, self.events = {}, []  # of each event: seconds, node, what it said
+        self.launchers, self.events = {}, []  # of each event: the seconds, the node, the line
 
     def now(self):
         return time.monotonic() - self.began
@@ -26,18 +27,18 @@ class Watch:
         return self.now()
 
     def until(self, enough, limit=100):
-        """Watch until `enough()` is true. It is an error if for so many seconds no line comes."""
+        """Watch until `enough()` is true. It is an error if no line comes for `limit` seconds."""
         last, done = self.now(), False
         try:
             while not done:
                 assert self.now() < last + limit, "nothing more happens"
                 time.sleep(0.02)
                 done = enough()
-                for node, agent in self.agents.items():
-                    while not agent.news.empty():
-                        self.note(node, agent.news.get() or "")
+                for node, launcher in self.launchers.items():
+                    while not launcher.news.empty():
+                        self.note(node, launcher.news.get() or "")
                         last = self.now()
-        except BaseException:  # the notebook was interrupted, or failed: nothing is to go on unseen
+        except BaseException:  # the notebook was interrupted or failed: leave nothing running
             self.end()
             raise
 
@@ -48,20 +49,20 @@ class Watch:
             self.say(f"node {node} | {line}")
 
     def first(self, words, after=0):
-        """The seconds at which somebody first said this, after so many seconds."""
+        """The seconds at which a line first began with these words, after so many seconds."""
         return next(s for s, _, line in self.events if line.startswith(words) and s > after)
 
     def end(self):
-        """SIGKILL to all."""
-        for agent in self.agents.values():
-            agent.end()
+        """Kill all launchers and their processes with SIGKILL."""
+        for launcher in self.launchers.values():
+            launcher.end()
         return self.now()
 
 
 def draw_moments(watch, rows, killed, returned, told, ended):
-    """What each node did, and below how many processes trained together: node 1 was killed, and returned;
-    then node 0's process was told to end. Returns the seconds without training, after the kill and after
-    the return."""
+    """Above, what each node did; below, how many processes trained together. Node 1 was killed and returned;
+    then node 0's process was told to end. Returns the seconds without training after the kill and after the
+    return."""
     ends = {int(line.split()[1]): seconds for seconds, _, line in watch.events if line.startswith("epoch")}
     began = ends[1] - 6000 / rows[0]["images_per_second"]  # an epoch has 6,000 images
     alone = watch.first("resumed", killed)
@@ -86,16 +87,16 @@ def draw_moments(watch, rows, killed, returned, told, ended):
     below.set_ylabel("processes that\ntrain together")
     picture(
         f"Both nodes train until node 1 is killed after {killed:.0f} s. Node 0 waits until {alone:.0f} s "
-        f"and then trains alone. Node 1 is started again after {returned:.0f} s; node 0 trains on until it "
-        f"is told to stop after {told:.0f} s, and from {both:.0f} s on both train together."
+        f"and then trains alone. Node 1 is started again after {returned:.0f} s. Node 0 continues until it "
+        f"is told to stop after {told:.0f} s, and from {both:.0f} s both nodes train together."
     )
     return alone - killed, both - told
 
 
 def draw_one_curve(rows, reference, lost, back):
-    """The losses of two nodes on those of lesson 01, and the epochs after which the nodes resumed."""
+    """The loss of two nodes, drawn on lesson 01's loss. The nodes resumed after epochs `lost` and `back`."""
     _, axes = plt.subplots(figsize=(5, 3.4))
-    curves(axes, {"lesson 01, one process": reference, "two nodes, one of them for a while": rows})
+    curves(axes, {"lesson 01, one process": reference, "two nodes, then one, then two": rows})
     axes.axvspan(lost, back, color=ORANGE, alpha=0.18, lw=0)
     for moment, text in ((lost, "node 1\nis killed"), (back, "node 1\nis back")):
         axes.axvline(moment, color=RED, ls="--", lw=1.2)
@@ -104,13 +105,35 @@ def draw_one_curve(rows, reference, lost, back):
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.18))
     axes.set_title("Loss: a node is lost and comes back")
     picture(
-        f"The loss of lesson 01 and that of the two nodes over {len(rows)} epochs: one curve lies on the "
-        f"other, also where node 1 is killed after epoch {lost} and comes back after epoch {back}."
+        f"The loss over {len(rows)} epochs. The curve of the two nodes lies on the curve of lesson 01, even "
+        f"after node 1 is killed after epoch {lost} and comes back after epoch {back}."
     )
 
 
+def draw_batch_per_process(reference, rows, changed):
+    """The loss of lesson 01, of lesson 06 on two nodes, and with a batch size per process on one process."""
+    _, axes = plt.subplots(figsize=(5, 3))
+    runs = {
+        "lesson 01": reference,
+        "lesson 06, on two nodes": rows,
+        "60 per process, on one process": changed,
+    }
+    curves(axes, runs)
+    axes.set_title("A smaller batch is a different run")
+    picture(
+        f"The loss over {len(changed)} epochs. Lesson 06 on two nodes has the curve of lesson 01. With 60 "
+        f"images per process, on one process, the loss is lower: {changed[0]['loss']:.2f} instead of "
+        f"{reference[0]['loss']:.2f} after the first epoch. It is a different run."
+    )
+
+
+def epochs(path):
+    """The rows of a curve as far as a run has written them."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def free_address():
-    """Where agents can meet on this machine."""
+    """An address on this machine at which launchers can meet."""
     with socket.socket() as asking:
         asking.bind(("localhost", 0))
         return f"localhost:{asking.getsockname()[1]}"

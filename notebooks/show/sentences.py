@@ -48,15 +48,15 @@ SENTENCES = {
         "picks its GPU by `LOCAL_RANK`. `init_process_group` reads from the environment where to meet.",
     },
     "05_snapshots": {
-        "--crash-at 3": "`--max-restarts` lets `torchrun` start the processes again. The variable is "
-        "explained at the end of this notebook.",
+        "--crash-at 3": "`--max-restarts` lets `torchrun` restart the processes. The end of this notebook "
+        "explains the variable.",
         "- You will see lesson 01's losses again": "This is what you will see.",
-        "parts = {": "`parts` is everything that has a `state_dict` and changes during training.",
+        "parts = {": "`parts` holds everything that has a `state_dict` and changes during training.",
         "+ if snapshot.exists()": "All processes load the snapshot if there is one.",
         "- for epoch in range(1": "Training continues with the next epoch.",
         "crash_once": "This line is only for the lesson: it kills the last process in epoch `--crash-at`.",
-        "temporary.replace(snapshot)": "Rank 0 saves at the end of each epoch: first to a temporary file, "
-        "which it then renames.",
+        "temporary.replace(snapshot)": "At the end of each epoch, rank 0 saves to a temporary file and then "
+        "renames it.",
         "--crash-at": "The option for the crash.",
     },
     "06_multinode": {
@@ -67,43 +67,44 @@ SENTENCES = {
         "process that failed first. Before anything else, all processes check that they see the same "
         "folder.",
         "def check_shared": "Rank 0 writes the time into a file",
-        "+ dist.broadcast": "and broadcasts it. A process that does not find it in its own folder refuses "
-        "to start.",
+        "+ dist.broadcast": "and broadcasts it. A process that does not find this time in its own folder "
+        "refuses to start.",
     },
     "06a_any_step": {
-        "--snapshot-every 30 --crash-at 3": "The command: this lesson runs on one machine.",
-        "- You will see lesson 01's losses": "What you will see.",
+        "--snapshot-every 30 --crash-at 3": "This lesson runs on one machine again.",
+        "- You will see lesson 01's losses": "This is what you will see.",
         "import islice": "`islice` skips batches.",
-        "train_loader.generator": "A DataLoader draws a random number each time it starts. With a "
-        "generator of its own, it takes none of the numbers that dropout would get.",
-        "settle(model, train_set": "Run DDP's first backward pass before training. Its function is "
+        "train_loader.generator": "A DataLoader draws a random number each time it starts. With its own "
+        "generator, it takes none of the numbers that dropout would get.",
+        "settle(model, train_set": "Run DDP's first backward pass before training. `settle` is defined "
         "further down.",
-        "done, loss_sum = 1, 0": "`done` is the number of steps that were done in the first epoch.",
-        "processes[rank % len(processes)]": "A process takes its own random state from the snapshot. Each "
-        "begins with the mean of the loss sums, so that all of them together have the whole sum.",
-        "islice(workload.progress": "The epoch begins after the steps that were done.",
-        "if step % every == 0": "After some steps, every process hands over what only it has,",
+        "done, loss_sum = 1, 0": "`done` is the number of steps already done in the first epoch.",
+        "processes[rank % len(processes)]": "Each process takes its own random state from the snapshot. It "
+        "begins with the mean of the saved loss sums, which keeps the mean loss of the epoch right.",
+        "islice(workload.progress": "The epoch continues after the steps that are already done.",
+        "if step % every == 0": "After every `every` steps, each process hands over what only it has,",
         "+ state = {name": "and rank 0 saves everything.",
-        "done, loss_sum = 0": "The end of an epoch is no longer special: its last step may save a "
-        "snapshot, as any other step.",
-        "def settle": "The pass leaves no trace in the model. It only makes DDP rebuild its buckets.",
-        "--snapshot-every": "By default, there is one snapshot in an epoch, after its last step.",
+        "done, loss_sum = 0": "The end of an epoch is no longer special: its last step saves a snapshot only "
+        "if any other step would.",
+        "def settle": "This pass leaves no trace in the model. It only makes DDP rebuild its buckets.",
+        "--snapshot-every": "By default, each epoch saves one snapshot, after its last step.",
     },
     "06b_preemption": {
         "06b_preemption.py --snapshot-every": "The command, and what you will see.",
-        "import timedelta": "For the time limit.",
-        "import record": "`record` is inside `let_the_first_speak` now.",
+        "import timedelta": "This is for the time limit.",
+        "import record": "`let_the_first_speak` includes `record`.",
         "let_the_first_speak": "When one process dies, the other processes fail too. "
         "`let_the_first_speak` makes them wait before they print.",
         "snapshots = Snapshots": "`Snapshots` locks the folder and knows the settings of the run. "
-        "`find_newest` skips damaged files and refuses a snapshot with other settings.",
-        "stop = snapshots.agree_to_stop()": "After each step the processes vote. If one of them was told "
-        "to stop, all of them save.",
+        "`find_newest` skips damaged files and refuses a snapshot with different settings.",
+        "stop = snapshots.agree_to_stop()": "After each step the processes vote. If one process was told "
+        "to stop, all processes save.",
         "+ processes = snapshots.gather": "`gather` and `save` are in the module. After saving, all "
         "processes leave the training loop.",
-        "return False": "At the end, the lock is released. `False` means that the run was not told to stop.",
-        "end_with_parent": "A process whose launcher was killed ends too.",
-        "--time-limit": "How long a process waits for one that hangs.",
+        "return False": "At the end, `close` releases the lock. `False` means that nobody told the run to "
+        "stop.",
+        "end_with_parent": "If its launcher is killed, a process ends too.",
+        "--time-limit": "This is how long a process waits for one that hangs.",
         "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
     },
     "07_mixed_precision": {

@@ -1,4 +1,4 @@
-"""Notebook 06 watches two launchers from outside."""
+"""Notebook 06 watches two torchrun launchers."""
 
 import queue
 import sys
@@ -11,8 +11,8 @@ sys.path.insert(0, str(ROOT / "notebooks"))
 from show.nodes import Watch
 
 
-class Agent:
-    """Says these lines, and notes that it was ended."""
+class Launcher:
+    """Prints these lines, and notes that it was ended."""
 
     def __init__(self, *lines):
         self.news, self.ended = queue.Queue(), False
@@ -25,21 +25,21 @@ class Agent:
 
 def test_it_notes_what_is_worth_a_line(capsys):
     watch = Watch()
-    watch.agents = {
-        1: Agent("epoch  1 | loss 2\n", "[1] chatter\n", "resumed after epoch 2. And more\n", None)
+    watch.launchers = {
+        1: Launcher("epoch  1 | loss 2\n", "[1] chatter\n", "resumed after epoch 2. And more\n", None)
     }
-    watch.until(lambda: watch.agents[1].news.empty())
+    watch.until(lambda: watch.launchers[1].news.empty())
     assert [(node, line) for _, node, line in watch.events] == [
         (1, "epoch  1 | loss 2"),
         (1, "resumed after epoch 2"),
     ]
     assert watch.first("resumed") == watch.events[1][0]
-    assert "s  node 1 | resumed after epoch 2\n" in capsys.readouterr().out and not watch.agents[1].ended
+    assert "s  node 1 | resumed after epoch 2\n" in capsys.readouterr().out and not watch.launchers[1].ended
 
 
 def test_it_ends_all_when_nothing_more_happens():
     watch = Watch()
-    watch.agents = {0: Agent(), 1: Agent()}
+    watch.launchers = {0: Launcher(), 1: Launcher()}
     with pytest.raises(AssertionError, match="nothing more happens"):
         watch.until(lambda: False, limit=0.1)
-    assert all(agent.ended for agent in watch.agents.values())
+    assert all(launcher.ended for launcher in watch.launchers.values())
