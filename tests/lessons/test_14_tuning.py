@@ -420,8 +420,14 @@ def test_other_settings_and_a_search_that_has_ended_are_refused(inside, capsys):
         (("--lr", 1, 0.1), "--lr needs the lowest rate first, then the highest, not 1.0 0.1"),
         (("--lr", 0, 0.1), "--lr must be a number above 0, not 0.0"),
         (("--batch-size", 20, 0), "--batch-size must be at least 1, not 0"),
-        (("--batch-size", 550), "only 540 training images are left, less than one --batch-size: take more --train-size"),
-        (("--validation-size", 600), "only 0 training images are left, less than one --batch-size: take more --train-size"),
+        (
+            ("--batch-size", 550),
+            "only 540 training images are left, less than one --batch-size: take more --train-size",
+        ),
+        (
+            ("--validation-size", 600),
+            "only 0 training images are left, less than one --batch-size: take more --train-size",
+        ),
     ],
 )
 def test_bad_options_are_refused(inside, capsys, options, message):

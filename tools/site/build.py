@@ -115,7 +115,15 @@ def main():
     except sources.Broken as error:
         sys.exit(f"error: {error}")
     words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto", "--doctree-dir"]
-    words += [folder / "doctrees", "--html-define", f"repository={address()}", "--builder", "html", folder, site]
+    words += [
+        folder / "doctrees",
+        "--html-define",
+        f"repository={address()}",
+        "--builder",
+        "html",
+        folder,
+        site,
+    ]
     status = subprocess.run([sys.executable, *map(str, words)]).returncode
     if status:
         sys.exit("error: the site was not built: what is wrong is said above")

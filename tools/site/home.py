@@ -211,10 +211,14 @@ def curve(book, preset="Llama 3 405B on 16,384 GPUs") -> str:
 def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11) -> str:
     """The shorter of the changes between two lessons, docstrings left out, as a picture."""
     one, other = (lessons.get(stem).path.read_text() for stem in (before, after))
-    spans = [[line for low, high in diff.docstrings(text) for line in range(low, high)] for text in (one, other)]
+    spans = [
+        [line for low, high in diff.docstrings(text) for line in range(low, high)] for text in (one, other)
+    ]
     one, other = one.splitlines(), other.splitlines()
     found = []
-    for kind, low, high, start, end in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+    for kind, low, high, start, end in difflib.SequenceMatcher(
+        None, one, other, autojunk=False
+    ).get_opcodes():
         if kind != "replace" or max(high - low, end - start) > 3:
             continue
         found += [("gone", "-", one[at]) for at in range(low, high) if at not in spans[0]]

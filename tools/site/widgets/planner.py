@@ -79,7 +79,9 @@ def plan(one, inputs):
     whole = sum(memory.values())
     top = 1.05 * max(whole, limit)
     lines = [line for line in report.text(one).splitlines() if line.startswith("    ")]
-    rows = [re.split(r" {2,}", line) for line in map(str.strip, lines if one["fits"] else lines[: len(memory)])]
+    rows = [
+        re.split(r" {2,}", line) for line in map(str.strip, lines if one["fits"] else lines[: len(memory)])
+    ]
     rows = [[*cells, *[""] * (3 - len(cells))] for cells in rows]
     start, bars = 0.0, []
     for part in PARTS:
@@ -117,7 +119,9 @@ def no(one, changes):
     needs, limit = sizes(one)
     words = f"No, it does not fit: each GPU would need {needs} and has {limit}. "
     if not changes:
-        return words + "No single change makes it fit: combine ZeRO stage 3, tensor parallelism and more GPUs."
+        return (
+            words + "No single change makes it fit: combine ZeRO stage 3, tensor parallelism and more GPUs."
+        )
     return words + f"What would fit: {' or '.join(changes)}."
 
 

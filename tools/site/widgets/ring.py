@@ -41,7 +41,10 @@ PRESETS = {  # labels, and what differs from the start
     "two machines of 4": {"way": "two-level", "processes": 8, "chunks": 8},
     "one chunk: most ranks wait": {"chunks": 1},
 }
-SIZES = {"time for 0.13 MB": 129_128, "time for 15 GB": 15e9}  # the lessons' model, and 7.5 billion parameters
+SIZES = {
+    "time for 0.13 MB": 129_128,
+    "time for 15 GB": 15e9,
+}  # the lessons' model, and 7.5 billion parameters
 HEAD = ["algorithm", "steps", "bytes through the busiest process", "bytes through all processes", *SIZES]
 play = taken.functions(ROOT / "notebooks/show/rings.py", "play").play
 

@@ -64,7 +64,7 @@ PRESETS = {
 }
 NOTE = (
     "The forward pass of the whole model on the whole batch takes 480 ms, split evenly over stages and micro-batches; "
-    "messages take no time. The formula assumes stages of equal length. \"Held\" is the most activations that a process "
+    'messages take no time. The formula assumes stages of equal length. "Held" is the most activations that a process '
     "keeps at once, in % of those of the whole batch: it keeps a micro-batch's from its forward to the end of its "
     "backward (in the zero-bubble schedule, to the end of the weights' part, which takes half of a backward). "
     "Interleaved has two stages per process, the other schedules have one."
