@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import difflib
 import os
 import re
 import shutil
@@ -121,6 +122,19 @@ def test_planning_measures_then_plans_with_the_planner(capsys):
     for row in rows[::3]:
         gpus, efficiency = row["job"]["gpus"], report.efficiency(row, rows[0])
         assert re.search(rf"(?m)^{gpus:,} .* {row['days']:,.1f} +{efficiency:.0%}$", said), gpus
+
+
+@pytest.mark.parametrize("lesson", lessons.LESSONS[1:], ids=lambda lesson: lesson.stem)
+def test_it_shows_the_few_changes_that_carry_its_idea(lesson):
+    """The page of the lesson has all of them."""
+    notebook = notebooks.read(lesson.notebooks[0].path)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    (shown,) = [output.data for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
+    few = re.search(r": (\d+) of \d+ changes\n", shown["text/markdown"])
+    files = [lessons.get(stem).path.read_text().splitlines() for stem in (lesson.grown_from, lesson.stem)]
+    hunks = difflib.SequenceMatcher(None, *files, autojunk=False).get_grouped_opcodes(1)
+    places = int(few[1]) if few else len(list(hunks))
+    assert 3 <= places <= 6
 
 
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
