@@ -30,7 +30,7 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    train_loader.generator = torch.Generator()  # else each start of the loader would use up a random number
+    train_loader.generator = torch.Generator()  # or each new iterator would use up a random number
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
@@ -56,7 +56,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = islice(workload.progress(train_loader, epoch), done, None)
         for step, (images, labels) in enumerate(batches, done + 1):
             images, labels = images.to(device), labels.to(device)
@@ -88,7 +88,7 @@ def train(rank, world_size, device, arguments):
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
-    if rank == 0:  # all hold the same weights, and would write to the same file at once
+    if rank == 0:  # all ranks hold the same weights, and would write the same file
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
@@ -131,7 +131,7 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
     timeout = timedelta(seconds=arguments.time_limit)  # by default 30 minutes (NCCL: 10)
     dist.init_process_group(backend, timeout=timeout)

@@ -36,7 +36,7 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
     train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
-    train_loader.generator = torch.Generator()  # else each start of the loader would use up a random number
+    train_loader.generator = torch.Generator()  # or each new iterator would use up a random number
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
@@ -74,7 +74,7 @@ def train(rank, world_size, device, arguments):
         if epoch - best.epoch > arguments.patience:
             break  # all processes break here, or none: one left alone would wait
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = islice(workload.progress(train_loader, epoch), done, None)
         for step, (images, labels) in enumerate(batches, done + 1):
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -111,7 +111,7 @@ def train(rank, world_size, device, arguments):
     correct = count_correct(model.module, test_loader, device)  # once: these images chose nothing
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
-    if rank == 0:  # all hold the same weights, and would write to the same file at once
+    if rank == 0:  # all ranks hold the same weights, and would write the same file
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
     snapshots.close()
     return False
@@ -138,7 +138,7 @@ def check_shared(folder, rank, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # else an answer would depend on the other images of the batch
+    model.eval()  # or an answer would depend on the other images of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
@@ -157,7 +157,7 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     options.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
     timeout = timedelta(seconds=arguments.time_limit)  # by default 30 minutes (NCCL: 10)
     dist.init_process_group(backend, timeout=timeout)

@@ -33,7 +33,7 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    # Equally many batches on all ranks, full or not: a forward waits for all ranks.
+    # The same number of batches on all ranks, full or not: a forward waits for all ranks.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
@@ -48,7 +48,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -69,10 +69,10 @@ def train(rank, world_size, device, arguments):
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
         checkpoints.save(epoch)  # a thread writes it while training continues
 
-    checkpoints.wait()  # else the process group would end before the thread
+    checkpoints.wait()  # otherwise the process group would end before the thread
     if first <= arguments.epochs:  # a run that has nothing left to do has no gradients
         report_memory(rank, world_size, model, optimizer)
-    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=full)
     if rank == 0:
@@ -135,9 +135,9 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

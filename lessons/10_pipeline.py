@@ -44,7 +44,7 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # one seed: all have the same
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # one seed: the same weights
     stages = build_stages(model, rank, device, arguments)
     schedule = make_schedule(stages, arguments)
     parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]
@@ -54,11 +54,11 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
-            losses = []  # of the micro-batches; stays empty where the last stage is not
+            losses = []  # of the micro-batches; stays empty before the last stage
             optimizer.zero_grad()
             # Only the first stage uses the images, and only the last stage uses the labels.
             schedule.step(images, target=labels, losses=losses, return_outputs=False)
@@ -136,9 +136,9 @@ if __name__ == "__main__":
     workload.check(arguments, replicas=1)  # the batch is not divided among processes
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

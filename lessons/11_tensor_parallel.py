@@ -34,7 +34,7 @@ HEADS = 4
 
 
 def train(rank, world_size, device, arguments):
-    # Layers that are not sharded begin alike only because the seed is the same.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
     # One shard for all processes: otherwise they would add up parts of different images, without an error.
@@ -54,7 +54,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -72,7 +72,7 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -80,11 +80,11 @@ def train(rank, world_size, device, arguments):
 
 def make_plan(sequence_parallel):
     """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # all of it, on every process
+    replicated = Replicate()  # the whole tensor, on every process
     by_position = Shard(1)  # each process has some of the positions
     between = by_position if sequence_parallel else replicated  # the layout between two blocks
     plan = {
-        # Once for the three that follow: else each of them would all_reduce its gradient.
+        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=between, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -145,7 +145,7 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % world_size:
         workload.refuse(f"{world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
     dist.init_process_group(backend, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)

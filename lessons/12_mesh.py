@@ -34,15 +34,15 @@ HEADS = 4
 
 
 def train(rank, mesh, device, arguments):
-    # Layers that are not sharded begin alike only because the seed is the same.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # Not rank and world_size: those that share matrices must read the same images.
+    # Not rank and world_size: processes that share matrices must read the same images.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All test on all images: shards may differ by a batch, and FSDP's forward waits for all.
+    # All ranks test on all images: shards may differ by a batch, and FSDP's forward waits.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = ImageTransformer(train_set.images.shape[1:], arguments.width, HEADS).to(device)
@@ -54,7 +54,7 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -64,7 +64,7 @@ def train(rank, mesh, device, arguments):
             optimizer.step()
             loss_sum += loss.detach()
         scheduler.step()
-        # Not over all: those that share matrices have the same loss, which would count twice.
+        # Not over all ranks: ranks that share matrices have the same loss, which would count twice.
         dist.all_reduce(loss_sum, group=mesh.get_group("data"))
         mean_loss = loss_sum.item() / len(train_loader) / data_size
         seconds = time.perf_counter() - start
@@ -74,9 +74,9 @@ def train(rank, mesh, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     for part in (*model.blocks, model):
-        part.unshard()  # in "data"; what is left is sharded as in lesson 11
+        part.unshard()  # over "data"; each part is then sharded as in lesson 11
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -88,14 +88,14 @@ def shard(model, mesh):
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"])
-    fully_shard(model, mesh=mesh["data"])  # what is in no block
+    fully_shard(model, mesh=mesh["data"])  # all layers that are in no block
 
 
 def make_plan():
     """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # all of it, on every process
+    replicated = Replicate()  # the whole tensor, on every process
     return {
-        # Once for the three that follow: else each of them would all_reduce its gradient.
+        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -151,9 +151,9 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

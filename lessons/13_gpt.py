@@ -37,15 +37,15 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Layers that are not sharded begin alike only because the seed is the same.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
-    # Not rank and world_size: those that share matrices must read the same texts.
+    # Not rank and world_size: processes that share matrices must read the same texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All test on all texts: shards may differ by a batch, and FSDP's forward waits for all.
+    # All ranks test on all texts: shards may differ by a batch, and FSDP's forward waits.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
@@ -60,9 +60,9 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # not those that a killed run had taken
+        batches = islice(batches, done, None)  # not the steps that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
             with loss_parallel():  # each process keeps the scores of its own characters
@@ -74,7 +74,7 @@ def train(rank, mesh, device, arguments):
             scheduler.step()
             loss_sum += loss.detach().to_local()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                average(loss_sum, mesh)  # any mesh may go on from a snapshot
+                average(loss_sum, mesh)  # so that any mesh can resume from the snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         average(loss_sum, mesh)
@@ -89,9 +89,9 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     for part in (*model.blocks, model):
-        part.unshard()  # in "data"; what is left is sharded as in lesson 11
+        part.unshard()  # over "data"; each part is then sharded as in lesson 11
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -102,7 +102,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     embedding = limericks.Recent(characters, hidden)
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
-    nn.init.normal_(model.position.weight, std=0.02)  # as small as those of the characters
+    nn.init.normal_(model.position.weight, std=0.02)  # as small as the embeddings of the characters
     return model
 
 
@@ -112,16 +112,16 @@ def shard(model, mesh, **options):  # fully_shard's: dry_run.py asks for a preci
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"], **options)
-    fully_shard(model, mesh=mesh["data"], **options)  # what is in no block
+    fully_shard(model, mesh=mesh["data"], **options)  # all layers that are in no block
 
 
 def make_plan():
     """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # all of it, on every process
+    replicated = Replicate()  # the whole tensor, on every process
     return {
         "embedding.table": ColwiseParallel(output_layouts=replicated),
         "position": ColwiseParallel(output_layouts=replicated),
-        # Once for the three that follow: else each of them would all_reduce its gradient.
+        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -170,9 +170,9 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

@@ -41,7 +41,7 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All test on all texts: shards may differ by a batch, and FSDP's forward waits for all.
+    # All ranks test on all texts: shards may differ by a batch, and FSDP's forward waits.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
@@ -58,9 +58,9 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # not those that a killed run had taken
+        batches = islice(batches, done, None)  # not the steps that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
             scores = model(texts[:, positions], positions)  # by default, positions start at 0
@@ -71,7 +71,7 @@ def train(rank, mesh, device, arguments):
             scheduler.step()
             loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                average(loss_sum, mesh)  # any mesh may go on from a snapshot
+                average(loss_sum, mesh)  # so that any mesh can resume from the snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         average(loss_sum, mesh)
@@ -86,7 +86,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         snapshots.save(epoch + 1, done, loss_sum)
 
-    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -109,7 +109,7 @@ def shard(model, mesh, order):
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=group, order=order)
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)  # what is in no block
+    fully_shard(model, mesh=mesh)  # all layers that are in no block
 
 
 def average(loss_sum, mesh):
@@ -178,9 +178,9 @@ if __name__ == "__main__":
             f"--length {arguments.length} does not divide into {2 * context_size} chunks, "
             f"two for each process: take {fits}"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // context_size, context=context_size)
     train(rank, mesh, device, arguments)

@@ -29,14 +29,14 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Layers that are not sharded begin alike only because the seed is the same.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
     world_size = mesh.size()
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All test on all texts: shards may differ by a batch, and experts wait for all processes.
+    # All ranks test on all texts: shards may differ by a batch, and experts wait for all ranks.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
@@ -54,9 +54,9 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # not those that a killed run had taken
+        batches = islice(batches, done, None)  # not the steps that a killed run had taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
             loss = cross_entropy(model(texts).flatten(0, 1), following.flatten())
@@ -68,7 +68,7 @@ def train(rank, mesh, device, arguments):
             scheduler.step()
             loss_sum += loss.detach()
             if arguments.snapshot_every and step % arguments.snapshot_every == 0:
-                average(loss_sum, mesh)  # any mesh may go on from a snapshot
+                average(loss_sum, mesh)  # so that any mesh can resume from the snapshot
                 snapshots.save(epoch, step, loss_sum)
             workload.crash_once(epoch == arguments.crash_at and step == len(train_loader) // 2)
         show_load(rank, model)
@@ -84,7 +84,7 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -95,7 +95,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     embedding = limericks.Recent(characters, hidden)
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
-    nn.init.normal_(model.position.weight, std=0.02)  # as small as those of the characters
+    nn.init.normal_(model.position.weight, std=0.02)  # as small as the embeddings of the characters
     return model
 
 
@@ -151,9 +151,9 @@ if __name__ == "__main__":
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     experts.check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, expert=world_size)
     train(rank, mesh, device, arguments)

@@ -36,7 +36,7 @@ HEADS, LAYERS = 4, 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Layers that are not sharded begin alike only because the seed is the same.
+    # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments)
     # Not rank and world_size: processes at the same place in "data" must read the same texts.
@@ -59,7 +59,7 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         loss_sum = torch.zeros((), device=device)
         for texts, following in workload.progress(train_loader, epoch):
             texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
@@ -85,7 +85,7 @@ def train(rank, mesh, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
 
-    # Gathering is a collective: under the `if`, rank 0 would wait for the others in vain.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     weights = one_mesh.gather_stages(weights, mesh)
     if rank == 0:
@@ -112,9 +112,9 @@ def shard(model, mesh):
 
 def make_plan():
     """Columns of one matrix, then rows of the next: nothing travels between the two."""
-    replicated = Replicate()  # all of it, on every process
+    replicated = Replicate()  # the whole tensor, on every process
     return {
-        # Once for the three that follow: else each of them would all_reduce its gradient.
+        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -172,9 +172,9 @@ if __name__ == "__main__":
     workload.check(arguments, replicas=1)  # one_mesh.check does the rest
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK counts over all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # NCCL connects at once
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, **sizes)
     train(rank, mesh, device, arguments)

@@ -62,7 +62,7 @@ def train(fabric, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    if rank == 0:  # all hold the same weights, and would write to the same file at once
+    if rank == 0:  # all ranks hold the same weights, and would write the same file
         torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

@@ -32,7 +32,7 @@ SENTENCES = {
         "processes add them up.",
         "- correct = count_correct(model,": "The processes also add up their correct answers. Only rank 0 "
         "reports.",
-        "- # From the CPU": "Only rank 0 saves, because all processes hold the same weights.",
+        "- # Move to the CPU": "Only rank 0 saves, because all processes hold the same weights.",
         "mp.spawn(worker": "The script starts the processes and waits for them. `spawn` passes each "
         "process its rank as the first argument.",
     },
