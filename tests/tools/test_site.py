@@ -521,6 +521,7 @@ def test_a_link_to_what_one_sees_is_copied(small, reader, name):
     page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     page.ask("document.querySelector('#widget .presets button:nth-of-type(2)').click()")
     page.until("location.hash.length > 1", "an address")
+    page.ask("document.querySelector('#widget .copy').scrollIntoView({ block: 'center' })")
     page.click("#widget .copy button", "Copy link")
     page.until("document.querySelector('.copied').textContent.startsWith('Copied')", "an answer")
     assert page.ask("copied") == page.ask("location.href") and "#" in page.ask("copied")
