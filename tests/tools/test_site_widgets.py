@@ -388,6 +388,7 @@ def page(once, chromium, monkeypatch):
 def is_there(page, name):
     """Open a page whose answers come from Python, and wait until Python is there."""
     page.open(f"widgets/{name}.html")
+    page.ask("document.querySelector('#widget select').focus()")  # on a phone, the drawing is below the fold
     page.until("document.querySelector('.loading').textContent.startsWith('Python runs in your browser')", "Python", 300)
 
 
