@@ -214,7 +214,7 @@ addEventListener("hashchange", fromAddress);
 const sliderLabel = labelled("step", slider, output);
 const walk = element("div", { class: "buttons" }, ...buttons);
 const all = element("form", {}, wayLabel, processesLabel, chunksLabel, sliderLabel, walk);
-place.replaceChildren(examples.all, all, status, shown, copyLink(), tables, element("p", { class: "note" }, DATA.note));
+place.replaceChildren(examples.all, all, status, copyLink(), shown, tables, element("p", { class: "note" }, DATA.note));
 fromAddress();
 let width = shown.clientWidth;
 new ResizeObserver(() => {
