@@ -226,7 +226,12 @@ def cards(site, name):
 
 @needs_the_builder
 def test_without_an_address_no_page_leads_to_a_repository_and_no_card_has_a_picture(small):
-    for name in ("index.html", "lessons/pages/04.html", "notebooks/04_ddp_torchrun.html", "widgets/planner.html"):
+    for name in (
+        "index.html",
+        "lessons/pages/04.html",
+        "notebooks/04_ddp_torchrun.html",
+        "widgets/planner.html",
+    ):
         tags, text = cards(small, name)
         assert "og:image" not in tags and tags["twitter:card"] == "summary", name
         assert tags["og:title"] and 40 < len(tags["description"]) <= 200, name
@@ -239,8 +244,13 @@ def test_without_an_address_no_page_leads_to_a_repository_and_no_card_has_a_pict
 @needs_the_builder
 def test_with_an_address_links_and_cards_come_from_it(once):
     site = Path(once("small_site_with_an_address", functools.partial(build_with_an_address)))
-    for name in ("index.html", "lessons/pages/04.html", "notebooks/04_ddp_torchrun.html", "widgets/planner.html"):
-        tags, text = cards(site, name)
+    for name in (
+        "index.html",
+        "lessons/pages/04.html",
+        "notebooks/04_ddp_torchrun.html",
+        "widgets/planner.html",
+    ):
+        tags, _ = cards(site, name)
         assert tags["og:image"] == f"{ADDRESS}/raw/main/lessons/pictures/kill.png", name
         assert tags["twitter:card"] == "summary_large_image"
     assert f'href="{ADDRESS}"' in (site / "site/index.html").read_text()
@@ -280,11 +290,14 @@ def test_the_first_screen_says_what_it_is_and_what_to_do_next(small, reader, wid
     page.open("index.html")
     first, seen, _ = page.ask(FOLD)
     assert seen >= 1, f"{first!r} is below the fold"
-    seen = "(chosen => [...document.querySelectorAll(chosen)].map((part) => part.getBoundingClientRect().bottom))"
+    bottom = "(part) => part.getBoundingClientRect().bottom"
+    seen = f"(chosen => [...document.querySelectorAll(chosen)].map({bottom}))"
     assert all(bottom <= height for bottom in page.ask(f"{seen}('.hero .tagline, .hero .actions')"))
     pictures = ".cards > * > :is(img, svg, .lines)"
     assert len(page.ask(f"{seen}('.cards > *')")) == len(page.ask(f"{seen}('{pictures}')")) == 4
-    page.until("[...document.querySelectorAll('.cards img')].every((one) => one.naturalWidth > 0)", "pictures")
+    page.until(
+        "[...document.querySelectorAll('.cards img')].every((one) => one.naturalWidth > 0)", "pictures"
+    )
     assert "has run on a GPU yet" in page.ask("document.querySelector('.status-box').textContent")
     assert page.ask(WIDTH) <= width
     assert page.complaints() == []

@@ -52,9 +52,7 @@ def begin(widget) -> dict:
 
 def presets(widget) -> list[dict]:
     """Examples: a label, and what all controls are set to."""
-    return [
-        {"label": label, "inputs": begin(widget) | changes} for label, changes in widget.PRESETS.items()
-    ]
+    return [{"label": label, "inputs": begin(widget) | changes} for label, changes in widget.PRESETS.items()]
 
 
 def still(widget) -> str:
