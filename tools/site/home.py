@@ -112,7 +112,7 @@ STATUS = (
     "against their schemas, and their commands run, but never on a cluster or at Amazon. The 16,384 ranks "
     "are a dry run: one CPU, no real "
     "processes.",
-    "**Nothing of it has run on a GPU yet:** `make gpu` checks it on yours.",
+    "**No lesson has run on a GPU yet:** `make gpu` checks it on yours.",
 )
 SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")
 COMMANDS = (
