@@ -94,9 +94,9 @@ def points(path) -> int:
 # What the home page says first. Each of it is shown by the page that it links.
 TAGLINE = "PyTorch distributed training on your laptop: from one process to 16,384 ranks."
 MORE = (
-    "Kill a run halfway: it resumes, and ends with the same bytes. A tutorial in {scripts} scripts, each an "
-    "earlier one with some lines changed, and {notebooks} notebooks that explain them. You need no GPU and "
-    "no cluster."
+    "Kill a run halfway: it resumes and ends with the same bytes. The tutorial has {scripts} scripts, each with "
+    "a few lines changed from an earlier script, and {notebooks} notebooks that explain them. You don't need a "
+    "GPU or a cluster."
 )
 DESCRIPTION = (
     "A PyTorch tutorial on distributed training: DDP, torchrun, snapshots, FSDP, pipeline and tensor "
@@ -107,20 +107,19 @@ CARD = "PyTorch distributed training on your laptop"
 KILL = NOTEBOOKS / "05_snapshots.ipynb"
 # What was tested, and what was not: README.md, lessons/launch/README.md.
 STATUS = (
-    "**Status.** Tested on CPUs (Linux, 2 cores) with real processes that talk over gloo. The SLURM script "
-    "runs on a real SLURM with two nodes on one machine; the Kubernetes and SageMaker recipes are checked "
-    "against their schemas, and their commands run, but never on a cluster or at Amazon. The 16,384 ranks "
-    "are a dry run: one CPU, no real "
-    "processes.",
-    "**No lesson has run on a GPU yet:** `make gpu` checks it on yours.",
+    "**Status.** Tested on CPUs (Linux, 2 cores) with real processes that communicate over gloo. The SLURM "
+    "script runs on a real SLURM with two nodes on one machine. The Kubernetes and SageMaker recipes are "
+    "validated against their schemas and their commands run, but never on a cluster or at Amazon. The 16,384 "
+    "ranks are a dry run on one CPU.",
+    "**No lesson has run on a GPU yet:** `make gpu` tests them on yours.",
 )
 SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")
 COMMANDS = (
-    "# train with lessons 01 to 06: a table and a picture of their curves",
+    "# run lessons 01 to 06: a table and a plot of their curves",
     "make run",
     "# open the notebooks in JupyterLab",
     "make lab",
-    "# check everything on your GPUs",
+    "# test the lessons on your GPUs",
     "make gpu",
 )
 
