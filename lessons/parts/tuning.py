@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-# The first optimizer imports this module, which takes a second or more. The first trial should not pay for it.
+# The first optimizer imports this module (a second or more). The first trial should not pay for it.
 import torch._dynamo  # noqa: F401
 
 import workload
