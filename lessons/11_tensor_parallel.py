@@ -4,8 +4,8 @@
 
 You will see which collectives a step needs, and then the same losses on 1, 2 or 4
 processes. The model is a small transformer that reads an image row by row. Each process
-holds some of the heads and neurons of every block, and computes their part of every image.
-Twice per block, the processes add up their parts. With --sequence-parallel, each process
+holds some of the heads and neurons of every block, and computes their outputs for all images.
+Twice per block, the processes add up their results. With --sequence-parallel, each process
 also keeps only its shard of the rows outside attention and feed-forward.
 """
 

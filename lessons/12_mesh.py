@@ -3,10 +3,10 @@
     torchrun --standalone --nproc-per-node 4 lessons/12_mesh.py
 
 You will see which collectives a step needs, and then lesson 11's losses. The four processes form a
-mesh of 2 x 2. In its dimension "tensor", two processes share heads and neurons as in lesson 11, and
-read the same images. In its dimension "data", two processes read different images, and each keeps half
-of the weights that lesson 11 leaves it, as in lesson 09 (FSDP). Collectives whose names begin with an
-underscore are FSDP's and run over "data". The other collectives are lesson 11's, over "tensor".
+2 x 2 mesh. In its "tensor" dimension, two processes share heads and neurons as in lesson 11, and
+read the same images. In its "data" dimension, two processes read different images, and FSDP splits the
+weights of their heads and neurons as in lesson 09. Collectives whose names begin with an underscore
+are FSDP's and run over "data". The other collectives are lesson 11's and run over "tensor".
 """
 
 import os
@@ -83,7 +83,7 @@ def train(rank, mesh, device, arguments):
 
 
 def shard(model, mesh):
-    """Shard in "tensor" as in lesson 11, and in "data" what that leaves each process."""
+    """Shard over "tensor" as in lesson 11, and then shard the result over "data"."""
     # This comes first: it cannot shard what FSDP has sharded.
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:

@@ -107,7 +107,7 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
 
 
 def shard(model, mesh, **options):  # fully_shard's: dry_run.py asks for a precision
-    """Shard in "tensor" as in lesson 11, and in "data" what that leaves each process."""
+    """Shard over "tensor" as in lesson 11, and then shard the result over "data"."""
     # This comes first: it cannot shard what FSDP has sharded.
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
@@ -134,7 +134,7 @@ def make_plan():
 
 
 def average(loss_sum, mesh):
-    """Not over all: those that share matrices have the same loss."""
+    """Average only over "data": ranks that share matrices have the same loss."""
     dist.all_reduce(loss_sum, group=mesh.get_group("data"))
     loss_sum /= mesh["data"].size()
 

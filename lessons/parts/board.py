@@ -1,4 +1,4 @@
-"""What lesson 08 records about a run: its settings, TensorBoard, a profile and MFU."""
+"""Lesson 08's records of a run: its settings, its curves in TensorBoard, a profile and MFU."""
 
 import atexit
 import copy
@@ -15,7 +15,7 @@ from parts.snapshot import survive_a_full_disk
 
 
 class Board:
-    """Rank 0 prints and writes. On all other ranks, it does nothing."""
+    """Prints and writes the records on rank 0. On all other ranks, a Board does nothing."""
 
     def __init__(self, arguments, rank, first, model, optimizer, image):
         self.arguments, self.rank, self.optimizer = arguments, rank, optimizer
@@ -26,7 +26,7 @@ class Board:
 
         record(arguments)
         folder = arguments.out / f"{arguments.lesson}.tensorboard"
-        # purge_step hides what a crashed run wrote about this epoch and later ones.
+        # purge_step hides what a crashed run wrote about this epoch and later epochs.
         self.writer = SummaryWriter(folder, purge_step=first)
         if arguments.peak_tflops is not None:
             self.flops = count_flops(model, image)
@@ -37,11 +37,11 @@ class Board:
         def save(profile):
             profile.export_chrome_trace(str(path))
 
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler logs about itself
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler logs its own messages
         plan = torch.profiler.schedule(wait=1, warmup=1, active=5, repeat=1)
         self.profile = torch.profiler.profile(schedule=plan, on_trace_ready=save)
         self.profile.start()
-        atexit.register(self.profile.stop)  # a process that ends while recording dies of signal 11
+        atexit.register(self.profile.stop)  # a process that exits while recording dies with signal 11
 
     def step(self):
         if self.profile is not None:
@@ -59,7 +59,7 @@ class Board:
             print(f"         | MFU {values['mfu']:.1%} of {peak:g} TFLOP/s for each process", flush=True)
         for name, value in values.items():
             self.writer.add_scalar(name, value, epoch)
-        self.writer.flush()  # buffered values would die with the process
+        self.writer.flush()  # a crash would lose buffered values
 
     def finish(self, best_epoch, accuracy, test_accuracy):
         if self.rank != 0:
@@ -69,7 +69,7 @@ class Board:
 
 
 def record(arguments, **results):
-    """Everything needed to repeat this run, next to its curve: OUT/<lesson>.run.json."""
+    """Write everything that is needed to repeat this run to OUT/<lesson>.run.json, next to its curve."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     values = {
         "command": sys.argv,
@@ -90,8 +90,8 @@ def record(arguments, **results):
 
 
 def count_flops(model, image):
-    """The multiplications and additions for one image, forward and backward."""
-    model = copy.deepcopy(model).eval()  # a backward pass of DDP's model would average gradients
+    """Count the multiplications and additions for one image, forward and backward."""
+    model = copy.deepcopy(model).eval()  # a backward pass through the DDP model would all-reduce
     device = next(model.parameters()).device
     with FlopCounterMode(display=False) as counter:
         model(image[:1].to(device)).sum().backward()

@@ -1,8 +1,8 @@
 """The text of lessons 13, 15, 16 and 17: limericks by Edward Lear.
 
 They come from "A Book of Nonsense" (1846) and "More Nonsense" (1872), and are in the public
-domain. limericks.txt has 211 of the 212, from Project Gutenberg's numbers 982 and 13650. All
-have five lines and consistent capitals, and misprints are corrected.
+domain. limericks.txt contains 211 of the books' 212 limericks, copied from Project Gutenberg
+ebooks 982 and 13650. All have five lines and consistent capitals, and misprints are corrected.
 """
 
 import math
@@ -21,7 +21,7 @@ LENGTH = 176  # characters per sequence; nearly all limericks are shorter
 
 
 def options(parser):
-    """The options of a lesson that trains on limericks and writes some."""
+    """The options of a lesson that trains on limericks and writes new ones."""
     option = parser.add_argument
     option("--characters", type=int, default=LENGTH, help="length of each text that the model writes (176)")
     option("--temperature", type=temperature, default=0.3, help="low writes what is likely (0.3)")
@@ -49,7 +49,7 @@ def temperature(text):
 
 
 def load(arguments):
-    """Return all characters, and sequences of them to train on and to test on."""
+    """Return all characters, the training sequences and the test sequences."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     text = Path(__file__).with_suffix(".txt").read_text()
@@ -64,7 +64,7 @@ def load(arguments):
 
 
 def sequences(limericks, characters, count, length=LENGTH, times=1):
-    """Return a sequence from the start of each limerick, and the characters that follow."""
+    """Return a sequence from the start of each limerick, and for each character the one that follows."""
     text = "\n\n".join(limericks)
     numbers = torch.tensor([characters.index(character) for character in text])
     starts = [0, *(found.end() for found in re.finditer("\n\n", text))]
@@ -76,7 +76,7 @@ def sequences(limericks, characters, count, length=LENGTH, times=1):
 
 
 def load_sets(arguments):
-    """workload.check loads these to see whether there is text for one batch."""
+    """workload.check calls this to see whether there is enough text for one batch."""
     _, train_set, test_set = load(arguments)
     return train_set, test_set
 
@@ -86,8 +86,8 @@ workload.add_data("limericks", load_sets)
 
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
-    """Print four texts. No process can compute a character alone, so all processes write together."""
-    # One seed for all: otherwise processes that share matrices would soon read different texts.
+    """Print four texts. No process can compute the scores alone, so all processes write together."""
+    # One seed for all processes: otherwise those that share matrices would soon read different texts.
     generator = torch.Generator().manual_seed(arguments.seed)
     beginning = [characters.index(character) for character in "There was a"]
     texts = torch.tensor([beginning] * 4)
@@ -113,8 +113,8 @@ def show(when, texts, characters):
 class Recent(nn.Module):
     """Turns each character into a vector, and mixes in the vectors of the characters just before it.
 
-    A transformer learns by itself to look at these characters. But on so little text, a small
-    transformer takes three times as long to learn it.
+    A transformer can learn by itself to attend to these characters. But on so little text, a small
+    transformer without this layer takes three times as long to learn to do so.
     """
 
     def __init__(self, characters, hidden, count=4):
@@ -126,7 +126,7 @@ class Recent(nn.Module):
     def forward(self, texts):
         length = texts.shape[1]
         before = len(self.shares) - 1
-        vectors = pad(self.table(texts), (0, 0, before, 0))  # nothing is before the first
+        vectors = pad(self.table(texts), (0, 0, before, 0))  # zeros before the first character
         mixed = 0
         for first, share in enumerate(self.shares):
             mixed = mixed + share * vectors[:, first : first + length]

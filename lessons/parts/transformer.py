@@ -1,6 +1,6 @@
-"""The small transformer of lessons 11, 12, 13, 15, 16 and 17. Plans shard its layers by their names.
+"""The small transformer of lessons 11, 12, 13, 15, 16 and 17. Plans shard its layers by name.
 
-Attention works with the heads that it finds: all heads, or one process's shard of them.
+Attention works with any number of heads: all heads, or the shard that one process holds.
 """
 
 import torch
@@ -58,9 +58,9 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding, blocks, a norm and a head. Each lesson brings its own embedding and head.
+    """An embedding, blocks, a norm and a head. Each lesson passes its own embedding and head.
 
-    A head predicts one label for an image, or one character for each position of a text.
+    The head predicts one label for an image, or one character for each position of a text.
     """
 
     def __init__(self, embedding, head, length, hidden=64, heads=4, layers=2, causal=False):
@@ -79,7 +79,7 @@ class Transformer(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-    def embed(self, x, positions):  # a stage of lesson 17 may begin later
+    def embed(self, x, positions):  # later stages of lesson 17 skip this
         x = self.embedding(x)
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
 
 
 class ImageTransformer(Transformer):
-    """Reads an image row by row: each row of each channel is one position of the sequence."""
+    """Reads an image row by row: each row of each channel is one position in the sequence."""
 
     def __init__(self, shape, hidden=32, heads=4):
         channels, height, width = shape

@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-# The first optimizer imports this module, which takes a second or more. The first trial would pay for it.
+# The first optimizer imports this module (a second or more). The first trial should not pay for it.
 import torch._dynamo  # noqa: F401
 
 import workload
@@ -68,7 +68,7 @@ def check(arguments):
 
 
 def split(train_set, arguments):
-    """The images to train on, and the validation images."""
+    """Return the training images and the validation images."""
     size = arguments.validation_size or len(train_set) // 10
     left = len(train_set) - size
     if left < max(arguments.batch_size):
@@ -95,11 +95,11 @@ class ByNumber(optuna.samplers.RandomSampler):
 
 
 class Lock:
-    """The worker that writes the journal holds it. If this worker dies, the kernel releases it at once.
+    """A worker holds it while it writes to the journal. If the worker dies, the kernel releases the lock.
 
-    Optuna's own locks are files, which stay. After 30 seconds another worker removes such a file,
-    even if its owner was only slow, and then the owner fails. If the journal has a relative path,
-    Optuna's default lock is a link that points nowhere, and the other workers wait for ever.
+    Optuna's own locks are files, which remain if their owner dies. After 30 seconds, another worker
+    removes such a file. If the owner was only slow, it then fails. If the journal has a relative path,
+    Optuna's default lock is a link that points nowhere. Nobody removes it, so the others wait forever.
     """
 
     def __init__(self, path):
@@ -115,7 +115,7 @@ class Lock:
 
 
 def open_study(arguments):
-    """The search in this folder: the first worker creates it, later workers join."""
+    """Return the search in this folder. The first worker creates it, and later workers join."""
     path = arguments.out / f"{arguments.lesson}.journal"
     if result_of(arguments).exists():
         workload.refuse(f"the search in {path} has ended: to start a new one, choose another --out")
@@ -136,7 +136,7 @@ def open_study(arguments):
 
 
 def settings(arguments):
-    """What all workers must have in common, so that their trials can be compared."""
+    """The settings that must be equal on all workers, so that their trials can be compared."""
     names = "data train_size validation_size test_size batch_size lr epochs width seed pruner"
     names = f"{names} trials seconds price dollars time_limit".split()
     return json.loads(json.dumps({name: getattr(arguments, name) for name in names}))
@@ -154,11 +154,11 @@ def weights_of(arguments, number):
 
 
 class OutOfBudget(Exception):
-    """The seconds or the dollars are spent: the current trial ends unfinished."""
+    """The seconds or dollars are spent, so the current trial ends unfinished."""
 
 
 def next_trial(study, arguments):
-    """The next trial, or None when the search is over and no trial is running."""
+    """Return the next trial, or None when the search is over and no trial is running."""
     while True:
         mark_the_lost(study, arguments)
         counts = count_outcomes(study)
@@ -169,14 +169,14 @@ def next_trial(study, arguments):
             return trial
         if not study.get_trials(states=[TrialState.RUNNING]):
             return None
-        time.sleep(0.2)  # if another worker is lost, this one can take its trial
+        time.sleep(0.2)  # if another worker dies, this worker can take its trial
 
 
 def mark_the_lost(study, arguments):
     """A killed worker leaves its trial marked as running. Mark it as failed, and try it again."""
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         if time.time() - last_heard(trial) > arguments.time_limit:
-            # If two workers notice at once, the journal accepts the mark of only one.
+            # If two workers notice at the same time, the journal accepts only the first mark.
             with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
                 if trial.params and "again" not in trial.user_attrs:  # not twice: it may kill its workers
@@ -185,7 +185,7 @@ def mark_the_lost(study, arguments):
 
 
 def beat(study, trial, arguments):
-    """Called at each step. Once a second, write a sign of life and check the budget."""
+    """Called at each step. Once a second, write a heartbeat and check the budget."""
     if time.time() - last_heard(trial) > 1:
         trial.set_user_attr("seen", time.time())
         if is_spent(study, arguments):
@@ -198,7 +198,7 @@ def last_heard(trial):
 
 
 def report(trial, epoch, loss, accuracy, images_per_second):
-    """Record the epoch, as workload.report does, and tell the pruner about it."""
+    """Record the epoch, as workload.report does, and report its accuracy to the pruner."""
     values = {"epoch": epoch, "loss": loss, "accuracy": accuracy}
     values |= {"images_per_second": images_per_second, "world_size": 1}
     trial.set_user_attr("curve", [*trial.user_attrs.get("curve", []), values])
@@ -215,16 +215,16 @@ def is_spent(study, arguments):
 
 
 def spent(study, arguments):
-    """Seconds since the search started, and what the workers cost while they had a trial."""
+    """Return the seconds since the search started, and the cost in dollars of all time spent on trials."""
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_start]
     starts = [trial.datetime_start.timestamp() for trial in trials]
-    # Timestamps are large: rounding a sum of them would cost more than a trial takes.
+    # Subtract before adding up: the sum of large timestamps may be off by more than a trial takes.
     worked = [last_heard(trial) - start for trial, start in zip(trials, starts, strict=True)]
     hours = sum(worked) / 3600
     return time.time() - min(starts, default=time.time()), hours * arguments.price
 
 
-# ---- what is printed, and left behind ----
+# ---- output and files ----
 
 
 def outcome(trial):
@@ -244,7 +244,7 @@ def show_trial(study, number):
 
 
 def find_best(study, arguments):
-    """The complete trial with the highest accuracy on the validation images."""
+    """Return the complete trial with the highest accuracy on the validation images."""
     (_, dollars), counts = spent(study, arguments), count_outcomes(study)
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
     print(f"{sum(counts.values())} trials: {counted} | ${dollars:.2f}", flush=True)
@@ -260,7 +260,7 @@ def count_outcomes(study):
 
 
 def is_first_to_test(arguments):
-    """The file system lets only one worker create the file."""
+    """Return whether this is the first worker: the file system lets only one worker create the file."""
     try:
         result_of(arguments).touch(exist_ok=False)
     except FileExistsError:
@@ -270,7 +270,7 @@ def is_first_to_test(arguments):
 
 
 def finish(study, best, test, arguments):
-    """Write the best trial, its weights and its curve, and draw all trials."""
+    """Save the best trial with its weights and curve, and draw all trials."""
     print(f"test: {test:.1%} of the test images", flush=True)
     seconds, dollars = spent(study, arguments)
     result = {"trial": best.number, **best.params, "validation": best.value, "test": test}

@@ -204,53 +204,54 @@ SENTENCES = {
     "11_tensor_parallel": {
         "grown from lesson 04": "The same command starts the script.",
         "+ You will see": "It also prints which collectives a step needs.",
-        "import timedelta": "No process waits longer than two minutes for another one.",
+        "import timedelta": "No process waits longer than two minutes for another process.",
         "DTensor, Replicate": "A `DTensor` is a tensor that is sharded (`Shard`) or replicated (`Replicate`) "
         "over a device mesh, which is a group of processes.",
         "+     ColwiseParallel": "PyTorch has two ways to shard a matrix, and a function that applies them.",
         "ImageTransformer": "Each process gets some of the heads, so the number of heads matters.",
         "num_replicas=1": "All processes read the same images.",
         "+ test_loader": "Each process builds the whole model, and `parallelize_module` shards it.",
-        "+ # Not foreach": "The optimizer updates parameters one by one, because only some are sharded.",
+        "+ # Not foreach": "The optimizer updates parameters one by one, because only some of them are "
+        "sharded.",
         "of all images already": "All processes compute the same loss. Adding the losses up would count each "
         "image several times.",
         "make_plan": "Before the model is saved, all processes gather its shards.",
-        "+ def make_plan": "The plan begins with the layout of what one block passes to the next.",
+        "+ def make_plan": "The plan begins with the layout of the activations between two blocks.",
         "+ plan = {": "Then come the matrices, alternately column-wise and row-wise. (`PrepareModuleInput` "
-        "says how the input of a module is laid out: here it is whole on every process.)",
-        "+ if sequence_parallel": "The option for sequence parallelism also shards what is between the "
-        "matrices.",
+        "says how the input of a module is laid out: here every process has the whole input.)",
+        "+ if sequence_parallel": "The option for sequence parallelism also shards the activations between "
+        "these layers.",
         '+ plan["head"]': "Before the head, the positions are gathered again.",
         "+ def count_collectives": "This function takes a step with a learning rate of 0.",
         "+ for name, mode": "It prints which collectives the step needed.",
         "+ def gather": "`full_tensor()` gathers a `DTensor`. It is a collective.",
         "--sequence-parallel": "There is one more option.",
-        "+ if HEADS": "The script refuses a number of processes that does not divide the heads.",
+        "+ if HEADS": "The script refuses a number of processes that does not divide the number of heads.",
     },
     "12_mesh": {
         "grown from lesson 11": "torchrun now starts four processes.",
         "- You will see": "The losses must be those of lesson 11.",
-        "import fully_shard": "Lesson 09's function joins those of lesson 11.",
+        "import fully_shard": "`fully_shard` from lesson 09 joins the functions of lesson 11.",
         "    SequenceParallel,": "Sequence parallelism is left out, to keep the lesson to one idea.",
         "def train(rank, mesh": "Training needs the mesh, not the number of processes.",
         'mesh["data"].get_local_rank()': "Which images a process reads depends only on its coordinate in "
         "`data`. Two processes that share matrices must read the same images.",
-        "shard(model, mesh)": "The model is sharded twice, by a function below.",
+        "shard(model, mesh)": "A function below shards the model twice.",
         'group=mesh.get_group("data")': "Losses are added up over `data` only, because the processes of a "
         "row have the same loss.",
-        "part.unshard()": "Before the weights are saved, FSDP gathers the shards of its column.",
-        "def shard(": "This is the idea of the lesson: shard over `tensor` first, by the plan, then over "
-        "`data`, block by block, and finally what is in no block.",
+        "part.unshard()": "Before the weights are saved, FSDP gathers the shards within each column.",
+        "def shard(": "This is the main idea of the lesson: the plan first shards the model over `tensor`. "
+        "FSDP then shards it over `data`, block by block, and finally the layers outside the blocks.",
         "+ def make_plan": "The plan begins as before.",
         "RowwiseParallel()": "The matrices are sharded as before.",
         "- if sequence_parallel": "The lines for sequence parallelism are gone.",
-        "lr=0).step()": "FSDP makes every parameter a `DTensor`, so an optimizer can update them "
-        "all at once, here and in training.",
-        "--tensor-parallel": "An option says how many processes share the heads. The rest of the mesh is "
-        "`data`.",
+        "lr=0).step()": "FSDP makes every parameter a `DTensor`, so the optimizer can update all of them "
+        "together, here and in training.",
+        "--tensor-parallel": "An option sets how many processes share the heads. The other dimension of the "
+        "mesh is `data`.",
         "- if HEADS": "By default two processes share the heads.",
         "+ tensor_size": "The script refuses sizes that do not form a mesh.",
-        "- dist.init_process_group": "Here the mesh is made. Neighbouring ranks are in one row, and each "
+        "- dist.init_process_group": "The mesh is created here. Neighbouring ranks are in one row, and each "
         "dimension has a name. `make_mesh` calls PyTorch's `init_device_mesh`, and sets a time limit for "
         "each group.",
     },
@@ -258,39 +259,39 @@ SENTENCES = {
         "grown from lesson 12": "The same kind of command starts the script.",
         "- You will see": "The model writes before and after training, and the run can be killed.",
         "from itertools import islice": "`islice` skips the batches that a killed run has already done.",
-        "from torch import nn": "The script builds the head of the model here. The notebook counts the "
-        "collectives, not the script.",
+        "from torch import nn": "The script builds the head of the model itself. It no longer counts the "
+        "collectives, because the notebook counts them.",
         "loss_parallel,": "PyTorch has a loss for sharded scores.",
         "from parts import limericks": "The text and the snapshots are in files of their own.",
         "let_the_first_speak": "If one process fails, the others fail too, because they wait for it. "
         "You see only the first error.",
-        "limericks.load": "The data are texts, and the list of all characters in them.",
+        "limericks.load": "`limericks.load` returns the texts and the list of all characters in them.",
         "snapshots.load_newest": "All processes test on all texts.",
         "- model = ImageTransformer": "The model is new, and so is the optimizer: AdamW, with a learning "
         "rate that changes from step to step.",
         "+ snapshots = Snapshots": "If there is a snapshot, the run resumes from the newest one. Then the "
         "model writes.",
-        "- loss_sum = torch": "The loop over images goes away.",
+        "- loss_sum = torch": "The loop over images is gone.",
         "+ batches = workload": "The new loop begins after the last step that was saved.",
         "+ with loss_parallel": "Each character of a text has its own loss. Forward and backward are "
         "inside `loss_parallel()`, because no process has all scores.",
-        "+ scheduler.step()": "After some steps the run saves a snapshot, and perhaps crashes. Only then, "
-        "and at the end of an epoch, are the losses of all processes averaged.",
-        "snapshots.save(epoch + 1": "Each epoch ends with one more snapshot. The two newest are kept.",
+        "+ scheduler.step()": "After some steps, the run saves a snapshot, and crashes if you asked for it. "
+        "The losses of all processes are averaged only here and at the end of an epoch.",
+        "snapshots.save(epoch + 1": "Each epoch ends with a snapshot. The two newest snapshots are kept.",
         "def build_model": "This is lesson 12's transformer, but it reads characters, and no position may "
-        "look at a later one (`causal`). `Recent` turns each character into a vector, and mixes in some of "
-        "the characters before it.",
+        "attend to a later one (`causal`). `Recent` turns each character into a vector, and mixes in the "
+        "vectors of the characters just before it.",
         "+ def shard": "`shard` passes its options on to `fully_shard`.",
-        "**options": "Notebook 13a uses them to ask for 16 bits.",
-        '"embedding.table"': "The tables of characters and of positions are sharded too.",
-        '"head"': "The head is sharded too: each process computes the scores of its own characters. The "
+        "**options": "Notebook 13a uses these options to ask for 16-bit precision.",
+        '"embedding.table"': "The tables of characters and positions are also sharded.",
+        '"head"': "The head is also sharded: each process computes the scores of its own characters. The "
         "scores stay a DTensor (`use_local_output=False`), and `loss_parallel()` computes the loss from it.",
         "def average": "The function that counted collectives is gone.",
         "- for name, mode": "Its output is gone too.",
         "+ def average": "The losses are averaged over `data`.",
         "following in test_loader": "The accuracy counts the characters that the model predicts.",
         "limericks.options(parser)": "A language model has other options. If `torchrun` itself is killed, "
-        "its processes end too, and do not train on.",
+        "its processes also end instead of continuing to train.",
     },
     "14_tuning": {
         "Lesson 14": "The command. There is no launcher: you start each worker yourself.",
@@ -298,20 +299,20 @@ SENTENCES = {
         "+ You will see one line per trial": "Lesson 14 says how workers join, and what a killed worker "
         "costs.",
         "from parts import tuning": "The journal, the budget and the plot are in a separate file.",
-        "+ def search": "`search` is what a worker does. It keeps some training images for validation. Then "
+        "+ def search": "Each worker calls `search`, which keeps some training images for validation. Then "
         "it creates the search, or joins the existing one.",
         "+ while trial": "As long as there are trials, the worker trains one and tells the journal how it "
         "ended: complete, pruned or out of budget.",
-        "+ except optuna.exceptions": "If the worker was silent for too long, its trial was given up, so it "
-        "drops the trial.",
-        "+ best = tuning": "The first worker that gets here tests the best model. Only here are the test "
-        "images read.",
+        "+ except optuna.exceptions": "If the worker sent no heartbeat for too long, another worker has "
+        "marked its trial as lost, so the worker drops the trial.",
+        "+ best = tuning": "The first worker that gets here tests the best model. The test images are read "
+        "only here.",
         "+ def train(study": "`train` is lesson 01's, but the trial suggests the learning rate and the "
         "batch size.",
         "- size = arguments": "`train` no longer uses test images.",
         "- optimizer = torch": "The learning rate is the trial's.",
-        "a trial would depend": "Every trial uses the same order of images, whatever ran before it.",
-        "tuning.beat": "At each step, the worker may write a sign of life and check the budget.",
+        "a trial would depend": "Every trial uses the same order of images, whatever trials ran before it.",
+        "tuning.beat": "At each step, the worker may write a heartbeat and check the budget.",
         "should_prune": "The accuracy is measured on validation images. It goes into the journal, and "
         "Optuna compares it with earlier trials.",
         "+ torch.save(model": "Each trial saves its own weights.",
