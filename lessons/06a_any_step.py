@@ -3,7 +3,7 @@ r"""Lesson 06a: a snapshot after any step, and the same bytes.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/06a_any_step.py --snapshot-every 30 --crash-at 3
 
-You will see both processes resume after step 90 of epoch 3. They end with an uninterrupted run's bytes.
+You will see the run resume after step 90 of epoch 3. It ends with the same bytes as an uninterrupted run.
 """
 
 import os

@@ -3,7 +3,7 @@ r"""Lesson 06b: preemption and damage.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/06b_preemption.py --snapshot-every 30 --crash-at 3
 
-You will see what lesson 06a shows. Press Ctrl-C in another run: all processes save after the same step,
+You will see lesson 06a's lines again. Press Ctrl-C in another run: all processes save after the same step,
 and the run ends with status 75. parts/snapshot.py also handles damaged files, full disks and second runs.
 """
 

@@ -4,7 +4,7 @@
 
 You will see the address at which the server listens. Send the 784 bytes of a picture to /digit, and the
 server answers with the digit and its probability. Requests that arrive at the same time share a forward
-pass, because one pass with 32 pictures takes much less time than 32 passes with one. Ctrl-C stops it.
+pass, because one pass with 32 pictures takes much less time than 32 passes with one each. Ctrl-C stops it.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SIDE = 28
 
 
 def load(path):
-    """The model for inference. On one process, plain batch norm does what synchronized batch norm did."""
+    """The model for inference. In one process, plain batch norm replaces synchronized batch norm."""
     weights = torch.load(path, map_location="cpu")
     width, channels = weights["0.weight"].shape[:2]
     if channels != 1:

@@ -50,7 +50,7 @@ class Snapshots:
 
     def lock_folder(self):
         me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
-        run = self.gather(me)[0]  # the name of a run is that of its rank 0
+        run = self.gather(me)[0]  # a run has the name of its rank 0
         problem = None
         if dist.get_node_local_rank() == 0:
             self.lock = open(self.folder / f"{self.lesson}.lock", "a+")  # noqa: SIM115
@@ -59,7 +59,7 @@ class Snapshots:
                 problem = f"{self.folder} is in use by {holder}: end it, or name another --out"
             else:
                 for temporary in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
-                    temporary.unlink(missing_ok=True)  # left by a process that was killed while it saved
+                    temporary.unlink(missing_ok=True)  # left by a process that was killed while saving
         self.refuse_if(problem)
 
     def gather(self, value):
@@ -90,7 +90,7 @@ class Snapshots:
         return sorted(self.folder.glob(f"{self.lesson}.epoch*.snapshot"), reverse=True)
 
     def keep_two(self):
-        """Keep the newest snapshot and the previous one, in case the newest is damaged."""
+        """Keep the newest snapshot and the previous one, in case the newest one is damaged."""
         for old in self.find_all()[2:]:
             old.unlink(missing_ok=True)
 
@@ -126,7 +126,7 @@ class Snapshots:
 class StopVote:
     """If one process is told to stop, all processes stop after the same step.
 
-    They read the answer one step later, when it has long arrived, so training does not wait for it.
+    They read the answer one step later. By then it has arrived, so training does not wait for it.
     """
 
     def __init__(self, control):
@@ -150,7 +150,7 @@ class StopVote:
 
 
 def wait_for_lock(file, run):
-    """Take the lock. Returns its holder: this run, or another run that keeps it."""
+    """Try to take the lock for a few seconds. Returns its holder: this run or another one."""
     deadline = time.monotonic() + 5  # a run that was just killed may still be ending
     holder = take_lock(file, run)
     while holder != run and time.monotonic() < deadline:
@@ -163,16 +163,16 @@ def take_lock(file, run):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, for any reason
     except BlockingIOError:
-        # The holder may be another machine of this run, on the same disk.
+        # The holder may be another machine of the same run, because all its machines share the disk.
         return os.pread(file.fileno(), 999, 0).decode()
-    with contextlib.suppress(OSError):  # on a full disk, a second run does not learn who holds it
+    with contextlib.suppress(OSError):  # on a full disk, a second run does not learn who holds the lock
         file.truncate(0)
         os.write(file.fileno(), run.encode())
     return run
 
 
 def seal(state):
-    """The bytes of a snapshot: what torch.save writes, then a checksum.
+    """The bytes of a snapshot: the output of torch.save, followed by a checksum.
 
     torch.load notices a truncated file, but not a flipped bit.
     """
@@ -197,7 +197,7 @@ def unseal(data):
 
 
 def rename_damaged(path):
-    """So that it does not count as one of the two snapshots to keep."""
+    """Rename a damaged file, so that it does not count as one of the two snapshots to keep."""
     workload.say(f"refused {path}: damaged, or not from this lesson; taking the one before")
     number, new = 1, Path(f"{path}.refused")
     while new.exists():  # do not overwrite an earlier refused file of the same step

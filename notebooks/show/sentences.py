@@ -43,7 +43,7 @@ SENTENCES = {
         "torch.multiprocessing": "The script no longer spawns processes.",
         "def worker": "In lesson 03, each new process started in `worker`. Now each process runs the script "
         "from its first line.",
-        "--world-size": "`WORLD_SIZE` says how many processes there are, so this option goes away.",
+        "--world-size": "`WORLD_SIZE` says how many processes there are, so this option is no longer needed.",
         "- rendezvous =": "`torchrun` has already started the processes. Each process reads its rank and "
         "picks its GPU by `LOCAL_RANK`. `init_process_group` reads from the environment where to meet.",
     },
@@ -60,7 +60,7 @@ SENTENCES = {
         "--crash-at": "The option for the crash.",
     },
     "06_multinode": {
-        "Lesson 06: many machines.": "The command for one machine that plays two.",
+        "Lesson 06: many machines.": "The command for one machine that acts as two.",
         "- You will see a process killed": "The command for two real machines.",
         "import record": "`record` is torchrun's own decorator for reporting errors.",
         "check_shared(arguments.out": "`@record` hands an exception to torchrun, whose report names the "
@@ -82,10 +82,11 @@ SENTENCES = {
         "processes[rank % len(processes)]": "Each process takes its own random state from the snapshot. It "
         "begins with the mean of the saved loss sums, which keeps the mean loss of the epoch right.",
         "islice(workload.progress": "The epoch continues after the steps that are already done.",
-        "if step % every == 0": "After every `every` steps, each process hands over what only it has,",
+        "if step % every == 0": "After every `every` steps, each process hands over its random state and "
+        "its loss sum,",
         "+ state = {name": "and rank 0 saves everything.",
         "done, loss_sum = 0": "The end of an epoch is no longer special: its last step saves a snapshot only "
-        "if any other step would.",
+        "if its number is a multiple of `every`.",
         "def settle": "This pass leaves no trace in the model. It only makes DDP rebuild its buckets.",
         "--snapshot-every": "By default, each epoch saves one snapshot, after its last step.",
     },
@@ -104,7 +105,7 @@ SENTENCES = {
         "return False": "At the end, `close` releases the lock. `False` means that nobody told the run to "
         "stop.",
         "end_with_parent": "If its launcher is killed, a process ends too.",
-        "--time-limit": "This is how long a process waits for one that hangs.",
+        "--time-limit": "This is how long a process waits for a process that hangs.",
         "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
     },
     "07_mixed_precision": {
