@@ -95,7 +95,7 @@ def train(rank, world_size, device, arguments):
 
 
 def settle(model, images):
-    """DDP adds up in another order from its second backward pass on: have the first now."""
+    """DDP changes its order of summation after the first backward pass: run that pass now."""
     model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
