@@ -109,14 +109,14 @@ SENTENCES = {
     },
     "07_mixed_precision": {
         "grown from lesson 04": "The command.",
-        "- You will see lesson 01's losses": "What you will see, and the option that brings lesson 01's "
-        "losses back.",
+        "- You will see lesson 01's losses": "The docstring describes the output, and the option that gives "
+        "lesson 01's losses again.",
         "nullcontext": "`nullcontext` does nothing. The last micro-batch runs under it instead of `no_sync`.",
         "torch.autocast": "`autocast` computes convolutions and matrix products in bf16. With "
         "`--precision fp32` it is disabled.",
         "no_sync()": "Each process splits its images into micro-batches.",
         "+ # no_sync is around": "All but the last micro-batch run under `no_sync`, so DDP averages the "
-        "gradients once a step. Each loss is a sum divided by the number of images in the step, because "
+        "gradients once per step. Each loss is a sum divided by the per-process batch size, because "
         "micro-batches may have unequal sizes.",
         "--accumulate": "There is one option for each idea.",
         "refuse": "A number of micro-batches that cannot work is refused before training starts, and so is "
