@@ -125,7 +125,7 @@ SENTENCES = {
     "08_real_training": {
         "grown from lesson 06b": "The command.",
         "- You will see what lesson 06a": "What you will see when you run it.",
-        "from parts import loading": "The parts. You can read each file when you need it.",
+        "from parts import loading": "Each part is in its own file, which you can read when you need it.",
         "loading.Sampler": "Validation images are split off the training images. The sampler sends the epoch "
         "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
         "and the index.",
@@ -135,17 +135,17 @@ SENTENCES = {
         "follows a formula, step by step.",
         "+ best = Best": "`best` holds the best epoch and its weights. It is saved and restored like the "
         "model.",
-        "board = Board": "Rank 0 prints, and writes for TensorBoard. All processes stop when `--patience` "
-        "epochs in a row have brought no new best.",
-        "non_blocking": "While a GPU copies the batch from pinned memory, the CPU goes on.",
-        "board.step()": "The learning rate changes at each step. The profiler counts steps.",
-        "scheduler.step()": "It no longer changes at the end of an epoch.",
+        "board = Board": "Rank 0 prints the results and writes them for TensorBoard. All processes stop when "
+        "`--patience` epochs in a row have brought no new best.",
+        "non_blocking": "While a GPU copies the batch from pinned memory, the CPU continues.",
+        "board.step()": "The learning rate changes at each step. The profiler counts the steps.",
+        "scheduler.step()": "The learning rate no longer changes at the end of an epoch.",
         "best.see": "The validation images are counted after each epoch. The sum decides which epoch is the "
         "best.",
         "+ model.module.load_state_dict": "The test images are used once, with the weights of the best "
         "epoch. The run leaves these weights behind.",
-        "model.eval()": "While the model is tested, batch norm must not look at the batch.",
-        "model.train()": "During training, it must.",
+        "model.eval()": "During a test, batch norm must not use the statistics of the batch.",
+        "model.train()": "During training, it must use them.",
         "options.add": "The options are in their own file.",
     },
     "09_fsdp": {
