@@ -150,16 +150,16 @@ SENTENCES = {
     },
     "09_fsdp": {
         "grown from lesson 04": "The command.",
-        "- You will see lesson 01's losses": "Lesson 04 said what torchrun does.",
-        "+ You will see": "This lesson says what each process holds. (`math` counts the rounds of the "
-        "evaluation.)",
+        "- You will see lesson 01's losses": "Lesson 04 describes torchrun.",
+        "+ You will see": "Lesson 09 describes what each process holds. (`math` is for the number of batches "
+        "in an evaluation.)",
         "import CPUOffloadPolicy": "These imports replace DDP: sharding, a `state_dict` for sharded "
         "models, and activation checkpointing (which has nothing to do with files).",
         "from parts.checkpoints": "Saving and loading are in their own file, `checkpoints.py`.",
         "rounds": "Every forward pass gathers weights from all processes, so all processes must run "
-        "equally many. With 501 and 500 images in batches of 500, one process would run two and the other "
-        "process one: a hang. So each process splits its images into as many batches as the largest shard "
-        "needs.",
+        "the same number. With 501 and 500 images in batches of 500, one process would run two passes and "
+        "the other only one, and the run would hang. So each process splits its images into as many "
+        "batches as the largest shard needs.",
         "+ with torch.device": "The model is built on `meta`, where it needs no memory, and `shard` "
         "replaces the DDP wrapper. If there is a checkpoint, the newest one is loaded, and the loop starts "
         "after its epoch.",
@@ -168,13 +168,13 @@ SENTENCES = {
         "checkpoints.save(epoch)": "Each epoch is saved while the next one trains.",
         "+ # Gathering is a collective": "At the end all processes gather the full weights, and rank 0 "
         "writes them.",
-        "+ def shard": "The options of `fully_shard`. The mesh says over which processes to shard: here "
-        "over all of them, on the device that was picked.",
-        "+ if arguments.offload": "Each layer is initialized in full and then sharded, one after the "
-        "other. The root comes last.",
+        "+ def shard": "These are the options of `fully_shard`. The mesh says over which processes to "
+        "shard, here over all processes, on the device that was picked.",
+        "+ if arguments.offload": "One layer after the other is initialized in full and then sharded. "
+        "The root comes last.",
         "+ def report_memory": "`report_memory` adds up the bytes that this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all ranks.",
-        "--precision": "More options of `fully_shard` to try.",
+        "--precision": "These options of `fully_shard` are there to try.",
         "device_id": "NCCL connects all processes at the start, and no process waits longer than two "
         "minutes.",
     },
