@@ -180,17 +180,17 @@ SENTENCES = {
     },
     "10_pipeline": {
         "grown from lesson 04": "The same command starts the script.",
-        "+ You will see": "The docstring now says what a stage is, and names the four schedules.",
+        "+ You will see": "The docstring now explains stages and names the four schedules.",
         "OrderedDict": "The layers of a stage keep their names.",
         "torch.distributed.pipelining": "PyTorch has stages and schedules. They replace DDP.",
-        "BEGINNINGS": "A table says with which layer each stage begins.",
+        "BEGINNINGS": "A table lists the first layer of each stage.",
         "num_replicas=1": "All processes read the same batches.",
-        "- model = workload": "Each process has an optimizer, and so also momentum, only for its stage.",
-        "schedule.step(": "One call makes the forward and the backward pass of all micro-batches. Only the "
-        "last stage knows the loss; the other stages add zero to it.",
+        "- model = workload": "Each process has an optimizer, and thus momentum, only for its own stage.",
+        "schedule.step(": "One call runs the forward and the backward pass of all micro-batches. Only the "
+        "last stage knows the loss, so the other stages add zero to it.",
         "- mean_loss": "No gradient is averaged over processes.",
         "gather_object": "At the end rank 0 collects the weights of all stages.",
-        "+ if rank == 0": "Rank 0 puts them together and saves one model.",
+        "+ if rank == 0": "Rank 0 combines them and saves one model.",
         "+ if arguments.timeline": "With `--timeline` the script records who worked when.",
         "+ def build_stages": "This function splits the model. Each process keeps only its own layers.",
         "+ def make_schedule": "This function chooses the schedule.",
