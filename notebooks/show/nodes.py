@@ -8,6 +8,7 @@ import time
 import matplotlib.pyplot as plt
 
 from show.pictures import BLUE, INK, ORANGE, RED, SKY, curves, picture, timeline
+from show.processes import folded
 
 WORTH_A_LINE = re.compile(r"(epoch|resumed|told to stop|error: |\w*Error: )")
 
@@ -23,7 +24,7 @@ class Watch:
         return time.monotonic() - self.began
 
     def say(self, text):
-        print(f"{self.now():5.1f} s  {text}", flush=True)
+        print(folded(f"{self.now():5.1f} s  {text}"), flush=True)
         return self.now()
 
     def until(self, enough, limit=100):

@@ -250,7 +250,7 @@ def test_with_an_address_links_and_cards_come_from_it(once):
         "notebooks/04_ddp_torchrun.html",
         "widgets/planner.html",
     ):
-        tags, text = cards(site, name)
+        tags, _ = cards(site, name)
         assert tags["og:image"] == f"{ADDRESS}/raw/main/lessons/pictures/kill.png", name
         assert tags["twitter:card"] == "summary_large_image"
     assert f'href="{ADDRESS}"' in (site / "site/index.html").read_text()
@@ -290,7 +290,8 @@ def test_the_first_screen_says_what_it_is_and_what_to_do_next(small, reader, wid
     page.open("index.html")
     first, seen, _ = page.ask(FOLD)
     assert seen >= 1, f"{first!r} is below the fold"
-    seen = "(chosen => [...document.querySelectorAll(chosen)].map((part) => part.getBoundingClientRect().bottom))"
+    bottom = "(part) => part.getBoundingClientRect().bottom"
+    seen = f"(chosen => [...document.querySelectorAll(chosen)].map({bottom}))"
     assert all(bottom <= height for bottom in page.ask(f"{seen}('.hero .tagline, .hero .actions')"))
     pictures = ".cards > * > :is(img, svg, .lines)"
     assert len(page.ask(f"{seen}('.cards > *')")) == len(page.ask(f"{seen}('{pictures}')")) == 4

@@ -158,7 +158,18 @@ def test_a_plan_is_the_one_that_the_command_prints():
     )
     found = planner.answer(**inputs)
     words = found["tables"][0]["caption"].removeprefix("python lessons/planner ").split()
-    assert words == "--model llama3-70b --gpus 2048 --tensor-parallel 8 --pipeline 4 --batch-tokens 8388608".split()
+    assert words == [
+        "--model",
+        "llama3-70b",
+        "--gpus",
+        "2048",
+        "--tensor-parallel",
+        "8",
+        "--pipeline",
+        "4",
+        "--batch-tokens",
+        "8388608",
+    ]
     said = printed(*words)
     assert json.loads(printed(*words, "--json")) == json.loads(json.dumps(plans.plan(planner.job_of(inputs))))
     for cells in found["tables"][0]["rows"]:
@@ -238,9 +249,13 @@ def test_the_axis_of_memory_grows_with_the_model():
 
 def test_the_verdict_of_the_planner_is_one():
     fits = planner.answer(**live.begin(planner))
-    assert fits["said"].startswith("Yes, it fits: 41.7 GB of 80 GB per GPU. Training on 150 billion tokens takes ")
+    assert fits["said"].startswith(
+        "Yes, it fits: 41.7 GB of 80 GB per GPU. Training on 150 billion tokens takes "
+    )
     no = planner.answer(**inputs_of(planner, model="a GPT of 30 billion", stage=0))
-    assert no["said"].startswith("No, it does not fit: each GPU would need 505.0 GB and has 80 GB. What would fit: ")
+    assert no["said"].startswith(
+        "No, it does not fit: each GPU would need 505.0 GB and has 80 GB. What would fit: "
+    )
     assert not any(word in no["said"] for word in ("day", "$", "hours", "interruption"))
     assert no["shares"] == [] and len(no["tables"][0]["rows"]) == len(planner.PARTS)
     other = planner.answer(**inputs_of(planner, model="a GPT of 30 billion", stage=3))
@@ -269,7 +284,9 @@ HOUSE = r"\b(rungs?|climbs?|judge|house|siege|cheats?|agents?|texts?|K)\b"
 def test_widgets_have_the_words_of_pytorch():
     for widget in (*LIVE.values(), ring, diff):
         said = [widget.TITLE, widget.INTRODUCTION, getattr(widget, "NOTE", ""), *widget.PRESETS]
-        said += [words for one in getattr(widget, "CONTROLS", ()) for words in (one["label"], one["values"][0][1])]
+        said += [
+            words for one in getattr(widget, "CONTROLS", ()) for words in (one["label"], one["values"][0][1])
+        ]
         for words in [*said, *ring.HEAD, ring.note(), ring.still()["said"]]:
             assert not re.search(HOUSE, re.sub(r"\]\([^)]*\)", "", words)), words
 
@@ -389,7 +406,11 @@ def is_there(page, name):
     """Open a page whose answers come from Python, and wait until Python is there."""
     page.open(f"widgets/{name}.html")
     page.ask("document.querySelector('#widget select').focus()")  # on a phone, the drawing is below the fold
-    page.until("document.querySelector('.loading').textContent.startsWith('Python runs in your browser')", "Python", 300)
+    page.until(
+        "document.querySelector('.loading').textContent.startsWith('Python runs in your browser')",
+        "Python",
+        300,
+    )
 
 
 def choose(page, name, index, count, by_mouse):
@@ -502,10 +523,9 @@ def use(page, name, times, seed):
     is_there(page, name)
     example = live.presets(widget)[-1]
     page.click("#widget .presets button", example["label"])
-    page.until(
-        f"document.getElementById('widget').dataset.inputs == JSON.stringify({json.dumps(example['inputs'])})",
-        f"an answer to {example['label']}",
-    )
+    said = "document.getElementById('widget').dataset.inputs"
+    wanted = f"JSON.stringify({json.dumps(example['inputs'])})"
+    page.until(f"{said} == {wanted}", f"an answer to {example['label']}")
     compare_live(name, page.ask(SHOWN), json.loads(json.dumps(widget.answer(**example["inputs"]))))
     chosen = dict(example["inputs"])
     for time in range(times):
@@ -546,7 +566,8 @@ CROSSED = """(() => {
             if (meet(box(text), box(other))) found.push([text.textContent, other.textContent]);
         }
         const { left, right } = box(text.closest("svg"));
-        if (box(text).left < left - 1 || box(text).right > right + 1) found.push([text.textContent, "the edge"]);
+        const isOut = box(text).left < left - 1 || box(text).right > right + 1;
+        if (isOut) found.push([text.textContent, "the edge"]);
     });
     return found;
 })()"""
@@ -676,7 +697,8 @@ def test_the_ring_is_walked_by_keyboard_and_by_touch_and_plays_to_its_end(page):
         order.append(page.ask("document.activeElement.textContent"))
     assert order[1:] == ["to the start", "back", "step", "play"]
     box = page.ask(
-        "(({x, y}) => [x + 9, y + 9])(document.querySelectorAll('#widget .buttons button')[2].getBoundingClientRect())"
+        "(({x, y}) => [x + 9, y + 9])(document.querySelectorAll('#widget .buttons "
+        "button')[2].getBoundingClientRect())"
     )
     page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": box[0], "y": box[1]}])
     page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
@@ -684,7 +706,10 @@ def test_the_ring_is_walked_by_keyboard_and_by_touch_and_plays_to_its_end(page):
         "document.querySelector('#widget [role=status]').textContent.startsWith('Step 2 of 6')", "a step"
     )
     page.click("#widget button", "play")
-    page.until("document.querySelector('#widget [role=status]').textContent.includes('All processes have')", "the end")
+    page.until(
+        "document.querySelector('#widget [role=status]').textContent.includes('All processes have')",
+        "the end",
+    )
     page.until("[...document.querySelectorAll('#widget .buttons button')][3].textContent == 'play'", "a rest")
     compare_ring(page.ask(RING), "ring", 4, 4, 6)
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])

@@ -4,8 +4,9 @@
     make site ADDRESS=https://github.com/someone/rungs
 
 You will see how many pages were built, in how many seconds, in out/site. Nothing is executed and nothing is
-fetched. With ADDRESS, or the address in tools/lessons.toml, pages have a link to edit them and a picture for
-their cards; notebooks have two more links, to open them in Colab and to download them. With --pages only those are built, and links to others are only their text.
+fetched. With ADDRESS, or the address in tools/lessons.toml, pages have a link to edit them and a picture
+for their cards; notebooks have two more links, to open them in Colab and to download them. With --pages
+only those are built, and links to others are only their text.
 """
 
 import argparse

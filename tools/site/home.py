@@ -10,9 +10,9 @@ import re
 import lessons
 import live
 import sources
-from widgets import diff
 from lessons import ROOT
 from sources import Broken, PurePosixPath
+from widgets import diff
 
 NOTEBOOKS = PurePosixPath("notebooks")
 EXERCISES = PurePosixPath("lessons/exercises")
@@ -94,31 +94,32 @@ def points(path) -> int:
 # What the home page says first. Each of it is shown by the page that it links.
 TAGLINE = "PyTorch distributed training on your laptop: from one process to 16,384 ranks."
 MORE = (
-    "Kill a run halfway: it resumes, and ends with the same bytes. A tutorial in {scripts} scripts, each an earlier one "
-    "with some lines changed, and {notebooks} notebooks that explain them. You need no GPU and no cluster."
+    "Kill a run halfway: it resumes and ends with the same bytes. The tutorial has {scripts} scripts, each "
+    "with a few lines changed from an earlier script, and {notebooks} notebooks that explain them. You don't "
+    "need a GPU or a cluster."
 )
 DESCRIPTION = (
-    "A PyTorch tutorial on distributed training: DDP, torchrun, snapshots, FSDP, pipeline and tensor parallelism. "
-    "Everything runs on a laptop, without a GPU."
+    "A PyTorch tutorial on distributed training: DDP, torchrun, snapshots, FSDP, pipeline and tensor "
+    "parallelism. Everything runs on a laptop, without a GPU."
 )
 PICTURES = ("kill.png", "ring.svg")  # of its cards
 CARD = "PyTorch distributed training on your laptop"
 KILL = NOTEBOOKS / "05_snapshots.ipynb"
 # What was tested, and what was not: README.md, lessons/launch/README.md.
 STATUS = (
-    "**Status.** Tested on CPUs (Linux, 2 cores) with real processes that talk over gloo. The SLURM script runs on a "
-    "real SLURM with two nodes on one machine; the Kubernetes and SageMaker recipes are checked against their schemas, "
-    "and their commands run, but never on a cluster or at Amazon. The 16,384 ranks are a dry run: one CPU, no real "
-    "processes.",
-    "**Nothing of it has run on a GPU yet:** `make gpu` checks it on yours.",
+    "**Status.** Tested on CPUs (Linux, 2 cores) with real processes that communicate over gloo. The SLURM "
+    "script runs on a real SLURM with two nodes on one machine. The Kubernetes and SageMaker recipes are "
+    "validated against their schemas and their commands run, but never on a cluster or at Amazon. The 16,384 "
+    "ranks are a dry run on one CPU.",
+    "**No lesson has run on a GPU yet:** `make gpu` tests them on yours.",
 )
 SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")
 COMMANDS = (
-    "# train with lessons 01 to 06: a table and a picture of their curves",
+    "# run lessons 01 to 06: a table and a plot of their curves",
     "make run",
     "# open the notebooks in JupyterLab",
     "make lab",
-    "# check everything on your GPUs",
+    "# test the lessons on your GPUs",
     "make gpu",
 )
 
@@ -199,9 +200,11 @@ def curve(book, preset="Llama 3 405B on 16,384 GPUs") -> str:
         f'<text x="30" y="{28 + 116 * (1 - tick["at"]):.1f}" {ink} text-anchor="end">{tick["words"]}</text>'
         for tick in found["ticks"][::2]
     )
-    title = f"Speedup of {preset.split(' on ')[0]} on {shown[0]['words']} to {shown[-1]['words']} GPUs, in % of linear"
+    first, last = shown[0]["words"], shown[-1]["words"]
+    title = f"Speedup of {preset.split(' on ')[0]} on {first} to {last} GPUs, in % of linear"
     return (
-        f'<svg viewBox="0 0 280 176" role="img" aria-label="{title}"><text x="34" y="9" {ink}>% of linear speedup</text>'
+        f'<svg viewBox="0 0 280 176" role="img" aria-label="{title}">'
+        f'<text x="34" y="9" {ink}>% of linear speedup</text>'
         f'{ticks}<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="2"/>{circles}'
         f'<text x="34" y="157" {ink}>{shown[0]["words"]}</text>'
         f'<text x="270" y="157" {ink} text-anchor="end">{shown[-1]["words"]} GPUs</text></svg>'
@@ -225,7 +228,8 @@ def changed_lines(before="01_single_gpu", after="03_ddp_spawn", most=11) -> str:
         found += [("come", "+", other[at]) for at in range(start, end) if at not in spans[1]]
     lines = [row for row in found if row[2].strip()][:most]
     rows = "".join(f'<span class="{name}">{sign} {html.escape(line)}</span>' for name, sign, line in lines)
-    return f'<span class="lines" role="img" aria-label="Changed lines from {before}.py to {after}.py">{rows}</span>'
+    label = f"Changed lines from {before}.py to {after}.py"
+    return f'<span class="lines" role="img" aria-label="{label}">{rows}</span>'
 
 
 def home(book) -> str:
@@ -236,8 +240,9 @@ def home(book) -> str:
         hero(book),
         ":::{container} status-box\n" + "\n\n".join(STATUS) + "\n:::\n",
         "## Read\n",
-        "You have trained a PyTorch model on one device, and you want to train on several GPUs or on several machines. The "
-        "first six lessons form a ladder; every later lesson names the one that it builds on. The notebooks contain their "
+        "You have trained a PyTorch model on one device, and you want to train on several GPUs or on several "
+        "machines. The first six lessons form a ladder; every later lesson names the one that it builds on. "
+        "The notebooks contain their "
         "outputs, so you can read them without running anything.\n",
         book.relinked(shortest(), sources.HOME),
         table(book),
@@ -306,8 +311,9 @@ def syllabus(book) -> str:
         lines.append(f"| {' | '.join([*cells, str(worth or '')])} |")
     lines.append(f"| | **{len(lessons.LESSONS)} weeks** | | **{total}** | | **{all_points}** |")
     text = (
-        "# Syllabus\n\nOne lesson a week: read the diff, predict what changes, run it, break it. The minutes are reading "
-        "time. [For instructors](tests/README.md) explains how to give the exercises to a class and grade them.\n\n"
+        "# Syllabus\n\nOne lesson a week: read the diff, predict what changes, run it, break it. The minutes "
+        "are reading time. [For instructors](tests/README.md) explains how to give the exercises to a class "
+        "and grade them.\n\n"
         + shortest()
         + "\n"
         + "\n".join(lines)

@@ -42,8 +42,10 @@ def describe(tree) -> str:
 
 
 def give_a_card(app, page, template, context, tree):
-    """What a search engine, and a chat in which somebody posts a link, show of a page. A picture needs an absolute
-    address, which is the repository's."""
+    """What a search engine, and a chat in which somebody posts a link, show of a page.
+
+    A picture needs an absolute address, which is the repository's.
+    """
     repository = context.get("repository", "")
     title = html.unescape(context.get("title", "")) or project
     meta = context.get("meta") or {}

@@ -106,7 +106,7 @@ def same(before: list[str], after: list[str]) -> list[tuple[int, int, int]]:
 
 
 def parts_of(before: list[str], after: list[str], sentences: dict[str, str]):
-    """The changes as notebooks/show/text.py has them: for each sentence its lines, as sign, line and position.
+    """The changes as notebooks/show/text.py has them: for each sentence its lines (sign, line, position).
 
     A sentence under words that begin with a sign stands above a further part of the change before it.
     """
@@ -146,9 +146,9 @@ def lines_of(hunk, before, after):
 
 
 def sentences(texts):
-    """For each lesson its sentences, and where its notebook shows them ("shown": a number, or nothing); for each
-    of its lines the lesson, by its position, and the sentence that explain it, if there is one ("because"); for
-    each line of the lesson that it grew from, why it is gone ("gone")."""
+    """For each lesson its sentences, and where its notebook shows them ("shown": a number, or nothing); for
+    each of its lines the lesson, by its position, and the sentence that explain it, if there is one
+    ("because"); for each line of the lesson that it grew from, why it is gone ("gone")."""
     found, written = {}, written_sentences()
     for position, lesson in enumerate(lessons.LESSONS):
         own = {"sentences": [], "shown": [], "because": [None] * len(texts[lesson.stem]), "gone": {}}

@@ -12,8 +12,8 @@ TITLE = "Memory: what one GPU holds"
 INTRODUCTION = """\
 Does the model fit on your GPU, and which ZeRO stage does it need? Each bar is what one GPU holds during
 training. The dashed lines are GPUs with 24, 80 and 141 GB: a bar that ends before a line fits on that GPU.
-ZeRO shards the optimizer states, the gradients and the parameters ([FSDP](../notebooks/09_fsdp.ipynb) is stage
-3). Only activation checkpointing, tensor parallelism and shorter sequences shrink the activations.
+ZeRO shards the optimizer states, the gradients and the parameters ([FSDP](../notebooks/09_fsdp.ipynb) is
+stage 3). Only activation checkpointing, tensor parallelism and shorter sequences shrink the activations.
 """
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "__main__")}
 FILES["tools/site/models.py"] = ()
@@ -35,8 +35,8 @@ PRESETS = {
 }
 NOTE = (
     "Estimates from the planner's formulas, for 16-bit training with Adam: each parameter takes 2 bytes, its "
-    "gradient 2 bytes, and Adam's states with the 32-bit copy of the weights 12 bytes. Buffers and memory that "
-    "the framework itself uses come on top. DDP's buckets add 2 bytes per parameter unless you pass "
+    "gradient 2 bytes, and Adam's states with the 32-bit copy of the weights 12 bytes. Buffers and memory "
+    "that the framework itself uses come on top. DDP's buckets add 2 bytes per parameter unless you pass "
     "gradient_as_bucket_view=True."
 )
 WAYS = {

@@ -12,9 +12,9 @@ from planner import plans, report
 
 TITLE = "The planner"
 INTRODUCTION = """\
-Does the job fit, how long does it take, and what does it cost? Pick an example, or describe your own job. The
-curve shows how much of the ideal speedup is left on more GPUs.
-[The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
+Does the job fit, how long does it take, and what does it cost? Pick an example, or describe your own job.
+The curve shows how much of the ideal speedup is left on more GPUs. [The notebook on
+planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "__main__")}
 FILES["tools/site/models.py"] = ()
@@ -42,9 +42,9 @@ PRESETS = {
     "too large: 30 billion, DDP": {"model": "a GPT of 30 billion", "stage": 0},
 }
 NOTE = (
-    "Everything else has the defaults of python lessons/planner: H100s that reach half of their peak, 2,048 tokens "
-    "per sequence, 20 training tokens per parameter, and the failure rate of Llama 3's training run. The sweep "
-    "starts with the GPUs that one copy of the model takes, and doubles them."
+    "Everything else has the defaults of python lessons/planner: H100s that reach half of their peak, 2,048 "
+    "tokens per sequence, 20 training tokens per parameter, and the failure rate of Llama 3's training run. "
+    "The sweep starts with the GPUs that one copy of the model takes, and doubles them."
 )
 
 
@@ -73,8 +73,8 @@ def answer(**inputs):
 
 
 def plan(one, inputs):
-    """The words, the table and the bars of one plan. The lines are those of the planner's report; of a job that
-    does not fit there is only the memory, since it takes no time and costs nothing."""
+    """The words, the table and the bars of one plan. The lines are those of the planner's report; of a job
+    that does not fit there is only the memory, since it takes no time and costs nothing."""
     memory, limit = one["memory_bytes"], one["job"]["memory"]
     whole = sum(memory.values())
     top = 1.05 * max(whole, limit)
@@ -109,8 +109,8 @@ def sizes(one):
 def verdict(one):
     needs, limit = sizes(one)
     return (
-        f"Yes, it fits: {needs} of {limit} per GPU. Training on {report.count(one['job']['tokens'])} tokens takes "
-        f"{report.duration(one['days'] * 86400)} and costs ${one['dollars']:,.0f}. Expect "
+        f"Yes, it fits: {needs} of {limit} per GPU. Training on {report.count(one['job']['tokens'])} tokens "
+        f"takes {report.duration(one['days'] * 86400)} and costs ${one['dollars']:,.0f}. Expect "
         f"{one['interruptions']:,.1f} unplanned interruptions."
     )
 
@@ -154,7 +154,7 @@ def sweep(rows, gpus):
 
 
 def curve(rows, gpus):
-    """Dots from 0 to 1: how much of the linear speedup is left, against the number of GPUs on a logarithmic axis."""
+    """Dots from 0 to 1: the share of linear speedup, against GPUs on a logarithmic axis."""
     numbers = [one["job"]["gpus"] for one in rows]
     shares = [report.efficiency(one, rows[0]) for one in rows]
     across = max(1.0, math.log2(numbers[-1] / numbers[0]))

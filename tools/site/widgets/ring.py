@@ -20,9 +20,9 @@ from planner import formulas
 TITLE = "The ring all-reduce, step by step"
 INTRODUCTION = """\
 How does an [all-reduce](../lessons/pages/words.md#all-reduce) give every process the sum of all gradients?
-Press *step* and watch the chunks travel: the digits in a chunk say whose gradients have been added up in it, and
-Σ means all of them. Then compare the ring with a parameter server: with four processes both take six steps, but
-twice as many bytes go through the server as through each process of the ring. [How gradients
+Press *step* and watch the chunks travel: the digits in a chunk say whose gradients have been added up in
+it, and Σ means all of them. Then compare the ring with a parameter server: with four processes both take
+six steps, but twice as many bytes go through the server as through each process of the ring. [How gradients
 travel](../notebooks/03a_how_gradients_travel.ipynb) measures them on real sockets.
 """
 PROCESSES = range(2, 9)
@@ -202,10 +202,11 @@ def note():
     constant = {name: option.default for name, option in command.OPTIONS.items()}
     far, near = (f"{constant[f'bandwidth-{link}'] / 1e9:g} GB/s" for link in ("network", "node"))
     return (
-        "1 x is the size of all gradients. A process's bytes are those that it sends plus those that it receives. "
-        "In the table, the ring has as many chunks as processes. Times are estimates from the planner's formulas, "
-        f"for links of {far} and a latency of {1e6 * constant['latency']:g} microseconds a message; the two-level "
-        f"ring has {near} inside each of its two machines. The server sends while it receives."
+        "1 x is the size of all gradients. A process's bytes are those that it sends plus those that it "
+        "receives. In the table, the ring has as many chunks as processes. Times are estimates from the "
+        f"planner's formulas, for links of {far} and a latency of {1e6 * constant['latency']:g} microseconds "
+        f"a message; the two-level ring has {near} inside each of its two machines. The server sends while "
+        "it receives."
     )
 
 

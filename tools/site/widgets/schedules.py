@@ -19,10 +19,10 @@ from planner import report
 
 TITLE = "Pipeline schedules"
 INTRODUCTION = """\
-How long do the stages of a pipeline wait, and how many activations does each hold? More micro-batches shrink the
-idle share (the bubble). GPipe and 1F1B wait equally long, but 1F1B holds fewer activations. Slow one process down:
-the whole pipeline is as fast as its slowest stage. [Lesson 10's notebook](../notebooks/10_pipeline.ipynb) draws
-the same pictures of real processes.
+How long do the stages of a pipeline wait, and how many activations does each hold? More micro-batches
+shrink the idle share (the bubble). GPipe and 1F1B wait equally long, but 1F1B holds fewer activations. Slow
+one process down: the whole pipeline is as fast as its slowest stage. [Lesson 10's
+notebook](../notebooks/10_pipeline.ipynb) draws the same pictures of real processes.
 """
 JUDGE, TIMELINE = "tests/exercises/10_pipeline/check.py", "lessons/parts/timeline.py"
 ORDERS = "tools/site/widgets/orders.json"
@@ -63,11 +63,12 @@ PRESETS = {
     "a slow last stage": {"slow": "last", "times": 2},
 }
 NOTE = (
-    "The forward pass of the whole model on the whole batch takes 480 ms, split evenly over stages and micro-batches; "
-    'messages take no time. The formula assumes stages of equal length. "Held" is the most activations that a process '
-    "keeps at once, in % of those of the whole batch: it keeps a micro-batch's from its forward to the end of its "
-    "backward (in the zero-bubble schedule, to the end of the weights' part, which takes half of a backward). "
-    "Interleaved has two stages per process, the other schedules have one."
+    "The forward pass of the whole model on the whole batch takes 480 ms, split evenly over stages and "
+    'micro-batches; messages take no time. The formula assumes stages of equal length. "Held" is the most'
+    " activations that a process keeps at once, in % of those of the whole batch: it keeps a micro-"
+    "batch's from its forward to the end of its backward (in the zero-bubble schedule, to the end of the "
+    "weights' part, which takes half of a backward). Interleaved has two stages per process, the other "
+    "schedules have one."
 )
 
 
@@ -189,8 +190,9 @@ def answer(**inputs):
     caption = f"{inputs['processes']} processes, {inputs['microbatches']} micro-batches"
     counts = ", ".join(map(str, chosen["held"]))
     said = (
-        f"{inputs['schedule']}: a step takes {report.duration(end_of(chosen))}, and the processes are idle for "
-        f"{timeline.idle(chosen):.1%} of it. Most micro-batches that each process holds at once: {counts}."
+        f"{inputs['schedule']}: a step takes {report.duration(end_of(chosen))}, and the processes are idle "
+        f"for {timeline.idle(chosen):.1%} of it. Most micro-batches that each process holds at once: "
+        f"{counts}."
     )
     bars = [
         [

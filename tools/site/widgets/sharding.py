@@ -12,9 +12,9 @@ from planner import plans, report, search
 TITLE = "The planner's search"
 INTRODUCTION = """\
 How should you shard a job: data, tensor, pipeline, context or expert parallelism? The planner tries all
-combinations and lists the fastest five that fit. On a slower network the best layout has fewer data-parallel
-ranks and more pipeline stages; long sequences call for context parallelism. A search takes a second or two.
-[The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
+combinations and lists the fastest five that fit. On a slower network the best layout has fewer
+data-parallel ranks and more pipeline stages; long sequences call for context parallelism. A search takes a
+second or two. [The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
 NAMES = ("formulas", "plans", "report", "search", "__main__")
 FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/site/models.py": ()}
@@ -46,11 +46,12 @@ PRESETS = {
     "Mixtral 8x7B on 1,024 GPUs": {"model": "mixtral-8x7b", "gpus": 1024},
 }
 NOTE = (
-    "For each layout the search also tries the micro-batch size, activation checkpointing, the model chunks per pipeline "
-    "stage, the ZeRO stages, and for stage 3 one copy in each node; in the table, x stands before the number of chunks "
-    "or copies. The fastest combination that fits is listed. A part that takes less than 5% of a step does not count as a "
-    "bottleneck. Everything else has the defaults of python lessons/planner: nodes of eight H100s that reach half of "
-    "their peak, 20 training tokens per parameter, and the failure rate of Llama 3's training run."
+    "For each layout the search also tries the micro-batch size, activation checkpointing, the model chunks "
+    "per pipeline stage, the ZeRO stages, and for stage 3 one copy in each node; in the table, x stands "
+    "before the number of chunks or copies. The fastest combination that fits is listed. A part that takes "
+    "less than 5% of a step does not count as a bottleneck. Everything else has the defaults of python "
+    "lessons/planner: nodes of eight H100s that reach half of their peak, 20 training tokens per parameter, "
+    "and the failure rate of Llama 3's training run."
 )
 
 
