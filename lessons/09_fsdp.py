@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/09_fsdp.py
 
-You will see lesson 01's losses, and how many bytes each process holds. fully_shard (FSDP)
+You will see lesson 01's losses and how many bytes each process holds. fully_shard (FSDP)
 gives each process a shard of every weight, with its gradient and momentum. It gathers a
 layer just before the layer computes. Each epoch saves a checkpoint: stop the run and start
 it on a different number of processes, and it resumes.

@@ -2,13 +2,13 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
-You will see lesson 01's losses again. A stage is some of the layers. It sends its output to
-the next process, and receives its gradient. While one stage works on a batch, the others
-wait. So a batch is split into micro-batches, and each stage works on a different one.
+You will see lesson 01's losses again. A stage is a group of consecutive layers, which sends
+its output to the next process and gets the gradient of this output back. Each batch is split
+into micro-batches, so that the stages can work at the same time, each on a different one.
 --schedule chooses the order of the work:
-    naive        the whole batch at once: at any time, all processes but one wait
+    naive        the whole batch undivided: at any time, all processes except one wait
     gpipe        all micro-batches forward, then all backward
-    1f1b         each backward as soon as possible: waits as long, holds fewer micro-batches
+    1f1b         each backward as soon as possible: as much waiting, fewer micro-batches held
     interleaved  two stages per process: less waiting, more messages
 With --timeline, out/10_pipeline.timeline.json records who worked when, and the last line
 says how long the processes waited.

@@ -4,8 +4,8 @@
 class Best:
     """The best epoch so far, and its weights.
 
-    Every process sees the same count of correct validation images, so all processes agree.
-    Snapshots hold the weights too, so a crash cannot lose them.
+    Every process sees the same count of correct validation images, so all processes agree on the
+    best epoch. Snapshots hold its weights too, so a crash cannot lose them.
     """
 
     def __init__(self):

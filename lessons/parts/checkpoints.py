@@ -1,7 +1,7 @@
 """The other half of lesson 09: checkpoints that a thread writes while training continues.
 
-Each process writes its own shards of all tensors and reads only what it needs, so a run on any number of
-processes can resume from a checkpoint.
+Each process writes its own shards of all tensors and reads only the rows that it needs, so a run on any
+number of processes can resume from a checkpoint.
 """
 
 from datetime import timedelta
@@ -26,7 +26,7 @@ class Checkpoints:
         self.saving = None
 
     def save(self, epoch):
-        """Copy the state and return. A thread writes the copy."""
+        """Copy the state and return, while a thread writes the copy."""
         self.wait()
         path = self.folder / f"{self.lesson}.epoch{epoch:04}"
         self.saving = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group)
@@ -37,9 +37,9 @@ class Checkpoints:
             self.saving.result()
 
     def load_newest(self):
-        """The epoch after which the newest checkpoint was saved; 0 if there is none."""
-        # DCP writes .metadata last and renames it: a folder without .metadata is not a complete
-        # checkpoint.
+        """Load the newest checkpoint and return its epoch, or 0 if there is none."""
+        # DCP writes .metadata last and then renames it, so a folder without .metadata is not a
+        # complete checkpoint.
         found = sorted(self.folder.glob(f"{self.lesson}.epoch*/.metadata"))
         if not found:
             return 0

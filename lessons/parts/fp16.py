@@ -1,4 +1,4 @@
-"""Lesson 07 in fp16, for GPUs without bf16: a GradScaler, and clipping.
+"""Lesson 07 in fp16, for GPUs without bf16, with a GradScaler and gradient clipping.
 
     torchrun --standalone --nproc-per-node 2 lessons/parts/fp16.py
 
@@ -56,7 +56,7 @@ def train(rank, world_size, device, arguments):
                         loss = cross_entropy(model(images), labels, reduction="sum") / size
                     scaler.scale(loss).backward()
                 loss_sum += loss.detach()
-            scaler.unscale_(optimizer)  # else clipping would see multiplied gradients
+            scaler.unscale_(optimizer)  # otherwise clipping would see scaled gradients
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
             scaler.step(optimizer)  # skips the step if a gradient is not finite
             scaler.update()  # halves the scale after such a step

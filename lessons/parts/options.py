@@ -1,4 +1,4 @@
-"""The options of lesson 08, which values are refused, and what a snapshot compares."""
+"""The options of lesson 08, the checks of their values, and the settings that a snapshot compares."""
 
 import math
 
@@ -28,7 +28,7 @@ def add(parser):
 
 
 def check(arguments):
-    """End with one line if this run cannot work. Set the defaults that depend on the data."""
+    """Exit with a one-line message if this run cannot work. Set the defaults that depend on the data."""
     if arguments.width is None:
         arguments.width = 8 if arguments.data == "digits" else 64
     if arguments.train_size is None and arguments.data == "digits":
@@ -62,6 +62,6 @@ def settings(arguments):
         "warm_up": arguments.warm_up,
         "patience": arguments.patience,
         "dtype": str(arguments.dtype),
-        # The best epoch is chosen by these images.
+        # The validation images choose the best epoch.
         "validation_size": arguments.validation_size,
     }

@@ -1,10 +1,13 @@
-"""The learning rate of lesson 08: a warm-up, then half a cosine."""
+"""The learning rate of lesson 08: a linear warm-up, then half a cosine."""
 
 import math
 
 
 def warm_up_and_cosine(warm_up, epochs, steps):
-    """For LambdaLR: the share of the highest rate at each step. `warm_up` counts epochs of `steps` steps."""
+    """Return a function for LambdaLR that maps a step to its share of the highest learning rate.
+
+    `warm_up` is a number of epochs, and `steps` is the number of steps per epoch.
+    """
     rise = warm_up * steps
     fall = max(1, epochs * steps - rise)
 

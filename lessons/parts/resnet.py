@@ -18,7 +18,7 @@ class ResNet18(nn.Sequential):
         block = torchvision.models.resnet.BasicBlock
         self.append(block(width, width, norm_layer=norm))
         self.append(block(width, width, norm_layer=norm))
-        for before in (width, 2 * width, 4 * width):  # half the side, and twice the channels
+        for before in (width, 2 * width, 4 * width):  # half the side length, twice the channels
             channels = 2 * before
             convolution = nn.Conv2d(before, channels, kernel_size=1, stride=2, bias=False)
             shortcut = nn.Sequential(convolution, norm(channels))
@@ -34,7 +34,7 @@ class ResNet18(nn.Sequential):
 
 
 class SumOfAll(torch.autograd.Function):
-    """The sum over all processes. Its gradient is the sum of all processes' gradients."""
+    """The sum over all processes. The backward pass sums the gradients of all processes."""
 
     @staticmethod
     def forward(context, values):
@@ -50,7 +50,7 @@ class SumOfAll(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """nn.SyncBatchNorm for the CPU, where PyTorch's own fails. Shards have one size."""
+    """nn.SyncBatchNorm for the CPU, which PyTorch's own refuses. All shards must have the same size."""
 
     def forward(self, values):
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -60,10 +60,10 @@ class SyncBatchNorm(nn.BatchNorm2d):
         variance = values.var(dim=(0, 2, 3), correction=0)
         mine = torch.stack([mean, variance])
         rows = torch.zeros(world_size, *mine.shape, dtype=mine.dtype)
-        rows[dist.get_rank()] = mine  # each rank fills its own row, so the sum has all rows
+        rows[dist.get_rank()] = mine  # each rank fills only its own row, so the sum contains all rows
         means, variances = SumOfAll.apply(rows).unbind(dim=1)
         mean = means.mean(dim=0)
-        variance = (variances + (means - mean).square()).mean(dim=0)  # within shards and between them
+        variance = (variances + (means - mean).square()).mean(dim=0)  # within shards plus between them
         count = values.numel() / values.shape[1] * world_size
         with torch.no_grad():
             self.num_batches_tracked += 1
@@ -74,9 +74,9 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
 
 def compile_now(model, images):
-    """Compile DDP's model in place, before the first epoch is timed: it takes minutes."""
+    """Compile the DDP model in place before the first epoch is timed, because it takes minutes."""
     model.module.compile()  # torch.compile would put a prefix before all names
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model(images).sum().backward()
-    model.load_state_dict(before)  # undo what batch norm has changed
+    model.load_state_dict(before)  # restore the running statistics of batch norm
     model.zero_grad()

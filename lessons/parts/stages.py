@@ -1,11 +1,11 @@
-"""The other half of lesson 10: where the model is split, and what cannot work."""
+"""The other half of lesson 10: where the model is split, and which options are refused."""
 
 import math
 
 import workload
 
-# For each number of stages: the layers of ConvNet (ten in all) with which the stages begin.
-# 5 and 7 are missing, because at most 4 processes have 1 or 2 stages each.
+# For each number of stages: the index of each stage's first layer. ConvNet has ten layers.
+# 5 and 7 are missing, because there are at most 4 processes with 1 or 2 stages each.
 BEGINNINGS = {
     1: [0],
     2: [0, 5],
@@ -24,7 +24,7 @@ def check(arguments):
         arguments.microbatches = 1
     count = arguments.microbatches
     arguments.stages = processes
-    # Two neighbouring stages in one process: torch 2.13 cannot evaluate them.
+    # torch 2.13 cannot evaluate two consecutive stages in one process.
     if schedule == "interleaved" and processes > 1:
         arguments.stages = 2 * processes
     if processes > 4:

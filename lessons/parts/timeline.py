@@ -1,4 +1,4 @@
-"""The timeline of lesson 10: who worked when in the last step, and what each process held."""
+"""The timeline of lesson 10: when each process worked in the last step, and how much it held."""
 
 import json
 import time
@@ -13,7 +13,7 @@ cores than stages: stages that compute would take turns, but stages that sleep r
 
 
 def watch(stages, arguments):
-    """Record each forward and backward of these stages from now on, in the list that is returned."""
+    """Return a list to which each forward and backward of these stages adds an event from now on."""
     events = []
     parts = arguments.stages * arguments.microbatches
     forward_seconds = arguments.pretend_milliseconds / 1000 / parts
@@ -28,7 +28,7 @@ def watch(stages, arguments):
 
 
 def noted(function, kind, seconds, stage, stages, events):
-    """Wrap a function: it takes at least this many seconds, and appends an event."""
+    """Wrap a function so that it takes at least this many seconds and appends an event."""
 
     def run(microbatch, *arguments, **options):
         if not stage.has_backward:  # an evaluation
@@ -44,7 +44,7 @@ def noted(function, kind, seconds, stage, stages, events):
             "microbatch": microbatch,
             "begin": begin,
             "end": time.perf_counter(),
-            # From a micro-batch's forward on, the stage keeps here what the backward will need.
+            # From the forward of a micro-batch until its backward, its activations are kept here.
             "held": sum(len(each.fwd_cache) for each in stages),
         }
         events.append(event)
@@ -65,7 +65,7 @@ def write(events, arguments):
     dist.gather_object(events[-count:], rows)
     if dist.get_rank() != 0:
         return
-    # All processes of a machine share one clock. Another machine's times would be shifted.
+    # All processes of a machine share one clock, but the times of another machine would be shifted.
     start = min(event["begin"] for row in rows for event in row)
     for row in rows:
         for event in row:
@@ -89,7 +89,7 @@ def write(events, arguments):
 
 
 def idle(values):
-    """Return the share of time, from the first event to the last, in which the processes did not work."""
+    """Return the share of the time, from the first event to the last, in which processes were idle."""
     events = [event for row in values["events"] for event in row]
     busy = sum(event["end"] - event["begin"] for event in events)
     first = min(event["begin"] for event in events)
@@ -98,7 +98,7 @@ def idle(values):
 
 
 def idle_in_theory(values):
-    """Return (p - 1) / (m v + p - 1), which assumes that all stages take the same time and messages none.
+    """Return (p - 1) / (m v + p - 1), which assumes equally fast stages and messages that take no time.
 
     With m < p, a process also waits p - m times before each of its stages except the first.
     """

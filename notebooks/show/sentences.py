@@ -110,14 +110,14 @@ SENTENCES = {
     },
     "07_mixed_precision": {
         "grown from lesson 04": "The command.",
-        "- You will see lesson 01's losses": "What you will see, and the option that brings lesson 01's "
-        "losses back.",
+        "- You will see lesson 01's losses": "The docstring describes the output, and the option that gives "
+        "lesson 01's losses again.",
         "nullcontext": "`nullcontext` does nothing. The last micro-batch runs under it instead of `no_sync`.",
         "torch.autocast": "`autocast` computes convolutions and matrix products in bf16. With "
         "`--precision fp32` it is disabled.",
         "no_sync()": "Each process splits its images into micro-batches.",
         "+ # no_sync is around": "All but the last micro-batch run under `no_sync`, so DDP averages the "
-        "gradients once a step. Each loss is a sum divided by the number of images in the step, because "
+        "gradients once per step. Each loss is a sum divided by the per-process batch size, because "
         "micro-batches may have unequal sizes.",
         "--accumulate": "There is one option for each idea.",
         "refuse": "A number of micro-batches that cannot work is refused before training starts, and so is "
@@ -126,7 +126,7 @@ SENTENCES = {
     "08_real_training": {
         "grown from lesson 06b": "The command.",
         "- You will see what lesson 06a": "What you will see when you run it.",
-        "from parts import loading": "The parts. You can read each file when you need it.",
+        "from parts import loading": "Each part is in its own file, which you can read when you need it.",
         "loading.Sampler": "Validation images are split off the training images. The sampler sends the epoch "
         "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
         "and the index.",
@@ -136,31 +136,31 @@ SENTENCES = {
         "follows a formula, step by step.",
         "+ best = Best": "`best` holds the best epoch and its weights. It is saved and restored like the "
         "model.",
-        "board = Board": "Rank 0 prints, and writes for TensorBoard. All processes stop when `--patience` "
-        "epochs in a row have brought no new best.",
-        "non_blocking": "While a GPU copies the batch from pinned memory, the CPU goes on.",
-        "board.step()": "The learning rate changes at each step. The profiler counts steps.",
-        "scheduler.step()": "It no longer changes at the end of an epoch.",
+        "board = Board": "Rank 0 prints the results and writes them for TensorBoard. All processes stop when "
+        "`--patience` epochs in a row have brought no new best.",
+        "non_blocking": "While a GPU copies the batch from pinned memory, the CPU continues.",
+        "board.step()": "The learning rate changes at each step. The profiler counts the steps.",
+        "scheduler.step()": "The learning rate no longer changes at the end of an epoch.",
         "best.see": "The validation images are counted after each epoch. The sum decides which epoch is the "
         "best.",
         "+ model.module.load_state_dict": "The test images are used once, with the weights of the best "
         "epoch. The run leaves these weights behind.",
-        "model.eval()": "While the model is tested, batch norm must not look at the batch.",
-        "model.train()": "During training, it must.",
+        "model.eval()": "During a test, batch norm must not use the statistics of the batch.",
+        "model.train()": "During training, it must use them.",
         "options.add": "The options are in their own file.",
     },
     "09_fsdp": {
         "grown from lesson 04": "The command.",
-        "- You will see lesson 01's losses": "Lesson 04 said what torchrun does.",
-        "+ You will see": "This lesson says what each process holds. (`math` counts the rounds of the "
-        "evaluation.)",
+        "- You will see lesson 01's losses": "Lesson 04 describes torchrun.",
+        "+ You will see": "Lesson 09 describes what each process holds. (`math` is for the number of batches "
+        "in an evaluation.)",
         "import CPUOffloadPolicy": "These imports replace DDP: sharding, a `state_dict` for sharded "
         "models, and activation checkpointing (which has nothing to do with files).",
         "from parts.checkpoints": "Saving and loading are in their own file, `checkpoints.py`.",
         "rounds": "Every forward pass gathers weights from all processes, so all processes must run "
-        "equally many. With 501 and 500 images in batches of 500, one process would run two and the other "
-        "process one: a hang. So each process splits its images into as many batches as the largest shard "
-        "needs.",
+        "the same number. With 501 and 500 images in batches of 500, one process would run two passes and "
+        "the other only one, and the run would hang. So each process splits its images into as many "
+        "batches as the largest shard needs.",
         "+ with torch.device": "The model is built on `meta`, where it needs no memory, and `shard` "
         "replaces the DDP wrapper. If there is a checkpoint, the newest one is loaded, and the loop starts "
         "after its epoch.",
@@ -169,29 +169,29 @@ SENTENCES = {
         "checkpoints.save(epoch)": "Each epoch is saved while the next one trains.",
         "+ # Gathering is a collective": "At the end all processes gather the full weights, and rank 0 "
         "writes them.",
-        "+ def shard": "The options of `fully_shard`. The mesh says over which processes to shard: here "
-        "over all of them, on the device that was picked.",
-        "+ if arguments.offload": "Each layer is initialized in full and then sharded, one after the "
-        "other. The root comes last.",
+        "+ def shard": "These are the options of `fully_shard`. The mesh says over which processes to "
+        "shard, here over all processes, on the device that was picked.",
+        "+ if arguments.offload": "One layer after the other is initialized in full and then sharded. "
+        "The root comes last.",
         "+ def report_memory": "`report_memory` adds up the bytes that this process holds (`to_local`).",
         "+ line = (": "Rank 0 prints the lines of all ranks.",
-        "--precision": "More options of `fully_shard` to try.",
+        "--precision": "These options of `fully_shard` are there to try.",
         "device_id": "NCCL connects all processes at the start, and no process waits longer than two "
         "minutes.",
     },
     "10_pipeline": {
         "grown from lesson 04": "The same command starts the script.",
-        "+ You will see": "The docstring now says what a stage is, and names the four schedules.",
+        "+ You will see": "The docstring now explains stages and names the four schedules.",
         "OrderedDict": "The layers of a stage keep their names.",
         "torch.distributed.pipelining": "PyTorch has stages and schedules. They replace DDP.",
-        "BEGINNINGS": "A table says with which layer each stage begins.",
+        "BEGINNINGS": "A table lists the first layer of each stage.",
         "num_replicas=1": "All processes read the same batches.",
-        "- model = workload": "Each process has an optimizer, and so also momentum, only for its stage.",
-        "schedule.step(": "One call makes the forward and the backward pass of all micro-batches. Only the "
-        "last stage knows the loss; the other stages add zero to it.",
+        "- model = workload": "Each process has an optimizer, and thus momentum, only for its own stage.",
+        "schedule.step(": "One call runs the forward and the backward pass of all micro-batches. Only the "
+        "last stage knows the loss, so the other stages add zero to it.",
         "- mean_loss": "No gradient is averaged over processes.",
         "gather_object": "At the end rank 0 collects the weights of all stages.",
-        "+ if rank == 0": "Rank 0 puts them together and saves one model.",
+        "+ if rank == 0": "Rank 0 combines them and saves one model.",
         "+ if arguments.timeline": "With `--timeline` the script records who worked when.",
         "+ def build_stages": "This function splits the model. Each process keeps only its own layers.",
         "+ def make_schedule": "This function chooses the schedule.",
