@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
 You will see the sizes of the mesh, and then the same losses as on one process. Eight
-processes form two stages, each with half of the blocks. A stage consists of two pairs, each
-with half of the positions. Each process of a pair has half of every matrix.
+processes form two stages, each with half of the blocks. Each stage has two pairs, each
+with half of the positions, and each process of a pair has half of every matrix.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The other half of lesson 15: attention, in which keys and values travel around a ring.
 
-Each process holds two chunks of the positions of every text. A query attends to the keys in
-its own chunk and in earlier chunks. Later chunks are masked, so they are never multiplied.
+Each process holds two chunks of the positions of every text. A query attends to the keys
+in its own chunk and in earlier chunks. Later keys are masked, so they are not multiplied.
 """
 
 import torch
@@ -24,7 +24,7 @@ def positions_of(rank, size, order, length):
 
 
 def ring_attention(query, key, value, group, order):
-    """Attention of this process's queries over all keys, with at most three shards in memory."""
+    """Attention of this process's queries over all keys; it holds at most three shards."""
     return RingAttention.apply(query, key, value, group, order)
 
 
@@ -48,13 +48,13 @@ class RingAttention(torch.autograd.Function):
         query, key, value, result, log_sum = ctx.saved_tensors
         own = torch.stack([key, value])
         query_grad, grads = torch.zeros_like(query), torch.zeros_like(own)
-        # A softmax adds up to 1, so the weighted mean of its gradients is subtracted from each gradient.
+        # A softmax adds up to 1, so the weighted mean of the gradients is subtracted.
         taken = (result_grad * result).sum(dim=-1, keepdim=True)
         for owner, held in around_the_ring(own, ctx.group):
             for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):
                 own_query, own_grad = query[..., mine, :], result_grad[..., mine, :]
                 their_key, their_value = held[0, ..., theirs, :], held[1, ..., theirs, :]
-                # Recomputed, because storing them would need memory that grows with the square of the length.
+                # Recomputed, because storing them takes memory quadratic in the length.
                 weights = (score(own_query, their_key, masked) - log_sum[..., mine, :]).exp()
                 scores_grad = weights * (own_grad @ their_value.mT - taken[..., mine, :])
                 scores_grad = scores_grad / query.shape[-1] ** 0.5
@@ -67,7 +67,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def around_the_ring(held, group):
-    """Yield the keys and values of one rank after another, with the rank's number. The own ones come first."""
+    """For each rank, its number and its keys and values, beginning with this rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(size):
         if step == size - 1:
@@ -79,7 +79,7 @@ def around_the_ring(held, group):
 
 
 def pass_on(tensor, group):
-    """Start sending the tensor to the next process, and receiving one from the previous process."""
+    """Start sending to the next process and receiving from the previous process."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return tensor, []
@@ -118,7 +118,7 @@ def score(query, key, masked):
 
 
 def merge(result, log_sum, more, more_log_sum):
-    """Merge in the result for more keys, in place, weighted by the softmax denominators."""
+    """Merge the result for more keys, in place, weighted by the softmax denominators."""
     total = torch.logaddexp(log_sum, more_log_sum)
     result.mul_((log_sum - total).exp()).add_(more * (more_log_sum - total).exp())
     log_sum.copy_(total)
