@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
 
-You will see the attention work of each process, in two orders of the positions, and then
-the losses of a run on one process. Each process has some positions of every text. Keys and
-values travel around a ring until every query has met all earlier keys.
+You will see how much attention work each process has, in two orders of the positions, and
+then the same losses as on one process. Each process holds some positions of every text. Keys
+and values travel around a ring until every query has attended to all earlier keys.
 """
 
 import os

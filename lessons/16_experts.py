@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/16_experts.py
 
-You will see what lesson 13 shows and, after each epoch, which share of the last step's tokens
-went to each expert. The shares are about equal; with --balance 0, most tokens go to one or two
-experts. Each process reads its own texts. It holds some of the experts, for all processes.
+You will see lesson 13's output and, after each epoch, the share of the last step's tokens that
+each expert received. The shares are about equal; with --balance 0, most tokens go to one or two
+experts. Each process reads its own texts and holds some of the experts, for all processes.
 """
 
 import os

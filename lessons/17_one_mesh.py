@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
-You will see the sizes of the mesh, and then the losses of a run on one process. Eight
-processes form two stages, each with half of the blocks. A stage has two pairs, each with
-half of the positions. Each process of a pair has half of every matrix.
+You will see the sizes of the mesh, and then the same losses as on one process. Eight
+processes form two stages, each with half of the blocks. Each stage has two pairs, each
+with half of the positions, and each process of a pair has half of every matrix.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The feed-forward layer of lesson 16: a router and experts, one or two for each token.
 
-A token is a position of a text. It travels to the process that has its expert, and its
+A token is a position of a text. It travels to the process that holds its expert, and the
 output travels back.
 """
 
@@ -47,17 +47,17 @@ class Experts(nn.Module):
         self.per_token = arguments.experts_per_token
         self.capacity = arguments.capacity
         self.weight = arguments.balance
-        self.load = torch.zeros(self.count)  # a resumed run may print it before its first step
+        self.load = torch.zeros(self.count)  # a resumed run may print the load before its first step
         self.router = nn.Linear(hidden, self.count, bias=False)
         # Each expert is a feed-forward layer without biases: two matrices.
         self.up = nn.Parameter(torch.empty(self.count, hidden, 4 * hidden))
         self.down = nn.Parameter(torch.empty(self.count, 4 * hidden, hidden))
         for matrices in (self.up, self.down):
-            bound = matrices.shape[1] ** -0.5  # nn.Linear's
+            bound = matrices.shape[1] ** -0.5  # as in nn.Linear
             nn.init.uniform_(matrices, -bound, bound)
 
     def extra_repr(self):
-        # A snapshot identifies a model by this text: a run with other settings must not resume from it.
+        # A snapshot identifies a model by this text, so that runs with other settings do not resume from it.
         choices = f"{self.per_token} a token, capacity {self.capacity}"
         return f"{choices}, balance {self.weight}, {self.up.dtype}"
 
@@ -85,13 +85,13 @@ class Experts(nn.Module):
 
     def weigh(self, counts, chances):
         """The load of each expert, and a loss that is smallest for equal loads."""
-        # Over all processes: together they may be even although each of them is uneven.
+        # Over all processes: the total load may be even although each process's load is uneven.
         self.load = counts.sum(dim=0) / counts.sum()
         balance = self.count * (self.load * chances.mean(dim=0)).sum()
         self.balance = self.weight * balance
 
     def drop(self, order, counts):
-        """Each process may send an expert only some tokens, and drops later ones."""
+        """Each process may send an expert only a limited number of tokens, and drops later tokens."""
         limit = math.ceil(self.capacity * len(order) / self.count)
         own = counts[dist.get_rank()].tolist()
         order = torch.cat([rows[:limit] for rows in order.split(own)])
@@ -100,7 +100,7 @@ class Experts(nn.Module):
     def exchange(self, rows, counts):
         """Send each row to its expert's process, apply the expert, return the result."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        # Indices: from which process, to which process, for which of its experts.
+        # Dimensions: the sender, the receiver, the receiver's experts.
         counts = counts.unflatten(1, (world_size, -1))
         sent = counts[rank].sum(dim=1).tolist()
         received = counts[:, rank].sum(dim=1).tolist()
@@ -115,7 +115,7 @@ class Experts(nn.Module):
 
 
 def gather(own):
-    """How many tokens each process has for each expert: row r is process r."""
+    """The number of tokens that each process has for each expert: row r belongs to process r."""
     counts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, own)
     return torch.stack(counts)

@@ -7,8 +7,8 @@ from torch import nn
 
 import workload
 
-# Consecutive ranks differ in the last dimension and are usually on one machine. In another order,
-# the messages that processes wait for most would go over the network.
+# Consecutive ranks differ in the last dimension and are usually on one machine. In a different
+# order, the messages that processes wait for most would use the network.
 NAMES = ("data", "pipeline", "context", "tensor")
 
 
@@ -49,7 +49,7 @@ def split(option, value, count, what):
 
 
 def sizes_of(arguments):
-    """The sizes that were set. The others are 2 if that divides the remaining processes, else 1."""
+    """The sizes that were set. Each other size is 2 if that divides the remaining processes, else 1."""
     left = arguments.world_size
     sizes = {name: getattr(arguments, f"{name}_parallel") for name in NAMES[1:]}
     for name, size in sizes.items():

@@ -329,15 +329,14 @@ SENTENCES = {
         "from parts.ring_attention": "The ring is in a separate file.",
         "that share a text": "Processes that share a text load the same text, and each computes a part of "
         "it.",
-        "positions_of": "The process looks up which positions are its own, and builds a model for longer "
-        "texts.",
-        "few = min(60": "It generates no text.",
-        "with loss_parallel": "Each process has all scores of its positions, so the loss is the ordinary "
-        "one.",
+        "positions_of": "The process determines its positions, and builds a model for longer texts.",
+        "few = min(60": "This lesson generates no text.",
+        "with loss_parallel": "Each process has all scores of its positions, so it needs only the ordinary "
+        "loss.",
         "+ scores = model(": "Each process takes its own positions of each text, and tells the model which "
         "they are.",
         "dist.all_reduce(correct, group=": "Correct answers are summed over the processes that share a "
-        "text. They are not summed over `data`, because all processes there test on the same texts.",
+        "text. They are not summed over `data`, because along `data` all processes test on the same texts.",
         "part.unshard()": "Only FSDP shards the weights, so `gather` returns all of them.",
         "nn.Embedding(characters": "Lesson 13's embedding mixes each character with the three before it, "
         "which may be on a different process. This embedding treats each character separately.",
@@ -347,8 +346,8 @@ SENTENCES = {
         "HSDP.",
         "- def make_plan": "The plan of lesson 11 is gone:",
         '- "blocks.*.attention.query"': "all matrices are ordinary again.",
-        "over all processes": "The loss is the mean over all processes: each has different positions or "
-        "different texts.",
+        "over all processes": "The loss is the mean over all processes, because each has different positions "
+        "or different texts.",
         "+ def compare_orders": "A new function measures attention alone, in both orders:",
         "+ for order in ORDERS": "first the multiply-adds of each process,",
         "+ start = time": "then the time of all processes together.",
@@ -364,13 +363,13 @@ SENTENCES = {
     "16_experts": {
         "grown from lesson 13": "The command. Two processes are enough.",
         "- You will see": "Lesson 13 describes its output.",
-        "+ You will see": "Lesson 16 shows the same, and the load of the experts.",
-        "import fully_shard": "FSDP and tensor parallelism go.",
+        "+ You will see": "Lesson 16 shows the same output and the load of the experts.",
+        "import fully_shard": "FSDP and tensor parallelism are removed.",
         "from parts import experts": "The layer with the experts is in a separate file.",
         "world_size = mesh.size()": "Each process reads its own texts, as in lesson 04.",
         "add_experts(model, mesh": "The experts are DTensors and the rest are plain tensors. AdamW cannot "
         "combine the two with `fused` or `foreach`.",
-        "with loss_parallel": "Each process has all scores, so the loss is the ordinary one.",
+        "with loss_parallel": "Each process has all scores, so it needs only the ordinary loss.",
         "+ loss = cross_entropy": "The balancing loss is added. Each process divides by the number of "
         "processes, so that gradients only need to be summed.",
         "show_load": "After each epoch, the script prints the load of the experts in the last step.",
@@ -378,13 +377,13 @@ SENTENCES = {
         "def add_experts": "`add_experts` replaces `shard`.",
         "- fully_shard(block": "Experts replace each feed-forward layer, and each process keeps its own "
         "experts.",
-        "- def make_plan": "The plan of tensor parallelism goes,",
+        "- def make_plan": "The plan of tensor parallelism is removed,",
         '- "blocks.*.attention.value': "with all its layers.",
         "+ def add_up_gradients": "Parameters that are not DTensors are replicated, so their gradients are "
         "summed over all processes. An expert's gradients need no collective.",
         "+ def show_load": "The load counts the tokens of all processes, so one process prints it.",
         "over all processes": "The loss is the mean over all processes, because each has its own texts.",
-        "model(texts.to(device))": "The test also gets all scores.",
+        "model(texts.to(device))": "Each process has all scores in the test too.",
         "experts.options": "The lesson has its own options, and fewer epochs.",
         "experts.check": "The number of experts must be a multiple of the number of processes.",
         "make_mesh": "The mesh has one dimension: all processes.",
@@ -392,10 +391,10 @@ SENTENCES = {
     "17_one_mesh": {
         "grown from lesson 13": "The command. Eight processes are the fewest that shard in three dimensions.",
         "- You will see": "Lesson 13 describes its output.",
-        "+ You will see": "Lesson 17 says which process has what.",
+        "+ You will see": "Lesson 17 describes what each process holds.",
         "from functools import partial": "`partial` gives attention its group in advance, as in lesson 15.",
-        "import fully_shard": "FSDP goes, so that you can see the averaging. A schedule comes from lesson "
-        "10.",
+        "import fully_shard": "FSDP is removed so that you can see the averaging. A schedule comes from "
+        "lesson 10.",
         "loss_parallel,": "The head is not sharded.",
         "one_mesh  # the other": "A separate file checks sizes and keeps a stage. The ring is lesson 15's. "
         "Four blocks can be two stages or four.",

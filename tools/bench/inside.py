@@ -94,9 +94,9 @@ def section(result: dict) -> str:
 
 {report.table(head, lines)}
 
-As it is, a DDP step is {faster(plain):.2f} times as fast as a step that sends after backward {report.verdict(faster(plain), 1.2)}. All variants of DDP take {min(times):.0f} to {max(times):.0f} ms. Buckets of 1 MiB do not make DDP faster; their speedup is large only because sending after backward becomes slower, {report.middle(ways["buckets of 1 MiB"]["seconds"]["after"])} ms. Communication costs {more(plain):.0f} ms of CPU time per step. With one core per process, nothing can hide that: without any waiting, the speedup would still be at most {at_most(plain):.2f}.
+As it is, a DDP step is {faster(plain):.2f} times as fast as a step that sends after backward {report.verdict(faster(plain), 1.2)}. All variants of DDP take {min(times):.0f} to {max(times):.0f} ms. Buckets of 1 MiB do not make DDP faster; their speedup is large only because sending after backward becomes slower ({report.middle(ways["buckets of 1 MiB"]["seconds"]["after"])} ms). Communication costs {more(plain):.0f} ms of CPU time per step. With one core per process, nothing can hide this time, so even without any waiting the speedup would be at most {at_most(plain):.2f}.
 
-**Gloo's threads.** `init_process_group` has no option for them, but the group itself has a private one (`ProcessGroupGloo._Options`): by default two threads work on queued operations, and one more handles the connections. With one such thread, lesson 04's DDP step takes {report.middle(one["DDP"]["seconds"], 1, 2)} ms and reaches {small.share(one, "DDP"):.2f} of the speed of a step that sends nothing. With two, it takes {report.middle(two["DDP"]["seconds"], 1, 2)} ms and reaches {small.share(two, "DDP"):.2f}.
+**Gloo's threads.** `init_process_group` has no option for their number, but the group itself has a private one (`ProcessGroupGloo._Options`): by default two threads work on queued operations, and one more handles the connections. With one such thread, lesson 04's DDP step takes {report.middle(one["DDP"]["seconds"], 1, 2)} ms and reaches {small.share(one, "DDP"):.2f} of the speed of a step that sends nothing. With two, it takes {report.middle(two["DDP"]["seconds"], 1, 2)} ms and reaches {small.share(two, "DDP"):.2f}.
 """
 
 

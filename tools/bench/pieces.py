@@ -113,20 +113,20 @@ def prediction(result: dict) -> str:
         near += [name_of(size)] * (abs(off) <= 0.2)
     head = ["gloo, ms", "predicted", "measured", "range", "error"]
     verdict = (
-        f"Within 20% of the measurement (the aim): {', '.join(near) or 'none'}. The other sizes miss it."
+        f"Within 20% of the measurement (the aim): {', '.join(near) or 'none'}. The other sizes miss this aim."
     )
     return f"{report.table(head, lines)}\n\n{verdict}"
 
 
 def section(result: dict) -> str:
     two, four = (result["rows"][str(count)] for count in COUNTS)
-    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. The variants take turns in the same processes; each number is the median of {result["repeats"]} repeats. The columns after gloo's time give the speed relative to gloo; the last three give the CPU time of one process. Each variant adds one improvement to the previous one: receive buffers that are kept, a connection for each direction, and pieces of 2 MiB, so that one piece is added while the next is sent. On two processes a chunk of a tensor up to 4 MiB is a single piece, and on four processes each neighbour has its own connection anyway. In these cases two variants do the same, and a difference between them is noise.
+    return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/pieces.py`. The variants take turns in the same processes; each number is the median of {result["repeats"]} repeats. The columns after gloo's time give the speed relative to gloo; the last three give the CPU time of one process. Each variant adds one improvement to the previous one: receive buffers that are kept, a connection for each direction, and pieces of 2 MiB, so that one piece is added while the next is sent. On two processes a chunk of a tensor up to 4 MiB is a single piece, and on four processes each neighbour has its own connection anyway. In these cases two variants do the same work, so any difference between them is noise.
 
-On two processes, from 1 MiB up, the ring in pieces reaches at least {least(two):.2f} of gloo's speed {report.verdict(least(two), 1)}. At 64 KiB, where almost no bytes are sent, it takes {longer(two, 2**16)} ms longer than gloo, and at 1 MiB {longer(two, MIB)} ms. That is the cost of the messages, not of the bytes.
+On two processes, from 1 MiB up, the ring in pieces reaches at least {least(two):.2f} of gloo's speed {report.verdict(least(two), 1)}. At 64 KiB, where almost no bytes are sent, it takes {longer(two, 2**16)} ms longer than gloo, and at 1 MiB {longer(two, MIB)} ms. This is the cost of the messages, not of the bytes.
 
 {table(two)}
 
-On four processes, the ring in pieces reaches at least {least(four):.2f} {report.verdict(least(four), 1)}. Each process has two threads, and all of them share {result["machine"]["cores"]} cores, so every step waits for the thread that gets a core last.
+On four processes, the ring in pieces reaches at least {least(four):.2f} of gloo's speed {report.verdict(least(four), 1)}. Each process has two threads, and all of them share {result["machine"]["cores"]} cores, so every step waits for the thread that gets a core last.
 
 {table(four)}
 
@@ -134,7 +134,7 @@ On four processes, the ring in pieces reaches at least {least(four):.2f} {report
 
 {prediction(result)}
 
-Where bytes cost most of the time, CPU time predicts the duration. Where messages do, it does not: in each of six steps the operating system has to give a core to one of at least eight threads, and that delay is not CPU time.
+For large tensors, sending bytes takes most of the time, and CPU time predicts the duration. For small tensors, messages take most of the time, and CPU time does not predict it: in each of six steps the operating system has to give a core to one of at least eight threads, and this delay is not CPU time.
 """
 
 

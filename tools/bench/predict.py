@@ -228,13 +228,13 @@ def section(result: dict) -> str:
     ]
     return f"""Measured on {report.where(result)}, {result["date"]}, by `python tools/bench/predict.py`; each number is the median of {repeats} repeats. The hosts are network namespaces on this one machine, and the kernel limits the link of each host to the given rate in both directions.
 
-The prediction is the time on the link plus the time on the cores. With n hosts, each host sends 2(n - 1)/n of the tensor, plus {OVERHEAD - 1:.1%} for headers (66 bytes per 1,448); the first {BURST // 1024} KiB pass at once. The time on the cores is the CPU time that a process needs without a link, times the number of processes, divided by the number of cores. These formulas were written down before the measurement.
+The prediction is the time on the link plus the time on the cores. With n hosts, each host sends 2(n - 1)/n times the size of the tensor. Headers add {OVERHEAD - 1:.1%} (66 bytes per 1,448 bytes of data). The kernel does not slow down the first {BURST // 1024} KiB. The time on the cores is the CPU time that a process needs without a link, times the number of processes, divided by the number of cores. These formulas were written down before the measurement.
 
 {table(result, 2)}
 
 {table(result, 4)}
 
-{verdict(result)} For 64 MiB one process uses {used[0]} ms of CPU time without a link, and {used[1]} ms on two hosts at 10 Gbit/s. The network of the namespaces needs the cores too, and the prediction does not include that.
+{verdict(result)} For 64 MiB one process uses {used[0]} ms of CPU time without a link, and {used[1]} ms on two hosts at 10 Gbit/s. The network of the namespaces needs the cores too, which the prediction does not include.
 
 **A training step** with {size} MB of gradients on two hosts, {len(step["alone"])} repeats. Without sending, a step takes {alone} ms on this machine, a third of it forward and two thirds backward. The prediction adds the link's time if gradients are sent after backward. With DDP, it adds only the link's time that exceeds backward. Both add the cores' time.
 

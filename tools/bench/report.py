@@ -82,7 +82,7 @@ def one_process(rows, bf16):
 
 {table(["", "images/s", "range", *parts], lines)}
 
-Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}. A step is {shorter} ms shorter, and {batch} ms of that is loading: lesson 01 takes each batch from the data set in one piece. """
+Lesson 01 is {plain:.2f} times as fast {verdict(plain, 1.5)}. A step is {shorter} ms shorter. Data loading accounts for {batch} ms of this, because lesson 01 slices each batch out of the data set in a single operation. """
     more = ratio(speed["a large one in bf16"], speed["a large one, 1"])
     if bf16:
         text += f"""Lesson 07 in bf16 is {low:.2f} times as fast as the usual loop {verdict(low, 2)}. Forward and backward take {passes[0]} ms in fp32 and {passes[1]} ms in bf16, because a model this small has too few multiplications to gain from bf16. The large model of the next table is {more:.2f} times as fast in bf16 as in fp32. """
@@ -127,7 +127,7 @@ The aim is that two DDP processes reach 0.8 of the throughput of two independent
     tiny = statistics.median(120_000 / value for value in speed["a tiny one, 1"])
     text += f"""With lesson 04's model, a DDP step takes {middle(whole, 1000, 1)} ms. Its backward is {middle(waited, 1000, 1)} ms longer than half the backward of one process, because the two processes wait for each other's gradients."""
     if tiny < 1000 * statistics.median(waited):
-        text += f" With the tiny model, a step takes {tiny:.1f} ms on one process. That is less than the wait, so two processes are slower than one."
+        text += f" With the tiny model, a step takes {tiny:.1f} ms on one process. The wait is longer than this, so two processes are slower than one."
     return text
 
 
@@ -196,7 +196,7 @@ From 1 MiB up, our ring reaches at least {worst:.2f} of gloo's speed {verdict(wo
         whole, beside, theirs = (
             middle(found[way][largest], 1000) for way in ("ring", "ring without sending", "gloo")
         )
-        text += f" At {sizes[-1] // MIB} MiB our ring takes {whole} ms and gloo {theirs} ms. Our ring spends {beside} ms of that on allocating receive buffers and adding, while nothing is sent. Gloo splits the tensor into pieces and adds one piece while the next is on its way."
+        text += f" At {sizes[-1] // MIB} MiB our ring takes {whole} ms and gloo {theirs} ms. Our ring spends {beside} ms of this time on allocating receive buffers and adding, while nothing is sent. Gloo splits the tensor into pieces and adds one piece while the next is on its way."
     return text
 
 
@@ -218,11 +218,11 @@ def safety(rows):
     ]
     share, again = statistics.median(saving["lesson 06b"]["share"]), statistics.median(rows["recovery"])
     beside = ratio(speed["lesson 06b"], speed["its own model, 2"])
-    return f"""**What snapshots cost.** The table shows how long a snapshot stops training on two processes. Lesson 06b waits until the file is written. Lesson 09 only copies the tensors, and writes the file while training goes on.
+    return f"""**What snapshots cost.** The table shows how long a snapshot stops training on two processes. Lesson 06b waits until the file is written. Lesson 09 only waits until the tensors are copied; it writes the file while training continues.
 
 {table(["", "bytes", "stops training", "range"], lines)}
 
-With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapshots {verdict(100 * share, 2, at_most=True, unit="%")}, and its throughput is {beside:.2f} times that of lesson 04. After a process dies, the next step comes {again:.1f} seconds later ({reach(rows["recovery"], 1, 1)} in the repeats) {verdict(again, 10, at_most=True, unit=" s")}. Most of that time goes into importing torch again."""
+With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapshots {verdict(100 * share, 2, at_most=True, unit="%")}, and its throughput is {beside:.2f} times that of lesson 04. After a process dies, the next step comes {again:.1f} seconds later {verdict(again, 10, at_most=True, unit=" s")}; the repeats range from {reach(rows["recovery"], 1, 1)} seconds. Most of this time is spent importing torch again."""
 
 
 def startup(rows):

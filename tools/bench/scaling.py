@@ -114,7 +114,7 @@ def section(result: dict) -> str:
         if what["gpus"]
         else f"{what['cores']} cores of {what['cpu']}"
     )
-    return f"""Measured on {on}, torch {result["versions"]["torch"].split("+")[0]}, {result["date"]}; each number is the median of {result["repeats"]} runs. "Speedup" is relative to one process. "Of independent" is relative to as many independent processes.
+    return f"""Measured on {on}, torch {result["versions"]["torch"].split("+")[0]}, {result["date"]}; each number is the median of {result["repeats"]} runs. "Speedup" is relative to one process. "Of independent" is relative to the same number of independent processes.
 
 **Strong scaling: one batch of {BATCH} for all processes** (the same job in less time):
 

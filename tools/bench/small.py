@@ -140,7 +140,7 @@ def section(result: dict) -> str:
 
 {report.table(head, lines)}
 
-With DDP, two processes reach {share(free, "DDP"):.2f} of the speed of two that send nothing {report.verdict(share(free, "DDP"), 0.8)}; the repeats range from {spread(free)}. Bound to cores, they reach {share(bound, "DDP"):.2f} {report.verdict(share(bound, "DDP"), 0.8)}, ranging from {spread(bound)}. Waiting for each other costs {waiting:,.0f} microseconds per step even without gradients, as the all-reduce of one number shows. Everything else in DDP costs {rest:,.0f} more: hooks, copies into and out of the bucket, and gloo's threads, which also need the cores.
+With DDP, two processes reach {share(free, "DDP"):.2f} of the speed of two processes that send nothing {report.verdict(share(free, "DDP"), 0.8)}; the repeats range from {spread(free)}. Bound to cores, they reach {share(bound, "DDP"):.2f} {report.verdict(share(bound, "DDP"), 0.8)}, ranging from {spread(bound)}. Waiting for each other costs {waiting:,.0f} microseconds per step even without gradients, as the all-reduce of one number shows. Everything else in DDP costs {rest:,.0f} microseconds more: hooks, copies into and out of the bucket, and gloo's threads, which also need the cores.
 """
 
 
