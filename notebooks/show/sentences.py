@@ -9,8 +9,8 @@ SENTENCES = {
         "from torch import nn": "`DataParallel` is in `torch.nn`.",
         "nn.DataParallel(model)": "The last of these lines wraps the model. The two lines above it print a "
         "message on machines with fewer than two GPUs.",
-        "model.module": "`model.module` is the model inside the wrapper. Saving this model keeps the names of "
-        "the weights.",
+        "model.module": "`model.module` is the model inside the wrapper. Saving this model keeps the names "
+        "of the weights.",
     },
     "03_ddp_spawn": {
         "Lesson 03": "The command now includes the number of processes.",
@@ -18,7 +18,8 @@ SENTENCES = {
         "+ You will see lesson 01's losses": "Instead, each process keeps its copy of the model, and DDP "
         "averages the gradients.",
         "import torch.multiprocessing": "`mp` starts processes, and `dist` connects them.",
-        "- from torch.utils.data import DataLoader, RandomSampler": "`DistributedSampler` replaces `RandomSampler`.",
+        "- from torch.utils.data import DataLoader, RandomSampler": "`DistributedSampler` replaces "
+        "`RandomSampler`.",
         "init_process_group": "Each new process begins in `worker`. It picks its device and joins the "
         "process group. The processes find each other through a file, so they need no port.",
         "+ train(rank": "Then the process trains and leaves the group.",
