@@ -85,7 +85,7 @@ def may_share():
 
 
 def unseen_gpu():
-    """The reason why torch cannot use the GPU that NVIDIA's driver lists, or None without a problem."""
+    """The reason why torch cannot use the GPU that NVIDIA's driver lists, or None if there is no problem."""
     if gpu_count() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
         return None
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
