@@ -3,8 +3,8 @@
     python lessons/01_single_gpu.py
 
 You will see one line an epoch, every second or two on two cores. The script writes its curve to
-out/01_single_gpu.jsonl and its weights to out/01_single_gpu.pt. Lessons 02 to 06 train this same
-job and must produce this same curve.
+out/01_single_gpu.jsonl and its weights to out/01_single_gpu.pt. Lessons 02 to 06 run the same
+training job and must produce the same curve.
 """
 
 import time

@@ -1,6 +1,6 @@
-"""What all lessons share: the images, the model, the options, the report and the end of a process.
+"""The code that all lessons share: the images, the model, the options, the report and the end of a process.
 
-Nothing here changes from lesson to lesson. How a lesson trains is in the lesson itself.
+Nothing here changes from lesson to lesson. The training code is in the lessons themselves.
 """
 
 from workload.endings import (

@@ -1,4 +1,4 @@
-"""How processes end: with a one-line error, after a signal, or because one of them failed."""
+"""How processes end: with a one-line error, after a signal, or because another process failed."""
 
 import atexit
 import functools
@@ -18,18 +18,18 @@ told_to_stop = threading.Event()
 
 
 def refuse(message, again=False):
-    """Print the error and end this process with status 2. Each machine prints its error."""
+    """Print the error and end this process with status 2. On each machine, one process prints the error."""
     if int(os.environ.get("LOCAL_RANK", 0)) != 0:
-        # torchrun ends all processes as soon as one has ended: let local rank 0 print first.
+        # torchrun ends all processes as soon as one has ended, so let local rank 0 print first.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)
         os._exit(2)
-    # torchrun also restarts a run that cannot work: print the error only once.
+    # torchrun also restarts a run that cannot work, so print the error only once.
     if again or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         say(f"error: {' '.join(str(message).split())}")
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # Exit at once. If another machine failed while Python is still ending, torchrun would
-        # restart this process without counting it here, and the error would be printed again.
+        # Exit immediately. If another machine failed while Python is still shutting down, torchrun would
+        # restart this process without counting the restart here, and the error would be printed again.
         sys.stdout.flush()
         os._exit(2)
     sys.exit(2)
@@ -54,10 +54,10 @@ def end_with_parent():
 def listen_for_the_end(limit=15):
     """From now on, SIGTERM and Ctrl-C only set told_to_stop. They no longer end the process.
 
-    Python calls `remember` between two of its own instructions. A process that waits in
-    torch for a process that is gone never gets there, and torchrun would kill it after
-    30 seconds. So a thread listens for the signal too. It gives a long step `limit`
-    seconds to finish.
+    Python calls `remember` only between two of its own instructions. A process that waits
+    in torch for a process that is gone never reaches the next instruction, and torchrun
+    would kill it after 30 seconds. So a thread also listens for the signal and gives a
+    long step `limit` seconds to finish.
     """
 
     def remember(number, frame):
@@ -80,7 +80,7 @@ def listen_for_the_end(limit=15):
 
 def leave(stopped):
     """End this process, with status 75 for the scheduler if it was told to stop."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends it when another process ended with 75
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends SIGTERM when another process has ended with 75
     if not stopped:
         sys.exit(0)
     if os.environ["RANK"] == "0":
@@ -89,7 +89,7 @@ def leave(stopped):
 
 
 def forget_group(function):
-    """Functions of torch.distributed.nn keep the group that existed at import as a default."""
+    """Drop the process group that a function of torch.distributed.nn keeps as a default argument."""
     defaults = function.__defaults__
     if any(isinstance(value, dist.ProcessGroup) for value in defaults):
         function.__defaults__ = tuple(
@@ -106,7 +106,7 @@ def release_group():
     get any more, and the process aborts although its work is done
     (https://github.com/pytorch/pytorch/issues/190489).
     """
-    if dist.is_initialized() and dist.get_backend() == "gloo":  # an exception ended it
+    if dist.is_initialized() and dist.get_backend() == "gloo":  # an exception ended the run
         sys.last_value = sys.last_traceback = None  # its frames refer to the model
         dist.destroy_process_group()
     for thing in gc.get_objects():
@@ -126,8 +126,8 @@ def crash_once(now):
 
 
 def let_the_first_speak(function):
-    """Print the error of this process and record it for torchrun's report. If it fails only
-    because another process is gone, let the other process print its error first."""
+    """Print the error of this process and record it for torchrun's report. If this process
+    fails only because another process is gone, let the other process print its error first."""
 
     def wait_for_the_first(*arguments):
         try:
@@ -138,7 +138,7 @@ def let_the_first_speak(function):
                     signal.signal(number, signal.SIG_DFL)
                 if told_to_stop.is_set():
                     os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(5)  # meanwhile torchrun ends this process, if another failed
+                time.sleep(5)  # if another process failed, torchrun ends this one meanwhile
             raise
 
     @functools.wraps(function)

@@ -29,9 +29,9 @@ class Images(Dataset):
         return self.images[index], self.labels[index]
 
     def __getitems__(self, indices):
-        # A DataLoader fetches a whole batch here. One by one would take longer than training.
+        # A DataLoader fetches a whole batch in one call. One image per call would take longer than training.
         indices = torch.tensor(indices, dtype=torch.int64)  # the list may be empty
-        # Without non_blocking, this line would wait until the GPU is done with its queue.
+        # Without non_blocking, this line would wait until the GPU has finished its queue.
         indices = indices.to(self.images.device, non_blocking=True)
         return self.images[indices], self.labels[indices]
 
@@ -44,14 +44,14 @@ def collate(batch):
 def load_images(arguments, device="cpu"):
     """The training set and the test set that --data names, on the device.
 
-    They take a few megabytes. From the CPU, a GPU would have to wait for every batch.
+    They need only a few megabytes. If they stayed on the CPU, a GPU would wait for every batch.
     """
     train_set, test_set = DATA[arguments.data](arguments)
     return train_set.to(device), test_set.to(device)
 
 
 def split(train_set, size):
-    """Split off `size` images for validation, the same for every seed and process."""
+    """Split off `size` images for validation, the same images for every seed and process."""
     # Pick them at random, because many data sets are sorted by class.
     order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(0))
     order = order.to(train_set.labels.device)
@@ -68,7 +68,7 @@ def draw_digits(count, seed):
     """`count` images of digits (1x28x28), warped, shifted and noisy, determined by the seed."""
     fonts, ink = draw_fonts()
     images, labels = [], []
-    for start in range(0, count, 1000):  # or a million digits would need 25 GB at once
+    for start in range(0, count, 1000):  # otherwise, a million digits would need 25 GB of memory
         generator = torch.Generator().manual_seed(seed * 1_000_003 + start)
 
         def uniform(low, high, *shape):
@@ -131,7 +131,7 @@ def from_torchvision(arguments, load, files):
     root = arguments.out / "data"
     root.mkdir(parents=True, exist_ok=True)
     with open(root / ".lock", "w") as lock, contextlib.redirect_stdout(None):
-        # One process downloads and the others wait, so that no two write the same file.
+        # One process downloads while the others wait, so no two processes write the same file.
         fcntl.flock(lock, fcntl.LOCK_EX)
         limit = socket.getdefaulttimeout()
         socket.setdefaulttimeout(10)  # a network that drops packets would block forever
@@ -141,7 +141,7 @@ def from_torchvision(arguments, load, files):
             splits, reason = None, f"{type(error).__name__}: {error}"
         finally:
             socket.setdefaulttimeout(limit)
-    if splits is None:  # the lock is free now: others may wait for it
+    if splits is None:  # after the lock is released, because others may wait for it
         cure = f"use --data digits, or put the files at {root / files}"
         refuse(f"cannot load {arguments.data} ({reason}): {cure}")
     (train_images, train_labels), (test_images, test_labels) = splits
@@ -164,7 +164,7 @@ def import_torchvision():
     With a CPU build of torch, the standard torchvision wheel cannot load its compiled
     operators, and the import fails: "operator torchvision::nms does not exist". The lessons
     need no such operator. So declare the two that torchvision's Python code mentions, and
-    import it again.
+    import torchvision again.
     """
     try:
         import torchvision

@@ -13,7 +13,7 @@ from workload.endings import refuse
 
 
 def gpu_count():
-    """How many GPUs processes can use. A Mac's does not count: gloo cannot access its memory."""
+    """The number of usable GPUs. A Mac's GPU does not count, because gloo cannot access its memory."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or dist.get_default_backend_for_device(accelerator) == "gloo":
         return 0
@@ -30,12 +30,12 @@ def pick_device(number=None):
         return torch.device("cpu")
     number = number or 0
     # After a timeout, NCCL's process group pauses four times for this long before it
-    # ends the process. The default is 15 seconds each.
+    # ends the process. By default, each pause is 15 seconds long.
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
     # This warning does not apply: lesson 10's stages send their shapes one by one.
     os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     if may_share() and number >= count:
-        # NCCL refuses two processes of one machine on a GPU, so pretend to be another machine.
+        # NCCL does not let two processes of a machine share a GPU, so pretend to be another machine.
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
         number %= count
     if number >= count:
@@ -55,8 +55,8 @@ def require_precision(precision, device):
 def set_seed(seed):
     """Make this process deterministic: the same command writes the same bytes."""
     torch.manual_seed(seed)
-    # By default, cuDNN picks the kernel that is fastest right now, and uses TF32's 10 bits.
-    # Then no two runs agree to the byte, and two world sizes only to the third digit.
+    # By default, cuDNN picks the kernel that is fastest at the moment, and uses TF32, which keeps 10 bits.
+    # Then no two runs produce the same bytes, and two world sizes agree only to the third digit.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False  # in torch 2.11, the next line does not reach convolutions
@@ -80,12 +80,12 @@ def set_random_state(states, device):
 
 
 def may_share():
-    """Whether processes may share a GPU: slow, but all lessons then run on a single GPU."""
+    """Whether processes may share a GPU. This is slow, but all lessons then run on a single GPU."""
     return os.environ.get("SHARE_GPU") == "1"
 
 
 def unseen_gpu():
-    """Why torch cannot use the GPU that NVIDIA's driver lists; None if there is no problem."""
+    """The reason why torch cannot use the GPU that NVIDIA's driver lists, or None if there is no problem."""
     if gpu_count() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
         return None
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout

@@ -4,11 +4,11 @@ from torch import nn
 
 
 class ConvNet(nn.Sequential):
-    """A smooth network, with GELU and average pooling. It has about 32,000 parameters for digits.
+    """A smooth network with GELU and average pooling. For digits, it has about 32,000 parameters.
 
     N processes add up the same gradients in a different order than one process does, which changes
-    them by 1e-8. With the kinks of ReLU and max pooling, such a difference would grow until the
-    curves differ. In a smooth network it stays small.
+    the sums by 1e-8. With the kinks of ReLU and max pooling, such a difference would grow until the
+    curves differ. In a smooth network, the difference stays small.
     """
 
     def __init__(self, shape, width=16):
@@ -28,7 +28,7 @@ class ConvNet(nn.Sequential):
 
 
 class Normalize(nn.Module):
-    """Turn bytes into numbers around 0. As bytes, the images take a quarter of the memory."""
+    """Turn bytes into numbers around 0. As bytes, the images need a quarter of the memory of floats."""
 
     def forward(self, images):
         return (images.float() - 48) / 64

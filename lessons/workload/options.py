@@ -11,7 +11,7 @@ from workload.endings import refuse, say
 from workload.images import DATA, load_images
 from workload.machine import gpu_count, may_share, unseen_gpu
 
-OLDEST_TORCH = "2.9"  # before, lessons 09, 12 and 13 fail or have other curves
+OLDEST_TORCH = "2.9"  # with older releases, lessons 09, 12 and 13 fail or produce other curves
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(file, description):
-    """The options of all lessons. A lesson names the files that it writes after `file`."""
+    """The options of all lessons. Each lesson names its output files after `file`."""
     require_torch(OLDEST_TORCH)
     formatter = argparse.RawDescriptionHelpFormatter  # keeps the docstring's lines
     parser = Parser(description=description, formatter_class=formatter)
@@ -42,7 +42,7 @@ def parser(file, description):
 
 
 def check(arguments, replicas=None):
-    """Refuse to start a run that cannot work. A later traceback would say less.
+    """Refuse to start a run that cannot work. A later traceback would explain less.
 
     `replicas` is the number of copies of the model, each with its shard of the batch. By
     default, it is the number of processes.
@@ -88,7 +88,7 @@ def check(arguments, replicas=None):
         refuse(f"cannot write to --out {arguments.out} ({reason}): choose a folder that you can write to")
     images = arguments.train_size or 12_000
     if arguments.data != "digits":
-        train_set, _ = load_images(arguments)  # download before others wait
+        train_set, _ = load_images(arguments)  # download now, before other processes wait
         images = len(train_set)
     if images < batch_size:
         refuse(f"{images} training images do not fill one --batch-size of {batch_size}")
@@ -115,7 +115,7 @@ def settings(arguments, model):
 
 
 def problem_with(path, theirs, own):
-    """An error message if a snapshot's settings are not those of this run, else None."""
+    """An error message if a snapshot's settings differ from this run's settings, else None."""
     differences = []
     for name, value in own.items():
         if theirs.get(name) != value:

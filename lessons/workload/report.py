@@ -1,4 +1,4 @@
-"""What a run prints, and the curve that it writes."""
+"""The progress bar and the line of each epoch, and the curve that a run writes."""
 
 import contextlib
 import json

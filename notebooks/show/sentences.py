@@ -1,4 +1,4 @@
-"""What the notebooks say of each place at which a lesson differs from the one before: see show.diff."""
+"""What the notebooks say about each change from one lesson to the next: see show.diff."""
 
 SENTENCES = {
     "02_data_parallel": {
@@ -9,16 +9,17 @@ SENTENCES = {
         "from torch import nn": "`DataParallel` is in `torch.nn`.",
         "nn.DataParallel(model)": "The last of these lines wraps the model. The two lines above it print a "
         "message on machines with fewer than two GPUs.",
-        "model.module": "The wrapped model is in `model.module`. Saving that keeps the names of the weights "
-        "as they were.",
+        "model.module": "`model.module` is the model inside the wrapper. Saving this model keeps the names "
+        "of the weights.",
     },
     "03_ddp_spawn": {
         "Lesson 03": "The command now includes the number of processes.",
         "- You will see lesson 01's lines": "DDP copies no model and gathers no outputs during a step.",
         "+ You will see lesson 01's losses": "Instead, each process keeps its copy of the model, and DDP "
-        "averages gradients.",
+        "averages the gradients.",
         "import torch.multiprocessing": "`mp` starts processes, and `dist` connects them.",
-        "- from torch.utils.data import DataLoader, RandomSampler": "This sampler knows the ranks.",
+        "- from torch.utils.data import DataLoader, RandomSampler": "`DistributedSampler` replaces "
+        "`RandomSampler`.",
         "init_process_group": "Each new process begins in `worker`. It picks its device and joins the "
         "process group. The processes find each other through a file, so they need no port.",
         "+ train(rank": "Then the process trains and leaves the group.",
@@ -31,7 +32,7 @@ SENTENCES = {
         "dist.all_reduce(loss_sum)": "Each process knows only the losses of its own images, so the "
         "processes add them up.",
         "- correct = count_correct(model,": "The processes also add up their correct answers. Only rank 0 "
-        "reports.",
+        "prints the results.",
         "- # Move to the CPU": "Only rank 0 saves, because all processes hold the same weights.",
         "mp.spawn(worker": "The script starts the processes and waits for them. `spawn` passes each "
         "process its rank as the first argument.",
