@@ -126,7 +126,7 @@ SENTENCES = {
     },
     "08_real_training": {
         "grown from lesson 06b": "The command.",
-        "- You will see what lesson 06a": "What you will see when you run it.",
+        "- You will see lesson 06a": "What you will see when you run it.",
         "from parts import loading": "Each part is in its own file, which you can read when you need it.",
         "loading.Sampler": "Validation images are split off the training images. The sampler sends the epoch "
         "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
