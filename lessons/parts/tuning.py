@@ -79,9 +79,11 @@ def split(train_set, arguments):
 
 
 class ByNumber(optuna.samplers.RandomSampler):
-    """Trial 7 has the same parameters on any number of workers, whichever worker takes it.
+    """Trial 7 has the same parameters on any number of workers, whichever worker takes
+    it.
 
-    With RandomSampler(seed), all workers would draw the same parameters in the same order.
+    With RandomSampler(seed), all workers would draw the same parameters in the same
+    order.
     """
 
     def __init__(self, seed):
@@ -95,11 +97,13 @@ class ByNumber(optuna.samplers.RandomSampler):
 
 
 class Lock:
-    """A worker holds it while it writes to the journal. If the worker dies, the kernel releases the lock.
+    """A worker holds it while it writes to the journal. If the worker dies, the kernel
+    releases the lock.
 
-    Optuna's own locks are files, which remain if their owner dies. After 30 seconds, another worker
-    removes such a file. If the owner was only slow, it then fails. If the journal has a relative path,
-    Optuna's default lock is a link that points nowhere. Nobody removes it, so the others wait forever.
+    Optuna's own locks are files, which remain if their owner dies. After 30 seconds,
+    another worker removes such a file. If the owner was only slow, it then fails. If
+    the journal has a relative path, Optuna's default lock is a link that points
+    nowhere. Nobody removes it, so the others wait forever.
     """
 
     def __init__(self, path):
@@ -115,7 +119,9 @@ class Lock:
 
 
 def open_study(arguments):
-    """Return the search in this folder. The first worker creates it, and later workers join."""
+    """Return the search in this folder. The first worker creates it, and later workers
+    join.
+    """
     path = arguments.out / f"{arguments.lesson}.journal"
     if result_of(arguments).exists():
         workload.refuse(f"the search in {path} has ended: to start a new one, choose another --out")
@@ -136,7 +142,9 @@ def open_study(arguments):
 
 
 def settings(arguments):
-    """The settings that must be equal on all workers, so that their trials can be compared."""
+    """The settings that must be equal on all workers, so that their trials can be
+    compared.
+    """
     names = "data train_size validation_size test_size batch_size lr epochs width seed pruner"
     names = f"{names} trials seconds price dollars time_limit".split()
     return json.loads(json.dumps({name: getattr(arguments, name) for name in names}))
@@ -173,7 +181,9 @@ def next_trial(study, arguments):
 
 
 def mark_the_lost(study, arguments):
-    """A killed worker leaves its trial marked as running. Mark it as failed, and try it again."""
+    """A killed worker leaves its trial marked as running. Mark it as failed, and try it
+    again.
+    """
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         if time.time() - last_heard(trial) > arguments.time_limit:
             # If two workers notice at the same time, the journal accepts only the first mark.
@@ -215,7 +225,9 @@ def is_spent(study, arguments):
 
 
 def spent(study, arguments):
-    """Return the seconds since the search started, and the cost in dollars of all time spent on trials."""
+    """Return the seconds since the search started, and the cost in dollars of all time
+    spent on trials.
+    """
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_start]
     starts = [trial.datetime_start.timestamp() for trial in trials]
     # Subtract before adding up: the sum of large timestamps may be off by more than a trial takes.
@@ -260,7 +272,9 @@ def count_outcomes(study):
 
 
 def is_first_to_test(arguments):
-    """Return whether this is the first worker: the file system lets only one worker create the file."""
+    """Return whether this is the first worker: the file system lets only one worker
+    create the file.
+    """
     try:
         result_of(arguments).touch(exist_ok=False)
     except FileExistsError:

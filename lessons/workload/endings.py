@@ -1,4 +1,6 @@
-"""How processes end: with a one-line error, after a signal, or because another process failed."""
+"""How processes end: with a one-line error, after a signal, or because another process
+failed.
+"""
 
 import atexit
 import functools
@@ -18,7 +20,9 @@ told_to_stop = threading.Event()
 
 
 def refuse(message, again=False):
-    """Print the error and end this process with status 2. On each machine, one process prints the error."""
+    """Print the error and end this process with status 2. On each machine, one process
+    prints the error.
+    """
     if int(os.environ.get("LOCAL_RANK", 0)) != 0:
         # torchrun ends all processes as soon as one has ended, so let local rank 0 print first.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -52,12 +56,13 @@ def end_with_parent():
 
 
 def listen_for_the_end(limit=15):
-    """From now on, SIGTERM and Ctrl-C only set told_to_stop. They no longer end the process.
+    """From now on, SIGTERM and Ctrl-C only set told_to_stop. They no longer end the
+    process.
 
-    Python calls `remember` only between two of its own instructions. A process that waits
-    in torch for a process that is gone never reaches the next instruction, and torchrun
-    would kill it after 30 seconds. So a thread also listens for the signal and gives a
-    long step `limit` seconds to finish.
+    Python calls `remember` only between two of its own instructions. A process that
+    waits in torch for a process that is gone never reaches the next instruction, and
+    torchrun would kill it after 30 seconds. So a thread also listens for the signal and
+    gives a long step `limit` seconds to finish.
     """
 
     def remember(number, frame):
@@ -89,7 +94,9 @@ def leave(stopped):
 
 
 def forget_group(function):
-    """Drop the process group that a function of torch.distributed.nn keeps as a default argument."""
+    """Drop the process group that a function of torch.distributed.nn keeps as a default
+    argument.
+    """
     defaults = function.__defaults__
     if any(isinstance(value, dist.ProcessGroup) for value in defaults):
         function.__defaults__ = tuple(
@@ -101,9 +108,9 @@ def forget_group(function):
 def release_group():
     """Drop all references to process groups, so gloo's threads end before Python does.
 
-    A gloo thread ends when the last reference to its group is gone. A thread that still runs
-    may free a tensor while Python shuts down. It then waits for the GIL, which no thread can
-    get any more, and the process aborts although its work is done
+    A gloo thread ends when the last reference to its group is gone. A thread that still
+    runs may free a tensor while Python shuts down. It then waits for the GIL, which no
+    thread can get any more, and the process aborts although its work is done
     (https://github.com/pytorch/pytorch/issues/190489).
     """
     if dist.is_initialized() and dist.get_backend() == "gloo":  # an exception ended the run
@@ -119,15 +126,19 @@ def release_group():
 
 
 def crash_once(now):
-    """Kill the last rank, as if its machine had failed, in torchrun's first attempt only."""
+    """Kill the last rank, as if its machine had failed, in torchrun's first attempt
+    only.
+    """
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
     if now and is_last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def let_the_first_speak(function):
-    """Print the error of this process and record it for torchrun's report. If this process
-    fails only because another process is gone, let the other process print its error first."""
+    """Print the error of this process and record it for torchrun's report. If this
+    process fails only because another process is gone, let the other process print
+    its error first.
+    """
 
     def wait_for_the_first(*arguments):
         try:
