@@ -1,4 +1,6 @@
-"""The timeline of lesson 10: when each process worked in the last step, and how much it held."""
+"""The timeline of lesson 10: when each process worked in the last step, and how much it
+held.
+"""
 
 import json
 import time
@@ -13,7 +15,9 @@ cores than stages: stages that compute would take turns, but stages that sleep r
 
 
 def watch(stages, arguments):
-    """Return a list to which each forward and backward of these stages adds an event from now on."""
+    """Return a list to which each forward and backward of these stages adds an event
+    from now on.
+    """
     events = []
     parts = arguments.stages * arguments.microbatches
     forward_seconds = arguments.pretend_milliseconds / 1000 / parts
@@ -89,7 +93,9 @@ def write(events, arguments):
 
 
 def idle(values):
-    """Return the share of the time, from the first event to the last, in which processes were idle."""
+    """Return the share of the time, from the first event to the last, in which
+    processes were idle.
+    """
     events = [event for row in values["events"] for event in row]
     busy = sum(event["end"] - event["begin"] for event in events)
     first = min(event["begin"] for event in events)
@@ -98,9 +104,11 @@ def idle(values):
 
 
 def idle_in_theory(values):
-    """Return (p - 1) / (m v + p - 1), which assumes equally fast stages and messages that take no time.
+    """Return (p - 1) / (m v + p - 1), which assumes equally fast stages and messages
+    that take no time.
 
-    With m < p, a process also waits p - m times before each of its stages except the first.
+    With m < p, a process also waits p - m times before each of its stages except the
+    first.
     """
     processes, microbatches = values["world_size"], values["microbatches"]
     stages_of_each = values["stages"] / processes
