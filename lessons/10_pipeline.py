@@ -1,14 +1,14 @@
-"""Lesson 10, grown from lesson 04: the model is split into stages, and each process has one.
+"""Lesson 10, grown from lesson 04: the model is split into stages, one per process.
 
     torchrun --standalone --nproc-per-node 2 lessons/10_pipeline.py
 
-You will see lesson 01's losses again. A stage is a group of consecutive layers, which sends
-its output to the next process and gets the gradient of this output back. Each batch is split
-into micro-batches, so that the stages can work at the same time, each on a different one.
+You will see lesson 01's losses again. A stage is a group of consecutive layers. It sends
+its output to the next process and receives the gradient of this output. Each batch is
+split into micro-batches, so that all stages can work at the same time.
 --schedule chooses the order of the work:
     naive        the whole batch undivided: at any time, all processes except one wait
     gpipe        all micro-batches forward, then all backward
-    1f1b         each backward as soon as possible: as much waiting, fewer micro-batches held
+    1f1b         each backward as soon as possible: same wait, fewer micro-batches held
     interleaved  two stages per process: less waiting, more messages
 With --timeline, out/10_pipeline.timeline.json records who worked when, and the last line
 says how long the processes waited.

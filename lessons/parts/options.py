@@ -1,4 +1,6 @@
-"""The options of lesson 08, the checks of their values, and the settings that a snapshot compares."""
+"""The options of lesson 08, the checks of their values, and the settings that a
+snapshot compares.
+"""
 
 import math
 
@@ -28,7 +30,9 @@ def add(parser):
 
 
 def check(arguments):
-    """Exit with a one-line message if this run cannot work. Set the defaults that depend on the data."""
+    """Exit with a one-line message if this run cannot work. Set the defaults that
+    depend on the data.
+    """
     if arguments.width is None:
         arguments.width = 8 if arguments.data == "digits" else 64
     if arguments.train_size is None and arguments.data == "digits":

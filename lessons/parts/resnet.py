@@ -10,7 +10,9 @@ torchvision = workload.import_torchvision()
 
 
 class ResNet18(nn.Sequential):
-    """torchvision's blocks after a first layer for small images: 3x3, no stride, no pooling."""
+    """torchvision's blocks after a first layer for small images: 3x3, no stride, no
+    pooling.
+    """
 
     def __init__(self, shape, width, norm):
         first = nn.Conv2d(shape[0], width, kernel_size=3, padding=1, bias=False)
@@ -34,7 +36,9 @@ class ResNet18(nn.Sequential):
 
 
 class SumOfAll(torch.autograd.Function):
-    """The sum over all processes. The backward pass sums the gradients of all processes."""
+    """The sum over all processes. The backward pass sums the gradients of all
+    processes.
+    """
 
     @staticmethod
     def forward(context, values):
@@ -50,7 +54,9 @@ class SumOfAll(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """nn.SyncBatchNorm for the CPU, which PyTorch's own refuses. All shards must have the same size."""
+    """nn.SyncBatchNorm for the CPU, which PyTorch's own refuses. All shards must have
+    the same size.
+    """
 
     def forward(self, values):
         world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -74,7 +80,9 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
 
 def compile_now(model, images):
-    """Compile the DDP model in place before the first epoch is timed, because it takes minutes."""
+    """Compile the DDP model in place before the first epoch is timed, because it takes
+    minutes.
+    """
     model.module.compile()  # torch.compile would put a prefix before all names
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model(images).sum().backward()

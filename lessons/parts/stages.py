@@ -1,4 +1,4 @@
-"""The other half of lesson 10: where the model is split, and which options are refused."""
+"""Parts of lesson 10: where the model is split, and which options are refused."""
 
 import math
 
