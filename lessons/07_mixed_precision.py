@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/07_mixed_precision.py
 
-You will see lesson 01's losses to two digits or more (with --precision fp32, to all
-digits). Each process splits its images into --accumulate micro-batches, and DDP averages
-gradients once per step. autocast multiplies in bf16; weights and gradients stay in fp32.
+You will see lesson 01's losses to two digits or more (with --precision fp32, the
+same losses). Each process splits its images into --accumulate micro-batches, and DDP
+averages gradients once per step. autocast multiplies in bf16; weights and gradients stay in fp32.
 """
 
 import os
