@@ -3,9 +3,9 @@ r"""Lesson 08, grown from lesson 06b: a real pipeline on several processes.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/08_real_training.py
 
-You will see a ResNet-18 learn from 2,700 digits. The processes share batch norm
-statistics, see the same augmented images and agree on the best epoch. For the curves, run
-tensorboard --logdir out. On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
+You will see a ResNet-18 learn 2,700 digits. The processes share batch norm statistics,
+see the same images and agree on the best epoch. For the curves: tensorboard --logdir out.
+On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 """
 
 import os
