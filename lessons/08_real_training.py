@@ -4,7 +4,7 @@ r"""Lesson 08, grown from lesson 06b: a real pipeline on several processes.
         --max-restarts 3 lessons/08_real_training.py
 
 You will see a ResNet-18 learn 2,700 digits. The processes share batch norm statistics,
-see the same images and agree on the best epoch. For the curves: tensorboard --logdir out.
+see the same images and agree on the best epoch. For curves: tensorboard --logdir out.
 On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 """
 
