@@ -19,8 +19,8 @@ A `job` is a dict of strings and numbers: the settings of a run. A `state` is wh
 any other nested dicts and lists of tensors, numbers, strings and None.
 
     06b.1 (4 points)  save: a temporary file, onto the disk, then the name
-    06b.2 (5 points)  load: the newest that is whole, and of this job
-    06b.3 (3 points)  go on in the middle of an epoch
+    06b.2 (5 points)  load: the newest snapshot that is complete and of this job
+    06b.3 (3 points)  continue in the middle of an epoch
     06b.4 (2 points)  several processes, one snapshot
 """
 
@@ -85,7 +85,7 @@ def load(folder, job):
             return found["step"], found["state"]
         except ValueError as error:
             reason = error
-        except Exception:  # torch.load's own words are many lines, and say how to load it all the same
+        except Exception:  # torch.load's own message is long, and explains how to load the file anyway
             reason = "no snapshot of ours"
         print(f"refused {path}: {reason}; trying the one before", file=sys.stderr)
         refused, number = Path(f"{path}.refused"), 1
@@ -118,7 +118,7 @@ def state_of(model, optimizer):
     Dropout draws from torch's own random numbers (`torch.get_rng_state()`), batch norm has buffers, and an
     optimizer may keep state from step to step.
     """
-    # cut 06b.3: all that the next steps depend on
+    # cut 06b.3: everything that the next steps depend on
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -129,7 +129,7 @@ def state_of(model, optimizer):
 
 def restore(model, optimizer, state):
     """Restore what `state_of` returned in another process."""
-    # cut 06b.3: put it back
+    # cut 06b.3: restore it
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
@@ -137,10 +137,10 @@ def restore(model, optimizer, state):
 
 
 def train(folder, job, model, optimizer, images, labels):
-    """Continue from the newest snapshot, or start from the beginning. Return a dict of step number to loss,
-    for each step taken here.
+    """Continue from the newest snapshot, or start from the beginning. This function is complete.
 
-    This function is complete. Images that this epoch used before the snapshot are not read again.
+    It returns a dict that maps the number of each step taken here to the step's loss. Images that this
+    epoch used before the snapshot are not read again.
     """
     step, losses = 0, {}
     found = load(folder, job)
@@ -175,12 +175,11 @@ def save_together(folder, step, job, state):
 
 
 def load_together(folder, job):
-    """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks. All ranks call
-    this.
+    """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks.
 
-    Only rank 0 looks into its folder, and it sends what it finds to all ranks. On another machine, the
-    folder of that name may contain something else, or nothing, and ranks that continue from different steps
-    train nonsense. The number of processes is the same as when the snapshot was saved.
+    All ranks call this. Only rank 0 looks into its folder, and it sends what it finds to all ranks. On
+    another machine, the folder of that name may contain something else, or nothing, and ranks that continue
+    from different steps train nonsense. The number of processes is the same as when the snapshot was saved.
     """
     # cut 06b.4: all ranks take what rank 0 finds
     found = [load(folder, job) if dist.get_rank() == 0 else None]

@@ -19,8 +19,8 @@ A `job` is a dict of strings and numbers: the settings of a run. A `state` is wh
 any other nested dicts and lists of tensors, numbers, strings and None.
 
     06b.1 (4 points)  save: a temporary file, onto the disk, then the name
-    06b.2 (5 points)  load: the newest that is whole, and of this job
-    06b.3 (3 points)  go on in the middle of an epoch
+    06b.2 (5 points)  load: the newest snapshot that is complete and of this job
+    06b.3 (3 points)  continue in the middle of an epoch
     06b.4 (2 points)  several processes, one snapshot
 """
 
@@ -81,19 +81,19 @@ def state_of(model, optimizer):
     Dropout draws from torch's own random numbers (`torch.get_rng_state()`), batch norm has buffers, and an
     optimizer may keep state from step to step.
     """
-    raise NotImplementedError("06b.3: all that the next steps depend on")
+    raise NotImplementedError("06b.3: everything that the next steps depend on")
 
 
 def restore(model, optimizer, state):
     """Restore what `state_of` returned in another process."""
-    raise NotImplementedError("06b.3: put it back")
+    raise NotImplementedError("06b.3: restore it")
 
 
 def train(folder, job, model, optimizer, images, labels):
-    """Continue from the newest snapshot, or start from the beginning. Return a dict of step number to loss,
-    for each step taken here.
+    """Continue from the newest snapshot, or start from the beginning. This function is complete.
 
-    This function is complete. Images that this epoch used before the snapshot are not read again.
+    It returns a dict that maps the number of each step taken here to the step's loss. Images that this
+    epoch used before the snapshot are not read again.
     """
     step, losses = 0, {}
     found = load(folder, job)
@@ -122,11 +122,10 @@ def save_together(folder, step, job, state):
 
 
 def load_together(folder, job):
-    """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks. All ranks call
-    this.
+    """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks.
 
-    Only rank 0 looks into its folder, and it sends what it finds to all ranks. On another machine, the
-    folder of that name may contain something else, or nothing, and ranks that continue from different steps
-    train nonsense. The number of processes is the same as when the snapshot was saved.
+    All ranks call this. Only rank 0 looks into its folder, and it sends what it finds to all ranks. On
+    another machine, the folder of that name may contain something else, or nothing, and ranks that continue
+    from different steps train nonsense. The number of processes is the same as when the snapshot was saved.
     """
     raise NotImplementedError("06b.4: all ranks take what rank 0 finds")
