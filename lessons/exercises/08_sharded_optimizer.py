@@ -70,25 +70,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError("08.2: the optimizer of this rank's shard")
 
     def step(self):
-        """Update this rank's shard, then exchange parameters with the other ranks, in place. All ranks call
-        it.
+        """Update this rank's shard, then exchange parameters with the other ranks, in place.
 
-        Whatever has changed in `param_groups` since the last step takes effect. A parameter without a
-        gradient stays as it is (it is frozen, or its `grad` is None; then it is None on all ranks).
-        Afterwards a process must not hold a lasting copy of anything that it does not own, except
-        parameters and gradients. Send only what the other ranks are missing: if the parameters have P
-        bytes, all N processes together send about (N - 1) * P bytes; one and a half times as much is too
+        All ranks call this. Whatever has changed in `param_groups` since the last step takes effect. A
+        parameter without a gradient stays as it is (it is frozen, or its `grad` is None; then it is None on
+        all ranks). Afterwards a process must not hold a lasting copy of anything that it does not own,
+        except parameters and gradients. Send only what the other ranks are missing: if the parameters have
+        P bytes, all N processes together send about (N - 1) * P bytes. One and a half times as much is too
         much.
         """
         raise NotImplementedError("08.3: a step: update this rank's shard, then get the parameters of the other ranks")
 
     def state_dict(self):
-        """Return on rank 0 what `state_dict()` of one optimizer for all parameters would return; elsewhere
-        None.
+        """Return the state of the whole optimizer on rank 0, and None elsewhere. All ranks call this.
 
-        The result is {"state": {number: state of a parameter}, "param_groups": [...]}. Parameters are
-        numbered through all groups, in order; "params" of a group is the list of their numbers. All ranks
-        call it.
+        On rank 0, return what `state_dict()` of one optimizer for all parameters would return: {"state":
+        {number: state of a parameter}, "param_groups": [...]}. Parameters are numbered through all groups,
+        in order; "params" of a group is the list of their numbers.
         """
         raise NotImplementedError("08.4: the whole state, for a checkpoint")
 
