@@ -104,7 +104,7 @@ class Unit:
         return Pass.apply(self.shard, images, self)
 
     def full_state(self):
-        """On rank 0, return the whole weights by name, in float32 and in shape; elsewhere None.
+        """On rank 0, return the whole weights by name, in float32 and in their shapes; elsewhere None.
 
         All ranks call this.
         """
