@@ -67,7 +67,7 @@ def pass_on(tensor):
 def positions(length, rank, world_size):
     """Return the positions of a text that a rank has in zigzag order: a tensor of integers, ascending.
 
-    `length` can be divided by 2 * world_size. The grader asks for all ranks, whatever the rank of this
+    `length` is a multiple of 2 * world_size. The grader asks for all ranks, whatever the rank of this
     process is.
     """
     raise NotImplementedError("15.1: the positions that a rank has")
