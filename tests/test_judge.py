@@ -1315,8 +1315,8 @@ def test_a_starter_can_be_tried():
     [
         ("00", "there is no exercise 00 in "),
         ("try", "there is no exercise try in "),
-        ("bug_03", "the bug hunt is started with "),
-        ("98", "there is no way to try 98 yet: write try_98, "),
+        ("bug_03", "start the bug hunt with "),
+        ("98", "there is no try_98 yet: write it, "),
     ],
 )
 def test_what_cannot_be_tried_is_refused_in_one_line(name, words, monkeypatch, tmp_path):
