@@ -31,7 +31,7 @@ You need not support two things: calling `add_param_group` after the optimizer i
 
     08.1 (1 point)   assign the parameters to the ranks
     08.2 (1 point)   the optimizer of this rank's shard
-    08.3 (10 points) a step: update this rank's shard, then get the parameters of the other ranks
+    08.3 (10 points) a step: update this rank's shard, then get the other parameters
     08.4 (2 points)  the whole state, saved and loaded again, for a checkpoint
 """
 
@@ -97,7 +97,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         P bytes, all N processes together send about (N - 1) * P bytes. One and a half times as much is too
         much.
         """
-        # cut 08.3: a step: update this rank's shard, then get the parameters of the other ranks
+        # cut 08.3: a step: update this rank's shard, then get the other parameters
         copy_options(self.param_groups, self.own.param_groups)
         self.own.step()
         with torch.no_grad():
