@@ -1,25 +1,26 @@
 """Exercise 06b: snapshots that survive a kill at any moment. 14 points.
 
-A run of days ends before its time: a machine is wanted back, a power supply dies, somebody types `kill -9`.
-So every few minutes a run writes down all that it needs to go on, and the next process goes on from there, as
-if nothing had happened: the same images in the same order, the same losses, one curve.
+A run that takes days is often interrupted: somebody else needs the machine, a power supply fails, somebody
+types `kill -9`. So every few minutes the run saves everything that it needs to continue. The next process
+then continues as if nothing had happened: the same images in the same order, the same losses, one curve.
 
-The process may be killed while it saves. So a snapshot is first a temporary file: one with another name, in
-the same folder. It is flushed out of Python (`file.flush`) and then out of the system's memory onto the disk
-(`os.fsync` of `file.fileno()`). Only then it gets its name: a rename within a folder happens at once or not
-at all (`os.replace`, `Path.replace`). The file of before is needed until that has happened.
+The process may be killed while it saves. So a snapshot is first written to a temporary file, which has a
+different name in the same folder. Then the file is flushed from Python to the system (`file.flush`), and
+from the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is it renamed (`os.replace`,
+`Path.replace`): within a folder, a rename happens either completely or not at all. Until it has happened,
+the previous file is still needed.
 
-What lies in the folder may still be no good: cut short or damaged by a full disk or a bad one (a checksum,
-`zlib.crc32` say, notices what torch.load does not), of another job, or no snapshot at all. And a pickle may
-run any code when it is loaded: `torch.load(..., weights_only=True)` refuses such a file. The snapshot before
-is often still good, and this is why two are kept.
+A file in the folder may still be unusable. A full or failing disk may have cut it short or damaged it (a
+checksum such as `zlib.crc32` detects damage that torch.load does not). It may belong to another job, or be
+no snapshot at all. And a pickle may run any code when it is loaded: `torch.load(..., weights_only=True)`
+refuses such a file. The snapshot before is often still good, which is why two are kept.
 
-A `job` is a dict of words and numbers: the settings of a run. A `state` is what `state_of` returns, or any
-other nested dicts and lists of tensors, numbers, words and None.
+A `job` is a dict of strings and numbers: the settings of a run. A `state` is what `state_of` returns, or
+any other nested dicts and lists of tensors, numbers, strings and None.
 
     06b.1 (4 points)  save: a temporary file, onto the disk, then the name
-    06b.2 (5 points)  load: the newest that is whole, and of this job
-    06b.3 (3 points)  go on in the middle of an epoch
+    06b.2 (5 points)  load: the newest snapshot that is complete and of this job
+    06b.3 (3 points)  continue in the middle of an epoch
     06b.4 (2 points)  several processes, one snapshot
 """
 
@@ -35,17 +36,17 @@ from torch.nn.functional import cross_entropy
 
 
 def save(folder, step, job, state):
-    """Save `state`, which is that after step number `step`, for `load` to find. The folder is there.
+    """Save `state`, the state after step number `step`, so that `load` finds it. The folder exists.
 
-    The snapshot is one file, `step-00000012.snapshot` for step 12, and what is in it is up to you. There are
-    never more than eight digits. A file of such a name is always whole and on the disk. If there is one of
-    this step already, it is replaced.
+    The snapshot is one file, `step-00000012.snapshot` for step 12. You decide what it contains. A step
+    never has more than eight digits. A file with such a name is always complete and on the disk. If there
+    is already a snapshot of this step, replace it.
 
-    The two snapshots with the highest steps stay, and older ones are removed. No temporary file is left, not
-    even that of an earlier save that was killed. All other files in the folder stay: those that `load` has
-    refused, and every file whose name does not begin with `step-`, so give your temporary file a name that
-    begins with `step-` too. Once there are two snapshots, there are two at every moment. No other process
-    saves here meanwhile.
+    Keep the two snapshots with the highest steps, and remove older ones. Leave no temporary file behind,
+    not even the temporary file of an earlier save that was killed. All other files in the folder stay: the
+    files that `load` has refused, and every file whose name does not begin with `step-`. So the name of
+    your temporary file must begin with `step-` too. Once there are two snapshots, there must be two at
+    every moment. No other process saves here at the same time.
     """
     # cut 06b.1: write a temporary file, flush it onto the disk, then rename it
     path, temporary = Path(folder) / f"step-{step:08}.snapshot", Path(folder) / "step-temporary"
@@ -62,15 +63,15 @@ def save(folder, step, job, state):
 
 
 def load(folder, job):
-    """Return `(step, state)` of the newest snapshot that is good, or None if there is none.
+    """Return `(step, state)` of the newest good snapshot, or None if there is none.
 
-    The newest is the one with the highest step in its name, whatever the clock says. It is good if it is
-    whole, undamaged, and saved for a job that is equal to `job`. Otherwise it is refused: say so in one line
-    on stderr that has the file's name and the reason, add `.refused` to its name (or it would count among the
-    two that `save` keeps), and try the one before. A refused file may be precious to somebody: it is neither
-    removed nor overwritten. If there is a file of the new name already, take one that ends in `.2.refused`,
-    `.3.refused` and so on. No code in a file is run. Files whose names do not begin with `step-` are left
-    alone.
+    The newest snapshot is the one with the highest step in its name, whatever the file times are. A
+    snapshot is good if it is complete, undamaged, and was saved for a job equal to `job`. Refuse any other
+    snapshot: print one line on stderr with the file's name and the reason, add `.refused` to its name
+    (otherwise it would count among the two that `save` keeps), and try the one before. A refused file may
+    still matter to somebody, so never remove or overwrite it. If a file with the new name already exists,
+    use a name that ends in `.2.refused`, `.3.refused` and so on. Never run code from a file. Leave files
+    alone whose names do not begin with `step-`.
     """
     # cut 06b.2: find the newest snapshot that is good
     for path in sorted(Path(folder).glob("step-*.snapshot"), reverse=True):
@@ -84,7 +85,7 @@ def load(folder, job):
             return found["step"], found["state"]
         except ValueError as error:
             reason = error
-        except Exception:  # torch.load's own words are many lines, and say how to load it all the same
+        except Exception:  # torch.load's own message is long, and explains how to load the file anyway
             reason = "no snapshot of ours"
         print(f"refused {path}: {reason}; trying the one before", file=sys.stderr)
         refused, number = Path(f"{path}.refused"), 1
@@ -97,11 +98,11 @@ def load(folder, job):
 
 
 def batches_from(step, count, job):
-    """Yield the numbers of the images of every batch that is to come after `step` steps: a tensor for each.
+    """Yield one tensor for each batch after the first `step` steps: the numbers of its images.
 
-    `job` says how many "epochs" there are, the "batch_size" and the "seed". The order of the images of epoch
-    0, 1, 2 ... is `torch.randperm(count, generator=g)`, with a new `torch.Generator` g that is seeded with
-    seed + epoch. The last batch of an epoch may be smaller. No other random number is used up.
+    `job` contains the number of "epochs", the "batch_size" and the "seed". The order of the images in epoch
+    0, 1, 2 ... is `torch.randperm(count, generator=g)`, where g is a new `torch.Generator` seeded with seed
+    + epoch. The last batch of an epoch may be smaller. Draw no other random numbers.
     """
     # cut 06b.3: yield the batches that are left
     for epoch in range(job["epochs"]):
@@ -112,9 +113,12 @@ def batches_from(step, count, job):
 
 
 def state_of(model, optimizer):
-    """All that the next steps depend on, beside the number of the step. Dropout draws from torch's own
-    random numbers (`torch.get_rng_state()`); batch norm has buffers; an optimizer may have a memory."""
-    # cut 06b.3: all that the next steps depend on
+    """Return everything that the next steps depend on, except the step number.
+
+    Dropout draws from torch's own random numbers (`torch.get_rng_state()`), batch norm has buffers, and an
+    optimizer may keep state from step to step.
+    """
+    # cut 06b.3: everything that the next steps depend on
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -124,8 +128,8 @@ def state_of(model, optimizer):
 
 
 def restore(model, optimizer, state):
-    """Put back what `state_of` has returned in another process."""
-    # cut 06b.3: put it back
+    """Restore what `state_of` returned in another process."""
+    # cut 06b.3: restore it
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
@@ -133,9 +137,10 @@ def restore(model, optimizer, state):
 
 
 def train(folder, job, model, optimizer, images, labels):
-    """Go on from the newest snapshot, or begin. Returns the loss of each step taken here, by its number.
+    """Continue from the newest snapshot, or start from the beginning. This function is complete.
 
-    This is ready. An image that was seen in this epoch before the snapshot is not looked at again.
+    It returns a dict that maps the number of each step taken here to the step's loss. Images that this
+    epoch used before the snapshot are not read again.
     """
     step, losses = 0, {}
     found = load(folder, job)
@@ -155,9 +160,11 @@ def train(folder, job, model, optimizer, images, labels):
 
 
 def save_together(folder, step, job, state):
-    """All ranks call it, each with its own state (random numbers differ). The states travel through the
-    process group, and rank 0 alone writes, one snapshot with the states of all. No rank returns before the
-    snapshot has its name."""
+    """Save the states of all ranks in one snapshot. All ranks call this, each with its own state.
+
+    The states differ, for example in their random numbers. They travel through the process group, and only
+    rank 0 writes. No rank returns before the snapshot has its name.
+    """
     # cut 06b.4: rank 0 saves what all ranks have
     states = [None] * dist.get_world_size()
     dist.all_gather_object(states, state)
@@ -168,11 +175,11 @@ def save_together(folder, step, job, state):
 
 
 def load_together(folder, job):
-    """All ranks call it. Returns `(step, state)` on each rank, with this rank's own state, or None on all.
+    """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks.
 
-    Rank 0 alone looks into its folder, and sends what it finds to all: on another machine the folder of that
-    name may hold something else, or nothing, and ranks that go on from different steps train nonsense.
-    The number of processes is the same as when it was saved.
+    All ranks call this. Only rank 0 looks into its folder, and it sends what it finds to all ranks. On
+    another machine, the folder of that name may contain something else, or nothing, and ranks that continue
+    from different steps train nonsense. The number of processes is the same as when the snapshot was saved.
     """
     # cut 06b.4: all ranks take what rank 0 finds
     found = [load(folder, job) if dist.get_rank() == 0 else None]

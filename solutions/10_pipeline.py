@@ -1,30 +1,31 @@
 """Exercise 10: a pipeline, with its schedule as data. 18 points.
 
-A model is cut into stages: some layers each, one stage for each process. A batch is cut into micro-batches,
-so that the stages can work on different ones at the same time. For each micro-batch a stage has two things
-to do: a forward, whose output goes on to the next stage, and later a backward, whose gradient goes back to
-the stage before. The order in which a stage does them is its schedule. Lesson 10 shows the best known ones
-at work; here you write them, work out what they cost, and then run them.
+A model is cut into stages of a few layers, one stage for each process. A batch is cut into micro-batches,
+so that the stages can work on different micro-batches at the same time. For each micro-batch, a stage runs
+two actions: a forward, whose output goes to the next stage, and later a backward, whose gradient goes back
+to the previous stage. The order in which a stage runs its actions is its schedule. Lesson 10 shows the
+best-known schedules at work. Here you write them, compute what they cost, and then run them.
 
-A schedule is a list of pairs, the actions of one stage in their order:
+A schedule is a list of pairs, the actions of one stage in order:
 
     [("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)]
 
-The number is that of the micro-batch. Stages and micro-batches are numbered from 0. For three stages and
-four micro-batches, in short (F2 is ("forward", 2)):
+The number is the number of the micro-batch. Stages and micro-batches are numbered from 0. For three stages
+and four micro-batches, the schedules are, in short (F2 is ("forward", 2)):
 
     gpipe, every stage    F0 F1 F2 F3 B0 B1 B2 B3
     1f1b, stage 0         F0 F1 F2 B0 F3 B1 B2 B3
     1f1b, stage 1         F0 F1 B0 F2 B1 F3 B2 B3
     1f1b, stage 2         F0 B0 F1 B1 F2 B2 F3 B3
 
-Part 5 needs no other part: it is given its schedules. Do all of it without torch.distributed.pipelining.
+Part 5 does not depend on the other parts, because it is given its schedules. Do not use
+torch.distributed.pipelining in any part.
 
-    10.1 (1 point)   GPipe: all forward, then all backward
+    10.1 (1 point)   GPipe: all forwards, then all backwards
     10.2 (3 points)  1F1B: each backward as soon as possible
     10.3 (4 points)  the timeline: when each action begins and ends
     10.4 (2 points)  what a schedule costs: idle time and memory
-    10.5 (8 points)  one stage at work, in a process of its own
+    10.5 (8 points)  one stage at work, in its own process
 """
 
 import torch
@@ -32,19 +33,22 @@ import torch.distributed as dist
 
 
 def gpipe(stage, stages, microbatches):
-    """The schedule of one stage: all forwards in order, then all backwards, from micro-batch 0 on."""
-    # cut 10.1: GPipe: all forward, then all backward
+    """Return the schedule of one stage: all forwards in order, then all backwards, both from micro-batch 0
+    on.
+    """
+    # cut 10.1: GPipe: all forwards, then all backwards
     numbers = range(microbatches)
     return [("forward", number) for number in numbers] + [("backward", number) for number in numbers]
     # end
 
 
 def one_forward_one_backward(stage, stages, microbatches):
-    """The schedule of one stage under 1F1B: it never runs ahead further than it must.
+    """Return the schedule of one stage under 1F1B, which never runs further ahead than it must.
 
-    First come as many forwards as there are stages after this one. Then one forward and one backward take
-    turns until there is no forward left, and then come the backwards that remain. Both are in order, from
-    micro-batch 0 on. There may be fewer micro-batches than that: all forwards come first then.
+    The schedule begins with as many forwards as there are stages after this one. Then one forward and one
+    backward alternate until no forward is left, and the remaining backwards follow. Forwards and backwards
+    are each in order, from micro-batch 0 on. If there are fewer micro-batches than stages after this one,
+    all forwards come first.
     """
     # cut 10.2: 1F1B: each backward as soon as possible
     ahead = min(stages - 1 - stage, microbatches)
@@ -56,19 +60,20 @@ def one_forward_one_backward(stage, stages, microbatches):
 
 
 def timeline(schedules, forward_times, backward_times):
-    """When does each action begin and end, if each begins as soon as it can?
+    """Return when each action begins and ends, if each action begins as soon as it can.
 
-    `schedules` has the schedule of each stage, `forward_times` the seconds that one forward takes on each
-    stage, and `backward_times` those of one backward. The clock starts at 0, and messages take no time.
+    `schedules` contains the schedule of each stage, `forward_times` the seconds that one forward takes on
+    each stage, and `backward_times` the seconds that one backward takes. The clock starts at 0, and
+    messages take no time.
 
-        A stage does one thing at a time, in the order of its schedule.
-        A forward begins after the stage before has ended its forward of the same micro-batch.
+        A stage runs one action at a time, in the order of its schedule.
+        A forward begins after the previous stage has ended its forward of the same micro-batch.
         A backward begins after the stage itself has ended its forward of the same micro-batch, and the next
-        stage its backward of it.
+        stage has ended its backward of it.
 
-    Returns a list for each stage: a pair (begin, end) for each of its actions, in the order of its schedule.
-    The schedules may be any, not only those above. If an action can never begin, because what it waits for
-    never comes or waits for it in turn, raise ValueError.
+    Return a list for each stage, with a pair (begin, end) for each of the stage's actions in the order of
+    its schedule. Any schedules may come, not only the two above. If an action can never begin, because the
+    action that it waits for never comes or is waiting for it in turn, raise ValueError.
     """
     # cut 10.3: the timeline: when each action begins and ends
     times = {"forward": forward_times, "backward": backward_times}
@@ -99,7 +104,8 @@ def timeline(schedules, forward_times, backward_times):
 
 
 def idle_share(lines):
-    """The share of all stages' time in which they do nothing, from 0 to 1, given what `timeline` returns.
+    """Return the share of all stages' time in which they are idle, from 0 to 1, given the result of
+    `timeline`.
 
     The time of every stage runs from 0 until the last action of all stages ends.
     """
@@ -110,9 +116,10 @@ def idle_share(lines):
 
 
 def activations_held(schedule):
-    """The most micro-batches whose activations one stage holds at once.
+    """Return the largest number of micro-batches whose activations one stage holds at the same time.
 
-    It holds those of a micro-batch from the begin of its forward to the end of its backward.
+    A stage holds the activations of a micro-batch from the beginning of its forward to the end of its
+    backward.
     """
     # cut 10.4: memory
     held = most = 0
@@ -124,39 +131,42 @@ def activations_held(schedule):
 
 
 def run(schedule, module, inputs, targets, loss_function, shape):
-    """Do what the schedule says, in its order, for the stage of this process. One batch, no optimizer step.
+    """Run the actions of the schedule in order, for the stage of this process. One batch, no optimizer
+    step.
 
-    The process group is there: the stage's number is the rank, and there are as many stages as processes,
-    perhaps only one. All is float32, and all micro-batches are of one size. Each process is given:
+    The process group already exists. The number of the stage is the rank, and there are as many stages as
+    processes, perhaps only one. All tensors are float32, and all micro-batches have the same size. Each
+    process is given:
 
-        schedule       its list of actions: any order in which no stage waits for ever. All stages have their
-                       forwards in one order, and their backwards in one order
+        schedule       its list of actions, in any order in which no stage waits forever. All stages have
+                       their forwards in the same order, and their backwards in the same order
         module         the layers of this stage. Call it once for each forward
         inputs         on the first stage a list with the images of each micro-batch, elsewhere None
         targets        on the last stage a list with the targets of each micro-batch, elsewhere None
         loss_function  loss_function(output, target) is the mean loss of one micro-batch
-        shape          elsewhere than on the first stage, the shape of what comes from the stage before, for
-                       one micro-batch
+        shape          on all stages except the first: the shape of the input that comes from the previous
+                       stage, for one micro-batch
 
-    Afterwards the parameters' gradients are those of the mean loss of the whole batch, added to what was in
-    `.grad` before. Returns this mean loss as a float on the last stage, and None elsewhere.
+    Afterwards, the parameters' gradients are the gradients of the mean loss of the whole batch, added to
+    what was in `.grad` before. Return this mean loss as a float on the last stage, and None elsewhere.
 
-    Two neighbours exchange one message for each micro-batch and direction: on the way forward the output, on
-    the way back its gradient, each begun before the next action receives or computes anything. Nothing else
-    is sent, and nothing to others. The judge counts it from outside, at the end and on the way.
+    Two neighbours exchange one message for each micro-batch and direction: forward the output, and backward
+    its gradient. Start each send before the next action receives or computes anything. Send nothing else,
+    and nothing to any other stage. The grader counts the messages from outside, at the end and on the way.
 
-    `dist.send` waits until the other side receives. Under 1F1B there are moments when one sends an output and
-    the other, at the same time, a gradient, and both would wait for ever. So start a send with `dist.isend`,
-    go on, and call `wait()` later on what it returned: for an output when its gradient is there, for the rest
-    before you return. Do it once for each. With gloo, `is_completed()` is False until then, and a second
-    `wait()` never ends.
+    `dist.send` waits until the other side receives. Under 1F1B, one stage sometimes sends an output while
+    its neighbour sends a gradient, and with `dist.send` both would wait forever. So start a send with
+    `dist.isend`, continue, and later call `wait()` on the handle that it returned: for an output when the
+    output's gradient has arrived, for all other sends before you return. Call `wait()` exactly once for
+    each handle. With gloo, `is_completed()` is False until then, and a second `wait()` never returns.
 
-    Let go of a micro-batch's input, output and loss with its backward: otherwise 1F1B saves no memory. Those
-    of one micro-batch more than the schedule says may still be there, because a name points to them. What
-    `dist.isend` returns keeps the tensor that it sends for as long as you keep it, and with an output all
-    that led to it: send `output.detach()`, and let go of what was returned with the output.
+    Release the input, the output and the loss of a micro-batch with its backward: otherwise 1F1B saves no
+    memory. You may hold one micro-batch more than the schedule requires, because a name may still point to
+    its tensors. The handle that `dist.isend` returns keeps the sent tensor alive for as long as you keep
+    the handle, and an output keeps everything that led to it. So send `output.detach()`, and release the
+    handle together with the output.
     """
-    # cut 10.5: one stage at work, in a process of its own
+    # cut 10.5: one stage at work, in its own process
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     microbatches = len(schedule) // 2
     total, held, outputs_sent, gradients_sent = 0.0, {}, {}, []

@@ -1,62 +1,66 @@
 """Exercise 09: FSDP by hand: each process holds a shard of every weight. 16 points.
 
-With DDP every process holds all weights, all gradients and all that the optimizer keeps. Fully sharded data
-parallelism (ZeRO stage 3, `fully_shard` in PyTorch) holds an Nth of each on N processes. The model is cut
-into units, a few layers each. Just before a unit computes, its weights are gathered from all processes; just
-after, they are let go. Backward gathers them once more. Then the gradients are averaged and scattered, so
-that each process has the gradient of its shard, and the optimizer steps shards only. You write such a unit:
+With DDP, every process holds all weights, all gradients and the whole optimizer state. With fully sharded
+data parallelism (ZeRO stage 3, `fully_shard` in PyTorch) on N processes, each process holds 1/N of each.
+The model is cut into units of a few layers. Just before a unit computes, its weights are gathered from all
+processes; just afterwards they are freed. The backward pass gathers them again. Then the gradients are
+averaged and scattered, so that each process has the gradient of its own shard, and the optimizer updates
+only shards. You write such a unit:
 
     units = [Unit(module) for module in modules]
     optimizer = torch.optim.Adam([unit.shard for unit in units])
-    for images, targets in batches:                 # every rank has its own
+    for images, targets in batches:                 # every rank has different batches
         optimizer.zero_grad()
         for unit in units:
             images = unit(images)
         loss(images, targets).backward()            # gives each unit.shard its gradient
         optimizer.step()
 
-Shards. All parameters of a unit, as `module.named_parameters()` gives them, are put one after another into
-one flat tensor. Zeros at its end make its length divisible by the number of processes (the fewest that do).
-Rank 0 has the first shard, rank 1 the second. A slice of a tensor keeps the whole tensor alive: a shard
-needs memory of its own.
+Shards. Put all parameters of a unit one after another into one flat tensor, in the order of
+`module.named_parameters()`. Append zeros until the number of processes divides its length (as few zeros as
+possible). Rank 0 has the first shard, rank 1 the second, and so on. A slice of a tensor keeps the whole
+tensor alive, so a shard needs its own memory.
 
 Gather. `dist.all_gather_single(whole, shard)` puts the shards of all ranks one after another into `whole`
-(older releases call it all_gather_into_tensor). Both have one dtype. Parameters are views of parts of
-`whole`, in the order of named_parameters. A shard requires a gradient, and a gather is nothing for autograd
-to record: give it `shard.detach()`.
+(older releases call it all_gather_into_tensor). Both tensors have the same dtype. The gathered parameters
+are views of parts of `whole`, in the order of named_parameters. A shard requires a gradient, but autograd
+must not record the gather: pass `shard.detach()`.
 
-Passes. A module whose weights come and go needs two things of PyTorch. `torch.func.functional_call(module,
-weights, images)` calls a module with other weights than its own: `weights` is a dict of tensors by name. And
-a `torch.autograd.Function` says itself what forward and backward do. Autograd records nothing inside its
-`forward`, so no weight is kept for backward. Its `backward` gathers once more and computes the module a
-second time, from the images that `ctx.save_for_backward` has kept, now under `torch.enable_grad()`. From
-that, `torch.autograd.grad(output, [...], slope)` gives the gradients of tensors that require one. The images
-of the first unit do not, as they come, and neither do weights that were gathered. The images are the
-caller's, and what was saved may be the same tensor: let a `detach()` of it require a gradient. `backward`
-returns a gradient for each argument of `forward`, None for one that needs none. You may also do without a
+Passes. A module whose weights come and go needs two PyTorch features. `torch.func.functional_call(module,
+weights, images)` calls a module with weights other than its own: `weights` is a dict of tensors by name.
+And with a `torch.autograd.Function` you define yourself what forward and backward do. Autograd records
+nothing inside its `forward`, so no weight is kept for the backward pass. Your `backward` gathers the
+weights again and computes the module a second time under `torch.enable_grad()`, from the images that
+`ctx.save_for_backward` has kept. Then `torch.autograd.grad(output, [...], slope)` returns the gradients of
+the tensors in the list. Each of these tensors must require a gradient, but the gathered weights and the
+images of the first unit do not: change that first. The images belong to the caller, and the saved tensor
+may be the same tensor as the caller's, so let a `detach()` of it require a gradient. `backward` returns a
+gradient for each argument of `forward`, and None for an argument that needs none. You may also avoid the
 second computation, if you know how.
 
-Scatter. `dist.reduce_scatter_single(shard, whole)` adds up the `whole` of all ranks, and each gets its part
-of the sum (older releases: reduce_scatter_tensor). The gradient of a shard is the mean: the sum over all
-ranks by their number. A parameter that a rank's pass has not used has the gradient zero there. As always,
-gradients add up in `shard.grad` until somebody clears them. An all-reduce of them all would give every rank
-the whole, of which it needs an Nth: do without (an all-to-all, and a sum, would do as well).
+Scatter. `dist.reduce_scatter_single(shard, whole)` adds up `whole` over all ranks, and each rank gets its
+part of the sum (older releases call it reduce_scatter_tensor). The gradient of a shard is the mean: the sum
+over all ranks, divided by the number of ranks. If a rank's pass has not used a parameter, the parameter's
+gradient on this rank is zero. As always, gradients add up in `shard.grad` until somebody clears them. Do
+not all-reduce the gradients: every rank would get the whole gradient, but needs only 1/N of it. (An
+all-to-all followed by a sum would also do.)
 
-What travels. For weights of P bytes, each of N processes sends (N - 1) / N * P bytes in forward and as much
-again in backward, and the gradients once. gloo makes a reduce-scatter of an all-reduce and so sends them
-twice; NCCL does not. The system counts what your process sends and holds.
+What travels. For weights of P bytes, each of the N processes sends (N - 1) / N * P bytes in forward, the
+same again in backward, and the gradients once. gloo implements reduce-scatter as an all-reduce, so it sends
+the gradients twice; NCCL does not. The system measures what your process sends and holds.
 
-Mixed precision. With `Unit(module, torch.bfloat16)`, weights travel and the module computes in bfloat16,
-half the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is 1 again, 256 + 1 is 256. So a shard stays in
-float32, or small steps of the optimizer would be lost, and gradients are added up in float32. What goes into
-a unit and what comes out is float32, too; only the module inside sees images in bfloat16.
+Mixed precision. With `Unit(module, torch.bfloat16)`, the weights travel in bfloat16 and the module computes
+in it, which halves the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is rounded to 1, and 256 + 1 to 256.
+So a shard stays in float32, because small optimizer steps would be lost otherwise, and gradients are added
+up in float32. The input and the output of a unit are float32 too; only the module inside sees images in
+bfloat16.
 
-The process group is there already, and the modules are equal on all ranks at the start. A module takes one
-tensor and gives one. All of its parameters are float32 and trained, no two are the same, and it has neither
-buffers nor dropout. All ranks call the same units in the same order.
+The process group already exists, and the modules are equal on all ranks at the start. A module takes one
+tensor and returns one tensor. All of its parameters are float32 and trained, no parameter is shared, and
+the module has neither buffers nor dropout. All ranks call the same units in the same order.
 
     09.1 (1 point)   one flat tensor, and the shard of a rank
-    09.2 (4 points)  keep the shard, let the module's weights go, gather them
+    09.2 (4 points)  keep the shard, free the module's weights, and gather them
     09.3 (6 points)  forward and backward
     09.4 (3 points)  mixed precision (in the same places as 09.2 and 09.3)
     09.5 (2 points)  the whole weights, for a checkpoint
@@ -68,44 +72,47 @@ from torch.func import functional_call
 
 
 def flatten(tensors, world_size):
-    """All numbers one after another in one new tensor of float32, and zeros until world_size divides it.
+    """Return one new float32 tensor of all numbers in order, padded with zeros until world_size divides it.
 
-    The tensors may be of another dtype.
+    The tensors may have another dtype.
     """
     raise NotImplementedError("09.1: one flat tensor with zeros at its end")
 
 
 def split(tensors, rank, world_size):
-    """The shard of one rank: its part of the flat tensor, in memory of its own. No communication."""
+    """Return the shard of one rank: its part of the flat tensor, in its own memory. No communication."""
     raise NotImplementedError("09.1: the shard of one rank")
 
 
 class Unit:
-    """A module of which each rank holds a shard. `unit(images)` gives what the module would give.
+    """A module of which each rank holds a shard. `unit(images)` returns what the module would return.
 
-    `shard` is its own: a flat float32 tensor that requires a gradient and is a leaf, that is, autograd has
-    recorded nothing of how it was made. The module belongs to the unit from now on, and its own weights go:
-    `module.to("meta")` leaves it their shapes and no numbers.
+    `shard` is this rank's own shard: a flat float32 tensor that requires a gradient and is a leaf, which
+    means that autograd has not recorded how it was made. From now on the module belongs to the unit, and
+    the module's own weights must go: `module.to("meta")` keeps their shapes, but no numbers.
     """
 
     def __init__(self, module, dtype=torch.float32):
         self.module, self.dtype = module, dtype
-        raise NotImplementedError("09.2: keep the shard, and what it takes to make weights of it again")
+        raise NotImplementedError("09.2: keep the shard, and what you need to turn it into weights again")
 
     def gather(self, dtype):
-        """The whole weights in `dtype`, as a dict by name. What travels is in `dtype`. All ranks call it."""
+        """Return a dict of the whole weights by name, sent and returned in `dtype`. All ranks call this."""
         raise NotImplementedError("09.2: gather the shards, and cut the weights out of them")
 
     def __call__(self, images):
         return Pass.apply(self.shard, images, self)
 
     def full_state(self):
-        """On rank 0 the whole weights by name, in float32 and in shape; elsewhere None. All call it."""
+        """On rank 0, return the whole weights by name, in float32 and in their shapes; elsewhere None.
+
+        All ranks call this.
+        """
         raise NotImplementedError("09.5: the whole weights on rank 0")
 
 
 class Pass(torch.autograd.Function):
-    """One pass through a unit. Between forward and backward, none of its whole weights is held."""
+    """One pass through a unit. Between forward and backward, it holds none of the unit's whole weights."""
 
     @staticmethod
     def forward(ctx, shard, images, unit):
@@ -113,5 +120,5 @@ class Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, slope):
-        """`slope` is the gradient of what forward gave. Returns those of the shard and the images."""
+        """`slope` is the gradient of forward's output. Return the gradients of shard and images."""
         raise NotImplementedError("09.3: gather again, compute again, and scatter the gradients")

@@ -1,37 +1,43 @@
 """Exercise 11: one feed-forward block, shared by several processes. 15 points.
 
-In data parallelism every process has the whole model and its own images. Here it is the other way round:
-every process has a shard of every large matrix, and all work on the same batch. You build the block that
-is in every transformer, `down(gelu(up(x)))`, so that no process ever has more than its shard of the two
-matrices and of what lies between them, and only two tensors travel: one forward, one backward.
+In data parallelism, every process has the whole model and its own images. Here it is the other way round:
+every process has a shard of every large matrix, and all processes work on the same batch. You build the
+block that is in every transformer, `down(gelu(up(x)))`. No process ever holds more than its shard of the
+two matrices and of the activations between them, and only two tensors travel: one in forward, one in
+backward.
 
-Two ways to cut. A linear layer computes `x @ W + b`. Cut W by columns, and each process computes some of the
-outputs from the whole input. Cut W by rows, and each process takes some of the inputs and gets a part of
-every output: the parts must be added up. Do one after the other, and the shards fit together without
-anything sent in between. GELU looks at one number at a time, so it may stand between them.
+Two ways to cut. A linear layer computes `x @ W + b`. If you cut W by columns, each process computes some of
+the outputs from the whole input. If you cut W by rows, each process uses some of the inputs and gets a part
+of every output, and the parts must be added up. If the first layer is cut by columns and the second by
+rows, the shards fit together, and nothing has to be sent between the layers. GELU is applied to each number
+separately, so it can stay between them.
 
 PyTorch stores W transposed: `nn.Linear(4, 6).weight` has the shape 6 x 4, outputs x inputs, and
-`torch.nn.functional.linear(x, weight, bias)` takes it so. A column of W is a row of what is stored.
+`torch.nn.functional.linear(x, weight, bias)` expects it like this. A column of W is a row of the stored
+weight.
 
-What travels. Each process works on a copy of the same x. In backward each finds only its part of the gradient
-of x, and the parts must be added up. At the end it is the other way round: parts are added up forward, and
-each part gets the gradient of the sum as it is. In lesson 08 each rank had its own loss, so gradients were
-added up too. Here all ranks compute the same loss: each already has the whole gradient of the sum.
+What travels. Each process works on a copy of the same x. In backward, each process computes only its part
+of the gradient of x, so the parts must be added up. At the output it is the other way round: the parts are
+added up in forward, and in backward each part gets the gradient of the sum unchanged. In lesson 08, each
+rank had its own loss, so gradients were added up too. Here all ranks compute the same loss, so each rank
+already has the whole gradient of the sum.
 
-These are two autograd functions, each the mirror of the other. `forward` computes the result. `backward` is
-given the gradient of the result, and returns that of the input. `context` can keep things between the two;
-here nothing needs it. Megatron-LM calls the two f and g, here they are `Copy` and `Sum`.
+You write these two operations as autograd functions that mirror each other. `forward` computes the result.
+`backward` is given the gradient of the result, and returns the gradient of the input. `context` can keep
+data between the two, but you do not need it here. Megatron-LM calls the two functions f and g; here they
+are `Copy` and `Sum`.
 
     x --Copy--> up (columns) --> gelu --> down (rows) --Sum--> + bias
        identity forward                              all_reduce forward
        all_reduce backward                           identity backward
 
 `dist.all_reduce(tensor)` adds up in place. Autograd may still need the tensor that it gave you, or may have
-given the same one to another function: add up in a copy. `tensor.contiguous()` is no copy if the tensor is
-contiguous already.
+given the same tensor to another function, so add up in a copy. `tensor.contiguous()` makes no copy if the
+tensor is already contiguous.
 
-The process group is there already: use `torch.distributed` (without its modules `tensor` and `nn`, which have
-finished classes and functions for this). All ranks call everything in the same order, with the same x.
+The process group already exists: use `torch.distributed`, but not its modules `tensor` and `nn`, which
+contain ready-made classes and functions for this. All ranks call everything in the same order, with the
+same x.
 
     11.1 (2 points)  cut a matrix by columns, and by rows
     11.2 (2 points)  Copy and Sum
@@ -47,26 +53,26 @@ from torch.nn.functional import gelu, linear
 
 
 def cut_columns(weight, bias, rank, world_size):
-    """What a rank gets of a layer whose matrix is cut by columns: (weight, bias).
+    """Return a rank's shard (weight, bias) of a layer whose matrix is cut by columns.
 
-    `weight` is stored as outputs x inputs, `bias` has a number for each output, or is None (then it stays
-    None). Shards are as `torch.tensor_split` makes them: in order, and the first are larger by one where the
-    size cannot be divided. What you give back are copies, on one process too: a view would keep the whole
-    matrix in memory, and would change with it.
+    `weight` is stored as outputs x inputs. `bias` has a number for each output, or is None (then return
+    None for it). Cut as `torch.tensor_split` does: in order, and if the size cannot be divided evenly, the
+    first shards are larger by one. Return copies, even with one process: a view would keep the whole matrix
+    in memory, and would change with it.
     """
     raise NotImplementedError("11.1: cut a matrix by columns")
 
 
 def cut_rows(weight, bias, rank, world_size):
-    """The same for a matrix that is cut by rows: each rank gets some of the inputs.
+    """Return a rank's shard (weight, bias) of a layer whose matrix is cut by rows: some of the inputs.
 
-    The bias belongs to the whole outputs: each rank gets a copy of all of it.
+    The bias belongs to the whole outputs: each rank gets a copy of the whole bias.
     """
     raise NotImplementedError("11.1: cut a matrix by rows")
 
 
 class Copy(torch.autograd.Function):
-    """Every rank goes on with a copy of x. Used as `Copy.apply(x)`; x and gradients are left as they are."""
+    """Gives every rank a copy of x. Used as `Copy.apply(x)`. Do not change x or the gradients."""
 
     @staticmethod
     def forward(context, x):
@@ -78,7 +84,7 @@ class Copy(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The sum of the ranks' parts, on every rank. Used as `Sum.apply(part)`; `part` is left as it is."""
+    """The sum of all ranks' parts, on every rank. Used as `Sum.apply(part)`. Do not change `part`."""
 
     @staticmethod
     def forward(context, part):
@@ -90,12 +96,12 @@ class Sum(torch.autograd.Function):
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer, cut by columns: takes the whole x, gives this rank's shard of the outputs.
+    """A linear layer, cut by columns: takes the whole x, returns this rank's shard of the outputs.
 
     It is made from the whole weight and bias (or None), and keeps this rank's shard as the parameters
-    `weight` and `bias` (None without a bias; `nn.Parameter(None)` is an empty tensor, not None). After
-    backward, a parameter's gradient is its shard of the whole gradient, and x gets the whole gradient on
-    every rank. x may have any number of dimensions: the last are the inputs.
+    `weight` and `bias`. If there is no bias, `bias` is None; `nn.Parameter(None)` would be an empty tensor.
+    After backward, a parameter's gradient is its shard of the whole gradient, and x gets the whole gradient
+    on every rank. x may have any number of dimensions; the last dimension contains the inputs.
     """
 
     def __init__(self, weight, bias):
@@ -107,11 +113,12 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A linear layer, cut by rows: takes this rank's shard of the inputs, gives the whole outputs.
+    """A linear layer, cut by rows: takes this rank's shard of the inputs, returns the whole outputs.
 
-    It is made like ColumnLinear, and has the parameters `weight` (this rank's shard) and `bias` (the whole,
-    or None). The bias is part of the outputs once, however many ranks there are. After backward, the
-    weight's gradient is its shard of the whole gradient, the bias has the whole, and so has the shard of x.
+    It is made like ColumnLinear, and has the parameters `weight` (this rank's shard) and `bias` (the whole
+    bias, or None). The outputs contain the bias once, however many ranks there are. After backward, the
+    gradient of `weight` is its shard of the whole gradient. `bias` gets its whole gradient, and so does
+    this rank's shard of x.
     """
 
     def __init__(self, weight, bias):
@@ -123,10 +130,10 @@ class RowLinear(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """`down(gelu(up(x)))`: x and the output are whole on every rank, what lies between them is cut.
+    """`down(gelu(up(x)))`: x and the output are whole on every rank, the activations between them are cut.
 
-    It is made from the whole weights and biases, and has two layers, `up` and `down`. A forward pass is one
-    all_reduce of a tensor as large as x, and so is a backward pass. Nothing else is sent.
+    It is made from the whole weights and biases, and has two layers, `up` and `down`. A forward pass makes
+    one all_reduce of a tensor as large as x, and so does a backward pass. Nothing else is sent.
     """
 
     def __init__(self, up_weight, up_bias, down_weight, down_bias):
@@ -138,17 +145,17 @@ class FeedForward(nn.Module):
 
 
 def clip_gradients(model, largest):
-    """Scale the gradients so that their norm is at most `largest`, as one process would. Returns a float.
+    """Scale the gradients so that their norm is at most `largest`, as one process would. Return a float.
 
-    The norm is the square root of the sum of the squares of all gradients of the model, and is what is
-    returned, as it was before. If it is larger than `largest`, the `grad` of every parameter becomes
-    `largest / norm` times what it was.
+    The norm is the square root of the sum of the squares of all gradients of the model. Return the norm
+    from before the scaling. If it is larger than `largest`, multiply the `grad` of every parameter by
+    `largest / norm`.
 
-    `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers, which
-    are the same on every rank, with the same gradients. Every number of the whole model counts once: those of
-    a shard on the rank that has it, those that every rank has only once in all. All ranks come to the same
-    norm, or parameters that are the same everywhere would drift apart. Parameters whose gradient is None do
-    not count. No gradient travels, only a sum or two. Ranks without any shard (3 columns, 4 processes) call
-    it, too.
+    `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers,
+    which are the same on every rank, with the same gradients. Count every number of the whole model once:
+    count a shard on the rank that has it, and count a number that every rank has only once in total. All
+    ranks must get the same norm, or parameters that are the same everywhere would drift apart. Parameters
+    whose gradient is None do not count. Send no gradients, only a sum or two. Ranks without any shard (3
+    columns, 4 processes) call this function too.
     """
     raise NotImplementedError("11.5: the norm of all gradients, and clipping")

@@ -1,43 +1,45 @@
 """Exercise 15: attention around a ring. 16 points.
 
 A text is too long for one process, so its positions are sharded: each process has the queries, keys and
-values of some positions of every text. A query must meet the keys and values of all positions up to its
-own, most of which other processes have. You bring them past, one shard at a time: keys and values travel
-around the ring, and each process computes attention with those that it has at the moment. It never holds
-those of more than three processes.
+values of some positions of every text. A query attends to all positions up to its own, and the keys and
+values of most of these are on other processes. So the keys and values travel around the ring, one shard at
+a time, and each process computes attention with the shard that it holds at the moment. A process never
+holds the keys and values of more than three processes.
 
-Tensors. `query`, `key` and `value` are texts x heads x positions x size, with the positions of this process
-only. They may be views, as in a model, and are not to be changed. A query at position p meets the keys at
-positions 0 to p. Its scores are the products with these keys, each divided by the square root of the size.
-Their softmax weighs the values, and the sum of these is the output.
+Tensors. `query`, `key` and `value` have the shape texts x heads x positions x size, with the positions of
+this process only. They may be views, as in a model. Do not change them. A query at position p attends to
+the keys at positions 0 to p. Its scores are the products with these keys, each divided by the square root
+of the size. The output is the sum of the values, weighted by the softmax of the scores.
 
-Some of the keys at a time. With some of its keys, a query gets a mean of their values, weighted by a
-softmax over these keys alone. The sum of exp(score), by which that softmax divides, is lost in the mean,
-but it is needed to merge two of them. So its logarithm is kept beside each output: the log-sum-exp, texts x
-heads x positions x 1. For no keys at all, the sum is 0, its logarithm is -inf, and the output is zeros.
+Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
+weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The mean no
+longer contains this sum, but merging two outputs needs it. So the logarithm of the sum is kept with each
+output: the log-sum-exp, with the shape texts x heads x positions x 1. For no keys at all, the sum is 0, its
+logarithm is -inf, and the output is zeros.
 
-Numbers. exp(89) is too large for float32, and exp(-104) is 0 there; scores can be larger and smaller. Only
-differences to something of the same size may go into exp: `torch.logsumexp` and `torch.logaddexp` know
-that. -inf - (-inf) is NaN.
+Numbers. In float32, exp(89) is too large and exp(-104) is 0, and scores can lie outside this range. So only
+give exp a difference between two numbers of the same size, as `torch.logsumexp` and `torch.logaddexp` do.
+-inf - (-inf) is NaN.
 
-Zigzag. A text is split into two chunks for each process, all of the same size. Rank 0 has the first and the
-last chunk, rank 1 the second and the last but one, and so on: an early chunk, whose queries meet few keys,
-goes with a late one. A process's early chunk is the first half of its positions, the late one the second
-half.
+Zigzag. A text is split into chunks of the same size, two for each process. Rank 0 has the first and the
+last chunk, rank 1 the second and the second to last, and so on. An early chunk, whose queries attend to few
+keys, is paired with a late chunk. The early chunk is the first half of a process's positions, and the late
+chunk is the second half.
 
-Backward. The result of a softmax adds up to 1, so what all its scores gain is taken from each of them. With
-`weights` as exp(score - log_sum_exp), of all keys, and `gradient` as what comes from above:
+Backward. The outputs of a softmax add up to 1, so its gradient subtracts the same amount from all scores.
+With `weights` as exp(score - log_sum_exp), where log_sum_exp is over all keys, and `gradient` as the
+gradient of the output:
 
     gradient of the value:   weights.mT @ gradient
     gradient of the score:   weights * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True))
 
-The process group is there already. All ranks call the same functions, with shards of the same size. What
-torch has of context parallelism is taken away; everything else may be used. The judge counts from outside
-how many bytes each process sends to which other one, and the most memory that it has held.
+The process group already exists. All ranks call the same functions, with shards of the same size. Torch's
+own context parallelism is removed; you may use everything else. The grader measures from outside how many
+bytes each process sends to each other process, and the most memory that it has held.
 
     15.1 (2 points)  the zigzag order, as data
     15.2 (3 points)  attention over some of the keys
-    15.3 (2 points)  two results become one
+    15.3 (2 points)  merge two results into one
     15.4 (5 points)  forward around the ring
     15.5 (4 points)  backward around the ring
 """
@@ -47,8 +49,10 @@ import torch.distributed as dist
 
 
 def pass_on(tensor):
-    """Send a tensor to the right (rank + 1; the last one to rank 0), and return the one of the same size
-    that has come from the left. On one process nothing is sent. Yours to use."""
+    """Send a tensor to the right, and return the tensor of the same size from the left. Yours to use.
+
+    Right is rank + 1, or rank 0 for the last rank. With one process, nothing is sent.
+    """
     world_size = dist.get_world_size()
     if world_size == 1:
         return tensor
@@ -61,64 +65,65 @@ def pass_on(tensor):
 
 
 def positions(length, rank, world_size):
-    """Which positions of a text a rank has, in zigzag order: a tensor of whole numbers, from small to
-    large.
+    """Return the positions of a text that a rank has in zigzag order: a tensor of integers, ascending.
 
-    `length` can be divided by 2 * world_size. The judge asks for all ranks, whatever rank this process is.
+    `length` is a multiple of 2 * world_size. The grader asks for all ranks, whatever the rank of this
+    process is.
     """
     raise NotImplementedError("15.1: the positions that a rank has")
 
 
 def meetings(rank, owner):
-    """Which half of a rank's queries has something to do with which half of the owner's keys.
+    """Return which half of a rank's queries needs which half of the owner's keys.
 
-    A list of pairs (half of the queries, half of the keys), each 0 for the early chunk and 1 for the
-    late one, sorted. A pair in which all keys are later than all queries is left out: nothing of it
-    counts. The number of processes makes no difference.
+    The result is a sorted list of pairs (half of the queries, half of the keys). A half is 0 for the early
+    chunk and 1 for the late chunk. Leave out a pair in which all keys are later than all queries, because
+    none of these keys counts. The number of processes makes no difference.
     """
     raise NotImplementedError("15.1: the halves that meet")
 
 
 def attend(query, key, value, query_positions, key_positions):
-    """Attention over some of the keys: (output, log_sum_exp).
+    """Attention over some of the keys. Return (output, log_sum_exp).
 
-    The positions are tensors of one dimension, in any order: those of the queries, and those of the
-    keys. There may be another number of keys than of queries, and queries that meet none of these keys. It
-    is never called with no keys at all: a caller that has none has the zeros and -inf of above already.
+    `query_positions` and `key_positions` are tensors of one dimension, in any order. The number of keys may
+    differ from the number of queries, and some queries may attend to none of these keys. The function is
+    never called without any keys: a caller without keys already has the zeros and -inf described above.
     """
     raise NotImplementedError("15.2: attention over some of the keys")
 
 
 def merge(output, log_sum_exp, new_output, new_log_sum_exp):
-    """The output and log_sum_exp over the keys of both: (output, log_sum_exp).
+    """Return the output and log_sum_exp over the keys of both results: (output, log_sum_exp).
 
-    No key is in both. Each output counts by the share that its own sum of exp(score) has of the sum over
-    both.
+    No key is in both. Weight each output by its own sum of exp(score), as a share of the sum over both.
     """
-    raise NotImplementedError("15.3: two results become one")
+    raise NotImplementedError("15.3: merge two results into one")
 
 
 def ring_forward(query, key, value):
-    """Attention of this process's queries over the keys of all processes: (output, log_sum_exp).
+    """Attention of this process's queries over the keys of all processes. Return (output, log_sum_exp).
 
-    The positions are those of the zigzag order. Keys and values are sent to the right only, those of
-    each process world_size - 1 times: the last step needs none to be sent. At no time does a process
-    hold those of more than three processes: its own, those that it computes with, and those that are
-    coming in. The copy of a view that pass_on makes to send it does not count. What attend gives is merged
-    at once: outputs of all steps, kept side by side, need as much memory. Halves that do not meet are not
-    multiplied: whatever is in a half that is all later, NaN too, does not come into the output.
+    The positions are in zigzag order. Send keys and values to the right only. The keys and values of each
+    process are sent world_size - 1 times, because after the last step they are no longer needed. At no time
+    may a process hold the keys and values of more than three processes: its own, those that it computes
+    with, and those that are arriving. The copy that pass_on makes of a view, in order to send it, does not
+    count. Merge each result of attend at once: keeping the outputs of all steps would need just as much
+    memory. Do not multiply halves that do not meet: whatever is in a half whose keys are all later, even
+    NaN, must not get into the output.
     """
     raise NotImplementedError("15.4: forward around the ring")
 
 
 def ring_backward(query, key, value, output, log_sum_exp, gradient):
-    """The gradients of this process's query, key and value, in this order.
+    """Return the gradients of this process's query, key and value, in this order.
 
-    `output` and `log_sum_exp` are what ring_forward has given, `gradient` is that of the output. You compute
-    gradients yourself, so no graph is needed. The gradient of a key has a part from the queries of each
-    process: it travels with the key, each process adds a part, and at the end it must be on the process
-    that has the key: so gradients may travel once more than keys and values, which again travel
-    world_size - 1 times. Again everything goes to the right, a process holds keys, values and gradients
-    of three processes at most, and halves that do not meet are not multiplied.
+    `output` and `log_sum_exp` are the results of ring_forward, and `gradient` is the gradient of the
+    output. You compute the gradients yourself, so you need no autograd graph. The queries of every process
+    contribute to the gradient of a key. So this gradient travels with the key, each process adds its part,
+    and at the end the gradient must be on the process that has the key. Gradients may therefore travel once
+    more than keys and values, which again travel world_size - 1 times. Again, everything is sent to the
+    right, a process holds the keys, values and gradients of at most three processes, and halves that do not
+    meet are not multiplied.
     """
     raise NotImplementedError("15.5: backward around the ring")

@@ -1,12 +1,13 @@
 """Try your answers by hand: python lessons/exercises/try.py 03
 
-This starts your file on as many processes as the exercise needs (--ranks 3 for another number), and calls
-your functions with small inputs. Every line that is printed, by your file too, has the rank in front. It ends
-at the first function that is not written yet. Where processes wait for each other for ever, gloo gives up
-after ten seconds, and the traceback names your line; Ctrl-C ends it sooner.
+This starts your file on as many processes as the exercise needs (--ranks 3 starts three), and calls your
+functions with small inputs. Every printed line, including the lines that your file prints, begins with the
+rank. The program stops at the first function that you have not written yet. If processes wait for each
+other forever, gloo gives up after ten seconds, and the traceback shows the line in your file; Ctrl-C stops
+it sooner.
 
-Below, there is a function for each exercise: try_03 for 03. Read yours, and change it as you like. The judge
-does not look at this file. The bug hunt has a starter of its own, 04a_bug_hunt/start.py.
+Below is a function for each exercise, for example try_03 for exercise 03. Read it, and change it as you
+like. The grader does not look at this file. The bug hunt has its own program, 04a_bug_hunt/start.py.
 """
 
 import argparse
@@ -37,20 +38,20 @@ def main():
     )
     parser.add_argument("exercise", help="03, 03a, ...")
     parser.add_argument("--ranks", type=int, help="how many processes")
-    parser.add_argument("--submission", type=Path, default=HERE, help="folder of your files (here)")
+    parser.add_argument("--submission", type=Path, default=HERE, help="folder with your files (here)")
     arguments = parser.parse_args()
     name = arguments.exercise.removesuffix(".py")
     if "bug" in name or name == "04a":
-        sys.exit("error: the bug hunt is started with lessons/exercises/04a_bug_hunt/start.py bug_03")
+        sys.exit("error: start the bug hunt with lessons/exercises/04a_bug_hunt/start.py bug_03")
     found = [
         path for path in sorted(arguments.submission.resolve().glob("[0-9]*.py")) if name in short_names(path)
     ]
     if not found:
         there = ", ".join(sorted(TRIALS))
-        sys.exit(f"error: there is no exercise {name} in {arguments.submission}: name one of {there}")
+        sys.exit(f"error: there is no exercise {name} in {arguments.submission}: choose one of {there}")
     number = found[0].stem.partition("_")[0]
     if number not in TRIALS:
-        sys.exit(f"error: there is no way to try {number} yet: write try_{number}, and its row in TRIALS")
+        sys.exit(f"error: there is no try_{number} yet: write it, and add it to TRIALS")
     function, usual = TRIALS[number]
     world_size = arguments.ranks or usual
     with tempfile.TemporaryDirectory() as folder:
@@ -58,19 +59,19 @@ def main():
         try:
             mp.spawn(one_rank, (world_size, function, str(found[0])), nprocs=world_size)
         except mp.ProcessExitedException:
-            sys.exit(1)  # it has said why
+            sys.exit(1)  # it has printed the reason
         except KeyboardInterrupt:
             sys.exit("stopped")
 
 
 def short_names(path):
-    """03_average_gradients, 03 and 3."""
+    """Return the names of an exercise: 03_average_gradients, 03 and 3."""
     number = path.stem.partition("_")[0]
     return {path.stem, number, number.removeprefix("0")}
 
 
 def print_with_rank(rank, plain_print, *words, file=None, **named):
-    """All lines at once, or those of several processes would be mixed up."""
+    """Print all lines at once, because the lines of several processes could get mixed up otherwise."""
     text = io.StringIO()
     plain_print(*words, file=text, **named)
     lines = "".join(f"rank {rank} | {line}\n" for line in text.getvalue().splitlines())
@@ -78,7 +79,7 @@ def print_with_rank(rank, plain_print, *words, file=None, **named):
 
 
 def show(*words):
-    """Print, with numbers of four digits."""
+    """Print the words, with numbers rounded to four digits."""
     print(*map(rounded, words))
 
 
@@ -93,7 +94,7 @@ def rounded(value):
 
 
 def one_rank(rank, world_size, function, path):
-    """What each process does."""
+    """What each process runs."""
     builtins.print = functools.partial(print_with_rank, rank, print)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -106,7 +107,7 @@ def one_rank(rank, world_size, function, path):
         world_size=world_size,
         timeout=datetime.timedelta(seconds=10),
     )
-    dist.barrier()  # a rank that soon ends would close connections that others are still making
+    dist.barrier()  # a rank that ends early would close connections that others are still making
     try:
         spec = importlib.util.spec_from_file_location("answers", path)
         answers = importlib.util.module_from_spec(spec)
@@ -120,20 +121,20 @@ def one_rank(rank, world_size, function, path):
     dist.destroy_process_group()
 
 
-# ---- what is tried ----------------------------------------------------------------------------
+# ---- the trials -------------------------------------------------------------------------------
 
 
 def try_01(answers, rank, world_size):
     model, images, labels = nn.Linear(3, 2), torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])
     answers.add_gradients(model, list(zip(images.split(2), labels.split(2), strict=True)))
-    show("gradient of parts of 2, 2 and 1 images:", model.weight.grad)
+    show("gradient from parts of 2, 2 and 1 images:", model.weight.grad)
     model.zero_grad()
     cross_entropy(model(images), labels).backward()
-    show("gradient of all 5 images at once:", model.weight.grad)
+    show("gradient from all 5 images at once:", model.weight.grad)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    show("loss of a step:", answers.large_step(model, optimizer, images, labels, part_size=2))
+    show("loss of one step:", answers.large_step(model, optimizer, images, labels, part_size=2))
     batches = zip(images.split(1), labels.split(1), strict=True)
-    show("losses of an epoch of 3 steps:", answers.train_epoch(model, optimizer, batches, parts_per_step=2))
+    show("losses of an epoch with 3 steps:", answers.train_epoch(model, optimizer, batches, parts_per_step=2))
 
 
 def try_02(answers, rank, world_size):
@@ -143,14 +144,14 @@ def try_02(answers, rank, world_size):
     copies = answers.replicate(model, 2)
     show("weights of the copies:", [copy.weight for copy in copies])
     outputs = answers.compute_and_gather(copies, parts)
-    show("outputs on copies:", outputs)
-    show("outputs on the model itself:", model(images))
+    show("outputs of the copies:", outputs)
+    show("outputs of the model itself:", model(images))
     cross_entropy(outputs, labels).backward()
     show("gradients of the copies:", [copy.weight.grad for copy in copies])
     answers.reduce(model, copies)
-    show("gradient of the model:", model.weight.grad)
+    show("gradient of the model after reduce:", model.weight.grad)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    show("loss of a step:", answers.train_step(model, optimizer, images, labels, 2))
+    show("loss of one step:", answers.train_step(model, optimizer, images, labels, 2))
 
 
 def try_03(answers, rank, world_size):
@@ -169,13 +170,13 @@ def try_03a(answers, rank, world_size):
     incoming = torch.zeros(1)
     if world_size > 1:
         answers.pass_on(torch.tensor([float(rank)]), incoming)
-    show("came from the left:", incoming)
+    show("received from the left:", incoming)
     chunks = list(torch.full((world_size,), 10.0**rank).split(1))
     answers.sum_chunks(chunks)
-    show("chunks after the first half:", [chunk.item() for chunk in chunks])
+    show("chunks after sum_chunks:", [chunk.item() for chunk in chunks])
     tensor = torch.full((2, 3), 10.0**rank)
     answers.ring_all_reduce(tensor)
-    show("tensor after the whole ring:", tensor)
+    show("tensor after ring_all_reduce:", tensor)
 
 
 def try_03b(answers, rank, world_size):
@@ -189,12 +190,12 @@ def try_03b(answers, rank, world_size):
 
 def try_04(answers, rank, world_size):
     sampler = answers.ShareSampler(10, rank, world_size)
-    show("epoch 0, of 10 images:", list(sampler))
+    show("epoch 0, with 10 images:", list(sampler))
     sampler.set_epoch(1)
-    show("epoch 1, of 10 images:", list(sampler))
-    show("evaluation, of 9 images:", list(answers.evaluation_shard(9, rank, world_size)))
+    show("epoch 1, with 10 images:", list(sampler))
+    show("evaluation, with 9 images:", list(answers.evaluation_shard(9, rank, world_size)))
     right = torch.arange(3 + rank) > 0
-    show("right answers:", right, "accuracy over all ranks:", answers.exact_accuracy(right))
+    show("correct answers:", right, "accuracy over all ranks:", answers.exact_accuracy(right))
 
 
 def try_05(answers, rank, world_size):
@@ -210,26 +211,26 @@ def try_05(answers, rank, world_size):
     dist.barrier()
     show("files after save:", sorted(path.name for path in Path().glob("*.*")))
     show("weight of this rank:", model.weight)
-    show("first epoch, without a snapshot:", answers.load(Path("none.snapshot"), parts))
-    show("first epoch, after epoch 3 was saved:", answers.load(snapshot, parts))
-    show("weight, which should be rank 0's now:", model.weight)
+    show("first epoch without a snapshot:", answers.load(Path("none.snapshot"), parts))
+    show("first epoch after epoch 3 was saved:", answers.load(snapshot, parts))
+    show("weight, which should now be rank 0's:", model.weight)
 
 
 def try_06(answers, rank, world_size):
-    images = torch.stack([torch.arange(11) / 10, torch.arange(11) % 2], dim=1)  # number 7 begins with 0.7
+    images = torch.stack([torch.arange(11) / 10, torch.arange(11) % 2], dim=1)  # image 7 begins with 0.7
     data = TensorDataset(images, torch.arange(11) % 2)
-    show("takes device number", answers.pick_device())
+    show("uses device number", answers.pick_device())
     show("data:", answers.prepare("data", lambda path: Path(path).write_bytes(b"1234")))
     loader = answers.make_loader(data, 4, seed=0)
     for epoch in (0, 1):
         first = [batch[:, 0] for batch, _ in loader]
-        show("images in its batches, pass", epoch, "over the loader:", first)
+        show("images in its batches, epoch", epoch, "of the loader:", first)
     model, losses = answers.train(nn.Linear(2, 2), loader, epochs=3, lr=0.1)
     show("losses:", losses)
     answers.save(model, 2, "snapshot.pt")
     dist.barrier()
     show("names in the snapshot:", torch.load("snapshot.pt"))
-    show("epoch that is loaded:", answers.load(nn.Linear(2, 2), "snapshot.pt"))
+    show("epoch that load returns:", answers.load(nn.Linear(2, 2), "snapshot.pt"))
     show("accuracy:", answers.accuracy(model, data))
 
 
@@ -237,19 +238,19 @@ def try_06b(answers, rank, world_size):
     job = {"epochs": 2, "batch_size": 2, "seed": 0, "every": 2}
     for step in (1, 2, 3):
         answers.save(".", step, job, {"weights": torch.full((2,), float(step))})
-        show("saved step", step, "and there are:", sorted(path.name for path in Path().glob("*.snapshot*")))
-    show("load gives", answers.load(".", job))
+        show("after step", step, "there are:", sorted(path.name for path in Path().glob("*.snapshot*")))
+    show("load returns", answers.load(".", job))
     newest = max(Path().glob("*.snapshot"))
     newest.write_bytes(newest.read_bytes()[:-10])
-    show("load gives, with the newest one cut short,", answers.load(".", job))
-    show("and there are:", sorted(path.name for path in Path().glob("*.snapshot*")))
+    show("with the newest snapshot cut short, load returns", answers.load(".", job))
+    show("the folder contains:", sorted(path.name for path in Path().glob("*.snapshot*")))
     show("batches after step 2:", list(answers.batches_from(2, 5, job)))
     answers.save_together(".", 9, job, {"rank": rank})
-    show("load_together gives", answers.load_together(".", job))
+    show("load_together returns", answers.load_together(".", job))
 
 
 def try_08(answers, rank, world_size):
-    show("who owns parameters of 6, 3, 3 and 2 numbers:", answers.deal([6, 3, 3, 2], world_size))
+    show("owners of parameters with 6, 3, 3 and 2 numbers:", answers.deal([6, 3, 3, 2], world_size))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     optimizer = answers.ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
@@ -286,8 +287,8 @@ def try_10(answers, rank, world_size):
     schedules = [answers.one_forward_one_backward(stage, world_size, 3) for stage in stages]
     show("1f1b:", " ".join(f"{kind[0].upper()}{number}" for kind, number in schedules[rank]))
     lines = answers.timeline(schedules, [1.0] * world_size, [2.0] * world_size)
-    show("begin and end of each:", lines[rank])
-    show("idle:", answers.idle_share(lines), "held:", answers.activations_held(schedules[rank]))
+    show("begin and end of each action:", lines[rank])
+    show("idle share:", answers.idle_share(lines), "held:", answers.activations_held(schedules[rank]))
     stage = nn.Linear(2, 2)
     inputs = [torch.ones(1, 2) * number for number in range(3)] if rank == 0 else None
     targets = [torch.zeros(1, 2)] * 3 if rank == world_size - 1 else None
@@ -297,16 +298,16 @@ def try_10(answers, rank, world_size):
 
 def try_11(answers, rank, world_size):
     weight, bias = torch.arange(12.0).view(4, 3), torch.arange(4.0)
-    show("weight by columns:", answers.cut_columns(weight, bias, rank, world_size))
-    show("weight by rows:", answers.cut_rows(weight, bias, rank, world_size))
+    show("weight and bias, cut by columns:", answers.cut_columns(weight, bias, rank, world_size))
+    show("weight and bias, cut by rows:", answers.cut_rows(weight, bias, rank, world_size))
     torch.manual_seed(0)
     up, down, x = nn.Linear(3, 4), nn.Linear(4, 3), torch.ones(1, 3)
-    show("output, whole:", down(nn.functional.gelu(up(x))))
+    show("output of one process:", down(nn.functional.gelu(up(x))))
     block = answers.FeedForward(up.weight, up.bias, down.weight, down.bias)
     output = block(x)
-    show("output, cut:", output)
+    show("output of the block:", output)
     output.sum().backward()
-    show("gradients:", {name: list(one.grad.shape) for name, one in block.named_parameters()})
+    show("shapes of the gradients:", {name: list(one.grad.shape) for name, one in block.named_parameters()})
     show("norm of the gradients:", answers.clip_gradients(block, 1.0))
 
 
@@ -314,18 +315,18 @@ def try_15(answers, rank, world_size):
     length = 4 * world_size
     mine, last = answers.positions(length, rank, world_size), world_size - 1
     show("positions of this rank:", mine)
-    show("halves that meet those of the last rank:", answers.meetings(rank, last))
+    show("halves that meet halves of the last rank:", answers.meetings(rank, last))
     torch.manual_seed(0)
     query, key, value, gradient = torch.randn(4, 1, 1, length, 2).unbind()
     every = torch.arange(length)
     output, log_sum_exp = answers.attend(query, key, value, every, every)
-    show("output over all keys, as on one process:", output[0, 0, mine])
+    show("output of one process over all keys:", output[0, 0, mine])
     half = every.chunk(2)
     parts = [answers.attend(query, key[..., some, :], value[..., some, :], every, some) for some in half]
-    show("two halves of the keys, merged:", answers.merge(*parts[0], *parts[1])[0][0, 0, mine])
+    show("output from two halves of the keys, merged:", answers.merge(*parts[0], *parts[1])[0][0, 0, mine])
     own = [one[..., mine, :] for one in (query, key, value, gradient)]
     output, log_sum_exp = answers.ring_forward(*own[:3])
-    show("output, around the ring:", output[0, 0])
+    show("output of ring_forward:", output[0, 0])
     gradients = answers.ring_backward(*own[:3], output, log_sum_exp, own[3])
     show("gradient of the key:", gradients[1][0, 0])
 
@@ -337,9 +338,9 @@ def try_16(answers, rank, world_size):
     show("part of the balancing loss:", answers.balancing_loss(logits, torch.tensor([0, 1, 0])))
     x = torch.tensor([[10.0 * rank], [10.0 * rank + 1], [10.0 * rank + 2]], requires_grad=True)
     arrived, plan = answers.dispatch(x, torch.tensor([0, 2, 1]), torch.tensor([0, 0, 1]), 2)
-    show(f"for expert {rank}:", arrived)
+    show(f"arrived for expert {rank}:", arrived)
     output = answers.combine([rows * (rank + 1) for rows in arrived], plan, torch.ones(3))
-    show("back, times 1 from expert 0, times 2 from expert 1:", output)
+    show("answers, times 1 from expert 0 and times 2 from expert 1:", output)
     output.sum().backward()
     show("gradient of x:", x.grad)
     torch.manual_seed(0)
@@ -350,7 +351,7 @@ def try_16(answers, rank, world_size):
     show("gradients:", {name: one.grad.flatten() for name, one in layer.named_parameters()})
 
 
-TRIALS = {  # what is called, and on how many processes
+TRIALS = {  # the function, and the usual number of processes
     "01": (try_01, 1),
     "02": (try_02, 1),
     "03": (try_03, 2),

@@ -1,13 +1,12 @@
 """Exercise 04a, bug 1 of 10. 3 points. Read first: notebook 03.
 
-A user reports: "Two GPUs, 30 epochs. The curve of the loss looks like a comb: the same teeth at the same
-steps in every epoch. The model ends up worse than the one from a single GPU, where the curve was only
-noisy."
+A user reports: "Two GPUs, 30 epochs. The loss curve looks like a comb: it has the same teeth at the same
+steps in every epoch. The model ends up worse than on a single GPU, where the curve was only noisy."
 
-What is wanted: in each epoch all images, in a new random order that is dealt anew to the processes. (A few
-images come twice where the processes could not have equally many otherwise.)
+What is wanted: each epoch uses all images, in a new random order, which is split anew between the
+processes. (A few images appear twice if the processes could not get the same number otherwise.)
 
-    04a.1 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.1 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import torch
@@ -23,7 +22,7 @@ KIND = "order"
 
 
 def train(model, images, labels, epochs, batch_size, lr):
-    """Every process has all images. The model is trained in place."""
+    """Every process has all images. Train the model in place."""
     train_set = TensorDataset(images, labels)
     dealer = DistributedSampler(train_set, shuffle=True)
     loader = DataLoader(train_set, batch_size, sampler=dealer)

@@ -1,13 +1,13 @@
 """Exercise 04a, bug 7 of 10. 3 points. Read first: notebooks 03 and 07.
 
 A user reports: "The result depends on the number of processes, but only a little. If I throw away images
-until each process has equally many, it does not. I need all of them: one hospital sends me 900 images, the
-other 100."
+until each process has the same number, the difference disappears. But I need all images: one hospital sends
+me 900, the other 100."
 
-What is wanted: every step is the one that a single process would make, with the batches of all processes as
-one batch in which every image counts alike. No image is left out, and none comes twice.
+What is wanted: every step is the step that a single process would make with the batches of all processes as
+one batch, in which every image has the same weight. No image is left out, and no image is used twice.
 
-    04a.7 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.7 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import torch
@@ -22,7 +22,7 @@ KIND = "mean of means"
 
 
 def train(model, images, labels, steps, lr):
-    """Every process has images of its own, some more and some fewer, and makes `steps` batches of them."""
+    """Every process has its own images, some more and some fewer, and makes `steps` batches of them."""
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     batches = zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)

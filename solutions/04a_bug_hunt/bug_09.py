@@ -1,14 +1,14 @@
 """Exercise 04a, bug 9 of 10. 3 points. Read first: notebook 04.
 
-A user reports: "On one machine with two GPUs all is well. On two such machines, each with its own
-`torchrun`, the second one ends at once: there is no such device. On machines with GPUs to spare it runs,
-but the second machine leaves its first two empty."
+A user reports: "On one machine with two GPUs, everything is fine. On two such machines, each with its own
+`torchrun`, the second machine fails at once: no such device. On machines with spare GPUs it runs, but the
+second machine leaves its first two GPUs empty."
 
-What is wanted: the processes of a machine take its devices from the first on, each its own. How many
-processes and devices a machine has differs from machine to machine. Nothing else changes: who trains with
-which images, for one.
+What is wanted: the processes on a machine use the machine's devices from the first one on, each process its
+own device. The number of processes and the number of devices may differ from machine to machine. Nothing
+else changes, for example which process trains with which images.
 
-    04a.9 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.9 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import os
@@ -24,10 +24,10 @@ KIND = "device"
 
 
 def train(model, images, labels, batch_size, lr, devices):
-    """Every process has all images. `devices`: what this machine has.
+    """Every process has all images. `devices` contains the devices of this machine.
 
-    The judge has no GPUs and pretends them: `device.put(x)` stands for `x.to(device)`. The environment is the
-    one that torchrun makes. The model is trained in place.
+    The grader has no GPUs and only simulates them: `device.put(x)` stands for `x.to(device)`. The
+    environment is the one that torchrun sets. Train the model in place.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # cut 04a.9: the number of this process among those of its machine

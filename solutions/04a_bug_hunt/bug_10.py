@@ -1,16 +1,16 @@
 """Exercise 04a, bug 10 of 10. 3 points. Read first: notebook 08.
 
-A user reports: "My model has batch norm. After training I compared all parameters between the processes:
-they are equal. But for the same test image the processes give different answers, and none is as good as the
-answer that I get from a single GPU."
+A user reports: "My model has batch norm. After training, I compared all parameters between the processes:
+they are equal. But for the same test image, the processes give different answers, and no answer is as good
+as the answer from a single GPU."
 
-What is wanted: for the same test image all processes give the same answer, and the images of every process
-have a say in it, not those of one only. Where the models of the processes have come to hold different
-numbers, the plain mean takes their place. What training does to the parameters does not change.
+What is wanted: for the same test image, all processes give the same answer, and it depends on the images of
+every process, not only on the images of one. Where the models of the processes have ended up with different
+numbers, replace these by their plain mean. The effect of training on the parameters does not change.
 
-The script needs torch 2.13: one of the arguments of DistributedDataParallel is new there.
+The script needs torch 2.13: one of the arguments of DistributedDataParallel is new in that release.
 
-    04a.10 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.10 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import torch
@@ -25,7 +25,9 @@ KIND = "buffers"
 
 
 def train(model, images, labels, batch_size, lr, test_images):
-    """Every process has images of its own, equally many, and the same test images. Returns the answers."""
+    """Every process has its own images, the same number on each, and the same test images. Return the
+    answers.
+    """
     model.train()
     parallel = nn.parallel.DistributedDataParallel(model, forward_sync_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr)

@@ -1,13 +1,14 @@
 """Exercise 04a, bug 2 of 10. 3 points. Read first: notebook 03.
 
-A user reports: "With 4 GPUs the accuracy is a little worse than with one. I counted: in one epoch over my
-60000 images, all processes together see only 41000 different ones. In the next epoch they are others."
+A user reports: "With 4 GPUs, the accuracy is a little worse than with one. I counted: in one epoch over my
+60000 images, all processes together see only 41000 different images. In the next epoch they are different
+ones."
 
-What is wanted: in each epoch, all images in a new random order that is dealt to the processes; with another
-`seed`, another order. Each process has equally many, and no image is seen twice. (Fewer images than there
-are processes may be left over.)
+What is wanted: each epoch uses all images in a new random order, which is split between the processes.
+Another `seed` gives another order. Each process has the same number of images, and no image is used twice.
+(A few images may be left over, fewer than there are processes.)
 
-    04a.2 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.2 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import torch
@@ -19,7 +20,7 @@ KIND = ""
 
 
 def train(model, images, labels, epochs, batch_size, lr, seed):
-    """Every process has all images. The model is trained in place."""
+    """Every process has all images. Train the model in place."""
     share = len(images) // dist.get_world_size()
     start = dist.get_rank() * share
     model = nn.parallel.DistributedDataParallel(model)

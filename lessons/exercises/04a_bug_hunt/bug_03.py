@@ -1,12 +1,13 @@
 """Exercise 04a, bug 3 of 10. 3 points. Read first: notebook 04a.
 
-A user reports: "All epochs run, the loss goes down, and then the job never ends. No error, and the GPUs are
-idle. With one process it ends as it should. I have to press Ctrl-C, and the accuracy is never printed."
+A user reports: "All epochs run, the loss goes down, and then the job never ends. There is no error, and the
+GPUs are idle. With one process the job ends as it should. I have to press Ctrl-C, and the accuracy is never
+printed."
 
-What is wanted: process 0 returns the accuracy over the test images of all processes, the others return
-None.
+What is wanted: process 0 returns the accuracy over the test images of all processes. The other processes
+return None.
 
-    04a.3 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.3 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import torch
@@ -19,7 +20,7 @@ KIND = ""
 
 @torch.no_grad()
 def measure(model, images, labels):
-    """The share of the images that the model names right."""
+    """Return the share of the images that the model classifies correctly."""
     right = (model(images).argmax(1) == labels).sum().item()
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, (right, len(images)))
@@ -27,7 +28,7 @@ def measure(model, images, labels):
 
 
 def train(model, images, labels, test_images, test_labels, epochs, lr):
-    """Every process has images of its own, for training and for the test. The model is trained in place."""
+    """Every process has its own training images and test images. Train the model in place."""
     parallel = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for _ in range(epochs):

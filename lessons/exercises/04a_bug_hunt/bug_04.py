@@ -1,13 +1,13 @@
 """Exercise 04a, bug 4 of 10. 3 points. Read first: notebook 03.
 
-A user reports: "With one process it trains well. With two the loss jumps up and down, and with eight it is
-NaN after a few steps, although I have not touched the learning rate. A smaller one helps, but then the
-results differ."
+A user reports: "With one process, the model trains well. With two, the loss jumps up and down, and with
+eight it is NaN after a few steps, although I have not changed the learning rate. A smaller learning rate
+helps, but then the results differ."
 
-What is wanted: every step is the one that a single process would make, with the same settings and the
-images of all processes in its batch. (All processes have equally many.)
+What is wanted: every step is the step that a single process would make with the same settings, if its batch
+contained the images of all processes. (All processes have the same number of images.)
 
-    04a.4 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.4 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import torch
@@ -18,7 +18,7 @@ KIND = ""
 
 
 def exchange_gradients(model):
-    """After backward: one all_reduce for all gradients together is faster than one for each."""
+    """After backward: a single all_reduce for all gradients is faster than one for each gradient."""
     gradients = [parameter.grad for parameter in model.parameters()]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
@@ -28,7 +28,7 @@ def exchange_gradients(model):
 
 
 def train(model, images, labels, batch_size, lr, momentum, weight_decay):
-    """Every process has images of its own. The model is trained in place."""
+    """Every process has its own images. Train the model in place."""
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum, weight_decay=weight_decay)

@@ -1,16 +1,15 @@
 """Exercise 04a, bug 5 of 10. 3 points. Read first: notebook 07.
 
-A user reports: "To train in mixed precision I put GradScaler into my script. Since then the model hardly
+A user reports: "To train in mixed precision, I added GradScaler to my script. Since then the model hardly
 learns, whatever I do: the parameters move, but thousands of times less than before. There is no NaN
 anywhere."
 
 What is wanted: a step is the same as without GradScaler. The norm of all gradients together is limited to
-`max_norm`, and whether a gradient is that large has nothing to do with the scale. But a step whose
-gradients are not finite is left out, and afterwards the scale is halved: that is what GradScaler is for.
-One of the images is broken, so it happens. The loss goes on being scaled, by the scaler that `train` is
-given.
+`max_norm`, and the scale must not influence whether a gradient is too large. But a step whose gradients are
+not finite is skipped, and afterwards the scale is halved: GradScaler exists for this. It does happen here,
+because one of the images is broken. The loss must still be scaled, by the scaler that `train` is given.
 
-    04a.5 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.5 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import torch
@@ -21,9 +20,9 @@ KIND = ""
 
 
 def train(model, images, labels, batch_size, lr, momentum, max_norm, scaler):
-    """Every process has images of its own. The model is trained in place.
+    """Every process has its own images. Train the model in place.
 
-    `scaler` is a torch.amp.GradScaler. Autocast is left out: the bug is there without it.
+    `scaler` is a torch.amp.GradScaler. The script leaves out autocast, because the bug does not need it.
     """
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum)

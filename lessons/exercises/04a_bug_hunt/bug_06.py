@@ -1,14 +1,14 @@
 """Exercise 04a, bug 6 of 10. 3 points. Read first: notebook 07.
 
-A user reports: "I accumulate gradients over 4 small batches. After an hour the two processes give different
-answers for the same image, and the snapshot of process 0 is worse than the one from a single GPU. Without
-accumulation all is well."
+A user reports: "I accumulate gradients over 4 small batches. After an hour, the two processes give
+different answers for the same image, and the snapshot of process 0 is worse than the snapshot from a single
+GPU. Without accumulation, everything is fine."
 
-What is wanted: every step is the one that a single process would make with the small batches of all
-processes as one large batch. The small batches stay small, each with a forward and a backward pass of its
-own: the large one does not fit into memory. Exchanging gradients is slow: it happens once for each step.
+What is wanted: every step is the step that a single process would make with the small batches of all
+processes as one large batch. The small batches stay small, and each has its own forward and backward pass,
+because the large batch does not fit into memory. Exchanging gradients is slow, so it happens once per step.
 
-    04a.6 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.6 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import contextlib
@@ -21,7 +21,7 @@ KIND = ""
 
 
 def train(model, images, labels, batch_size, accumulate, lr):
-    """Every process has images of its own, enough for whole steps. The model is trained in place."""
+    """Every process has its own images, enough for whole steps. Train the model in place."""
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     batches = zip(images.split(batch_size), labels.split(batch_size), strict=True)

@@ -1,13 +1,14 @@
 """Exercise 04a, bug 8 of 10. 3 points. Read first: notebook 05.
 
 A user reports: "Our cluster stops jobs and starts them again. A job that was stopped five times has a
-better training loss and a worse test accuracy than one that ran through. Both were to train 90 epochs."
+better training loss and a worse test accuracy than a job that was never stopped. Both were supposed to
+train 90 epochs."
 
-What is wanted: a job that is stopped at any moment and started again ends as one that ran through. It loses
-no more than the epoch in which it was stopped. Any moment is also one in which the snapshot is being
-written. Epoch N has its own order of the images, whenever it is trained.
+What is wanted: a job that is stopped at any moment and started again ends like a job that was never
+stopped. It loses no more than the epoch in which it was stopped. "Any moment" includes the time while the
+snapshot is being written. Epoch N has its own order of the images, whenever it is trained.
 
-    04a.8 (3 points)  mend it (2), and put its kind into KIND (1): KINDS.md lists them
+    04a.8 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """
 
 import os
@@ -21,7 +22,7 @@ KIND = ""
 
 
 def train(model, images, labels, epochs, batch_size, lr, momentum, path):
-    """Every process has images of its own, equally many. `path` is where the snapshot is, later on."""
+    """Every process has its own images, the same number on each. `path` is where the snapshot is written."""
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
     first = 0
     if os.path.exists(path):

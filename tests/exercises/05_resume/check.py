@@ -83,7 +83,7 @@ def loaded_by(trial, folder, *disks, world_size=1):
     ]
     came = trial.run("load", given, folder=folder)
     for found in came:
-        trial.require(isinstance(found, list) and len(found) == len(disks), "not as many results as folders")
+        trial.require(isinstance(found, list) and len(found) == len(disks), "not one result for each folder")
     return came, given
 
 
@@ -120,23 +120,23 @@ def begins_anew(trial, came, given):
 
 @check("05.1a")
 def rank_0_saves(trial):
-    trial.tried("2 processes, each with a disk of its own, save after epoch 1")
+    trial.tried("2 processes, each with its own disk, save after epoch 1")
     saved_by(trial, "a", "disk", a_history(trial), 1, world_size=2)
     disks = look(trial, "a", "disk-0", "disk-1")
     came = f"the disk of rank 0 has {words(disks['disk-0'])}"
-    trial.require(SNAPSHOT in disks["disk-0"], came, f"{SNAPSHOT}, which is the path that save was given")
+    trial.require(SNAPSHOT in disks["disk-0"], came, f"{SNAPSHOT}, the path that save was given")
     trial.require(
         not disks["disk-1"],
         f"the disk of rank 1 has {words(disks['disk-1'])}",
-        "nothing: on a shared disk, two processes would write to one file at once",
+        "nothing: on a shared disk, two processes would write to the same file",
     )
-    trial.require({*disks["disk-0"]} == {SNAPSHOT}, came, f"{SNAPSHOT} alone")
+    trial.require({*disks["disk-0"]} == {SNAPSHOT}, came, f"only {SNAPSHOT}")
 
 
 @check("05.1b")
 def killed_in_a_save(trial):
     history, files = a_history(trial), []
-    trial.tried("one process saves after epoch 1, and another one after epoch 2, to the same path")
+    trial.tried("one process saves after epoch 1, and another after epoch 2, to the same path")
     for epoch in (1, 2):
         saved_by(trial, "b", "disk", history, epoch)
         files.append(look(trial, "b", "disk-0")["disk-0"].get(SNAPSHOT))
@@ -154,11 +154,13 @@ def killed_in_a_save(trial):
     there = look(trial, "b", *tried)
     for disk, what in tried.items():
         trial.tried(what)
-        trial.require(SNAPSHOT in there[disk], f"{SNAPSHOT} is gone", "that of epoch 1, until it is replaced")
+        trial.require(
+            SNAPSHOT in there[disk], f"{SNAPSHOT} is gone", "the snapshot of epoch 1, until it is replaced"
+        )
         found = there[disk][SNAPSHOT]
         complete = found["digest"] == before["digest"] or found["size"] >= 0.98 * new["size"]
         came = f"{SNAPSHOT} has {found['size']} bytes"
-        right = f"the {before['size']} bytes of epoch 1, until all of epoch 2 are written"
+        right = f"the {before['size']} bytes of epoch 1, until epoch 2 is completely written"
         trial.require(complete, came, right)
     trial.tried("load in each folder in which a save was killed")
     came, given = loaded_by(trial, "b", *tried)
@@ -190,7 +192,7 @@ def killed_at_each_moment(trial, history, size):
         disk, what = f"of-{largest}", f"{words} after {largest} of {size} bytes are written"
         trial.tried(what)
         killed = save_and_die(trial, "b", history, disk=disk, copy="before-0", largest=largest)
-        came = f"no file could have more than {largest} bytes, and save returned as if all were written"
+        came = f"no file could grow beyond {largest} bytes, but save returned as if it had written everything"
         trial.require(killed, came, "all bytes written")
         tried[disk] = what
     return tried
@@ -203,7 +205,9 @@ def killed_at_each_moment(trial, history, size):
 def restored(trial):
     history = a_history(trial)
     saved_by(trial, "a", "disk", history, 3, world_size=2)
-    trial.tried("2 processes save after epoch 3; 2 others, with other weights, load, and take one more step")
+    trial.tried(
+        "2 processes save after epoch 3; 2 others, with different weights, load and take one more step"
+    )
     came, given = loaded_by(trial, "a", "disk-0", world_size=2)
     for rank, found in enumerate(came):
         goes_on_after(trial, rank, found[0], history, 3, given[rank]["gradients"])
@@ -219,9 +223,9 @@ def nothing_or_half(trial):
     saved_by(trial, "b", "later", history, 3)
     size = look(trial, "b", "before-0")["before-0"].get(SNAPSHOT, {}).get("size", 0)
     tried = {
-        "first": "the first save of all was killed when half of it was written; then load in another process",
+        "first": "the very first save was killed when half of it was written; then load in another process",
         "second": "a save after epoch 2 was killed when half of it was written; then load in another process",
-        "other": "a snapshot after epoch 1, and later.snapshot, which is newer and another run's; then load",
+        "other": "a snapshot after epoch 1, and the newer later.snapshot of another run; then load",
     }
     for disk in ("first", "second"):
         trial.tried(tried[disk])
@@ -310,16 +314,16 @@ class Training:
 @check("05.3a")
 def one_curve(trial):
     training = Training(trial)
-    trial.tried("2 processes train 4 epochs, and none is killed")
+    trial.tried("2 processes train 4 epochs, and neither is killed")
     training.ends_as_it_must(trial.run("train", training.inputs("whole"), folder="a"))
     trial.tried("2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3")
     killed_in_epoch_3(trial, training)
     trial.tried(
         "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3; both are started again, "
-        "with other weights to begin with, and NaN in place of the images of epochs 1 and 2"
+        "with different initial weights, and NaN instead of the images of epochs 1 and 2"
     )
     training.ends_as_it_must(trial.run("train", training.inputs("killed", after=2), folder="a"), after=2)
-    trial.tried("the same, and when the training has ended, both are started once more")
+    trial.tried("the same, and after the training has ended, both are started once more")
     training.ends_as_it_must(trial.run("train", training.inputs("killed", after=4), folder="a"), after=4)
 
 

@@ -57,7 +57,7 @@ def bytes_of(state):
 def holds(trial, name, size, *states):
     """A file may be packed, but what was drawn has to be in it: no state can be anywhere else."""
     least = 0.8 * sum(map(bytes_of, states))
-    trial.require(size >= least, f"{name} has {size} bytes", f"at least {least:.0f}, for the tensors")
+    trial.require(size >= least, f"{name} has {size} bytes", f"at least {least:.0f} bytes for the tensors")
 
 
 def other_kinds(trial):
@@ -91,7 +91,7 @@ def equal(trial, what, got, expected):
         )
         trial.require(
             got.shape == expected.shape and got.dtype == expected.dtype,
-            f"{what} is a tensor of {got.dtype} of the shape {list(got.shape)}",
+            f"{what} is a tensor of {got.dtype} with shape {list(got.shape)}",
             f"{expected.dtype}, {list(expected.shape)}",
         )
         wrong = numpy.argwhere(got != expected).tolist()
@@ -100,8 +100,8 @@ def equal(trial, what, got, expected):
             trial.require(False, f"{what} has {got[place]} at {list(place)}", f"{expected[place]}, as saved")
     elif isinstance(expected, dict) and expected.keys() == {"bfloat16"}:
         same = isinstance(got, dict) and got.keys() == {"bfloat16"}
-        trial.require(same, f"{what} is another kind of tensor, or none", "a tensor of bfloat16")
-        equal(trial, f"{what}, seen as int16,", got["bfloat16"], expected["bfloat16"])
+        trial.require(same, f"{what} is not a tensor of bfloat16", "a tensor of bfloat16")
+        equal(trial, f"{what}, viewed as int16,", got["bfloat16"], expected["bfloat16"])
     elif isinstance(expected, dict):
         trial.require(isinstance(got, dict), f"{what} is {brief(got)}", f"a dict with {list(expected)}")
         trial.require(got.keys() == expected.keys(), f"{what} has {brief(list(got))}", str(list(expected)))
@@ -168,7 +168,7 @@ def load_all(trial, folder, job, *names):
         verdict.came = re.sub(words, "torch refuses the file, as it must", verdict.came, flags=re.DOTALL)
         raise
     came, said = ((look_at(answer, part) or []) for part in ("came", "said"))
-    trial.require(len(came) == len(said) == len(names), "not as many results as folders")
+    trial.require(len(came) == len(said) == len(names), "not one result for each folder")
     return dict(zip(names, came, strict=True)), dict(zip(names, said, strict=True))
 
 
@@ -178,16 +178,16 @@ def refused_aloud(trial, said, *names):
     says_nothing = {"refused", "refusing", "skipped", "skipping", "the", "is", "was", "file", "snapshot"}
     for name in names:
         mine = [line for line in lines if name in line]
-        trial.require(mine, "nothing on stderr has its name", f"a line that says that {name} is refused")
+        trial.require(mine, f"no line on stderr contains {name}", f"a line that says that {name} is refused")
         reasons.append(" ".join(word for word in mine[0].split() if name not in word))
         trial.require(
             {*re.findall(r"[^\W\d_]+", reasons[-1].lower())} - says_nothing,  # words of any language
             f"the line on stderr is {mine[0]!r:.100}",
-            "its name, and the reason",
+            "the file's name and the reason",
         )
     shown = " / ".join(line.strip()[:60] for line in lines[:4])
     came = f"on stderr there {'is' if len(lines) == 1 else 'are'} {so_many(len(lines), 'line')}: {shown}"
-    trial.require(len(lines) == len(names), came, "one for each file that is refused, in words of your own")
+    trial.require(len(lines) == len(names), came, "one line for each refused file, in your own words")
     return reasons
 
 
@@ -214,9 +214,9 @@ def two_newest(trial):
             trial.words.append(f"in a folder with {words(others)}")
             expected = sorted([*expected, *others])
         for name in sorted(set(expected) & set(others)):
-            trial.require(name in there[folder], f"{name} is gone", "it is left alone")
+            trial.require(name in there[folder], f"{name} is gone", "the file is left alone")
             same = there[folder][name]["digest"] == hashlib.sha256(others[name]).hexdigest()
-            trial.require(same, f"{name} was overwritten", "it is left alone")
+            trial.require(same, f"{name} was overwritten", "the file is left alone")
         trial.same("the list of files in the folder", sorted(there[folder]), expected)
         for save in mine:
             if name_of(save["step"]) in there[folder]:
@@ -226,31 +226,31 @@ def two_newest(trial):
 
 @check("06b.1b")
 def on_disk_first(trial):
-    trial.tried("two saves; in the second, each fsync and each rename is noted")
+    trial.tried("two saves; each fsync and each rename in the second save is recorded")
     one(trial, "save", "b", saves=saves(trial, "snapshots", a_job(trial), 1, 2), events=True)
     events, name = trial.events(0), name_of(2)
     there = look(trial, "b", "snapshots")["snapshots"].get(name)
-    trial.require(there is not None, f"{name} is not there", "it is")
+    trial.require(there is not None, f"{name} does not exist", "the snapshot of step 2")
     renames = [
         place
         for place, event in enumerate(events)
         if event.get("event") == "rename" and event.get("to") == name
     ]
-    trial.require(renames, f"{name} was written under its own name", "another name first, then a rename")
+    trial.require(renames, f"{name} was written under its own name", "a different name first, then a rename")
     fsyncs = [(place, event) for place, event in enumerate(events) if event.get("event") == "fsync"]
-    trial.require(fsyncs, "no os.fsync was called", "one on the file, before it gets its name")
+    trial.require(fsyncs, "os.fsync was not called", "a call on the file, before the file gets its name")
     mine = [(place, event.get("size")) for place, event in fsyncs if event.get("inode") == there["inode"]]
     trial.require(
         mine,
-        f"the file that is now {name} is another than that on which os.fsync was called",
-        "the same: renamed, not copied",
+        f"the file that is now {name} is not the file on which os.fsync was called",
+        "the same file: renamed, not copied",
     )
     before = [size for place, size in mine if place < renames[-1]]
-    trial.require(before, f"os.fsync was called after the file had become {name}", "before")
+    trial.require(before, f"os.fsync was called after the file had become {name}", "a call before the rename")
     trial.require(
         there["size"] in before,
-        f"at the os.fsync the file had {before[-1]} bytes, in the end {there['size']}",
-        "all bytes: what is still in Python's own memory is not on the disk",
+        f"at the os.fsync the file had {before[-1]} bytes, and at the end {there['size']}",
+        "all bytes: bytes that are still in Python's memory are not on the disk",
     )
 
 
@@ -260,15 +260,15 @@ def on_disk_first(trial):
 @check("06b.2a")
 def newest(trial):
     trial.tried(
-        "load in a folder without snapshots; after saves of the steps 99 and 100, and once more of step 100"
-        " with another state; step 99 has the later date"
+        "load in a folder without snapshots, and after saves of steps 99, 100, and 100 again with"
+        " another state; the file of step 99 has the later date"
     )
     job = a_job(trial)
     given = saves(trial, "snapshots", job, 99, 100, 100)
     given[1]["state"] |= other_kinds(trial)
     given[2]["state"] |= other_kinds(trial)
     one(trial, "save", "a", saves=given)
-    trial.same("the list of all that is beside the folder", sorted(look(trial, "a", ".")["."]), ["snapshots"])
+    trial.same("the list of everything beside the folder", sorted(look(trial, "a", ".")["."]), ["snapshots"])
     other = {"notes.txt": b"step-00000500.snapshot", f"{name_of(400)}.refused": b"not for load"}
     other["best.snapshot"] = b"neither is this"
     age = {name_of(99): 2_000_000_000, name_of(100): 1_000_000_000}
@@ -283,9 +283,11 @@ def newest(trial):
     there = look(trial, "a", "others", "aged [old]")
     loaded(trial, f"in a folder with {words(other)},", came["others"], None)
     trial.same("the list of files in that folder afterwards", sorted(there["others"]), sorted(other))
-    loaded(trial, f"with {name_of(99)} alone,", came["one"], given[0])
+    loaded(trial, f"with only {name_of(99)},", came["one"], given[0])
     first = look_at(came["aged [old]"], 1, "number") == given[1]["state"]["number"]
-    trial.require(not first, "load returns what step 100 was at first", "what was saved of it afterwards")
+    trial.require(
+        not first, "load returns the first state of step 100", "the state that was saved for step 100 last"
+    )
     loaded(trial, f"with {name_of(99)} and {name_of(100)} in one folder,", came["aged [old]"], given[2])
     trial.same(
         "the list of files in the folder afterwards", sorted(there["aged [old]"]), sorted([*age, *other])
@@ -322,7 +324,7 @@ def killed_in_a_save(trial):
         trial.tried(f"{what}; then load in another process")
         new = name_of(3) in there[folder]
         loaded(trial, "afterwards", came[folder], {"step": 3, "state": state} if new else given[1])
-    trial.tried("saves without a pause, and SIGKILL from outside; then load in another process")
+    trial.tried("saves without pause, and SIGKILL from outside; then load in another process")
     names = snapshots(there[FOR_EVER])
     newest = {"step": int(names[-1][5:13]), "state": state} if names else None
     loaded(trial, "afterwards", came[FOR_EVER], newest)
@@ -337,7 +339,7 @@ def saved_in_peace(trial, job, state):
     inputs = {"from": "before", "job": job, "step": 3, "state": state}
     one(trial, "save_and_die", "c", to="whole", at=0, **inputs)
     there = look(trial, "c", "before", "whole")
-    trial.require(name_of(3) in there["whole"], f"{name_of(3)} is not there", "it is")
+    trial.require(name_of(3) in there["whole"], f"{name_of(3)} does not exist", "the snapshot of step 3")
     return given, there
 
 
@@ -346,11 +348,11 @@ def killed_at_every_file_event(trial, inputs, name="at"):
     Returns the folders in which they were killed, and words for each."""
     folders, saved = {}, f"a save of step {inputs['step']}{' again' if name == 'again' else ''}"
     for at in range(1, MOST_EVENTS):
-        trial.tried(f"SIGKILL at file event {at} of {saved}, which opens, renames or removes a file")
+        trial.tried(f"SIGKILL at file event {at} (open, rename or remove) of {saved}")
         if one_killed(trial, "save_and_die", "c", to=f"{name}-{at}", at=at, **inputs) is None:
             break
         folders[f"{name}-{at}"] = f"SIGKILL at file event {at} of {saved}"
-    trial.require(folders, "it was not ended: no file was opened, renamed or removed", "a save")
+    trial.require(folders, "save opened, renamed or removed no file, so it was not killed", "a save")
     return folders
 
 
@@ -359,12 +361,12 @@ def ended_while_writing(trial, inputs, size):
     folders = {}
     for part in (0.03, 0.5, 0.97):
         largest = int(size * part)
-        to, what = f"of-{largest}", f"an end after {largest} of {size} bytes of step 3 are written"
+        to, what = f"of-{largest}", f"a save of step 3 that ends after writing {largest} of {size} bytes"
         trial.tried(what)
         ended = one_killed(trial, "save_and_die", "c", to=to, largest=largest, **inputs)
         trial.require(
             ended == TOO_LARGE,
-            f"a file could not become larger than {largest} bytes, and save returned as if it had",
+            f"no file could grow beyond {largest} bytes, but save returned as if it had written everything",
             "all bytes written (os.write may write less than it is given, and returns how much)",
         )
         folders[to] = what
@@ -373,10 +375,10 @@ def ended_while_writing(trial, inputs, size):
 
 def killed_from_outside(trial, job, state):
     """Saves without a pause, killed at a moment that nobody chose. Returns the last step that was saved."""
-    trial.tried("saves without a pause, and SIGKILL from outside")
+    trial.tried("saves without pause, and SIGKILL from outside")
     inputs = {"folder": FOR_EVER, "job": job, "state": state, "seconds": 3}
     ended = one_killed(trial, "save_for_ever", "c", after=0.2, **inputs)
-    trial.require(ended == KILLED, "it was not ended by SIGKILL", "saves that go on")
+    trial.require(ended == KILLED, "it was not ended by SIGKILL", "saves that continue")
     return max([0, *(event["step"] for event in trial.events(0, "saved"))])
 
 
@@ -386,7 +388,7 @@ def what_was_saved_is_there(trial, files, last):
     trial.require(
         last < 2 or (len(names) >= 2 and names[-1] >= name_of(last)),
         f"after save had returned for step {last}, the folder has {words(names)}",
-        "at least that and the one before",
+        "at least that snapshot and the one before",
     )
 
 
@@ -397,7 +399,7 @@ def only_whole_snapshots_are_there(trial, files, before, whole, cut):
     trial.require(
         not foreign,
         f"afterwards the folder has a file called {words(foreign)}",
-        "a temporary file whose name begins with step-: any other name may be that of somebody else's file",
+        "a temporary file whose name begins with step-: any other name may belong to somebody else's file",
     )
     trial.require(
         len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))},
@@ -406,12 +408,12 @@ def only_whole_snapshots_are_there(trial, files, before, whole, cut):
     )
     for name in before.keys() & {*names}:
         same = files[name]["digest"] == before[name]["digest"]
-        trial.require(same, f"{name} has changed", "it is as it was")
+        trial.require(same, f"{name} has changed", "an unchanged file")
     if name_of(3) in names:
         size = files[name_of(3)]["size"]
         trial.require(
             size >= 0.98 * whole["size"] and not cut,
-            f"{name_of(3)} is there and has {size} bytes",
+            f"{name_of(3)} exists and has {size} bytes",
             f"{whole['size']} bytes, or no file of that name",
         )
 
@@ -448,7 +450,7 @@ def bytes_of_numbers(trial, folder, file, state):
 
 @check("06b.2b")
 def damaged(trial):
-    trial.tried("steps 1 and 2, and the snapshot of step 2 cut in the middle")
+    trial.tried("steps 1 and 2, with the snapshot of step 2 cut in the middle")
     job, given = prepare(trial, "b")
     size = look(trial, "b", "snapshots")["snapshots"].get(name_of(2), {}).get("size", 0)
     holds(trial, name_of(2), size, given[1]["state"])
@@ -475,11 +477,11 @@ def damaged(trial):
     cases = list({case["to"]: case for case in cases}.values())
     ours(trial, "change", "b", cases=cases)
     came, said = load_all(trial, "b", job, "cut")
-    loaded(trial, "with the newest cut in the middle,", came["cut"], given[0])
+    loaded(trial, "with the newest snapshot cut in the middle,", came["cut"], given[0])
     refused_aloud(trial, said["cut"], name_of(2))
-    trial.tried("steps 1 and 2, and the snapshot of step 2 cut short anywhere, or with damaged bytes")
+    trial.tried("steps 1 and 2, with the snapshot of step 2 cut short anywhere, or with damaged bytes")
     came, said = load_all(trial, "b", job, *told, "both")
-    loaded(trial, "if both are cut,", came["both"], None)
+    loaded(trial, "if both snapshots are cut,", came["both"], None)
     refused_aloud(trial, said["both"], name_of(2), name_of(1))
     for to, what in told.items():
         # A byte may be damaged that means nothing: then it is no fault to take the file.
@@ -512,30 +514,30 @@ def foreign(trial):
     files["a tensor in a file of torch.save"] = name_of(17)
     planted = {name_of(17): ["other", ""]}
     cases.append({"from": "snapshots", "to": name_of(17), "plant": planted})
-    trial.tried("steps 1 and 2, and as a newer one what is none of this job's")
+    trial.tried("steps 1 and 2, and newer files that are not snapshots of this job")
     both = {name_of(step): f"of-{step}/{name_of(step)}" for step in (11, 12)}
     cases.append({"from": "snapshots", "to": "both", "copy": both})
     ours(trial, "change", "c", cases=cases)
     (came, said), reasons = load_all(trial, "c", job, *files.values(), "both"), {}
     for what, name in files.items():
-        trial.tried(f"steps 1 and 2, and as {name} {what}")
+        trial.tried(f"steps 1 and 2, and {name}: {what}")
         loaded(trial, f"beside {what},", came[name], given[1])
         (reasons[what],) = refused_aloud(trial, said[name], name)
     trial.tried("steps 1 and 2, and steps 11 and 12 of other jobs")
-    loaded(trial, "beside two that are to be refused,", came["both"], given[1])
+    loaded(trial, "beside two files that must be refused,", came["both"], given[1])
     refused_aloud(trial, said["both"], *both)
     one_for_all = reasons["noise"] == reasons[others[0][0]]
-    came = f"of noise and of another job's snapshot, load says the same: {reasons['noise'].strip()!r:.80}"
-    trial.require(not one_for_all, came, "the reason, which is not the same")
+    came = f"for noise and for another job's snapshot, load prints the same: {reasons['noise'].strip()!r:.80}"
+    trial.require(not one_for_all, came, "two different reasons")
 
 
 @check("06b.2d")
 def hostile(trial):
     job, given = prepare(trial, "d")
-    trial.tried("your own save, of a state that has an object which runs code when it is loaded")
+    trial.tried("your own save, with a state that contains an object which runs code when it is loaded")
     one(trial, "save_hostile", "d", folder="own", step=21, job=job, ran="ran/own")
     kinds = {
-        "own": "what your own save has written of an object that runs code when it is loaded",
+        "own": "a file by your own save, with an object that runs code when it is loaded",
         "pickle": "a pickle that runs code when it is loaded",
         "torch": "a file of torch.save that runs code when it is loaded",
     }
@@ -546,24 +548,24 @@ def hostile(trial):
         cases.append({"from": "snapshots", "to": f"with-{kind}", "plant": planted})
     ours(trial, "change", "d", cases=[*cases, {"to": "ran"}])
     before = ours(trial, "changed", "d", folder="ran")
-    trial.tried("steps 1 and 2, and as a newer one a file that runs code when it is loaded")
+    trial.tried("steps 1 and 2, and a newer file that runs code when it is loaded")
     there = look(trial, "d", "with-own")["with-own"]
     came, said = load_all(trial, "d", job, *(case["to"] for case in cases))
     ran, changed = look(trial, "d", "ran")["ran"], ours(trial, "changed", "d", folder="ran")
     for kind, what in kinds.items():
-        trial.tried(f"steps 1 and 2, and as {names[kind]} {what}")
+        trial.tried(f"steps 1 and 2, and {names[kind]}: {what}")
         harmless = kind not in ran
-        trial.require(harmless, f"loading {names[kind]} has run its code", "no code in a file is run")
+        trial.require(harmless, f"loading {names[kind]} has run its code", "no code from a file is run")
         loaded(trial, "beside the hostile file,", came[f"with-{kind}"], given[1])
         if kind != "own" or names[kind] in there:
             refused_aloud(trial, said[f"with-{kind}"], names[kind])
-    came = "loading a hostile file has run its code, and what that has made is gone again"
-    trial.require(changed == before, came, "no code in a file is run")
+    came = "loading a hostile file has run its code, which has removed its traces"
+    trial.require(changed == before, came, "no code from a file is run")
 
 
 @check("06b.2e")
 def renamed(trial):
-    trial.tried("steps 1 and 2 and another job's step 7; load, saves of the steps 3 and 4")
+    trial.tried("steps 1 and 2, and another job's step 7; load, then saves of steps 3 and 4")
     job, given = prepare(
         trial,
         "e",
@@ -587,15 +589,15 @@ def renamed(trial):
     there = look(trial, "e", "both")["both"]
     trial.same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused])
     same = there[refused]["digest"] == precious[0]
-    trial.require(same, f"{refused} has another content", "the other job's snapshot")
-    trial.tried(f"step 4, {refused}, and again a step 7 of another job; load")
+    trial.require(same, f"the content of {refused} has changed", "the other job's snapshot")
+    trial.tried(f"step 4, {refused}, and another step 7 of another job; load")
     ours(trial, "change", "e", cases=[{"to": "both", "copy": again}])
     came, _ = load_all(trial, "e", job, "both")
     loaded(trial, "then", came["both"], more[1])
     there = look(trial, "e", "both")["both"]
     kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
     came = f"of two files that were refused as {name_of(7)}, the folder still has {words(kept)}"
-    trial.require(sorted(kept.values()) == sorted(precious), came, "both, and neither has changed")
+    trial.require(sorted(kept.values()) == sorted(precious), came, "both of them, unchanged")
     trial.same("the list of the other files afterwards", sorted({*there} - {*kept}), [name_of(3), name_of(4)])
 
 
@@ -620,14 +622,15 @@ def rest_of_epoch(trial):
         cases += [
             {"step": step, "count": count, "job": job} for step in sorted({0, inside, steps - 1, steps})
         ]
-    trial.tried(f"the batches that are left, {len(cases)} times")
+    trial.tried(f"the remaining batches, {len(cases)} times")
     came = one(trial, "batches", "a", cases=cases)
     found = came.get("batches")
     for case, got in zip(cases, found, strict=True):
         job, step = case["job"], case["step"]
         expected = batches_of(case["count"], job)[step:]
         trial.tried(
-            f"{case['count']} images by {job['batch_size']}, {job['epochs']} epochs, after {step} steps"
+            f"{case['count']} images in batches of {job['batch_size']}, {job['epochs']} epochs,"
+            f" after {step} steps"
         )
         trial.same("the number of batches", len(got), len(expected))
         for number, batch in enumerate(expected):
@@ -709,16 +712,16 @@ class Training:
 @check("06b.3b")
 def one_curve(trial):
     training = Training(trial)
-    trial.tried("a training of 12 steps, two epochs, that is not killed")
+    trial.tried("a run of 12 steps, two epochs, that is not killed")
     training.ends_as_it_must(one(trial, "train", "whole", **training.inputs()), 0)
     trial.tried("12 steps, two epochs, a snapshot every 2 steps; SIGKILL in step 10")
     ended = one_killed(trial, "train", "b", **training.inputs(die_in=10))
-    came = "came to its end" if ended is None else f"was ended by signal {-ended}"
-    trial.require(ended == KILLED, f"the training {came}", "SIGKILL in the forward of step 10")
+    came = "ran to its end" if ended is None else f"was ended by signal {-ended}"
+    trial.require(ended == KILLED, f"the run {came}", "SIGKILL in the forward of step 10")
     trial.same("the step of the newest snapshot", training.newest("b"), 8)
     trial.tried(
-        "12 steps, two epochs; SIGKILL in step 10; another process goes on from step 8, with other weights "
-        "and random numbers to begin with, and NaN in all images that the second epoch has seen before"
+        "12 steps, two epochs; SIGKILL in step 10; another process continues from step 8, with different "
+        "initial weights and random numbers, and NaN in all images that the second epoch already used"
     )
     inputs = training.inputs(8)
     inputs["images"] = training.images.clone()
@@ -743,7 +746,7 @@ def killed_again_and_again(trial):
         before, after = after, training.newest("c")
         least = before if kind == "file" else (before + 3) // 2 * 2
         trial.require(
-            after >= least, f"the newest snapshot after that is of step {after}", f"of step {least}, or later"
+            after >= least, f"afterwards, the newest snapshot is of step {after}", f"step {least} or later"
         )
     after = training.newest("c")
     trial.tried(
@@ -779,13 +782,13 @@ def save_all(trial, folder, disk, world_size, *steps):
             trial.require(
                 there,
                 f"save_together returned on rank {rank} before {name_of(step)} was there",
-                "no rank goes on before",
+                "no rank returns before the snapshot exists",
             )
     for rank, count in enumerate(sent(trial, world_size) or ()):
         trial.require(
             rank == 0 or count > 2 * MANY * len(steps),
             f"rank {rank} has sent {count} bytes in {len(steps)} saves",
-            f"its state of {4 * MANY} bytes each time, for rank 0 to write",
+            f"its state of {4 * MANY} bytes in each save, for rank 0 to write",
         )
     return job, given
 
@@ -798,7 +801,7 @@ def all_loaded(trial, ranks, expected):
         trial.require(
             rank or not expected or count >= 2 * MANY * (len(ranks) - 1),
             f"rank 0 has sent {count} bytes to the others",
-            f"at least the state of each, of {4 * MANY} bytes: what rank 0 has found",
+            f"at least {4 * MANY} bytes for each rank: the rank's state, which rank 0 has found",
         )
 
 
@@ -806,7 +809,7 @@ def all_loaded(trial, ranks, expected):
 def together(trial):
     for world_size in (2, 3, 1):
         processes = so_many(world_size, "process")
-        trial.tried(f"{processes} with different states, each with a disk of its own; steps 1 and 2")
+        trial.tried(f"{processes} with different states, each with its own disk; steps 1 and 2")
         disk = f"disk-of-{world_size}"
         job, given = save_all(trial, "a", disk, world_size, 1, 2)
         disks = [f"{disk}-{rank}" for rank in range(world_size)]
@@ -816,14 +819,14 @@ def together(trial):
         newest = look(trial, "a", disks[0])[disks[0]][name_of(2)]
         states = [mine[1]["state"] for mine in given]
         holds(trial, f"{name_of(2)} of {so_many(world_size, 'rank')}", newest["size"], *states)
-        trial.tried(f"{processes} load what as many others have saved")
+        trial.tried(f"{processes} load what the same number of other processes saved")
         ranks = trial.run("load_together", [{"job": job, "disk": disk}] * world_size, folder="a")
         all_loaded(trial, ranks, [mine[1] for mine in given])
 
 
 @check("06b.4b")
 def the_same_everywhere(trial):
-    trial.tried("4 processes save the steps 1 and 2")
+    trial.tried("4 processes save steps 1 and 2")
     job, given = save_all(trial, "b", "disk", 4, 1, 2)
     files = look(trial, "b", "disk-0")["disk-0"]
     trial.require(name_of(2) in files, f"the disk of rank 0 has {words(files)}", name_of(2))
@@ -838,12 +841,10 @@ def the_same_everywhere(trial):
         {"to": "none-3"},
     ]
     ours(trial, "change", "b", cases=cases)
-    trial.tried(
-        "4 processes; step 2 is cut on ranks 0 and 1, on rank 2 there is nothing, on rank 3 step 2 alone"
-    )
+    trial.tried("4 processes; step 2 is cut on ranks 0 and 1, rank 2 has nothing, rank 3 has only step 2")
     ranks = trial.run("load_together", [{"job": job, "disk": "torn"}] * 4, folder="b")
     all_loaded(trial, ranks, [mine[0] for mine in given])
     there = look(trial, "b", "torn-1")["torn-1"]
     trial.same("the list of files on the disk of rank 1 afterwards", sorted(there), [name_of(1), name_of(2)])
-    trial.tried("4 processes; rank 0 has no snapshot, the others have one")
+    trial.tried("4 processes; rank 0 has no snapshot, but the other ranks have one")
     all_loaded(trial, trial.run("load_together", [{"job": job, "disk": "none"}] * 4, folder="b"), None)

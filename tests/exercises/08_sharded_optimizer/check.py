@@ -86,7 +86,7 @@ def train(trial, given, world_size, mistakes=()):
                     raise
     for rank, came in enumerate(ranks):
         words = f"on rank {rank}, the parameters {came.get('moved')} are in other memory after step()"
-        trial.require(came.get("moved") == [], words, "new numbers in the memory of the parameters, in place")
+        trial.require(came.get("moved") == [], words, "parameters updated in place")
     return ranks, optimizer
 
 
@@ -119,7 +119,7 @@ def deal(trial):
     deals = [[trial.integers(1, 1000, 9).tolist(), world_size] for world_size in (1, 2, 3, 4)]
     deals += [[[5000, 1] * 6, 2], [[1, 1, 9000] * 5, 3], [sorted(trial.integers(1, 1000, 12).tolist()), 4]]
     deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3]]
-    trial.tried(f"2 processes, {len(deals)} lists of sizes and 1 to 4 ranks to deal them to")
+    trial.tried(f"2 processes, {len(deals)} lists of sizes, for 1 to 4 ranks")
     ranks = trial.run("deal", [{"deals": deals}] * 2)
     for rank, came in enumerate(ranks):
         trial.require(
@@ -130,26 +130,26 @@ def deal(trial):
             owners = owners.tolist() if isinstance(owners, numpy.ndarray) else owners
             good = isinstance(owners, list) and len(owners) == len(sizes)
             good = good and all(type(owner) is int and 0 <= owner < world_size for owner in owners)
-            trial.require(good, f"{words} gives {owners}", f"{len(sizes)} ranks from 0 to {world_size - 1}")
+            trial.require(good, f"{words} returns {owners}", f"{len(sizes)} ranks from 0 to {world_size - 1}")
             held = [
                 sum(s for s, owner in zip(sizes, owners, strict=True) if owner == r)
                 for r in range(world_size)
             ]
             most = most_of_a_rank(sizes, world_size)
-            came_words = f"{words} gives {owners}: the ranks get {held} numbers"
+            came_words = f"{words} returns {owners}: the ranks get {held} numbers"
             trial.require(
-                max(held) <= most, came_words, f"no rank with more than {most:.1f} (average and largest)"
+                max(held) <= most, came_words, f"no rank with more than {most:.1f} (average plus largest)"
             )
     for place, (sizes, world_size) in enumerate(deals):
         one, other = ranks[0][place], ranks[1][place]
-        words = f"deal({sizes}, {world_size}) gives {one} on rank 0 and {other} on rank 1"
+        words = f"deal({sizes}, {world_size}) returns {one} on rank 0 and {other} on rank 1"
         trial.require(one == other, words, "the same on all ranks")
 
 
 @check("08.2a")
 def groups(trial):
     for world_size, name in ((2, "Adam"), (3, "SGD")):
-        trial.tried(f"{world_size} processes, {name} with two groups, one with options of its own")
+        trial.tried(f"{world_size} processes, {name} with two groups, one with its own options")
         options = {"lr": float(trial.random.uniform(0.001, 0.1))}
         given = drawn(trial, steps=0, optimizer=name, options=options)
         given["groups"] = grouped(trial, lr=0.5, weight_decay=0.25)
@@ -187,7 +187,7 @@ def weights(trial):
         )
         given = drawn(trial, optimizer=name, options=options)
         if name == "AdamW":
-            trial.words.append("(all numbers are float64)")
+            trial.words.append("(everything is float64)")
             given["weights"] = [weight.double() / 3 for weight in given["weights"]]
             given["gradients"] = [[one.double() for one in step] for step in given["gradients"]]
         train(trial, given, world_size)
@@ -197,7 +197,7 @@ def weights(trial):
 def by_their_owners(trial):
     """Other gradients on each rank: then the weights tell which rank has updated them."""
     world_size = 3
-    trial.tried("3 processes, 2 steps of SGD; a parameter's gradient is right on the rank of its owner only")
+    trial.tried("3 processes, 2 steps of SGD; each rank has different gradients, and the owner's must count")
     given = drawn(trial, steps=2, optimizer="SGD", options={"lr": 0.1, "momentum": 0.9})
 
     def shifted(by):
@@ -217,14 +217,14 @@ def by_their_owners(trial):
             good = len(steps) == 2 and len(steps[1]) == len(SHAPES)
             trial.require(good, f"rank {rank} sent no weights", "weights after each of 2 steps")
             got.append(steps[1][number])
-            trial.close(f"parameter {number} on rank {rank} (owned by one rank, as all)", got[rank], got[0])
+            trial.close(f"parameter {number} on rank {rank} (one owner each)", got[rank], got[0])
         owners = [
             rank for rank in range(world_size) if numpy.allclose(got[0], expected[rank][number], atol=1e-4)
         ]
-        came = f"parameter {number} is not what any one rank would have made of its gradients"
+        came = f"parameter {number} is not the result of any single rank's gradients"
         if numpy.allclose(got[0], of_mean[number], atol=1e-4):
-            came = f"parameter {number} was updated with the mean of all ranks' gradients: they were sent"
-        wanted = "the update that its owner makes of its own gradient, on all ranks"
+            came = f"parameter {number} was updated with the mean of all ranks' gradients: you sent gradients"
+        wanted = "on all ranks, the update that the owner computes from its own gradient"
         trial.require(len(owners) == 1, came, wanted)
         held[owners[0]] += weight.numel()
     most = most_of_a_rank([weight.numel() for weight in given["weights"]], world_size)
@@ -232,7 +232,7 @@ def by_their_owners(trial):
         f"{count} with the gradients of rank {rank}" for rank, count in enumerate(held) if count
     )
     came = f"of {sum(held)} numbers in all parameters, the ranks have updated {words}"
-    wanted = f"at most {int(most)} with those of one rank, which owns them (average and largest)"
+    wanted = f"at most {int(most)} with the gradients of one rank, their owner (average plus largest)"
     trial.require(max(held) <= most, came, wanted)
 
 
@@ -292,7 +292,7 @@ class Large:
         own = STATES[self.optimizer] * most_of_a_rank(self.sizes, self.world_size)
         most = {name: own + self.whole() / 8 for name in self.names}
         most["before"] = 2 * sum(self.sizes) + WARM
-        shard = f"its shard of {megabytes(self.whole())}, which is all state of {self.optimizer} here"
+        shard = f"its shard of {megabytes(self.whole())}, the whole state of {self.optimizer} here"
         expected = {name: f"at most {megabytes(most[name])}: {shard}" for name in self.names}
         expected["before"] = f"at most {megabytes(most['before'])}: parameters and gradients"
         for gates in self.gates if self.trial.counted else ():
@@ -364,7 +364,7 @@ class Large:
         """By looks that no rank calls for. Before the steps, hardly anything is sent."""
         least = 2 * (self.world_size - 1) * sum(self.sizes)
         sent = sum(self.trial.sent(rank) for rank in range(self.world_size))
-        words = f"in both steps all {self.world_size} processes together sent {megabytes(sent)}"
+        words = f"in both steps, all {self.world_size} processes together sent {megabytes(sent)}"
         self.trial.require(sent <= 1.5 * least, words, f"about {megabytes(least)}")
 
     def sent(self, since, name):
@@ -377,7 +377,7 @@ class Large:
 def state(trial):
     for name in ("Adam", "Adagrad"):
         trial.tried(
-            f"4 processes, 2 steps of {name} with 12 large parameters; memory as the kernel counts it"
+            f"4 processes, 2 steps of {name} with 12 large parameters; memory as measured by the kernel"
         )
         large = Large(trial, 4, trial.integers(200, 450, 12).tolist(), 1024, name)
         large.hold_no_more()
@@ -393,7 +393,7 @@ def state(trial):
 @check("08.3c")
 def traffic(trial):
     for world_size in (2, 4):
-        trial.tried(f"{world_size} processes, 2 steps of Adam; bytes sent as the kernel counts them")
+        trial.tried(f"{world_size} processes, 2 steps of Adam; bytes sent as measured by the kernel")
         large = Large(trial, world_size, trial.integers(100, 140, 12).tolist(), 256)
         large.run()
         if not trial.counted:
@@ -402,8 +402,8 @@ def traffic(trial):
         least = (world_size - 1) * all_of
         for step, since in ((0, "before"), (1, "step 0")):
             sent = large.sent(since, f"step {step}")
-            words = f"in step {step + 1} all {world_size} processes together sent {megabytes(sent)}"
-            wanted = f"about {megabytes(least)}: {megabytes(all_of)} of parameters, to {world_size - 1}"
+            words = f"in step {step + 1}, all {world_size} processes together sent {megabytes(sent)}"
+            wanted = f"about {megabytes(least)}: {megabytes(all_of)} of parameters to {world_size - 1} ranks"
             trial.require(0.95 * least <= sent <= 1.5 * least, words, wanted)
         large.sent_no_more()
 
@@ -428,7 +428,7 @@ def without_gradient(trial):
             f"{world_size} processes, 3 steps of {name} with weight decay; parameters 1 and 4 are frozen;"
         )
         trial.words.append(
-            "parameter 0 has a gradient in step 1 only, parameter 3 never, parameter 2 not in step 1"
+            "parameter 0 has a gradient only in step 1, parameter 3 never, and parameter 2 not in step 1"
         )
         given = drawn(trial, optimizer=name, options=options | {"weight_decay": 0.2}, frozen=[1, 4])
         for step, gradients in enumerate(given["gradients"]):
@@ -443,7 +443,7 @@ def without_gradient(trial):
 def few(trial):
     # Adagrad makes its state in the constructor, also where there is nothing to make it for.
     for world_size, name, shapes in ((4, "Adam", [(5,), (2, 3)]), (3, "Adagrad", [(4,)])):
-        trial.tried(f"{world_size} processes, 3 steps of {name}; number of parameters: {len(shapes)}")
+        trial.tried(f"{world_size} processes, 3 steps of {name}, number of parameters: {len(shapes)}")
         train(trial, drawn(trial, shapes, optimizer=name, options={"lr": 0.1}), world_size)
 
 
@@ -456,7 +456,7 @@ def changed(trial):
     given = drawn(trial, steps=4, optimizer="SGD", options=options, groups=grouped(trial, **own))
     train(trial, given | {"changes": changes}, 2, unnoticed(given, changes))
     changes = [[2, 0, "betas", [0.3, 0.6]], [3, 0, "maximize", True]]
-    trial.tried("3 processes, 4 steps of Adam and of a learning-rate scheduler (ExponentialLR);")
+    trial.tried("3 processes, 4 steps of Adam with a learning-rate scheduler (ExponentialLR);")
     trial.words.append(by_hand(changes))
     given = drawn(trial, steps=4, optimizer="Adam", options={}, gamma=float(trial.random.uniform(0.3, 0.6)))
     train(trial, given | {"changes": changes}, 3, unnoticed(given, changes))
@@ -486,7 +486,7 @@ def state_out(trial):
         (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
     ):
         trial.tried(
-            f"{world_size} processes, state_dict() after step 1 and step 2 of {name} and of a learning-rate"
+            f"{world_size} processes, state_dict() after step 1 and step 2 of {name} with a learning-rate"
             " scheduler; parameter 6 never has a gradient"
         )
         more = {"groups": grouped(trial, lr=0.03), "gamma": 0.6, "whole": True}
@@ -494,14 +494,14 @@ def state_out(trial):
         for gradients in given["gradients"]:
             gradients[6] = None
         compare_state(trial, given, world_size)
-    trial.tried("3 processes, state_dict() after step 1 and step 2 of Adam; there is one parameter")
+    trial.tried("3 processes, state_dict() after step 1 and step 2 of Adam, with one parameter")
     compare_state(trial, drawn(trial, [(4,)], 2, optimizer="Adam", options={}, whole=True), 3)
     shard_after(trial, "state_dict")
 
 
 def shard_after(trial, call):
     """A rank keeps its shard only, also of what it was handed in this call."""
-    trial.tried(f"3 processes, {call}() between 2 steps of Adam with 6 large parameters; memory of each")
+    trial.tried(f"3 processes, {call}() between 2 steps of Adam with 6 large parameters; memory")
     large = Large(trial, 3, trial.integers(300, 500, 6).tolist(), 1024, between=call)
     large.hold_no_more()
     large.run()
@@ -530,7 +530,7 @@ def compare_whole(trial, whole, expected):
     for number in numbers:
         for name, value in expected["state"][number].items():
             what = f"{name} in the state of parameter {number} on rank 0"
-            trial.require(name in state[str(number)], f"{what} is not there", "as for the one optimizer")
+            trial.require(name in state[str(number)], f"{what} is not there", "the same as for one optimizer")
             if value is not None:
                 trial.close(what, state[str(number)][name], value, scale=1e-3)
     groups = listed(whole.get("param_groups"))
@@ -548,8 +548,8 @@ def state_in(trial):
         (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
     ):
         trial.tried(
-            f"{world_size} processes make a step of {name}, then go on from the state of one optimizer, in"
-            " which options were changed"
+            f"{world_size} processes take a step of {name}, then load the state of one optimizer whose"
+            " options were changed"
         )
         groups = grouped(trial, lr=0.03)
         given = drawn(trial, steps=2, optimizer=name, options=options, groups=groups)

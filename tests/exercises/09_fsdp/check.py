@@ -114,7 +114,7 @@ def split(trial):
     cases = [case | {"dtype": "float32"} for case in cases]
     cases.append({"tensors": low, "world_size": 3, "dtype": "bfloat16"})
     trial.tried(
-        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last in bfloat16"
+        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last list in bfloat16"
     )
     (came,) = trial.run("split", [{"cases": cases}], group=False)
     for number, case in enumerate(cases):
@@ -147,8 +147,8 @@ def shards(trial):
                 tensor(trial, what, shard, shards_of(unit, world_size)[rank])
                 trial.require(
                     look(shard, "leaf") is True,
-                    f"{what} is no leaf that requires a gradient",
-                    "a tensor that an optimizer takes",
+                    f"{what} is not a leaf that requires a gradient",
+                    "a tensor that an optimizer accepts",
                 )
 
 
@@ -185,9 +185,7 @@ class Large:
         for gates in self.gates:
             gates |= {name: {"value": trial.secret()} for name in names}
         if trial.counted:
-            self.demand(
-                "before", "when the units were about to be made", WARM, "@start", "nothing of its own yet"
-            )
+            self.demand("before", "when the units were about to be made", WARM, "@start", "nothing yet")
 
     def demand(self, name, when, allowed, since, words):
         """At a gate, a rank may not hold more than so many bytes beside what it held at another."""
@@ -196,7 +194,7 @@ class Large:
             gates[name]["expected"] = f"at most {megabytes(allowed)}: {words}"
 
     def held(self, name, when, allowed, words):
-        all_of = f"all weights have {megabytes(self.count * ONE)}"
+        all_of = f"all weights are {megabytes(self.count * ONE)}"
         self.demand(name, when, allowed, "before", f"{words} ({all_of})")
 
     def run(self):
@@ -236,27 +234,30 @@ class Large:
                 value.register_hook(hook)
                 value = value @ second.T + second_bias
             trial.close(
-                f"what the units give on rank {rank}", look(came, rank, "output"), value.detach(), relative
+                f"the output of the units on rank {rank}",
+                look(came, rank, "output"),
+                value.detach(),
+                relative,
             )
             (value.sum() * gates["between"]["value"] / self.ranks).backward()
         # The last numbers of the last rank's shard are the second layer's bias.
         for number, (*_, bias) in enumerate(states):
-            what = f"the last numbers of the gradient of unit {number + 1}'s shard on rank {self.ranks - 1}"
+            what = f"the last numbers in the gradient of unit {number + 1}'s shard on rank {self.ranks - 1}"
             trial.close(what, look(came, self.ranks - 1, "ends", number), bias.grad, relative)
 
     def shown(self, rank, name, value, relative):
-        what = f"what came to the middle of {in_words(name)} on rank {rank}"
+        what = f"the tensor in the middle of {in_words(name)} on rank {rank}"
         self.trial.close(what, self.trial.asked(rank, name)["with"], value.detach()[:, :8], relative)
 
 
 @check("09.2b")
 def memory(trial):
     ranks, count = 4, 16
-    trial.tried(f"{ranks} processes, {count} units of {megabytes(ONE)}; memory as the kernel counts it")
+    trial.tried(f"{ranks} processes, {count} units of {megabytes(ONE)}; memory as measured by the kernel")
     units, shard = Large(trial, ranks, count, passes=False), count * ONE / ranks
     if trial.counted:
-        words = f"a shard of {megabytes(shard)}, and no weights"
-        units.held("made", "when all were made", shard + ONE, words)
+        words = f"a shard of {megabytes(shard)}, and no whole weights"
+        units.held("made", "when all units were made", shard + ONE, words)
     units.run()
     for rank in range(ranks):
         came = trial.asked(rank, "made")["with"]
@@ -268,7 +269,7 @@ def memory(trial):
     # shard may lie in memory that it had before: the C library gives it back in pages of this size only.
     total = sum(units.grown(rank, "made") for rank in range(ranks))
     came = f"all ranks together held {megabytes(total)}"
-    trial.require(total >= 0.6 * count * ONE, came, f"about {megabytes(count * ONE)}, once all weights")
+    trial.require(total >= 0.6 * count * ONE, came, f"about {megabytes(count * ONE)}: all weights once")
 
 
 def other_shards(trial, units, world_size):
@@ -283,7 +284,7 @@ def gather(trial):
     world_size, widths = 4, [4, 1, 2]
     units = [unit_of(trial, widths), unit_of(trial, [1, 1])]
     trial.tried(
-        f"{world_size} processes, two units of {sizes_in_words(units)} numbers; then other numbers in the"
+        f"{world_size} processes, two units of {sizes_in_words(units)} numbers; then new numbers in the"
         " shards; unit.gather(torch.float32) and unit.gather(torch.bfloat16)"
     )
     others, shards = other_shards(trial, units, world_size)
@@ -320,7 +321,7 @@ def forward(trial):
     states = [doubled(unit) for unit in others]
     for rank, came in enumerate(trial.run("use", inputs)):
         expected = through(others, states, images[rank].double(), [(), ()]).detach()
-        tensor(trial, f"what the units give on rank {rank}", look(came, "looked"), expected)
+        tensor(trial, f"the output of the units on rank {rank}", look(came, "looked"), expected)
 
 
 def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
@@ -330,7 +331,7 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
     for rank, one in enumerate(came):
         where = f"on rank {rank} after pass {number + 1}"
         one = look(one, "passes", number)
-        tensor(trial, f"what the units give {where}", look(one, "output"), outputs[rank])
+        tensor(trial, f"the output of the units {where}", look(one, "output"), outputs[rank])
         right = ""
         for place, (words, _) in reversed(list(enumerate(numbered(units)))):  # as backward goes through them
             shard = flat_of((sums or means)[place], world_size).chunk(world_size)[rank]
@@ -348,8 +349,8 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
         else:
             trial.require(
                 look(one, "requires a gradient") is False,
-                f"the caller's images {where} require a gradient: your code has changed the tensor itself",
-                "images as they came",
+                f"the caller's images {where} require a gradient: your code has changed the caller's tensor",
+                "unchanged images",
             )
 
 
@@ -376,7 +377,7 @@ def adding_up(trial):
     world_size = 3
     trial.tried(
         "3 processes, two passes without clearing gradients; rank 0 does not use layers.1 in unit 1,"
-        " and no rank uses layers.0 in unit 2; then two batches go forward before both go backward"
+        " and no rank uses layers.0 in unit 2; then two forward passes before two backward passes"
     )
     units = [unit_of(trial, [4, 4, 4, 4]), unit_of(trial, [4, 4, 3])]
     skips = [[[1] if rank == 0 else [], [0]] for rank in range(world_size)]
@@ -405,9 +406,7 @@ def adding_up(trial):
     for rank, one in enumerate(came):
         for place, (words, _) in enumerate(numbered(units)):
             shard = flat_of(sums[place], world_size).chunk(world_size)[rank]
-            what = (
-                f"the gradient of the shard of {words} on rank {rank} after two batches, forward both first"
-            )
+            what = f"the gradient of the shard of {words} on rank {rank} after 2 forward, then 2 backward"
             tensor(trial, what, look(one, "together", place), shard, relative=5e-5)
 
 
@@ -418,7 +417,7 @@ def compare_traffic(units, again=True):
     trial, ranks, count = units.trial, units.ranks, units.count
     part, size = (ranks - 1) / ranks, ONE / 2 if units.dtype == "bfloat16" else ONE
     once, slopes = part * size, part * ONE
-    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {part:.3g} of it"
+    said = f"a unit has {megabytes(size)} of weights, and each of {ranks} processes sends {part:.3g} of them"
     least = [(f"forward {number}", "made", (number + 1) * once) for number in range(count)]
     least += [(f"backward {count - 1}", "between", once * again)]
     least += [("after", "between", count * (again * once + slopes))]
@@ -440,7 +439,7 @@ def compare_traffic(units, again=True):
             got, most = trial.mark(rank, "@end")["sent"] - between, count * (once + 2 * slopes)
             came = f"in backward, rank {rank} sent {megabytes(got)}"
             wanted = f"{megabytes(count * once)} of weights and {megabytes(count * slopes)} of gradients in"
-            wanted += " float32, or twice as much of these where gloo makes a reduce-scatter of an all-reduce"
+            wanted += " float32, or twice the gradients where gloo does reduce-scatter as an all-reduce"
             trial.require(got <= 1.05 * most, came, wanted)
 
     return too_much
@@ -450,8 +449,8 @@ def compare_traffic(units, again=True):
 def mechanism(trial):
     ranks, count = 4, 5
     trial.tried(
-        f"{ranks} processes, one pass through {count} units of {megabytes(ONE)}; memory and bytes sent as the"
-        " kernel counts them"
+        f"{ranks} processes, one pass through {count} units of {megabytes(ONE)}; memory and bytes sent as"
+        " measured by the kernel"
     )
     units, shard = Large(trial, ranks, count), count * ONE / ranks
     if trial.counted:
@@ -470,8 +469,8 @@ def mechanism(trial):
             size = event.get("size")
             trial.require(
                 not (isinstance(size, int) and size >= ONE // 4),
-                f"rank {rank} called all_reduce with {size} numbers, all of a unit",
-                "a reduce-scatter: a rank needs the gradient of its shard only",
+                f"rank {rank} called all_reduce with {size} numbers, a whole unit",
+                "a reduce-scatter: a rank needs only the gradient of its shard",
             )
     units.right(came, 5e-5)
     too_much()
@@ -500,7 +499,7 @@ def low_unit(trial, inside, outside):
 
 @check("09.4a")
 def low_precision(trial):
-    trial.tried("3 processes, a unit in bfloat16 with weights that it does not hold exactly; one pass")
+    trial.tried("3 processes, a bfloat16 unit with weights that bfloat16 cannot hold exactly; one pass")
     unit, rounded = low_unit(trial, 3, 4)
     batches = [
         {"images": whole_numbers(trial, 1, 5, 1, 3), "slope": whole_numbers(trial, 1, 3, 1, 4), "leaf": True}
@@ -556,9 +555,7 @@ def high_precision(trial):
 @check("09.5a")
 def full_state(trial):
     world_size, dtype = 3, "bfloat16"
-    trial.tried(
-        f"{world_size} processes, two units in {dtype}; then other numbers in the shards; full_state()"
-    )
+    trial.tried(f"{world_size} processes, two units in {dtype}; then new numbers in the shards; full_state()")
     units = [unit_of(trial, [3, 2]), unit_of(trial, [2, 1])]
     others, shards = other_shards(trial, units, world_size)
     inputs = [{"units": units, "shards": one, "dtype": dtype, "state": True} for one in shards]
@@ -599,7 +596,7 @@ def curve(trial):
     for world_size in (1, 2, 3, 4):
         trial.tried(
             f"{so_many(world_size, 'process')}, 4 steps of SGD with momentum on 12 images,"
-            f" {12 // world_size} for each;"
+            f" {12 // world_size} on each;"
             " then full_state()"
         )
         inputs = []

@@ -8,7 +8,7 @@ from judge import HEADER, Verdict, call, check, so_many
 def listed(value, count, what):
     """What a driver hands back may be forged, and be anything."""
     if not isinstance(value, list) or len(value) != count:
-        raise Verdict("failed", f"{what} is no list of {count}", f"a list of {count}")
+        raise Verdict("failed", f"{what} is not a list of {count}", f"a list of {count}")
     return value
 
 
@@ -172,9 +172,9 @@ def why_never(schedules):
         other, *need = waits_for(stage)[0]
         name = words([need])
         if need not in schedules[other]:
-            return f"stage {stage}'s {first} has to wait for stage {other}'s {name}, which never comes"
+            return f"stage {stage}'s {first} waits for stage {other}'s {name}, which never comes"
         if other == stage:
-            return f"stage {stage}'s {first} comes before its own {name}, for which it has to wait"
+            return f"stage {stage}'s {first} comes before its own {name}, which it has to wait for"
         blocked = words(schedules[other][heads[other] :][:1])
         behind = "" if blocked == name else f", which comes after {blocked}"
         lines.append(f"stage {stage}'s {first} waits for stage {other}'s {name}{behind}")
@@ -210,7 +210,7 @@ def drawn_times(trial, stages):
 
 @check("10.3a")
 def timelines(trial):
-    trial.tried("gpipe and 1F1B on 1 to 4 stages, a forward takes 1 s and a backward 2 s")
+    trial.tried("gpipe and 1F1B on 1 to 4 stages; a forward takes 1 s and a backward 2 s")
     cases = []
     for function in (gpipe, one_forward_one_backward):
         for stages, microbatches in ((1, 2), (2, 3), (3, 5), (4, 2)):
@@ -243,14 +243,14 @@ def odd_schedules(trial, stages, microbatches):
 
 @check("10.3b")
 def any_schedule(trial):
-    trial.tried("schedules and times drawn at random, different times on each stage")
+    trial.tried("random schedules and times, with different times on each stage")
     cases = []
     for stages, microbatches in ((3, 4), (4, 5), (2, 6)):
         times = drawn_times(trial, stages), drawn_times(trial, stages)
         times[0][0] = 0.0  # an action may end at 0, and so others begin there
         cases.append(("gpipe", all_stages(gpipe, stages, microbatches), *times))
         cases.append(("1F1B", all_stages(one_forward_one_backward, stages, microbatches), *times))
-        cases.append(("drawn at random", odd_schedules(trial, stages, microbatches), *times))
+        cases.append(("random", odd_schedules(trial, stages, microbatches), *times))
     compare_lines(trial, cases)
 
 
@@ -261,7 +261,7 @@ def parsed(*lines):
 
 @check("10.3c")
 def circles(trial):
-    trial.tried("schedules in which an action can never begin, and some in which all can")
+    trial.tried("some schedules in which an action can never begin, and some in which all actions can")
     good = [
         parsed("F0 F1 B1 B0", "F0 F1 B1 B0"),
         parsed("F1 B1 F0 B0", "F1 B1 F0 B0"),
@@ -275,7 +275,7 @@ def circles(trial):
         parsed("F0 B0", "F0 F1 B0 B1"),
     ]
     cases = [("a schedule that works", one, [1.0] * len(one), [1.0] * len(one)) for one in good]
-    cases += [("a schedule that cannot go on", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
+    cases += [("a schedule that cannot continue", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
     order = trial.random.permutation(len(cases)).tolist()
     compare_lines(trial, [cases[place] for place in order])
 
@@ -285,7 +285,7 @@ def circles(trial):
 
 @check("10.4a")
 def idle(trial):
-    trial.tried("timelines of gpipe, 1F1B and others, with equal and with unequal times")
+    trial.tried("timelines of gpipe, 1F1B and other schedules, with equal and unequal times")
     cases = [(1, gpipe, [1.0], [1.0], 1)]
     for stages in (2, 3, 4):
         count = int(trial.integers(2, 9))
@@ -301,13 +301,13 @@ def idle(trial):
         end = max(end for one in line for _, end in one)
         busy = sum(m * (one + other) for one, other in zip(forward, backward, strict=True))
         what = f"the idle share of {function.__name__} on {p} stages, {m} micro-batches"
-        what += f", seconds of a forward {forward}, of a backward {backward}"
+        what += f", seconds per forward {forward}, per backward {backward}"
         trial.close(what, number(got), 1 - busy / (p * end))
 
 
 @check("10.4b")
 def held(trial):
-    trial.tried("the schedules of gpipe, 1F1B and others")
+    trial.tried("the schedules of gpipe, 1F1B and other schedules")
     cases = []
     for stages, microbatches in ((1, 1), *drawn_cases(trial, False), *drawn_cases(trial, True)):
         cases += all_stages(gpipe, stages, microbatches)[:1]
@@ -409,7 +409,7 @@ def run_batch(trial, batch, demands=None, **more):
     except Verdict as verdict:
         if "SIGABRT" not in verdict.came:
             raise
-        why = "gloo does this when a message is larger than the tensor that it is received into"
+        why = "gloo does this when a message is larger than the tensor that receives it"
         raise Verdict(verdict.status, f"{verdict.came}; {why}", verdict.expected) from None
     loss, gradients, shown = batch.expected()
     ranks = [came if isinstance(came, dict) else {} for came in ranks]
@@ -418,9 +418,11 @@ def run_batch(trial, batch, demands=None, **more):
         if isinstance(got, numpy.ndarray) and got.shape == old.shape:
             got = got.astype("float64") - old.double().numpy()
             lost = numpy.allclose(got + old.double().numpy(), gradient, rtol=0, atol=1e-6)
-            what = f"the gradient of stage {rank}'s weight is of this batch alone: what was in .grad is gone"
-            trial.require(not lost, what, "the sum of both")
-        what = f"the gradient of stage {rank}'s weight, less what was there before"
+            what = (
+                f"the gradient of stage {rank}'s weight contains only this batch: what was in .grad is gone"
+            )
+            trial.require(not lost, what, "the sum of the old and the new gradient")
+        what = f"the gradient of stage {rank}'s weight, minus what was there before"
         trial.close(what, got, gradient, scale=0.05)
         got = came.get("loss")
         if rank < len(ranks) - 1:
@@ -444,7 +446,9 @@ def travelled(trial, batch):
             if sent is None:
                 return
             if abs(other - rank) > 1:
-                trial.require(sent == 0, f"rank {rank} sent {sent} bytes to rank {other}", "neighbours only")
+                trial.require(
+                    sent == 0, f"rank {rank} sent {sent} bytes to rank {other}", "messages to neighbours only"
+                )
                 continue
             what = "outputs" if other > rank else "gradients"
             one = 4 * batch.rows * batch.sizes[max(rank, other)]
@@ -452,7 +456,7 @@ def travelled(trial, batch):
             trial.require(
                 data <= sent <= data + 20 * HEADER * batch.count,
                 f"rank {rank} sent {sent} bytes to rank {other}, {sent / data:.2f} times what it should",
-                f"{batch.count} {what} of {one} bytes, and a little for what the network adds",
+                f"{batch.count} {what} of {one} bytes, plus a little that the network adds",
             )
             # Beside the data: two headers for each message sent, and one for each received.
             trial.same(
@@ -467,7 +471,7 @@ def gradients(trial):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
     for stages, microbatches in ((1, 3), (2, 3), (3, 3)):
         trial.tried(
-            f"{so_many(stages, 'process')}, gpipe with {microbatches} micro-batches, gradients from before; "
+            f"{so_many(stages, 'process')}, gpipe with {microbatches} micro-batches, old gradients in .grad; "
             "the kernel counts what is sent"
         )
         run_batch(trial, Batch(trial, all_stages(gpipe, stages, microbatches)))
@@ -476,9 +480,7 @@ def gradients(trial):
 @check("10.5b")
 def no_deadlock(trial):
     for stages, microbatches in ((2, 4), (4, 6), (3, 2)):
-        trial.tried(
-            f"{stages} processes, 1F1B with {microbatches} micro-batches; whether each send is waited for"
-        )
+        trial.tried(f"{stages} processes, 1F1B with {microbatches} micro-batches; is each send waited for?")
         run_batch(trial, Batch(trial, all_stages(one_forward_one_backward, stages, microbatches)))
         all_waited_for(trial, stages)
 
@@ -495,9 +497,9 @@ def all_waited_for(trial, stages):
         left = [event for key, event in begun.items() if key not in waited]
         trial.require(
             not left,
-            f"rank {rank} began {so_many(len(begun), 'send')} and returned without wait() for "
+            f"rank {rank} started {so_many(len(begun), 'send')} and returned without wait() for "
             f"{len(left)} of them; the first is {left and call(left[0])}",
-            "a wait() for what each isend returned",
+            "a wait() for each handle that isend returned",
         )
 
 
@@ -511,7 +513,7 @@ def made_to_do(trial, batch, shown):
         came = [[action, forwards[int(place)]] for action, place in names]
         trial.require(
             came == schedule,
-            f"the stage of rank {rank} was made to do {words(came) or 'nothing'}",
+            f"the stage of rank {rank} ran {words(came) or 'nothing'}",
             words(schedule),
         )
         for (action, number), name in zip(schedule, batch.named(rank), strict=True):
@@ -531,7 +533,7 @@ def step_by_step(trial, function):
             demands[rank, f"forward {place}"] = {
                 "sent": due * one if trial.counted else 0,
                 "words": f"when rank {rank} came to F{place}",
-                "expected": f"{due} {name} of {one} bytes, each begun before anything else is done",
+                "expected": f"{due} {name} of {one} bytes, each sent before anything else is done",
             }
     made_to_do(trial, batch, run_batch(trial, batch, demands))
 
@@ -540,14 +542,14 @@ def step_by_step(trial, function):
 def in_order(trial):
     schedules = odd_schedules(trial, 3, 5)
     drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
-    trial.tried(f"3 processes, schedules drawn at random: {drawn}")
+    trial.tried(f"3 processes, random schedules: {drawn}")
     batch = Batch(trial, schedules)
     made_to_do(trial, batch, run_batch(trial, batch))
-    trial.tried("3 processes, F0 B0 F1 B1 F2 B2 on each: a message that is begun late holds up all")
+    trial.tried("3 processes, F0 B0 F1 B1 F2 B2 on each: a send that starts late blocks all of them")
     run_batch(trial, Batch(trial, parsed(*["F0 B0 F1 B1 F2 B2"] * 3)))
     for function in (one_forward_one_backward, gpipe):
         trial.tried(
-            f"2 processes, {function.__name__} with 4 micro-batches; at each forward, what is due has left"
+            f"2 processes, {function.__name__} with 4 micro-batches; at each forward, everything due is sent"
         )
         step_by_step(trial, function)
 
@@ -560,7 +562,7 @@ def memory(trial):
     count, rows = 10, 2048
     batch = Batch(trial, all_stages(one_forward_one_backward, 3, count), rows)
     trial.tried(
-        f"3 processes, 1F1B with {count} micro-batches of {rows} images; memory as the kernel counts it"
+        f"3 processes, 1F1B with {count} micro-batches of {rows} images; memory as measured by the kernel"
         " at the fourth forward and at the last"
     )
     demands = {}
@@ -575,13 +577,13 @@ def memory(trial):
         demands[rank, "forward 3"] = {
             "memory": first,
             "words": f"when rank {rank} came to F3",
-            "expected": f"at most {first / 1e6:.1f} MB: what {5 - rank} micro-batches need",
+            "expected": f"at most {first / 1e6:.1f} MB, enough for {5 - rank} micro-batches",
         }
         demands[rank, f"forward {count - 1}"] = {
             "memory": most,
             "memory since": "forward 3",
             "words": f"when rank {rank} came to F{count - 1}",
-            "expected": f"at most {most / 1e6:.1f} MB more than at F3: each backward lets go of the input"
+            "expected": f"at most {most / 1e6:.1f} MB more than at F3: each backward releases the input"
             f" and the output of its micro-batch, {one / 1e6:.1f} MB or more each",
         }
     made_to_do(trial, batch, run_batch(trial, batch, demands, settles=[3, count - 1]))

@@ -94,7 +94,7 @@ def cut(trial, columns):
             compare(trial, f"the {name} {where}", share, value)
             if value is not None:
                 words = f"the {name} {where} changed when the whole was set to zero: it is a view, not a copy"
-                unchanged(trial, words, later, share, "a copy, which stays as it was")
+                unchanged(trial, words, later, share, "a copy, which does not change")
         compare(trial, f"the whole weight after {which}", got.get("whole"), case["weight"])
 
 
@@ -125,7 +125,7 @@ def function(trial, name):
             output, below = (x, sums["above"]) if name == "Copy" else (sums["x"], above)
             on = f"on rank {rank}"
             compare(trial, f"{name}.apply(x) {on}", came.get("output"), output)
-            kept = "it stays as it was: add up in a copy"
+            kept = "an unchanged tensor: add up in a copy"
             words = f"your forward of {name} changed x itself {on}"
             unchanged(trial, words, came.get("x after forward"), given[rank]["x"], kept)
             compare(trial, f"the gradient of x {on}", came.get("gradient"), below)
@@ -133,7 +133,7 @@ def function(trial, name):
             unchanged(trial, words, came.get("x"), given[rank]["x"], kept)
             words = f"your backward of {name} changed the gradient that it was given {on}"
             unchanged(trial, words, came.get("above"), given[rank]["above"], kept)
-            what = f"the gradient of x {on} for x + {name}.apply(x), where both get the same tensor"
+            what = f"the gradient of x {on} for x + {name}.apply(x), which both use the same tensor"
             compare(trial, what, came.get("residual"), above + below)
             compare(trial, f"x.exp() {on}, after {name}.apply(x.exp())", came.get("before"), x.exp())
             what = f"the gradient of x {on} for {name}.apply(x.exp())"
@@ -171,7 +171,7 @@ def layers(trial, name):
             output.backward(above.double())
             expected.append({"weight": weight, "bias": bias, "x": x, "output": output})
         trial.tried(
-            f"{so_many(world_size, 'process')}, {name} of {inputs} inputs and {outputs} outputs:"
+            f"{so_many(world_size, 'process')}, {name} with {inputs} inputs and {outputs} outputs:"
             f" {'; '.join(words)}"
         )
         cut_at_x, cut_above = (None, -1) if column else (-1, None)
@@ -237,7 +237,7 @@ def large(trial, world_size, block, traffic):
     what = "a FeedForward" if block else "a ColumnLinear and a RowLinear"
     trial.tried(
         f"{world_size} processes, {what} with matrices of {hidden} x {width} and back, x of 8 x {width};"
-        " memory and bytes sent are as the kernel counts them"
+        " memory and bytes sent as measured by the kernel"
     )
     gates, back = demands(trial, world_size, 4 * 2 * hidden * width, x.nbytes if traffic else 0)
     ranks = trial.run("large", [given] * world_size, gates=gates)
@@ -263,7 +263,7 @@ def large(trial, world_size, block, traffic):
             calls = calls_of(trial, rank, which)
             came = f"rank {rank} made {len(calls)} calls of torch.distributed in {which}"
             came += f": {', '.join(calls)}" * bool(calls)
-            trial.require(len(calls) == 1, came, "one all_reduce")
+            trial.require(len(calls) == 1, came, "a single all_reduce")
         if trial.counted:
             made, there = trial.asked(rank, "made"), trial.asked(rank, "forward")
             for which, got in (
@@ -272,7 +272,7 @@ def large(trial, world_size, block, traffic):
             ):
                 came = f"rank {rank} sent {got / 1000:.1f} kB in {which}"
                 trial.require(
-                    got <= most, came, f"{most / 1000:.1f} kB at most: one all_reduce of {x.nbytes} bytes"
+                    got <= most, came, f"at most {most / 1000:.1f} kB: one all_reduce of {x.nbytes} bytes"
                 )
 
 
@@ -291,12 +291,12 @@ def demands(trial, world_size, whole, size):
             continue
         one["before"] |= {"memory": WARM, "words": "before any matrix was made"}
         for name, times, when in (
-            ("made", 1, "once both layers were made"),
-            ("forward", 1, "once it had gone forward"),
-            ("backward", 2, "once there were gradients, too"),
+            ("made", 1, "after both layers were made"),
+            ("forward", 1, "after forward"),
+            ("backward", 2, "after backward"),
         ):
             allowed = times * whole / world_size + whole / 5
-            share = f"about {megabytes(times * whole / world_size)} of memory, {megabytes(allowed)} at most"
+            share = f"about {megabytes(times * whole / world_size)} of memory, at most {megabytes(allowed)}"
             sent = f", and {due / 1000:.1f} kB sent: one all_reduce of a tensor like x, of {size} bytes"
             one[name] |= {
                 "memory": int(allowed),
@@ -304,7 +304,7 @@ def demands(trial, world_size, whole, size):
                 "sent": 0 if name == "made" else int(0.95 * due),
                 "sent since": "made" if name == "forward" else "forward",
                 "words": when,
-                "expected": f"{share} (the whole matrices have {megabytes(whole)}){sent * (due > 0)}",
+                "expected": f"{share} (the whole matrices are {megabytes(whole)}){sent * (due > 0)}",
             }
     return gates, back
 
@@ -456,7 +456,7 @@ def one_curve(trial):
     given = training(trial, (7, 3))
     for world_size in (1, 2, 3, 4):
         trial.tried(
-            f"{so_many(world_size, 'process')}, 4 steps of a model with two blocks, of 7 and 3 neurons"
+            f"{so_many(world_size, 'process')}, 4 steps of a model with two blocks of 7 and 3 neurons"
         )
         compare_training(trial, given, world_size)
 
@@ -471,7 +471,7 @@ ONLY_SECOND = ("blocks.1.",)
 KINDS = {
     "": "",
     "renamed": ", of a model whose layers have other names",
-    "shared": ", of a model in which two ordinary layers have one weight",
+    "shared": ", of a model in which two ordinary layers share a weight",
     "zeros": ", where all gradients are zero",
 }
 
@@ -535,7 +535,7 @@ def wrong_norms(gradients, rank, world_size):
     for words, square in (
         ("the bias of RowLinear counted once for each rank", those(sizes, "down.bias")),
         ("the ordinary layers counted once for each rank", alike - those(sizes, "down.bias")),
-        ("all that is the same on all ranks counted once for each of them", alike),
+        ("everything that is the same on all ranks counted once for each rank", alike),
     ):
         found[words] = total + (world_size - 1) * square
     apart = [
@@ -562,13 +562,11 @@ def right_norm(trial, words, got, right, wrong):
 @check("11.5a")
 def norm(trial):
     trial.tried(
-        "4 processes, a model with two blocks, of 7 and 3 neurons; the norm is small enough;"
-        " in the second call there are no gradients in the second block, in the third there are none"
-        " elsewhere, and rank 3 has no shard; in the fourth the layers of the blocks have other names"
+        "4 processes, a model with two blocks of 7 and 3 neurons; the norm is small enough;"
+        " call 2 has no gradients in the second block; call 3 has gradients only in the second"
+        " block, where rank 3 has no shard; in call 4 the layers of the blocks have other names;"
     )
-    trial.words.append(
-        "and in the fifth two ordinary layers share a weight; then all gradients are zero or None"
-    )
+    trial.words.append("in call 5 two ordinary layers share a weight; then all gradients are zero or None")
     cases = [(None, 3.0, ""), (NO_SECOND, 2.0, ""), (ONLY_SECOND, 2.0, ""), (None, 1.5, "renamed")]
     cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, "")]
     for words, came, right, gradients, wrong in clip(trial, 4, cases):
@@ -582,13 +580,13 @@ def norm(trial):
         trial.require(
             sent <= most,
             f"rank {rank} sent {sent} bytes in {len(cases)} calls of clip_gradients",
-            f"a sum or two in each, {most} bytes at most with all that goes with them",
+            f"a sum or two in each call, at most {most} bytes with all overhead",
         )
 
 
 @check("11.5b")
 def clipped(trial):
-    trial.tried("2 processes, a model with two blocks, of 7 and 3 neurons; the norm is too large, then small")
+    trial.tried("2 processes, a model with two blocks of 7 and 3 neurons; the norm is too large, then small")
     trial.words.append("enough, then too large while some gradients are None")
     cases = [(None, 0.3, ""), (None, 1.5, ""), (NO_SECOND, 0.7, "")]
     for words, came, _, gradients, _ in clip(trial, 2, cases):
@@ -597,6 +595,6 @@ def clipped(trial):
             compare(trial, f"the gradient of {name} {words}", got, value)
     given = training(trial, (7, 2))
     given["largest"] = sorted(one_process(given)[1])[1] * 0.8
-    trial.tried("3 processes, 4 steps of a model with two blocks, of 7 and 2 neurons,")
+    trial.tried("3 processes, 4 steps of a model with two blocks of 7 and 2 neurons,")
     trial.words.append(f"the norm clipped to {given['largest']:.4g}")
     compare_training(trial, given, 3)

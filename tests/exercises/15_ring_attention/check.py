@@ -59,7 +59,7 @@ def part(value, number):
 def two(trial, what, came):
     """Output and log_sum_exp, as they came."""
     right = isinstance(came, list) and len(came) == 2
-    trial.require(right, f"what {what} gives is no pair", "a pair: (output, log_sum_exp)")
+    trial.require(right, f"{what} does not return a pair", "a pair: (output, log_sum_exp)")
     return came
 
 
@@ -71,7 +71,7 @@ def apart(trial, what, got, expected, relative=2e-5, wrong=dict):
         bad = numpy.isnan(got)
         trial.require(
             not bad.any(),
-            f"{what} is NaN{at(bad)} ({int(bad.sum())} of {bad.size} numbers are)",
+            f"{what} is NaN{at(bad)} ({int(bad.sum())} of {bad.size} numbers are NaN)",
             number(expected[bad][0]) if bad.any() else "",
         )
         nothing = numpy.isneginf(expected)
@@ -106,7 +106,7 @@ def zeros_without_keys(trial, what, got, total):
     alone = torch.isneginf(total).expand(*total.shape[:-1], 8).numpy()
     if isinstance(got, numpy.ndarray) and got.shape == alone.shape:
         off = alone & (got != 0)
-        came = f"{what} is {number(got[off][0])}{at(off)}, for a query that meets no key" if off.any() else ""
+        came = f"{what} is {number(got[off][0])}{at(off)}, for a query without any key" if off.any() else ""
         trial.require(not off.any(), came, "0")
 
 
@@ -134,18 +134,18 @@ def order(trial):
 
 @check("15.1a")
 def zigzag(trial):
-    trial.tried("positions for every rank of 1, 2, 3, 4 and more processes")
+    trial.tried("positions for every rank, with 1, 2, 3, 4 and more processes")
     _, cases, _, found = order(trial)
     for number, (length, rank, world_size) in enumerate(cases):
         got, right = look(found, "positions", number), places_of(length, rank, world_size)
         what = f"positions({length}, {rank}, {world_size})"
-        trial.require(isinstance(got, numpy.ndarray), f"{what} is no tensor", "a tensor of whole numbers")
-        words = f"; that is in a row, {so_many(world_size, 'process')} with one stretch each"
+        trial.require(isinstance(got, numpy.ndarray), f"{what} is not a tensor", "a tensor of integers")
+        words = f"; these are plain blocks: {so_many(world_size, 'process')} with one continuous block each"
         came = f"{what} is {short(got.tolist())}"
         same = got.tolist() == right
         row = got.tolist() == in_a_row(length, rank, world_size)
         trial.require(same, came + words * row, short(right))
-        trial.require(got.dtype.kind == "i", f"{what} is of {got.dtype}", "whole numbers: int64")
+        trial.require(got.dtype.kind == "i", f"{what} has dtype {got.dtype}", "integers: int64")
 
 
 def short(values):
@@ -162,14 +162,14 @@ def meet(rank, owner):
 
 @check("15.1b")
 def halves(trial):
-    trial.tried("meetings for all pairs of a rank and an owner of 1, 2, 3, 4 and more processes")
+    trial.tried("meetings for all pairs of a rank and an owner, with 1, 2, 3, 4 and more processes")
     _, _, pairs, found = order(trial)
     for number, (rank, owner) in enumerate(pairs):
         got, right = look(found, "meetings", number), meet(rank, owner)
         what = f"meetings({rank}, {owner})"
         more = [pair for pair in got if pair not in right] if isinstance(got, list) else []
         less = [pair for pair in right if pair not in got] if isinstance(got, list) else []
-        words = f"; in {more[0]} all keys are later" if more else f"; {less[0]} is not there" if less else ""
+        words = f"; in {more[0]} all keys are later" if more else f"; {less[0]} is missing" if less else ""
         trial.require(got == right, f"{what} is {got}{words}", f"{right}")
 
 
@@ -204,7 +204,7 @@ def attend_mistakes(given, place):
         "scores were divided by the size": {"scale": 1 / given[0].shape[-1]},
         "later keys were not masked": {"later": no_mask},
         "the key at a query's own position was masked": {"later": operator.ge},
-        "the mask was turned round": {"later": operator.lt},
+        "the mask was reversed": {"later": operator.lt},
     }
     return {words: attention(*given, **more)[place] for words, more in wrong.items()}
 
@@ -219,8 +219,8 @@ def some(trial, queries, keys, among, size=8):
 
 @check("15.2a")
 def attend(trial):
-    trial.tried("attend with 6 queries and 6 keys at positions 0 to 5, then with 5 queries and 9 keys, at")
-    trial.words.append("positions of which each query meets some, all in 2 texts with 3 heads of size 8")
+    trial.tried("attend with 6 queries and 6 keys at positions 0 to 5, then with 5 queries and 9 keys, where")
+    trial.words.append("each query has some keys; everything in 2 texts with 3 heads of size 8")
     given = text(trial, 6)
     first = [given[name] for name in ("query", "key", "value")]
     tensors, (_, keys) = some(trial, 5, 9, 30)
@@ -259,10 +259,10 @@ def no_keys(trial):
     trial.words.append("queries at positions 0 to 3 and keys at 4 to 7")
     first, _ = some(trial, 6, 5, 20)
     second, _ = some(trial, 4, 4, 20)
-    words = ", where some queries meet no key,"
+    words = ", where some queries have no key,"
     cases = [
         (words, *first, list(range(4, 10)), list(range(7, 12))),
-        (", where no query meets any key,", *second, list(range(4)), list(range(4, 8))),
+        (", where no query has any key,", *second, list(range(4)), list(range(4, 8))),
     ]
     some_keys(trial, cases)
 
@@ -294,13 +294,13 @@ def merge_mistakes(given, place):
     output, total, more, more_total = (one.double() for one in given)
     if place:
         found = {"the two log_sum_exp were added up": total + more_total}
-        return found | {"the larger of the two was taken": torch.maximum(total, more_total)}
+        return found | {"the larger of the two was used": torch.maximum(total, more_total)}
     share, of_sums = (total - torch.logaddexp(total, more_total)).exp(), total / (total + more_total)
     return {
         "the outputs were added up": output + more,
-        "the mean of the outputs was taken": (output + more) / 2,
-        "the shares were those of log_sum_exp, not of its exp": of_sums * output + (1 - of_sums) * more,
-        "each had the share of the other": (1 - share) * output + share * more,
+        "the mean of the outputs was used": (output + more) / 2,
+        "the shares were shares of log_sum_exp, not of its exp": of_sums * output + (1 - of_sums) * more,
+        "the two shares were swapped": (1 - share) * output + share * more,
     }
 
 
@@ -316,15 +316,15 @@ def merge(trial):
 
 @check("15.3b")
 def merge_nothing(trial):
-    trial.tried("merge where some queries have met no key before, then none; where neither side has a key;")
-    trial.words.append("where log_sum_exp is near 300 and -300")
+    trial.tried("merge where some queries have no key in the old result; in the new result; in neither;")
+    trial.words.append("and where log_sum_exp is near 300 and -300")
     given = text(trial, 12)
     tensors = [given[name] for name in ("query", "key", "value")]
     places = list(range(12))
     cases = [
-        (", where some queries had met no key,", *tensors, places, [3, 4, 5], [0, 1, 2]),
-        (", where some queries meet no new key,", *tensors, places, [0, 1, 2], [9, 10]),
-        (", where some have no key on either side,", *tensors, places, [6, 7], [4, 5]),
+        (", where some queries had no old key,", *tensors, places, [3, 4, 5], [0, 1, 2]),
+        (", where some queries have no new key,", *tensors, places, [0, 1, 2], [9, 10]),
+        (", where some queries have no key on either side,", *tensors, places, [6, 7], [4, 5]),
     ]
     for by in (300, -300):
         words = f" with log_sum_exp near {by}"
@@ -350,7 +350,7 @@ def tensors_of(trial, what, came, names, rank):
     """What a rank has sent, after its inputs were found unchanged."""
     found = look(came, "found")
     right = isinstance(found, list) and len(found) == len(names)
-    trial.require(right, f"what {what} gives on rank {rank} is not {so_many(len(names), 'tensor')}")
+    trial.require(right, f"on rank {rank}, {what} does not return {so_many(len(names), 'tensor')}")
     return found
 
 
@@ -358,7 +358,7 @@ def unchanged(trial, what, came, given, names, rank):
     for place, name in enumerate(names):
         got, before = part(look(came, "after"), place), given[name].transpose(1, 2).numpy()
         same = isinstance(got, numpy.ndarray) and numpy.array_equal(got, before)
-        trial.require(same, f"{what} changed {name} on rank {rank}", "it stays as it was")
+        trial.require(same, f"{what} changed {name} on rank {rank}", "an unchanged tensor")
 
 
 def forward_mistakes(given, rank, world_size):
@@ -385,7 +385,7 @@ def forward_mistakes(given, rank, world_size):
     each = [over([other]) for other in every]
     wrong = {
         "later keys were not masked": over(every, later=no_mask),
-        "the positions were in a row": over(every, rows, rows[rank]),
+        "the positions were in plain order": over(every, rows, rows[rank]),
         "keys and values were always those of this rank": over(
             [rank] * world_size, [places[one] for one in around]
         ),
@@ -394,7 +394,7 @@ def forward_mistakes(given, rank, world_size):
         "there was one more key, of score 0, whose value is zeros": begun_with_zero(over, every),
         "the outputs over the keys of each rank were added up": sum(each),
         "the outputs over the keys of each half were added up": sum(blocks),
-        "the mean of the outputs over the keys of each rank was taken": sum(each) / world_size,
+        "the mean of the outputs over the keys of each rank was used": sum(each) / world_size,
     }
     for other in every:
         name = "this rank" if other == rank else f"rank {other}"
@@ -456,13 +456,13 @@ def to_the_right(trial, world_size, least, most, unit, words):
             trial.require(
                 trial.sent(rank, other) <= allowed,
                 f"rank {rank} sent {trial.sent(rank, other)} bytes to rank {other}",
-                f"everything goes to the right, to rank {right}",
+                f"everything sent to the right, to rank {right}",
             )
         sent = trial.sent(rank, right)
         trial.require(
             least * unit * 0.99 <= sent <= most * unit * 1.01 + allowed,
             f"rank {rank} sent {sent} bytes to rank {right}: {sent / unit:.2f} times the keys and values of a"
-            f" process, which have {unit} bytes",
+            f" process, which are {unit} bytes",
             words,
         )
 
@@ -477,11 +477,16 @@ def bytes_forward(trial):
     for world_size in (4, 3):
         given, unit = counted_text(trial, world_size)
         trial.tried(f"{world_size} processes, 2 texts of {16 * world_size} positions, 3 heads of size 64;")
-        trial.words.append("bytes are as the kernel counts them")
+        trial.words.append("bytes as measured by the kernel")
         forward(trial, given, world_size)
         least = world_size - 1
         to_the_right(
-            trial, world_size, least, least, unit, f"{least} times: the last step needs none to be sent"
+            trial,
+            world_size,
+            least,
+            least,
+            unit,
+            f"{least} times: after the last step, nothing more is needed",
         )
 
 
@@ -501,7 +506,7 @@ def memory(trial, backward):
     what, unit = "ring_backward" if backward else "ring_forward", 8 * LENGTH // RANKS * WIDE
     trial.tried(
         f"{RANKS} processes, {what} with a text of {LENGTH} positions and one head of size {WIDE}; the keys"
-        f" and values of a process have {megabytes(unit)}; the kernel knows the most memory that each held"
+        f" and values of a process are {megabytes(unit)}; peak memory as measured by the kernel"
     )
     names = (*NAMES, "gradient") if backward else NAMES
     thin = {name: trial.floats(LENGTH, 2) for name in names}
@@ -512,7 +517,7 @@ def memory(trial, backward):
         gates.append({"before": {"value": 0}, "made": {"value": trial.secret()}, "after": {"value": first}})
         if trial.counted:
             most = {"memory": WARM, "words": "before any tensor was made"}
-            gates[-1]["before"] |= most | {"expected": f"{megabytes(WARM)} of memory at most"}
+            gates[-1]["before"] |= most | {"expected": f"at most {megabytes(WARM)} of memory"}
     inputs = []
     for rank in range(RANKS):
         inputs.append({"secret": secret, "columns": COLUMNS})
@@ -536,8 +541,8 @@ def memory(trial, backward):
         most = (9.75 if backward else 6.5) * unit
         trial.require(
             grown <= most,
-            f"rank {rank} needed {megabytes(grown)} in {what}, beside what it was given",
-            f"{megabytes(most)} at most: the keys and values of all processes have {megabytes(RANKS * unit)}",
+            f"rank {rank} needed {megabytes(grown)} in {what}, in addition to its inputs",
+            f"at most {megabytes(most)}: the keys and values of all processes are {megabytes(RANKS * unit)}",
         )
 
 
@@ -592,7 +597,7 @@ def left_out(trial, backward):
         got = part(look(came, "found"), 0)
         expected = shard(right[name], rank, world_size)
         alike = isinstance(got, numpy.ndarray) and got.shape == tuple(expected.shape)
-        trial.require(alike, f"the {its} on rank {rank} has another shape than its queries")
+        trial.require(alike, f"the {its} on rank {rank} does not have the shape of its queries")
         for number in range(chunks - 1):
             for half, chunk in enumerate((rank, chunks - 1 - rank)):
                 if chunk > number:
@@ -600,9 +605,9 @@ def left_out(trial, backward):
                 some = got[number, :, 3 * half : 3 * half + 3]
                 trial.require(
                     not numpy.isnan(some).any(),
-                    f"the {its} on rank {rank} is NaN for its chunk {chunk} of {chunks}: NaN were only in"
+                    f"the {its} on rank {rank} is NaN for its chunk {chunk} of {chunks}: NaN was only in"
                     f" the values of chunk {number + 1}, which is later",
-                    "numbers: a block in which all keys are later is left out",
+                    "numbers: leave out a block in which all keys are later",
                 )
                 right_one = expected[number, :, 3 * half : 3 * half + 3]
                 apart(trial, f"the {its} on rank {rank} for its chunk {chunk}", some, right_one)
@@ -640,13 +645,13 @@ def backward_mistakes(given, right, name, rank, world_size):
     if name != "value":
         plain = weights * above * scale
         whole_one = {"query": plain @ key, "key": plain.mT @ query}[name]
-        wrong["nothing was taken away from the gradient of the scores"] = shard(whole_one, rank, world_size)
+        wrong["nothing was subtracted from the gradient of the scores"] = shard(whole_one, rank, world_size)
         apart = torch.zeros_like(plain)
         for some in torch.arange(length).chunk(2 * world_size):
             block = (weights * above)[..., some]
             apart[..., some] = block - weights[..., some] * block.sum(-1, keepdim=True)
         whole_one = {"query": apart @ key, "key": apart.mT @ query}[name] * scale
-        words = "the sum that is taken away were over the keys of each half alone"
+        words = "the subtracted sum were over the keys of each half alone"
         wrong[words] = shard(whole_one, rank, world_size)
     if name == "query" or world_size == 1:
         return wrong
@@ -687,10 +692,12 @@ def traffic_backward(trial):
     world_size = 4
     given, unit = counted_text(trial, world_size)
     trial.tried(f"{world_size} processes, 2 texts of {16 * world_size} positions, 3 heads of size 64;")
-    trial.words.append("bytes are as the kernel counts them")
+    trial.words.append("bytes as measured by the kernel")
     backward(trial, given, world_size)
     least, most = 2 * (world_size - 1), 2 * world_size - 1
-    words = f"{least} or {most} times: keys and values {least // 2} times, gradients as often or once more"
+    words = (
+        f"{least} or {most} times: keys and values {least // 2} times, gradients equally often or once more"
+    )
     to_the_right(trial, world_size, least, most, unit, words)
     memory(trial, backward=True)
 

@@ -63,7 +63,7 @@ def run(trial, driver, inputs, **more):
     except Verdict as verdict:
         if "SIGABRT" not in verdict.came:
             raise
-        came = f"{verdict.came}; gloo does this when more comes from a process than is expected from it"
+        came = f"{verdict.came}; gloo does this when a process sends more than is expected from it"
         raise Verdict(verdict.status, came, verdict.expected) from None
 
 
@@ -92,7 +92,8 @@ def compare_route(trial, given, got):
     right = len(shapes) == 3 and len(set(shapes)) == 1 and len(shapes[0] or ()) == 1
     trial.require(
         right,
-        f"route {where} gave " + (f"tensors of {in_words(shapes)}" if shapes else "no three tensors"),
+        f"route {where} gave "
+        + (f"tensors of {in_words(shapes)}" if shapes else "something other than three tensors"),
         "three tensors of one dimension, all of the same length: tokens, experts, weights",
     )
     pairs = list(zip(came[0].tolist(), came[1].tolist(), strict=True))
@@ -103,7 +104,7 @@ def compare_route(trial, given, got):
     leaf = logits.double().requires_grad_()
     weights = softmax(leaf)[tokens, experts]
     known = {
-        "those of each token add up to 1": renormalised(weights, tokens, count),
+        "the weights of each token add up to 1": renormalised(weights, tokens, count),
         "the softmax is taken over the tokens": leaf.softmax(dim=0)[tokens, experts],
     }
     named_mistakes(trial, f"the weights {where}", came[2], weights, known, "the softmax over all experts")
@@ -160,7 +161,7 @@ def wrong_route(trial, given, pairs, wanted, where):
             + (", in this order" if same else ""),
             (listed(right) or "none") + (", in this order" if same else "") + more,
         )
-    trial.same(f"{where}: (token, expert) of all entries", pairs, wanted)
+    trial.same(f"{where}: the pairs (token, expert) of all entries", pairs, wanted)
 
 
 def named(experts):
@@ -204,7 +205,9 @@ def ties(trial):
     trial_logits = [trial.integers(0, 3, 12, 4).float(), trial.integers(0, 2, 20, 6).float()]
     cases = [(trial_logits[0], 1, None), (trial_logits[1], 2, None), (torch.zeros(3, 5), 2, None)]
     routes(
-        trial, cases, "12 tokens, 4 experts, top_k 1, and 20, 6, 2, where many logits are equal; all equal"
+        trial,
+        cases,
+        "12 tokens, 4 experts, top_k 1, then 20, 6, 2, where many logits are equal; then all equal",
     )
 
 
@@ -220,7 +223,9 @@ def capacity(trial):
         (torch.zeros(0, 4), 1, 2),
         (distinct(trial, 5, 4), 2, 0),
     ]
-    words = "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; 5, 4, 50 (none is dropped) and 0; no tokens"
+    words = (
+        "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; 5, 4, 50 (nothing is dropped) and 0; no tokens"
+    )
     routes(trial, cases, words)
 
 
@@ -249,7 +254,7 @@ def parts(logits, chosen):
         known[rank] |= {
             "this is the loss of all processes, not this one's part": sum(right),
             "as if divided by the number of this process's tokens": right[rank] * total / len(one),
-            "as if the load were that of this process's choices": own / total,
+            "as if the load counted only this process's choices": own / total,
             "as if there were no other processes": own / len(one),
             "as if also divided by the number of processes": right[rank] / len(logits),
         }
@@ -272,7 +277,7 @@ def balance(trial, gradients):
             what = f"the part of the balancing loss on rank {rank}"
             got, word = look(came, 0, "part"), look(came, 0, "kind")
             trial.require(
-                word in (None, "NoneType"), f"{what} is no tensor ({word})", "a tensor of one number"
+                word in (None, "NoneType"), f"{what} is not a tensor ({word})", "a tensor of one number"
             )
             if not gradients:
                 expected = f"{float(right[rank]):.6g}"
@@ -293,7 +298,7 @@ def only_counts(trial, world_size, number):
         for other in set(range(world_size)) - {rank}:
             sent, most = trial.sent(rank, other), (number + 2) * ONE_CALL
             came = f"rank {rank} sent {sent} bytes to rank {other}"
-            trial.require(sent <= most, came, f"at most {most}, however many tokens there are: counts only")
+            trial.require(sent <= most, came, f"at most {most}, however many tokens there are: only counts")
 
 
 @check("16.2a")
@@ -360,15 +365,15 @@ class Journey:
 
 def journeys(trial):
     """In groups of as many processes: a plain one first, then what may be empty, full or dropped."""
-    yield [(Journey(trial, (4, 6), 2, 1, 3), "an expert on each process")]
+    yield [(Journey(trial, (4, 6), 2, 1, 3), "one expert on each process")]
     yield [
-        (Journey(trial, (5, 3, 6), 6, 1, 4), "two experts on each"),
-        (Journey(trial, (5, 4, 6), 3, 1, 3, bias=[9.0, 0.0, 0.0]), "all go to expert 0"),
+        (Journey(trial, (5, 3, 6), 6, 1, 4), "two experts on each process"),
+        (Journey(trial, (5, 4, 6), 3, 1, 3, bias=[9.0, 0.0, 0.0]), "all tokens go to expert 0"),
     ]
-    yield [(Journey(trial, (6, 0, 5, 1), 4, 1, 3), "a process has no tokens")]
+    yield [(Journey(trial, (6, 0, 5, 1), 4, 1, 3), "one process has no tokens")]
     yield [
         (Journey(trial, (7, 4), 4, 2, 3, capacity=1, double=True), "some choices were dropped"),
-        (Journey(trial, (4, 5), 4, 1, 3, bias=[0.0, 0.0, -9.0, -9.0]), "none go to experts 2 and 3"),
+        (Journey(trial, (4, 5), 4, 1, 3, bias=[0.0, 0.0, -9.0, -9.0]), "no tokens go to experts 2 and 3"),
         (Journey(trial, (0, 0), 2, 1, 3), "no tokens at all"),
     ]
     yield [(Journey(trial, (6,), 3, 2, 3), "one process")]
@@ -386,7 +391,7 @@ def compare_arrived(trial, one, rank, came):
     for place, got in enumerate(arrived):
         expert = rank * one.local + place
         what, right = f"for expert {expert} (arrived[{place}] on rank {rank})", everything[expert]
-        trial.require(got is not None, f"what came {what} is no tensor", "a tensor")
+        trial.require(got is not None, f"what came {what} is not a tensor", "a tensor")
         shape = getattr(got, "shape", ())
         sources = Counter(source for source, _ in one.for_expert(expert))
         words = ", ".join(f"{count} from rank {source}" for source, count in sorted(sources.items()))
@@ -415,7 +420,7 @@ def strangers(trial, one, rank, expert, what, got, right):
                 if row.shape == own.shape and numpy.allclose(row, own, rtol=0, atol=1e-5):
                     goes = [its for other, its in one.pairs[source] if other == token]
                     came = f"row {place} of what came {what} is token {token} of rank {source}"
-                    trial.require(expert in goes, came, f"that token goes to {named(goes)}")
+                    trial.require(expert in goes, came, f"this token goes to {named(goes)}")
 
 
 def in_another_order(got, right):
@@ -473,7 +478,7 @@ def compare_outputs(trial, one, ranks, matrices, aboves):
 
     right, plain = outputs(weights), outputs([torch.ones_like(value) for value in weights])
     for rank, came in enumerate(ranks):
-        what, got = f"what combine gives on rank {rank}", look(came, "output")
+        what, got = f"the output of combine on rank {rank}", look(came, "output")
         known = {"as if all weights were 1": plain[rank]}
         shaped = isinstance(got, numpy.ndarray) and got.shape == tuple(right[rank].shape)
         if shaped and not near(got, plain[rank]):
@@ -521,7 +526,7 @@ def wrong_rows(trial, one, rank, got, right, weights, experts):
             taken = (
                 other != token and right[other].any() and torch.allclose(row, right[other], atol=1e-5, rtol=0)
             )
-            trial.require(not taken, f"{which}: combine gives it what token {other} is to get", "its own row")
+            trial.require(not taken, f"{which}: combine gives it the row of token {other}", "its own row")
         if len(mine) == 1:
             weight, expert = weights[rank][mine[0][0]].detach(), mine[0][1]
             for source, pairs in enumerate(one.pairs):
@@ -592,7 +597,7 @@ def traffic(trial):
         ((6, 7, 3, 5), 4, [2.0, 0.0, 0.0, 0.0]),
     ):
         one = Journey(trial, counts, number, 2, width, bias)
-        trial.tried(f"{one.words}; bytes counted by the kernel")
+        trial.tried(f"{one.words}; bytes as measured by the kernel")
         gates, back = demands(trial, one, width)
         aboves = [trial.floats(count, width) for count in counts]
         given = [
@@ -610,7 +615,7 @@ def traffic(trial):
         for rank, came in enumerate(ranks):
             arrived = {"kind": "list", "arrived": trial.asked(rank, "dispatched")["with"]}
             compare_arrived(trial, one, rank, arrived)
-            what = f"what combine gives on rank {rank}"
+            what = f"the output of combine on rank {rank}"
             close(trial, what, trial.asked(rank, "combined")["with"], outputs[rank], relative=1e-4)
             for name, value in (("x", xs[rank]), ("weights", weights[rank])):
                 what = f"the gradient of {name} on rank {rank}"
@@ -711,17 +716,23 @@ def whole_layer(trial):
         for rank, came in enumerate(ranks):
             got = look(came, 0, "came")
             count = len(got) if isinstance(got, list) else 0
-            trial.require(count == 2, f"a Mixture gave {so_many(count, 'thing')}", "(output, balancing loss)")
+            trial.require(
+                count == 2, f"a Mixture returned {so_many(count, 'thing')}", "(output, balancing loss)"
+            )
             what, known = f"the output on rank {rank}", {}
             if limit is not None:
                 known["as if nothing had been dropped"] = unlimited[rank]
-            named_mistakes(trial, what, got[0], outputs[rank], known, "zeros for tokens that are dropped")
+            named_mistakes(
+                trial, what, got[0], outputs[rank], known, "zeros for tokens whose choices were dropped"
+            )
             close(trial, what, got[0], outputs[rank])
             what, known = (
                 f"the part of the balancing loss on rank {rank}",
                 {"as if of kept choices": kept[rank]},
             )
-            named_mistakes(trial, what, got[1], balances[rank], known, "that of all choices, dropped or not")
+            named_mistakes(
+                trial, what, got[1], balances[rank], known, "the loss of all choices, dropped or not"
+            )
             close(trial, what, got[1], balances[rank])
 
 
@@ -816,16 +827,16 @@ def mistakes(ranks, gradients, name, rank, local):
     key, place = after.partition(".")[2], int(its.rpartition(".experts.")[2].partition(".")[0])
     there = [gradients[f"{before}.experts.{one * local + place}.{key}"] for one in range(len(ranks))]
     return {
-        "those of a different expert on each process, added up": sum(there),
-        "those of a different expert on each process, their mean": sum(there) / len(ranks),
+        "the gradients of a different expert on each process, added up": sum(there),
+        "the mean of the gradients of a different expert on each process": sum(there) / len(ranks),
         "as if divided by the number of processes": right / len(ranks),
     }
 
 
 def expected_sum(name):
     if ".experts." in name:
-        return "that of this expert, as backward has left it"
-    return "the parts of all, added up"
+        return "the gradient of this expert, as backward left it"
+    return "the parts of all processes, added up"
 
 
 @check("16.4b")
@@ -860,7 +871,7 @@ def one_curve(trial):
             parts_of = [look(came, "losses", step) for came in ranks]
             there = [part for part in parts_of if isinstance(part, float)]
             what = f"the sum of all processes' losses in step {step + 1}"
-            trial.require(len(there) == world_size, f"{what} has a part that is no number", "numbers")
+            trial.require(len(there) == world_size, f"{what} has a part that is not a number", "numbers")
             trial.close(what, sum(there), loss, relative=1e-6)
 
 
@@ -888,7 +899,7 @@ def own_experts(trial):
     whole = number * one_expert
     trial.tried(
         f"4 processes with {' and '.join(map(str, counts))} tokens of {width} numbers, Mixture of {number}"
-        f" experts of {megabytes(one_expert)}, top_k 2; memory and bytes sent are as the kernel counts them"
+        f" experts of {megabytes(one_expert)}, top_k 2; memory and bytes sent as measured by the kernel"
     )
     one = Journey.__new__(Journey)
     one.world_size, one.local, one.counts, one.number = world_size, local, counts, number
@@ -952,18 +963,18 @@ def own_demands(trial, one, width, whole):
         )
         gate["before"] |= {"memory": WARM, "words": "before any expert was made"}
         for name, times, when in (
-            ("forward", 1, "once it had gone forward"),
-            ("backward", 2, "once there were gradients, too"),
+            ("forward", 1, "after forward"),
+            ("backward", 2, "after backward"),
         ):
             most = times * whole / one.world_size + whole / 4
-            share = f"about {megabytes(times * whole / one.world_size)} of memory, {megabytes(most)} at most"
+            share = f"about {megabytes(times * whole / one.world_size)} of memory, at most {megabytes(most)}"
             gate[name] |= {
                 "memory": int(most),
                 "memory since": "before",
                 "sent": rows * 4 * width,
                 "sent since": "made" if name == "forward" else "forward",
                 "words": when,
-                "expected": f"{share} (all experts have {megabytes(whole)}), and {rows_in_words(rows)} of"
+                "expected": f"{share} (all experts are {megabytes(whole)}), and {rows_in_words(rows)} of"
                 f" {4 * width} bytes sent to other processes",
             }
     return gates, back
