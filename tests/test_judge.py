@@ -309,8 +309,13 @@ HINTED = [
         "unit 2 of 2, .* is right",
         "no mean, and no sum",
     ),
-    ("01", "gradients set to zero before each part", "that of the last part alone", "of the parts before"),
-    ("01", "the model is put into evaluation mode", "without batch norm, all was right", "In which mode"),
+    ("01", "gradients set to zero before each part", "that of the last part alone", "of the earlier parts"),
+    (
+        "01",
+        "the model is put into evaluation mode",
+        "without batch norm, everything is correct",
+        "change the mode",
+    ),
     ("02", "gradients set to zero after reduce", "your code was given$", "^No weight has changed"),
     (
         "03b",
