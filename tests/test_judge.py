@@ -320,11 +320,21 @@ HINTED = [
     (
         "03b",
         "parameters in a bucket in the order of the model",
-        "right but for the order",
-        "In a bucket, too",
+        "right except for the order",
+        "Inside a bucket, too",
     ),
-    ("04", "the seed is multiplied by the epoch", "in the same order whatever the seed", "`seed` get into"),
-    ("04", "divided by the images of each rank", "by the number of this rank's images", "both of all ranks"),
+    (
+        "04",
+        "the seed is multiplied by the epoch",
+        "in the same order whatever the seed",
+        "`seed` affect your",
+    ),
+    (
+        "04",
+        "divided by the images of each rank",
+        "by the number of this rank's images",
+        "two sums over all ranks",
+    ),
     ("06", "the scheduler is stepped before the epoch", "that it was given$", "Which learning rate"),
     ("06", "divided by the images and by the processes", "divided by 2 processes", "what the sum is divided"),
     (

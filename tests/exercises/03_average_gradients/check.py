@@ -157,8 +157,8 @@ def tied(trial):
 @check("03.2d")
 def on_some(trial):
     trial.tried(
-        "3 processes; in call 1, second.weight has a gradient only on ranks 0 and 1, norm.bias only on rank 2; in "
-        "call 2, rank 1 has no gradient at all"
+        "3 processes; in call 1, second.weight has a gradient only on ranks 0 and 1, norm.bias only on rank "
+        "2; in call 2, rank 1 has no gradient at all"
     )
     gradients, others = drawn(trial, 3), drawn(trial, 3)
     del gradients[2]["second.weight"], gradients[0]["norm.bias"], gradients[1]["norm.bias"]

@@ -276,7 +276,7 @@ def neighbours(trial):
 @check("03a.2b")
 def both_done(trial):
     trial.tried(
-        "3 processes, rank 2 starts 0.2 s later; when pass_on returns, each overwrites the tensor that it sent"
+        "3 processes, rank 2 starts 0.2 s later; each rank overwrites its tensor when pass_on returns"
     )
     passed_on(trial, [2000, 3000, 1000], late={2: 0.2}, overwrite=True)
 
