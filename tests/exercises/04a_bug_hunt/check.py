@@ -68,7 +68,7 @@ def train(trial, states, parts, more=None, folder=None, **numbers):
         raise
     for rank, came in enumerate(ranks):
         form = isinstance(came, dict) and isinstance(came.get("state"), dict)
-        trial.require(form and isinstance(came.get("given"), list), f"rank {rank} has sent no result")
+        trial.require(form and isinstance(came.get("given"), list), f"rank {rank} sent no result")
         came["put"] = came.get("put") if isinstance(came.get("put"), list) else []
         came["arrived"] = came.get("arrived") if isinstance(came.get("arrived"), list) else []
         came["before"] = came.get("before") if isinstance(came.get("before"), list) else []
@@ -78,8 +78,10 @@ def train(trial, states, parts, more=None, folder=None, **numbers):
 def passes_begun(trial):
     """How far each rank came, if not all came as far: inside DDP nobody can see who waits for whom."""
     counts = [len(trial.events(rank, "forward")) for rank in range(len(trial.answer["ranks"]))]
-    words = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
-    return f"; forward passes in training that each has begun: {words}" if len(set(counts)) > 1 else ""
+    words = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
+    return (
+        f"; number of training forward passes that each rank began: {words}" if len(set(counts)) > 1 else ""
+    )
 
 
 def numbers_of(trial, rank, came, images):
@@ -88,9 +90,9 @@ def numbers_of(trial, rank, came, images):
     batches = []
     for batch in came["given"]:
         right = isinstance(batch, numpy.ndarray) and batch.ndim == 2 and batch.dtype == numpy.float32
-        trial.require(right, f"rank {rank} gave the model something that is no batch of images")
+        trial.require(right, f"rank {rank} gave the model something that is not a batch of images")
         found = [known.get(row.tobytes()) for row in batch]
-        trial.require(None not in found, f"rank {rank} gave the model an image that is none of the given")
+        trial.require(None not in found, f"rank {rank} gave the model an image that is not in its data")
         batches.append(found)
     return batches
 
@@ -170,7 +172,7 @@ def named(part):
         trial.require(isinstance(came, dict) and "KIND" in came, "there is no KIND", 'KIND = "..."')
         came = came["KIND"]
         known = isinstance(came, str) and came in (*KINDS.values(), *OTHERS)
-        wanted = "the name of another kind, in KINDS.md" if known else "one of the names in KINDS.md"
+        wanted = "the name of another kind in KINDS.md" if known else "one of the names in KINDS.md"
         trial.require(known and came == KINDS[part], f"KIND is {came!r}"[:200], wanted)
 
 
@@ -192,8 +194,8 @@ def bug(identity):
                 function(trial)
             except Verdict:
                 if code_of(trial.files[script(trial)]) == code_of(handed_out(trial)):
-                    came = "its code is as it was, and does what the user saw"
-                    raise Verdict("failed", came, "what its docstring wants") from None
+                    came = "the code is unchanged and still does what the user saw"
+                    raise Verdict("failed", came, "what the docstring asks for") from None
                 raise
 
         return function
@@ -232,12 +234,12 @@ def epochs_of(trial, ranks, images, epochs, size, share):
         trial.require(
             len(mine) == count * epochs,
             f"rank {rank} has {len(mine)} batches in {epochs} epochs",
-            f"{count * epochs}: in each epoch {count}",
+            f"{count * epochs}, which is {count} per epoch",
         )
         for epoch in range(epochs):
             came = [len(batch) for batch in mine[epoch * count : (epoch + 1) * count]]
             trial.require(
-                came == sizes, f"in epoch {epoch} the batches of rank {rank} have {came} images", f"{sizes}"
+                came == sizes, f"in epoch {epoch}, the batches of rank {rank} have {came} images", f"{sizes}"
             )
     found = [
         [joined(mine[epoch * count : (epoch + 1) * count]) for mine in batches] for epoch in range(epochs)
@@ -251,7 +253,7 @@ def anew(trial, found):
         for rank, share in enumerate(shares):
             steps = {after - before for before, after in pairwise(share)}
             trial.require(
-                len(steps) > 1, f"in epoch {epoch} rank {rank} has the images {share}", "a random order"
+                len(steps) > 1, f"in epoch {epoch}, rank {rank} has the images {share}", "a random order"
             )
             for before in range(epoch):
                 trial.require(
@@ -261,8 +263,8 @@ def anew(trial, found):
                 )
                 trial.require(
                     sorted(share) != sorted(found[before][rank]),
-                    f"rank {rank} has the same images, in another order, in epochs {before} and {epoch}",
-                    "in each epoch all images are dealt anew",
+                    f"in epochs {before} and {epoch}, rank {rank} has the same images in a different order",
+                    "all images are distributed anew in each epoch",
                 )
 
 
@@ -277,7 +279,7 @@ def order(trial):
         for epoch, shares in enumerate(found):
             missing = set(range(size)) - set(joined(shares))
             trial.require(
-                not missing, f"in epoch {epoch} no rank has the images {sorted(missing)}", "every image"
+                not missing, f"in epoch {epoch}, no rank has the images {sorted(missing)}", "every image"
             )
         anew(trial, found)
         path = []
@@ -298,18 +300,18 @@ def seed(trial):
             different = len(set(joined(shares)))
             trial.require(
                 different == share * world_size,
-                f"in epoch {epoch} all processes together have {different} different images",
+                f"in epoch {epoch}, all processes together have {different} different images",
                 f"{share * world_size}",
             )
         anew(trial, found)
         path = []
         expected = learnt(state, chosen(batches, *both), 0.5, path=path)
         compare(trial, ranks, expected, path)
-    trial.tried(f"{world_size} processes, the same {size} images, with one seed and with another")
+    trial.tried(f"{world_size} processes, the same {size} images, with two different seeds")
     ranks = train(trial, state, [both] * world_size, epochs=1, batch_size=4, lr=0.5, seed=begin + 20_000)
     _, other = epochs_of(trial, ranks, both[0], 1, 4, share)
     same = f"with seed {begin} and with seed {begin + 20_000}, all processes have the same images"
-    trial.require(other[0] != found[0], same, "another order with another seed")
+    trial.require(other[0] != found[0], same, "a different order for a different seed")
 
 
 @bug("04a.3a")
@@ -362,8 +364,8 @@ def clipping(trial):
     for world_size in (2, 3):
         scale = 2.0**16 if world_size == 2 else 2.0 ** int(trial.integers(11, 16, 1))
         trial.tried(
-            f"{world_size} processes, 6 steps, a scale of {scale:.0f} at the beginning; "
-            "an image of the third step is broken (inf), on one process"
+            f"{world_size} processes, 6 steps, an initial scale of {scale:.0f}; "
+            "one process has a broken image (inf) in the third step"
         )
         state, parts = parameters(trial), pictures(trial, *[18] * world_size)
         parts[-1][0][7, 2] = float("inf")
@@ -377,14 +379,14 @@ def clipping(trial):
             trial.require(
                 came.get("scale") == scale / 2,
                 f"the scale of the scaler on rank {rank} is {came.get('scale')} at the end"[:200],
-                f"{scale / 2}: halved after the step that was left out",
+                f"{scale / 2}, halved after the skipped step",
             )
             # In a batch of 3 images, no gradient of the loss itself by an answer is larger than 1/3.
             arrived = came["arrived"][0] if came["arrived"] else None
             trial.require(
                 isinstance(arrived, float) and arrived > 1,
                 f"in the first step, the largest gradient of the loss on rank {rank} is {arrived}"[:200],
-                "a loss that is scaled before its backward pass",
+                "a loss that is scaled before the backward pass",
             )
 
 
@@ -408,16 +410,16 @@ def exchange(trial):
             pairs = came.get("passes") == ["forward", "backward"] * (steps * accumulate)
             trial.require(
                 pairs,
-                f"rank {rank} goes forward with another batch before it has gone backward with the last",
-                "each small batch has a forward and a backward pass of its own: the large one is too large",
+                f"rank {rank} goes forward with another batch before the backward pass of the previous batch",
+                "a forward and a backward pass for each small batch, because the large batch is too large",
             )
         # DDP sends the parameters once when it begins: half an exchange. Only Linux counts.
         if None not in sent:
             times = sum(sent) / once / world_size
             trial.require(
                 steps * 0.9 < times < steps + 1.8,
-                f"the processes send as much as in about {max(0, round(times - 0.5))} exchanges",
-                f"{steps}: for each step, one of all gradients",
+                f"the processes send as much data as in about {max(0, round(times - 0.5))} exchanges",
+                f"{steps}: one exchange of all gradients per step",
             )
 
 
@@ -437,7 +439,7 @@ def uneven(trial):
             seen = sorted(joined(numbers_of(trial, rank, came, parts[rank][0])))
             trial.require(
                 seen == list(range(sizes[rank])),
-                f"rank {rank} trained with {len(seen)} images, {len(set(seen))} different ones",
+                f"rank {rank} trained with {len(seen)} images, of which {len(set(seen))} are different",
                 f"each of its {sizes[rank]} images once",
             )
         compare(trial, ranks, expected, path)
@@ -457,7 +459,7 @@ def resume(trial):
     # Each line: epochs to reach, the forward pass in which all ranks are stopped, and the first epoch.
     for number, (epochs, stop, first) in enumerate(((5, 7, 0), (4, None, 2), (5, None, 4), (5, None, 5))):
         start = ("the first start", "the first restart", "the second restart", "the third restart")[number]
-        until = "stopped in epoch 2" if stop else f"{epochs} epochs in all"
+        until = "stopped in epoch 2" if stop else f"{epochs} epochs in total"
         trial.tried(f"{world_size} processes; {start}: {until}")
         inputs = [{"snapshot": "snapshot.pt", "stop": stop}] * world_size
         begin = state if number == 0 else parameters(trial)
@@ -465,7 +467,7 @@ def resume(trial):
         if stop:
             for rank, came in enumerate(ranks):
                 trial.same(
-                    f"the number of batches of rank {rank} until it is stopped", len(came["given"]), stop
+                    f"the number of batches of rank {rank} before it is stopped", len(came["given"]), stop
                 )
             continue
         for rank, came in enumerate(ranks):
@@ -474,30 +476,28 @@ def resume(trial):
             trial.require(
                 len(given) == len(wanted),
                 f"rank {rank} trains with {len(given)} batches after this start",
-                f"{len(wanted)}: the epochs from {first} to {epochs - 1}"
-                if wanted
-                else "none: all is trained",
+                f"{len(wanted)}: epochs {first} to {epochs - 1}" if wanted else "none: training is finished",
             )
             trial.require(
                 given == wanted,
                 f"rank {rank} trains with the images {given} after this start"[:200],
-                f"{wanted}, the order of the epochs from {first} to {epochs - 1}"[:200],
+                f"{wanted}, the order of epochs {first} to {epochs - 1}"[:200],
             )
         path = []
         expected = learnt(state, joined(steps[:epochs]), **settings, path=path)
         compare(trial, ranks, expected, path[len(joined(steps[:first])) :])
 
-    trial.tried("1 process; stopped in epoch 1, while it writes the snapshot at its end")
+    trial.tried("1 process; stopped at the end of epoch 1, while it writes the snapshot")
     inputs = [{"snapshot": "torn.pt", "stop_in_save": 2}]
     (came,) = train(trial, state, parts[:1], inputs, folder, epochs=3, batch_size=size, **settings)
     if came.get("stopped"):
-        trial.tried("1 process; started again, after it was stopped while it wrote the snapshot of epoch 1")
+        trial.tried("1 process; restarted after it was stopped while writing the snapshot of epoch 1")
         inputs = [{"snapshot": "torn.pt"}]
         begin = parameters(trial)
         (came,) = train(trial, begin, parts[:1], inputs, folder, epochs=3, batch_size=size, **settings)
         wanted = [batch.tolist() for epoch in batches[1:3] for batch in epoch]
         given = numbers_of(trial, 0, came, parts[0][0])
-        words = "2 epochs: the one in which it was stopped, and the last"
+        words = "2 epochs: the epoch in which it was stopped, and the last epoch"
         trial.require(given == wanted, f"it trains with {len(given)} batches after this start", words)
 
 
@@ -506,7 +506,7 @@ def device(trial):
     # For each machine how many processes it has, and how many devices.
     for machines in (((1, 2), (2, 3)), ((2, 4), (1, 1))):
         words = " and ".join(f"{count} on {so_many(devices, 'device')}" for count, devices in machines)
-        trial.tried(f"two machines, their processes: {words}")
+        trial.tried(f"two machines with these processes: {words}")
         more = []
         world_size = sum(count for count, _ in machines)
         for machine, (count, devices) in enumerate(machines):
@@ -527,13 +527,13 @@ def device(trial):
             trial.require(
                 used == [str(local)],
                 f"rank {rank} (local rank {local} on the {machine} machine) uses {names_of(used)}",
-                f"device {local} only",
+                f"only device {local}",
             )
             what = [one[1] for one in came["put"] if isinstance(one, list) and len(one) == 2]
             what = [one for one in what if isinstance(one, str | int)]
             trial.require(
                 "model" in what and sum(size for size in what if isinstance(size, int)) >= 7,
-                f"rank {rank} has put only this on its device: {what}"[:200],
+                f"rank {rank} put only this on its device: {what}"[:200],
                 "the model and its images",
             )
         compare(trial, ranks, expected, path)
@@ -572,7 +572,7 @@ def buffers(trial):
         for rank, result in enumerate(results):
             form = isinstance(result, numpy.ndarray) and result.dtype.kind == "f"
             form = form and result.shape == (5, 3) and numpy.isfinite(result).all()
-            trial.require(form, f"rank {rank} returns something else than answers", "5 x 3 numbers")
+            trial.require(form, f"rank {rank} returns something other than answers", "5 x 3 numbers")
         allowed = 2e-4 * max(1, float(answered.abs().max()))
 
         # A wrong mend is not to look like none at all.
