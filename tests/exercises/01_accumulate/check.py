@@ -199,7 +199,7 @@ def one_after_the_other(trial, reference):
             got, right, what = (
                 got / abs(got).sum(),
                 right / right.abs().sum(),
-                f"{what}, apart from a factor,",
+                f"{what}, apart from a factor",
             )
         trial.close(what, got, right, relative=1e-4)
 

@@ -78,7 +78,7 @@ def in_place(trial):
     given = states(trial, 2, buffers=True)
     for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
         for name in [*SHAPES, *BUFFERS, COUNTER]:
-            what = f"{name} on rank {rank}, seen through a reference taken before,"
+            what = f"{name} on rank {rank}, seen through a reference taken before"
             if name == COUNTER:
                 trial.same(what, came["held"].get(name), given[0][name])
             else:

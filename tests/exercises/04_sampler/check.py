@@ -269,11 +269,11 @@ def few(trial):
 
 @check("04.1f")
 def random_state(trial):
-    trial.tried("13 images, 3 ranks; random numbers of the program, drawn between two numbers and afterwards")
+    trial.tried("13 images, 3 ranks; global random numbers, drawn between two sampler numbers and afterwards")
     cases = [case(trial, 13, 3, drop_last, breaks=2) for drop_last in (False, True)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
         trial.tried(
-            words_for(one) + ": random numbers of the program, drawn between two numbers and afterwards"
+            words_for(one) + ": global random numbers, drawn between two sampler numbers and afterwards"
         )
         for rank, came in enumerate(ranks):
             noise, drawn = came["noise"], came.get("drawn")
