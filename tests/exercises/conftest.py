@@ -138,7 +138,7 @@ def pytest_terminal_summary(terminalreporter, config):
             file = judge.printed.keep(identity, found, Path(config.getoption("--out")))
             if file:
                 terminalreporter.write_line(file)
-        level = f"contained at level {session.nursery.level} of 3 (tests/README.md)"
+        level = f"contained at level {session.nursery.level} of 3 (see tests/README.md)"
         terminalreporter.write_line(f"\nchecked {session.folder} with seed {session.seed}, {level}")
     return (yield)
 
