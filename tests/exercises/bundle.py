@@ -1,4 +1,4 @@
-"""Build the zip that Gradescope takes as an autograder: `make gradescope`. No solution is in it."""
+"""Build the zip file for a Gradescope autograder: `make gradescope`. It contains no solutions."""
 
 import argparse
 import zipfile
@@ -44,7 +44,7 @@ def build(path):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out/gradescope.zip"), help="where to put it")
+    parser.add_argument("--out", type=Path, default=Path("out/gradescope.zip"), help="where to write it")
     path = parser.parse_args().out
     build(path)
-    print(f"{path}: upload it as the autograder of a programming assignment")
+    print(f"{path}: upload this file as the autograder of a programming assignment")

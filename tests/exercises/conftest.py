@@ -17,11 +17,15 @@ SESSION, WANTED = pytest.StashKey(), pytest.StashKey()
 
 def pytest_addoption(parser):
     group = parser.getgroup("exercises")
-    group.addoption("--only", metavar="03", help="an exercise, a part or a check: 03, 03.2, 03.2a (all)")
-    group.addoption("--submission", default=str(judge.STARTERS), help="folder to check (lessons/exercises)")
-    group.addoption("--hints", action="store_true", help="show all hints to what fails, not only the first")
-    group.addoption("--out", default="out", help="folder for what your code prints (out)")
-    group.addoption("--seed", default="0", help="other inputs for the checks (0)")
+    group.addoption(
+        "--only", metavar="03", help="an exercise, a part or a check: 03, 03.2, 03.2a (default: all)"
+    )
+    group.addoption(
+        "--submission", default=str(judge.STARTERS), help="folder to check (default: lessons/exercises)"
+    )
+    group.addoption("--hints", action="store_true", help="show all hints for a failed check, not only one")
+    group.addoption("--out", default="out", help="folder for the output of your code (default: out)")
+    group.addoption("--seed", default="0", help="another seed draws other inputs for the checks (default: 0)")
 
 
 def pytest_configure(config):
@@ -88,10 +92,12 @@ class Session:
     def __init__(self, config):
         folder = Path(config.getoption("--submission"))
         if not folder.is_dir():
-            pytest.exit(f"error: there is no folder {folder}: name one with --submission", returncode=2)
+            pytest.exit(
+                f"error: there is no folder {folder}: choose another one with --submission", returncode=2
+            )
         if find_spec("torch") is None:
             pytest.exit(
-                "error: this Python has no torch: use make check, or activate .venv first", returncode=2
+                "error: this Python has no torch: run make check, or activate .venv first", returncode=2
             )
         self.folder, self.seed = folder.resolve(), config.getoption("--seed")
         self.nursery, self.results = judge.Nursery(), {}
@@ -132,8 +138,8 @@ def pytest_terminal_summary(terminalreporter, config):
             file = judge.printed.keep(identity, found, Path(config.getoption("--out")))
             if file:
                 terminalreporter.write_line(file)
-        level = f"contained at level {session.nursery.level} of 3 (tests/README.md)"
-        terminalreporter.write_line(f"\n{session.folder}, seed {session.seed}, {level}")
+        level = f"contained at level {session.nursery.level} of 3 (see tests/README.md)"
+        terminalreporter.write_line(f"\nchecked {session.folder} with seed {session.seed}, {level}")
     return (yield)
 
 

@@ -2,13 +2,13 @@
 
     python tests/exercises/grade.py SUBMISSIONS --out grades --jobs 2
 
-SUBMISSIONS holds a folder, a zip or a tar for each student. Expect a progress bar, and in `grades` for each
-student results.json (as Gradescope reads it) and report.html; for the class grades.csv, nbgrader.csv and
-items.html. Run it again after an interruption: what is graded already is kept.
+SUBMISSIONS contains one folder, zip or tar file per student. Expect a progress bar. Afterwards, `grades` has
+results.json (in Gradescope's format) and report.html for each student, and grades.csv, nbgrader.csv and
+items.html for the class. After an interruption, run the same command again: finished grades are kept.
 
-    python tests/exercises/grade.py --one FOLDER --out DIR    one submission, for an autograder
-    python tests/exercises/grade.py --doctor                  what this machine offers to contain submissions
-    python tests/exercises/grade.py --selftest                grade the grader: solutions, mutants and cheats
+    python tests/exercises/grade.py --one FOLDER --out DIR    grade one submission, for an autograder
+    python tests/exercises/grade.py --doctor                  show how well this machine contains submissions
+    python tests/exercises/grade.py --selftest                test the grader with solutions and mutants
 """
 
 import argparse
@@ -67,7 +67,7 @@ def students(folder):
             ignored.append(shown(path.name))
         elif shown(name) in found:
             first = shown(found[shown(name)].name)
-            refuse(f"{shown(path.name)} and {first} in {folder} are both of {shown(name)}: leave one")
+            refuse(f"{shown(path.name)} and {first} in {folder} both belong to {shown(name)}: remove one")
         else:
             found[shown(name)] = path
     return found, ignored
@@ -87,7 +87,7 @@ def collect(path, exercises):
         for want in wanted:
             ours = PurePosixPath(want).parts
             if parts[-len(ours) :] == ours and read is None:
-                strange[want] = f"{want} in it is a link or a device"
+                strange[want] = f"{want} inside is a link or a device, not a regular file"
             elif parts[-len(ours) :] == ours and len(parts) < depths.get(want, len(parts) + 1):
                 found[want], depths[want] = read, len(parts)
 
@@ -97,7 +97,7 @@ def collect(path, exercises):
                 if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
                     offer(file.relative_to(path).as_posix(), lambda file=file: limited(file.open("rb")))
         elif not path.is_file():
-            raise ValueError("it is no file")
+            raise ValueError("it is not a regular file")
         elif path.stat().st_size > LARGEST_ARCHIVE:
             raise ValueError(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MB")
         elif path.suffix == ".zip":
@@ -110,7 +110,7 @@ def collect(path, exercises):
         else:
             with path.open("rb") as file:
                 if file.read(3) == b"BZh":
-                    raise ValueError("it is bz2, and its name says something else")
+                    raise ValueError("it is a bz2 file, but its name has another ending")
             archive = stack.enter_context(tarfile.open(path))
             for entry in archive:
                 if entry.size < 0:
@@ -149,7 +149,7 @@ def opened(path, exercises):
     with open(reads, "rb") as pipe:
         data = pipe.read()
     os.waitpid(pid, 0)
-    files, trouble = {}, f"it takes more than {ARCHIVE_SECONDS} s to read"
+    files, trouble = {}, f"reading it takes more than {ARCHIVE_SECONDS} s"
     with contextlib.suppress(wire.BadFrame):
         files, trouble = wire.unpack(data)
     why = f"{shown(path.name)} cannot be opened: {visible(trouble)}" if trouble else ""
@@ -161,7 +161,7 @@ def collected(path, exercises):
     try:
         return collect(path, exercises), ""
     except MemoryError:
-        return {}, f"it takes more than {ARCHIVE_MEMORY >> 20} MB of memory to read"
+        return {}, f"reading it takes more than {ARCHIVE_MEMORY >> 20} MB of memory"
     except Exception as error:  # zlib, lzma, zipfile and tarfile have many kinds, and none is the machine's
         return {}, str(error) or type(error).__name__
 
@@ -194,7 +194,7 @@ def seed_in(out, given):
     file = out / "seed.txt"
     before = file.read_text() if file.exists() else ""
     if before and given and given != before:
-        refuse(f"{out} holds grades of the seed {before}: name another --out")
+        refuse(f"{out} has grades with the seed {before}: choose another --out")
     file.write_text(given or before or a_seed())
     return file.read_text()
 
@@ -286,7 +286,7 @@ def grade_in_pool(found, records, level, arguments, exercises, bar):
                     bar.update()
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
-            refuse("interrupted: the same command goes on from here")
+            refuse("interrupted: run the same command again to continue")
 
 
 def grade_class(arguments, exercises):
@@ -299,11 +299,11 @@ def grade_class(arguments, exercises):
         refuse(f"there is no folder {folder}")
     found, ignored = students(folder)
     if not found:
-        refuse(f"there is no submission in {folder}: a folder, zip or tar for each student")
+        refuse(f"there are no submissions in {folder}: it needs a folder, zip or tar file per student")
     level = arguments.level or judge.machine()["level"]
     if level < 3 and not arguments.force:
-        why = judge.machine()["why"].get(3, "level 3 is to be had here")
-        refuse(f"level {level} is not enough for a class ({why}). --force lifts that")
+        why = judge.machine()["why"].get(3, "level 3 is available here")
+        refuse(f"level {level} is not enough for a class ({why}). --force overrides this")
     out.mkdir(parents=True, exist_ok=True)
     arguments.seed = seed_in(out, arguments.seed)
     print(
@@ -315,21 +315,21 @@ def grade_class(arguments, exercises):
         # When one of its processes is ended, a pool fails for all that wait. Alone, each costs only itself.
         for student in found.keys() - records.keys():
             grade_in_pool({student: found[student]}, records, level, arguments, exercises, bar)
-    failures = {student: failed_record(student, "its judge was ended twice") for student in found}
+    failures = {student: failed_record(student, "the grader's process was killed twice") for student in found}
     records = [(failures | records)[student] for student in found]
     pages.write_class(records, out, arguments.seed)
     failed = [record for record in records if record["infrastructure"]]
     seconds = time.monotonic() - began
     kept = sum(bool(record.get("kept")) for record in records)
-    print(f"{len(records) - len(failed) - kept} graded, {kept} kept from before, {seconds:.0f} s")
+    print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
     print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
     for record in records:
         if record["trouble"] and not record["infrastructure"]:
-            print(f"unreadable, so it has no points: {record['trouble']}")
+            print(f"unreadable, so no points: {record['trouble']}")
     if ignored:
-        print(f"ignored, since it is no folder, zip or tar: {', '.join(ignored)}")
+        print(f"ignored, because it is not a folder, zip or tar file: {', '.join(ignored)}")
     for record in failed:
-        print(f"not graded, this machine failed: {record['student']} {record['trouble']}".rstrip())
+        print(f"not graded, because this machine failed: {record['student']} {record['trouble']}".rstrip())
     if failed:
         refuse(f"{len(failed)} not graded: run the same command again")
 
@@ -339,8 +339,8 @@ def grade_one(arguments, exercises):
         refuse(f"there is no submission {arguments.one}")
     level = arguments.level or judge.machine()["level"]
     if level < 2 and judge.machine()["root"] and not arguments.force:
-        why = judge.machine()["why"].get(2, "level 2 is to be had here")
-        refuse(f"level 1 is not enough as root, who may do everything ({why}). --force lifts that")
+        why = judge.machine()["why"].get(2, "level 2 is available here")
+        refuse(f"level 1 is not enough for root, who can do everything ({why}). --force overrides this")
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.seed = arguments.seed or a_seed()
     import pages
@@ -362,7 +362,7 @@ def grade_one(arguments, exercises):
     print(record["containment"])
     (arguments.out / "report.html").write_text(pages.report(record))
     if any(r.status == "infrastructure" for results in graded.values() for r in results):
-        refuse("this machine failed, so there is no grade: see report.html")
+        refuse("this machine failed, so there is no grade (see report.html)")
     (arguments.out / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
 
 
@@ -381,9 +381,9 @@ def doctor():
             refuse(f"the nursery does not start: {gone}")
         print(f"  a nursery starts in {time.monotonic() - began:.1f} s")
     if found["level"] == 2:
-        print("  level 2 is for one submission in a container of its own; a class needs level 3")
+        print("  level 2 is enough for one submission in its own container; a class needs level 3")
     if found["level"] == 1:
-        refuse("level 1 is for one's own code: install bubblewrap, or run this as root in a container")
+        refuse("level 1 is only for your own code: install bubblewrap, or run this as root in a container")
 
 
 def main():
@@ -391,16 +391,16 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("submissions", type=Path, nargs="?", help="a folder, zip or tar for each student")
-    option("--out", type=Path, default=Path("out/grades"), help="folder for all that is written (out/grades)")
-    option("--jobs", type=int, default=2, help="submissions at once (2)")
-    option("--seed", default="", help="inputs are drawn from it for each student; it is recorded (any)")
-    option("--only", default="", help="exercises to grade: 03,03a (all)")
-    option("--force", action="store_true", help="grade where submissions are not contained well enough")
-    option("--level", type=int, choices=(1, 2, 3), help="contain at this level (the best that works here)")
+    option("submissions", type=Path, nargs="?", help="folder with one folder, zip or tar file per student")
+    option("--out", type=Path, default=Path("out/grades"), help="folder for all output (default: out/grades)")
+    option("--jobs", type=int, default=2, help="number of submissions to grade at the same time (default: 2)")
+    option("--seed", default="", help="seed for the inputs of all students; it is recorded (default: random)")
+    option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
+    option("--force", action="store_true", help="grade even if submissions are not contained well enough")
+    option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
     option("--one", type=Path, help="grade one submission into --out")
-    option("--doctor", action="store_true", help="say what this machine offers")
-    option("--selftest", action="store_true", help="grade the grader")
+    option("--doctor", action="store_true", help="show how well this machine can contain submissions")
+    option("--selftest", action="store_true", help="test the grader")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
         refuse("--jobs must be at least 1")
@@ -415,7 +415,7 @@ def main():
         doctor()
     elif arguments.selftest:
         if not judge.SOLUTIONS.exists():
-            refuse("there is no folder solutions here, which the selftest grades: students do not get it")
+            refuse("the selftest needs the folder solutions, which students do not get")
         import selftest
 
         selftest.main(exercises, arguments)
@@ -424,7 +424,7 @@ def main():
     elif arguments.submissions:
         grade_class(arguments, exercises)
     else:
-        parser.error("name a folder of submissions, or --one, --doctor or --selftest")
+        parser.error("give a folder of submissions, or --one, --doctor or --selftest")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def report(record):
 def terms(record):
     """Under which a submission was graded."""
     words = f"Contained at {record['containment']}. Seed {record['seed']}. "
-    return words + f"A check has {judge.CHECK_SECONDS} s, a submission {judge.SUBMISSION_SECONDS} s."
+    return words + f"Limits: {judge.CHECK_SECONDS} s per check, {judge.SUBMISSION_SECONDS} s per submission."
 
 
 def overview(record):
@@ -109,7 +109,8 @@ def details(result):
     words = []
     for name in ("tried", "came", "expected"):
         if result[name]:
-            words.append(f"<dt>{name}</dt><dd>{html.escape(result[name])}</dd>")
+            label = "result" if name == "came" else name
+            words.append(f"<dt>{label}</dt><dd>{html.escape(result[name])}</dd>")
     for hint in judge.helpful(judge.Result(**result), 1):
         words.append(f"<dt>hint</dt><dd>{html.escape(hint)}</dd>")
     printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
@@ -147,9 +148,9 @@ def matrix(rows, level):
     """The page of the selftest: every submission that the grader was graded with."""
     escape, number = html.escape, judge.number
     right = sum(row["right"] for row in rows)
-    parts = [f"<h1>The grader, graded: {right} of {len(rows)} as they must be</h1>"]
+    parts = [f"<h1>Test of the grader: {right} of {len(rows)} submissions graded as required</h1>"]
     parts.append(f"<p class=dim>Contained at {escape(level)}.</p><table>")
-    head = ("", "", "submission", "must", "points", "seconds", "what the student reads")
+    head = ("", "", "submission", "required", "points", "seconds", "what the student reads")
     parts.append(row(*head, tag="th", numbers=(4, 5)))
     for one in rows:
         words = f"{one['fell_at']} {one['status']}: {one['came']}" if one["fell_at"] else ""
@@ -169,7 +170,7 @@ def matrix(rows, level):
             )
         )
     parts.append("</table>")
-    return page("The grader, graded", "\n".join(parts), "matrix")
+    return page("Test of the grader", "\n".join(parts), "matrix")
 
 
 # ---- the class --------------------------------------------------------------------------------
@@ -240,14 +241,12 @@ def items(records, exercises, seed, missing):
     parts.append(f"<p class=dim>Seed {escape(str(seed))}. Contained at {escape(where)}.</p>")
     if missing:
         parts.append(
-            f"<p><b>{missing} not graded, since the machine failed. They are not in these figures.</b></p>"
+            f"<p><b>{missing} not graded, because the machine failed. The figures leave them out.</b></p>"
         )
     if records:
-        parts.append(
-            f'<img alt="How many points, and which checks are passed" src="{plots(records, exercises)}">'
-        )
+        parts.append(f'<img alt="Points, and who passed each check" src="{plots(records, exercises)}">')
     parts.append(
-        "<p>Not tried: the file was not handed in, or the function not written. Seconds: the median.</p>"
+        "<p>Not tried: the file is missing, or the function is not written. Seconds: the median.</p>"
     )
     for one in exercises:
         parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table class=wide>")
@@ -260,7 +259,7 @@ def items(records, exercises, seed, missing):
             "not tried",
             "points",
             "seconds",
-            "commonest failure",
+            "most common failure",
         )
         parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6, 7)))
         for entry in one["check"]:
@@ -279,7 +278,7 @@ def items(records, exercises, seed, missing):
                     if results
                     else "",
                     f"{median(ran):.2f}" if ran else "",
-                    f"{times} times, for one: {escape(example[:200])}" if times else "",
+                    f"{times} times, for example: {escape(example[:200])}" if times else "",
                     numbers=(2, 3, 4, 5, 6, 7),
                 )
             )
@@ -316,7 +315,7 @@ def plots(records, exercises):
         below.barh(names, share, left=left, color=color, label=label)
         left = [a + b for a, b in zip(left, share, strict=True)]
     below.invert_yaxis()
-    below.set(xlabel="percent of the students", xlim=(0, 100), ylim=(len(names) - 0.4, -0.6))
+    below.set(xlabel="percent of students", xlim=(0, 100), ylim=(len(names) - 0.4, -0.6))
     below.tick_params(axis="y", labelsize=7)
     below.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
     for axes in (above, below):

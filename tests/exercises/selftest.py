@@ -401,12 +401,12 @@ def main(exercises, arguments):
         pages.matrix(sorted(rows, key=lambda row: (row["exercise"], KINDS.index(row["kind"]))), level)
     )
     right = sum(row["right"] for row in rows)
-    print(f"{right} of {len(rows)} as they must be, {level}, {time.monotonic() - began:.0f} s: see {path}")
+    print(f"{right} of {len(rows)} graded as required, {level}, {time.monotonic() - began:.0f} s: see {path}")
     lacking = [f"{one['id']} has {', '.join(unfinished(one))}" for one in exercises if unfinished(one)]
     if lacking:
         print(f"not finished: {'; '.join(lacking)}")
     if right != len(rows):
-        raise SystemExit("error: the grader is not as it must be: see the lines with BAD")
+        raise SystemExit("error: the grader gave wrong results: see the lines with BAD")
 
 
 if __name__ == "__main__":
@@ -422,5 +422,5 @@ if __name__ == "__main__":
             rows = exercise_matrix(one, nursery, lambda row: print(line(row), flush=True), part)
             if unfinished(one):
                 print(f"not finished: {one['id']} has {', '.join(unfinished(one))}")
-    print(f"{sum(row['right'] for row in rows)} of {len(rows)} as they must be")
+    print(f"{sum(row['right'] for row in rows)} of {len(rows)} graded as required")
     sys.exit(not all(row["right"] for row in rows))

@@ -55,7 +55,7 @@ def folder():
     place.mkdir(mode=0o700, exist_ok=True)
     stat = place.lstat()
     if stat.st_uid != os.getuid() or stat.st_mode & 0o170077 != 0o040000:
-        raise OSError(f"{place} is not a folder that only this user can enter")
+        raise OSError(f"{place} must be a folder that only this user can enter")
     return place
 
 
@@ -124,7 +124,7 @@ def follow(connection):
         signal.signal(number, passed_on)
     status = connection.recv(4)
     if len(status) < 4:
-        sys.exit("error: the process that `make check` had left behind was ended: try again")
+        sys.exit("error: the background process of `make check` was killed: run the command again")
     (code,) = struct.unpack("<i", status)
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no other action

@@ -1,4 +1,4 @@
-"""Check an exercise again at every save: `make check EX=03 WATCH=1`. Ctrl-C ends it."""
+"""Check an exercise again whenever you save it: `make check EX=03 WATCH=1`. Stop with Ctrl-C."""
 
 import argparse
 import sys
@@ -11,15 +11,19 @@ import judge
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", dest="exercise", required=True, metavar="03", help="the exercise")
-    parser.add_argument("--submission", type=Path, default=judge.STARTERS, help="folder (lessons/exercises)")
-    parser.add_argument("--hints", action="store_true", help="show all hints to what fails")
-    parser.add_argument("--seed", default="0", help="other inputs for the checks (0)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is printed (out)")
+    parser.add_argument(
+        "--submission", type=Path, default=judge.STARTERS, help="folder to check (default: lessons/exercises)"
+    )
+    parser.add_argument("--hints", action="store_true", help="show all hints for each failed check")
+    parser.add_argument("--seed", default="0", help="draws the inputs of the checks (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for the output of your code (default: out)"
+    )
     arguments = parser.parse_args()
     try:
         (one,) = {check.partition(".")[0] for check in judge.wanted(arguments.exercise)}
     except ValueError:
-        sys.exit(f"error: WATCH is for one exercise at a time: {arguments.exercise}")
+        sys.exit(f"error: WATCH works with one exercise at a time, not with {arguments.exercise}")
     one = judge.exercise(one)
     with judge.Nursery() as nursery:
         nursery.start()
@@ -36,7 +40,7 @@ def main():
             print(clear + judge.report(one, results, 4 if arguments.hints else 1, prints=True))
             file = judge.printed.keep(one["id"], results, arguments.out)
             print(
-                f"{file}\nwaiting for {' or '.join(one['files'][:3])} to change (Ctrl-C ends this)",
+                f"{file}\nwaiting for changes in {' or '.join(one['files'][:3])} (stop with Ctrl-C)",
                 flush=True,
             )
 

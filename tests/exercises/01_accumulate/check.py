@@ -114,7 +114,9 @@ def words(sizes):
 
 
 def is_float(trial, what, got, expected):
-    trial.require(isinstance(got, float), f"{what} is {kind(got)}", "a float (`.item()` of a tensor is one)")
+    trial.require(
+        isinstance(got, float), f"{what} is {kind(got)}", "a float (`.item()` turns a tensor into one)"
+    )
     trial.close(what, got, expected, relative=1e-4)
 
 
@@ -134,7 +136,7 @@ def kind(value):
 
 
 def right_sizes(trial, came, sizes):
-    called = f"with batches of {words(came['sizes'])}" if came["sizes"] else "with no batch"
+    called = f"with batches of {words(came['sizes'])}" if came["sizes"] else "without any batch"
     trial.require(
         came["sizes"] == sizes,
         f"the model was called {called}",
@@ -164,15 +166,15 @@ def gates_of(trial, count, taken=0):
             most = taken * PART_BYTES + WARM
             gates["forward 0"] |= {
                 "memory": most,
-                "words": f"when the first part of {count} went in",
+                "words": f"when the first of {count} parts entered the model",
                 "expected": f"at most {most / 1e6:.1f} MB more than before your code was loaded",
             }
         elif trial.counted:
             gates[f"forward {place}"] |= {
                 "memory": int(count / 2 * PART_BYTES),
                 "memory since": "forward 0",
-                "words": f"when part {place + 1} of {count} went in",
-                "expected": f"two or three parts at any time, with {PART_BYTES / 1e6:.1f} MB for each",
+                "words": f"when part {place + 1} of {count} entered the model",
+                "expected": f"at most two or three parts at any time, {PART_BYTES / 1e6:.1f} MB each",
             }
     return gates
 
@@ -186,15 +188,19 @@ def one_after_the_other(trial, reference):
     for number, (asked, name) in enumerate(itertools.zip_longest(came, names), 1):
         trial.require(
             asked == name,
-            f"pass {number} through the model is {in_words(asked) if asked else 'missing'}",
-            f"{in_words(name) if name else 'no more'}: each part forward and backward, then the next",
+            f"pass number {number} through the model is {in_words(asked) if asked else 'missing'}",
+            f"{in_words(name) if name else 'no more'}: each part forward and backward before the next",
         )
     for name in names:
-        what, got = f"what comes to the model as {in_words(name)}", trial.asked(0, name)["with"]
+        what, got = f"what the model gets as {in_words(name)}", trial.asked(0, name)["with"]
         right = reference.shown[name].double()
         if name.startswith("backward") and isinstance(got, numpy.ndarray) and got.any():
             # How the parts are weighted is free: before backward, in it, or afterwards.
-            got, right, what = got / abs(got).sum(), right / right.abs().sum(), f"{what}, but for a factor,"
+            got, right, what = (
+                got / abs(got).sum(),
+                right / right.abs().sum(),
+                f"{what}, apart from a factor",
+            )
         trial.close(what, got, right, relative=1e-4)
 
 
@@ -210,10 +216,10 @@ def taken_when_needed(trial, reference, count, parts_per_step):
     for place in range(count):
         shown, before = trial.asked(0, f"take {place}")["with"], order[: order.index(f"take {place}")]
         done = sum(name.startswith("backward") for name in before)
-        came = f"batch {place + 1} was taken from `batches` when {so_many(done, 'batch')}"
+        came = f"batch {place + 1} was taken from `batches` after {so_many(done, 'batch')}"
         came += " had gone backward"
         wanted = place // parts_per_step * parts_per_step
-        trial.require(done >= wanted, came, f"{wanted} of them, and the step made")
+        trial.require(done >= wanted, came, f"after {so_many(wanted, 'batch')}, and after their step")
         what = f"first.weight when batch {place + 1} was taken"
         trial.close(what, shown, reference.shown[f"take {place}"], relative=1e-4, scale=1.0)
 
@@ -242,7 +248,7 @@ def gradients(trial, sizes, norm=False, old=False):
         trial.require(
             is_near(got, expected) or not alone,
             f"the gradient of {name} is that of the last part alone",
-            "the sum over all parts",
+            "the sum of the gradients of all parts",
         )
         trial.close(f"the gradient of {name}", got, expected, relative=1e-4, scale=0.1)
     for name, expected in state.items():
@@ -261,20 +267,20 @@ def equal_to_the_whole(trial):
     try:
         gradients(trial, [5, 4, 3], norm=True)
     except Verdict as verdict:
-        verdict.came += "; without batch norm, all was right"
+        verdict.came += "; without batch norm, everything is correct"
         raise
 
 
 @check("01.1b")
 def added(trial):
-    trial.tried("parts of 3, 1 and 6 images; the parameters have gradients before")
+    trial.tried("parts of 3, 1 and 6 images; the parameters already have gradients")
     came, expected = gradients(trial, [3, 1, 6], old=True)
     is_float(trial, "the mean loss", came, expected)
 
 
 @check("01.1c")
 def one_at_a_time(trial):
-    trial.tried("10 parts of 6 images, a model that needs 1.4 MB for each part")
+    trial.tried("10 parts of 6 images, and a model that needs 1.4 MB per part")
     state, parts = drawn_state(trial), drawn_parts(trial, [6] * 10)
     reference = Reference(state, False)
     reference.gates = gates_of(trial, 10)
@@ -317,7 +323,7 @@ def large_steps(trial, batch_sizes, part_size, optimizer, norm=False, old=False,
     one_after_the_other(trial, reference)
     trial.same("the number of steps of the optimizer", came["steps"], len(groups))
     right_state(trial, came, reference, state)
-    trial.require(isinstance(came["loss"], list), "no list of losses has come")
+    trial.require(isinstance(came["loss"], list), "the result has no list of losses")
     right_losses(trial, came, losses)
 
 
@@ -332,11 +338,11 @@ def one_step(trial):
 
 @check("01.2b")
 def old_gradients(trial):
-    trial.tried("5 images with part_size 2, one step of SGD; the parameters have gradients before")
+    trial.tried("5 images with part_size 2, one step of SGD; the parameters already have gradients")
     large_steps(trial, [5], 2, SGD, old=True)
     trial.tried("batches of 7, 5 and 6 images with part_size 3, three steps of Adam")
     large_steps(trial, [7, 5, 6], 3, ADAM)
-    trial.tried("60 images with part_size 6, one step of SGD, a model that needs 1.4 MB for each part")
+    trial.tried("60 images with part_size 6, one step of SGD, a model that needs 1.4 MB per part")
     large_steps(trial, [60], 6, SGD, wide=True)
 
 
@@ -362,7 +368,7 @@ def epoch(trial, sizes, parts_per_step, optimizer, norm=False, old=False, wide=F
     }
     (came,) = trial.run("epoch", [inputs], group=False, gates=[reference.gates])
     is_list = isinstance(came["loss"], list)
-    trial.require(is_list, f"what train_epoch returns is of the type {came['kind']}", "a list of floats")
+    trial.require(is_list, f"what train_epoch returns has the type {came['kind']}", "a list of floats")
     right_sizes(trial, came, sizes)
     one_after_the_other(trial, reference)
     if filler:
@@ -375,7 +381,7 @@ def epoch(trial, sizes, parts_per_step, optimizer, norm=False, old=False, wide=F
 
 @check("01.3a")
 def groups_of_batches(trial):
-    trial.tried("6 batches of 4 images, parts_per_step 3, SGD; the parameters have gradients before")
+    trial.tried("6 batches of 4 images, parts_per_step 3, SGD; the parameters already have gradients")
     epoch(trial, [4] * 6, 3, SGD, old=True)
     trial.tried("batches of 4, 5, 3 and 3 images, parts_per_step 2, Adam, a model with batch norm")
     epoch(trial, [4, 5, 3, 3], 2, ADAM, norm=True)
@@ -392,5 +398,5 @@ def last_group(trial):
 def as_needed(trial):
     trial.tried("12 batches of 2 images of 0.7 MB each, parts_per_step 2, SGD")
     epoch(trial, [2] * 12, 2, SGD, filler=FILLER)
-    trial.tried("10 batches of 6 images, parts_per_step 10, a model that needs 1.4 MB for each batch")
+    trial.tried("10 batches of 6 images, parts_per_step 10, a model that needs 1.4 MB per batch")
     epoch(trial, [6] * 10, 10, SGD, wide=True)

@@ -124,7 +124,7 @@ class Batches:
 
     def __iter__(self):
         if self.begun:
-            raise RuntimeError("`batches` can be gone through once, and this is the second time")
+            raise RuntimeError("`batches` can be read only once, and this is the second time")
         self.begun = True
         return self.each()
 

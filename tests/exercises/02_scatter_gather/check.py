@@ -109,7 +109,7 @@ def replicated(trial, count, **more):
 @check("02.2a")
 def equal_and_apart(trial):
     for count in (3, 1):
-        trial.tried(f"{count} copies of a model with batch norm; afterwards, each is changed")
+        trial.tried(f"{count} copies of a model with batch norm; each copy is then changed")
         came, state = replicated(trial, count)
         for number, seen in enumerate(came["seen"], 1):
             right_state(trial, f"in copy {number}", seen, state)
@@ -123,8 +123,8 @@ def equal_and_apart(trial):
 @check("02.2b")
 def tied_and_frozen(trial):
     trial.tried(
-        "2 copies of a model with its first layer frozen, one weight in two layers, and batch norm in "
-        "evaluation"
+        "2 copies of a model; its first layer is frozen, two layers share a weight, and batch norm is in "
+        "evaluation mode"
     )
     frozen = ["first.weight", "first.bias"]
     came, state = replicated(trial, 2, tied=True, frozen=frozen, evaluation=True)
@@ -133,7 +133,7 @@ def tied_and_frozen(trial):
         trial.same(f"the list of parameters of {copy}", came["parameters"][place], list(SHAPES))
         trial.same(f"the list of frozen parameters of {copy}", came["frozen"][place], frozen)
         modes = ["", "first", "second", "third"]
-        trial.same(f"the list of modules of {copy} in training", came["modes"][place], modes)
+        trial.same(f"the list of modules of {copy} that are in training mode", came["modes"][place], modes)
         right_state(trial, f"in {copy}", came["seen"][place], state)
 
 
@@ -167,17 +167,17 @@ def computed(trial, count, sizes):
 @check("02.3a")
 def in_order(trial):
     for sizes in ([4, 4, 3], [4], [3, 3]):
-        trial.tried(f"copies with weights that differ, and as many parts, of {words(sizes)} images")
+        trial.tried(f"as many parts as copies, with {words(sizes)} images; the copies have different weights")
         computed(trial, len(sizes), sizes)
-    trial.tried("4 copies with weights that differ, and 3 parts, of 4, 4 and 3 images")
+    trial.tried("4 copies with different weights, and 3 parts with 4, 4 and 3 images")
     computed(trial, 4, [4, 4, 3])
 
 
 @check("02.3b")
 def backward_reaches(trial):
-    trial.tried("3 copies with weights that differ, parts of 4 and 3 images, then backward()")
+    trial.tried("3 copies with different weights, parts with 4 and 3 images, then backward()")
     came, references = computed(trial, 3, [4, 3])
-    trial.require(came["reaches"], "the output does not hang on the copies: backward() goes nowhere")
+    trial.require(came["reaches"], "the output is not connected to the copies, so backward() reaches nothing")
     for place, reference in enumerate(references):
         for name, parameter in reference.named_parameters():
             trial.close(
@@ -205,7 +205,7 @@ def reduced(trial, gradients, old, **more):
             not_of_one(trial, what, got, copied, old.get(name))
             trial.close(what, got, sum(one.double() for one in there))
         else:
-            trial.require(got is None, f"{what} is there", "None")
+            trial.require(got is None, f"{what} is not None", "None")
     right_state(trial, "after reduce", came["state"], {name: state[name] for name in SHAPES})
     return came, states[0]
 
@@ -216,13 +216,15 @@ def not_of_one(trial, what, got, copied, old):
         return
     for place, gradient in copied.items():
         trial.require(
-            not is_close(got, gradient), f"{what} is that of copy {place + 1} alone", "the sum of all"
+            not is_close(got, gradient),
+            f"{what} is that of copy {place + 1} alone",
+            "the sum over all copies",
         )
     if old is not None:
         trial.require(
             not is_close(got, sum(copied.values())),
             f"{what} is the sum over the copies, without the gradient that the model had before",
-            "the sum of all, and what was there before",
+            "the sum of all copies, added to the gradient from before",
         )
 
 
@@ -233,24 +235,26 @@ def is_close(got, expected):
 @check("02.4a")
 def added_up(trial):
     for count in (3, 1):
-        trial.tried(f"gradients in {count} copies, none in the model")
+        trial.tried(f"{count} copies with gradients; the model has none")
         reduced(trial, [drawn_gradients(trial, 10**place) for place in range(count)], {})
-    trial.tried("gradients in 2 copies, and others in the model before")
+    trial.tried("2 copies with gradients; the model has other gradients from before")
     reduced(trial, [drawn_gradients(trial), drawn_gradients(trial, 10)], drawn_gradients(trial, 3))
 
 
 @check("02.4b")
 def hard_models(trial):
     trial.tried(
-        "3 copies: the last has had no part, norm.bias has a gradient in copy 2 only, second.bias in none"
+        "3 copies: the last got no part, norm.bias has a gradient only in copy 2, second.bias in none"
     )
     names = [name for name in SHAPES if name not in ("norm.bias", "second.bias")]
     reduced(
         trial, [drawn_gradients(trial, 1, names), drawn_gradients(trial, 10, [*names, "norm.bias"]), {}], {}
     )
-    trial.tried("2 copies without a gradient for norm.bias and second.bias; the model has one from before")
+    trial.tried(
+        "2 copies without gradients for norm.bias and second.bias; the model has old gradients for both"
+    )
     reduced(trial, [drawn_gradients(trial, 10**n, names) for n in range(2)], drawn_gradients(trial, 3))
-    trial.tried("2 copies, first layer frozen, two layers with one weight")
+    trial.tried("2 copies; the first layer is frozen, and two layers share a weight")
     names = [name for name in SHAPES if not name.startswith("first")]
     given = [drawn_gradients(trial, 10**place, names) for place in range(2)]
     reduced(trial, given, {}, tied=True, frozen=["first.weight", "first.bias"])
@@ -265,7 +269,7 @@ def buffers(trial):
     came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {})
     expected = {name: first[name] for name in BUFFERS}
     right_state(trial, "in the model after reduce", came["state"], expected)
-    right_state(trial, "in the model (as others hold it)", came["held"], expected)
+    right_state(trial, "in the model (through a reference taken before)", came["held"], expected)
 
 
 # ---- 02.5
@@ -310,7 +314,7 @@ def trained(trial, sizes, count, optimizer, options, old=False, **more):
         trial.require(
             calls["copies"] == len(expected),
             f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called",
-            f"{len(expected)}, one for each part",
+            f"{len(expected)}, one per part",
         )
     right_state(trial, "after the last step", came["state"], model.state_dict(), relative=2e-4)
     for number, (got, expected) in enumerate(zip(came["loss"], losses, strict=True), 1):
@@ -328,7 +332,9 @@ def step(trial):
 
 @check("02.5b")
 def steps(trial):
-    trial.tried("3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model has gradients before")
+    trial.tried(
+        "3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model already has gradients"
+    )
     trained(trial, [8, 7, 9], 2, "SGD", {"lr": 0.1, "momentum": 0.9}, old=True)
-    trial.tried("2 steps of Adam on 3 copies, 9 and 11 images, two layers with one weight")
+    trial.tried("2 steps of Adam on 3 copies, 9 and 11 images; two layers share a weight")
     trained(trial, [9, 11], 3, "Adam", {"lr": 0.05, "eps": 0.02}, tied=True)

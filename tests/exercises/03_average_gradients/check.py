@@ -32,7 +32,7 @@ def states(trial, world_size, buffers=False):
 def that_of_rank_0(trial, what, rank, got, given):
     """`given`: what each rank had before. Where another's has come, that is said."""
     for other, one in enumerate(given[1:], 1):
-        unchanged = ", as before" if other == rank else ""
+        unchanged = ", unchanged" if other == rank else ""
         trial.require(
             not numpy.array_equal(got, one), f"{what} is that of rank {other}{unchanged}", "that of rank 0"
         )
@@ -53,14 +53,16 @@ def parameters(trial):
             for name in [*trainable, *FIRST]:
                 what = f"{name} {'(frozen) ' if name in FIRST else ''}on rank {rank}"
                 that_of_rank_0(trial, what, rank, came["state"].get(name), [state[name] for state in given])
-            trial.same(f"the list of what needs a gradient on rank {rank}", came["requires"], trainable)
+            trial.same(
+                f"the list of parameters that need a gradient on rank {rank}", came["requires"], trainable
+            )
 
 
 @check("03.1b")
 def buffers(trial):
     trial.tried(
-        "3 processes; different on each rank: batch norm's running mean, running variance and counter, and a "
-        "buffer `scale` with persistent=False"
+        "3 processes; batch norm's running mean, variance and counter differ between the ranks, and so does "
+        "a buffer `scale` with persistent=False"
     )
     given = states(trial, 3, buffers=True)
     for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
@@ -72,17 +74,17 @@ def buffers(trial):
 
 @check("03.1c")
 def in_place(trial):
-    trial.tried("2 processes, tensors of the model held elsewhere, as an optimizer does")
+    trial.tried("2 processes; other code holds references to the model's tensors, as an optimizer does")
     given = states(trial, 2, buffers=True)
     for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
         for name in [*SHAPES, *BUFFERS, COUNTER]:
-            what = f"{name} on rank {rank}, as whoever held it before sees it"
+            what = f"{name} on rank {rank}, seen through a reference taken before"
             if name == COUNTER:
                 trial.same(what, came["held"].get(name), given[0][name])
             else:
                 trial.close(what, came["held"].get(name), given[0][name])
             trial.require(
-                name in came["same"], f"{name} is another tensor afterwards", "the same tensor, overwritten"
+                name in came["same"], f"{name} is a new tensor afterwards", "the same tensor, overwritten"
             )
 
 
@@ -106,7 +108,7 @@ def average(trial, world_size, steps, tied=False, frozen=()):
                 what = f"the gradient of {name} {of}on rank {rank}{call}"
                 expected = gradients[rank].get(name) if name in frozen else mean(gradients, name)
                 if expected is None:
-                    trial.require(got is None, f"{what} is there", "None")
+                    trial.require(got is None, f"{what} is not None", "None")
                 else:
                     trial.close(what, got, expected)
         trial.same(f"the list of weights that have changed on rank {rank}", came["moved"], [])
@@ -132,15 +134,15 @@ def averaged(trial):
         for rank in range(world_size if world_size > 1 else 0):
             sent = trial.sent(rank)
             came = f"rank {rank} has sent {sent} bytes through the process group"
-            right = f"its gradients: {4 * numbers} bytes or more"
+            right = f"{4 * numbers} bytes or more, the size of its gradients"
             trial.require(sent is None or sent >= 4 * numbers, came, right)
 
 
 @check("03.2b")
 def frozen(trial):
     trial.tried(
-        "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 different ones, "
-        "from before it was frozen"
+        "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 it has different "
+        "gradients on each rank, from before it was frozen"
     )
     names = [name for name in SHAPES if name not in FIRST]
     average(trial, 2, [drawn(trial, 2, names), drawn(trial, 2)], frozen=FIRST)
@@ -148,15 +150,15 @@ def frozen(trial):
 
 @check("03.2c")
 def tied(trial):
-    trial.tried("3 processes, two layers with one weight")
+    trial.tried("3 processes; two layers share a weight")
     average(trial, 3, [drawn(trial, 3)], tied=True)
 
 
 @check("03.2d")
 def on_some(trial):
     trial.tried(
-        "3 processes; in call 1, second.weight has a gradient on ranks 0 and 1, norm.bias on rank 2 only; in "
-        "call 2, rank 1 has no gradient at all"
+        "3 processes; in call 1, second.weight has a gradient only on ranks 0 and 1, norm.bias only on rank "
+        "2; in call 2, rank 1 has no gradient at all"
     )
     gradients, others = drawn(trial, 3), drawn(trial, 3)
     del gradients[2]["second.weight"], gradients[0]["norm.bias"], gradients[1]["norm.bias"]
@@ -167,9 +169,9 @@ def on_some(trial):
 @check("03.2e")
 def nowhere(trial):
     trial.tried(
-        "2 processes; in call 1, second.bias has a gradient on no rank, first.bias on rank 1 only; in "
-        "call 2, second.bias has zeros on both, first.bias zeros on rank 1 only, norm.bias numbers whose "
-        "mean is zero; in call 3, all have all"
+        "2 processes; in call 1, second.bias has no gradient on any rank, first.bias only on rank 1; in call "
+        "2, second.bias has zeros on both ranks, first.bias has zeros only on rank 1, and the gradients of "
+        "norm.bias have the mean zero; in call 3, all ranks have all gradients"
     )
     nowhere = drawn(trial, 2, [name for name in SHAPES if name != "second.bias"])
     del nowhere[0]["first.bias"]

@@ -17,7 +17,7 @@ def run(trial, driver, inputs, **more):
         if "SIGABRT" in verdict.came:
             why = "a message is larger than the tensor that it is received into"
         elif "SIGSEGV" in verdict.came:
-            why = "it is to talk to a rank that is not there"
+            why = "it should talk to a rank that does not exist"
         else:
             raise
         raise Verdict(
@@ -29,7 +29,7 @@ def part(trial, came, name, kind=numpy.ndarray):
     """One thing that a driver hands back. A forged answer may be anything."""
     value = came.get(name) if isinstance(came, dict) else None
     right = isinstance(value, kind) and (kind is list or value.ndim == 1)
-    trial.require(right, f"what came back is no {'list' if kind is list else 'tensor of one dimension'}")
+    trial.require(right, f"the result is not a {'list' if kind is list else 'tensor of one dimension'}")
     return value
 
 
@@ -50,23 +50,23 @@ def round_the_ring(trial, steps, data, words="", count=True):
         trial.require(
             world_size == 2 or row[left] < least / steps / 2,
             f"rank {rank} sent {row[left]} bytes to the left, to rank {left}",
-            f"messages to the right only: rank {right}",
+            f"messages only to the right, to rank {right}",
         )
         trial.require(
             least <= row.sum() <= most + allowed,
-            f"rank {rank} sent {row.sum()} bytes, {row.sum() / max(1, most):.2f} times what it should",
-            f"{most} bytes{words}, and up to {allowed} more for what the network adds",
+            f"rank {rank} sent {row.sum()} bytes, {row.sum() / max(1, most):.2f} times as many as it should",
+            f"{most} bytes{words}, plus up to {allowed} bytes that the network adds",
         )
         for other in set(range(world_size)) - {rank, right, left}:
             trial.require(
                 row[other] == 0,
                 f"rank {rank} sent {row[other]} bytes to rank {other}",
-                f"messages to the right only: rank {right}",
+                f"messages only to the right, to rank {right}",
             )
         trial.require(
             world_size == 2 or row[left] <= 4 * HEADER * steps,
             f"rank {rank} sent {row[left]} bytes to the left, to rank {left}",
-            f"messages to the right only: rank {right}",
+            f"messages only to the right, to rank {right}",
         )
         if count:
             headers = (2 if world_size > 2 else 3) * HEADER
@@ -149,7 +149,7 @@ def in_chunks(trial, rank, wanted, got, given, what="", rest=""):
     if all(one.endswith("unchanged") for one in [came, *said.values()]):
         came, rows = f"{what}no chunk of rank {rank} has changed", sent(trial, len(given))
         if len(rows) and rows[rank - 1][rank]:
-            came += f", though {rows[rank - 1][rank]} bytes came from rank {(rank - 1) % len(given)}"
+            came += f", though {rows[rank - 1][rank]} bytes arrived from rank {(rank - 1) % len(given)}"
     elif said:
         came += f" (and {'; '.join(f'chunk {number} {one}' for number, one in said.items())})"
     everyone = ", ".join(map(str, range(len(given))))
@@ -185,7 +185,7 @@ def cut_cases(trial):
 def cut(trial, cases):
     """The cases with what came of each, after the chunks were found to have the right sizes."""
     found = run(trial, "cut", [{"cases": cases}], group=False)[0]
-    trial.require(isinstance(found, list) and len(found) == len(cases), "what came back is no list")
+    trial.require(isinstance(found, list) and len(found) == len(cases), "the result is not a list")
     for (flat, world_size), came in zip(cases, found, strict=True):
         what = f"of {len(flat)} numbers for {world_size} processes"
         chunks = part(trial, came, "chunks", list)
@@ -202,16 +202,16 @@ def chunk_sizes(trial):
         ", ".join(f"{len(flat)} numbers for {world_size}" for flat, world_size in cases) + " processes"
     )
     for what, flat, _, joined, _ in cut(trial, cases):
-        trial.close(f"what the chunks {what} hold, one after another", joined, flat)
+        trial.close(f"the contents of the chunks {what}, joined together", joined, flat)
 
 
 @check("03a.1b")
 def chunk_views(trial):
     cases = cut_cases(trial)
-    trial.tried("a number was written into each chunk")
+    trial.tried("write a number into each chunk")
     for what, flat, world_size, _, written in cut(trial, cases):
         expected = numpy.repeat(numpy.arange(world_size), sizes_of(len(flat), world_size))
-        trial.close(f"the tensor {what} after that", written, expected)
+        trial.close(f"afterwards, the tensor {what}", written, expected)
 
 
 # ---- pass_on ----------------------------------------------------------------------------------
@@ -234,12 +234,14 @@ def passed_on(trial, sizes, late=None, overwrite=False):
         not_of_left(trial, rank, left, got, inputs[rank]["incoming"], outgoing)
         trial.require(
             not overwrite or got.any(),
-            f"what came to rank {rank} are the zeros that were written into rank {left}'s tensor when its "
+            f"rank {rank} received the zeros that were written into rank {left}'s tensor after its "
             "pass_on had returned",
-            f"what rank {left} has sent",
+            f"what rank {left} sent",
         )
-        trial.close(f"what came to rank {rank} from rank {left}", got, outgoing[left])
-        trial.close(f"what rank {rank} has sent, afterwards", part(trial, came, "outgoing"), outgoing[rank])
+        trial.close(f"what rank {rank} received from rank {left}", got, outgoing[left])
+        trial.close(
+            f"the tensor that rank {rank} sent, afterwards", part(trial, came, "outgoing"), outgoing[rank]
+        )
 
 
 def not_of_left(trial, rank, left, got, before, outgoing):
@@ -247,13 +249,13 @@ def not_of_left(trial, rank, left, got, before, outgoing):
     for other, gone in enumerate(outgoing):
         trial.require(
             other == left or not numpy.array_equal(got, gone),
-            f"what came to rank {rank} is what rank {other} has sent",
-            f"what rank {left}, on its left, has sent",
+            f"what rank {rank} received is what rank {other} sent",
+            f"what rank {left}, on its left, sent",
         )
     trial.require(
         not len(got) or not numpy.array_equal(got, before),
-        f"nothing had come to rank {rank} when pass_on returned",
-        f"what rank {left}, on its left, has sent",
+        f"nothing had arrived at rank {rank} when pass_on returned",
+        f"what rank {left}, on its left, sent",
     )
 
 
@@ -264,8 +266,8 @@ def neighbours(trial):
         sizes = [300] * 3 if world_size == 3 else trial.integers(200, 400, world_size).tolist()
         late = {2: 0.05} if world_size == 3 else {}
         trial.tried(
-            f"{world_size} processes, which send {', '.join(map(str, sizes))} numbers"
-            f"{'; rank 2 comes 0.05 s later' if late else ''}"
+            f"{world_size} processes that send {', '.join(map(str, sizes))} numbers"
+            f"{'; rank 2 starts 0.05 s later' if late else ''}"
         )
         passed_on(trial, sizes, late)
         round_the_ring(trial, 1, [(4 * size, 4 * size) for size in sizes])
@@ -274,7 +276,7 @@ def neighbours(trial):
 @check("03a.2b")
 def both_done(trial):
     trial.tried(
-        "3 processes, rank 2 comes 0.2 s later; each overwrites what it has sent when pass_on returns"
+        "3 processes, rank 2 starts 0.2 s later; each rank overwrites its tensor when pass_on returns"
     )
     passed_on(trial, [2000, 3000, 1000], late={2: 0.2}, overwrite=True)
 
@@ -298,7 +300,7 @@ def first_half(trial):
                 trial.close(f"chunk {mine} on rank {rank}", flat[inner], total[inner])
             except Verdict:
                 chunks = [cut_at(one, sizes) for one in given]
-                rest = "; the others may hold anything"
+                rest = "; the other chunks may hold anything"
                 read = in_chunks(trial, rank, mine, cut_at(flat, sizes), chunks, rest=rest)
                 raise read or sys.exc_info()[1] from None
         if world_size > 1:
@@ -326,11 +328,11 @@ def whole(trial, world_size, draw, *shapes):
                 before = f"a tensor of {size}: " if len(shapes) > 1 else ""
                 read = read_whole(trial, rank, larger[inner], parts[:, inner], before)
                 raise read or sys.exc_info()[1] from None
-            equal(trial, f"what is around {what}", larger, expected, parts)
+            equal(trial, f"the memory around {what}", larger, expected, parts)
 
 
 def in_words(shape):
-    return " x ".join(map(str, shape)) + " numbers" if shape else "one number without a dimension"
+    return " x ".join(map(str, shape)) + " numbers" if shape else "one number without dimensions"
 
 
 def equal(trial, what, got, wanted, parts):
@@ -362,7 +364,9 @@ def sums(trial):
 
 @check("03a.4b")
 def any_size(trial):
-    trial.tried("4 processes, float32: 3 x 5 numbers, one without a dimension, 2, none, and 23")
+    trial.tried(
+        "4 processes, float32: 3 x 5 numbers, one number without dimensions, then 2, 0 and 23 numbers"
+    )
     shapes, words = ((3, 5), (), (2,), (0,), (23,)), trial.words
     try:
         whole(trial, 4, trial.floats, *shapes)
@@ -383,7 +387,7 @@ def any_size(trial):
 def bytes_sent(trial):
     for world_size in (2, 3, 4):
         columns = int(trial.integers(20_000, 20_100))
-        trial.tried(f"{world_size} processes, 2 x {columns} numbers of 4 bytes; bytes counted by the kernel")
+        trial.tried(f"{world_size} processes, 2 x {columns} numbers of 4 bytes; the kernel counts the bytes")
         whole(trial, world_size, trial.floats, (2, columns))
         steps = 2 * (world_size - 1)
         least = steps * (2 * columns // world_size) * 4
@@ -395,7 +399,7 @@ def bytes_sent(trial):
 def messages(trial):
     for world_size in (4, 2):
         count = 300 * world_size
-        trial.tried(f"{world_size} processes, {count} numbers of 4 bytes; messages counted by the kernel")
+        trial.tried(f"{world_size} processes, {count} numbers of 4 bytes; the kernel counts the messages")
         whole(trial, world_size, trial.floats, (count,))
         steps = 2 * (world_size - 1)
         round_the_ring(trial, steps, [(4 * 300 * steps, 4 * 300 * steps)] * world_size)

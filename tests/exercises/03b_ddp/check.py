@@ -115,7 +115,7 @@ def gradients(trial, model, came, expected, number, words="", relative=5e-5):
             if expected[name] is None:
                 trial.same(what, got if got is None else "a tensor", None)
             elif got is None:
-                zeros = ": zeros are a gradient" * (not expected[name].any())
+                zeros = " (a gradient of zeros is not None)" * (not expected[name].any())
                 trial.require(False, f"{what} is None", f"numbers{zeros}")
             else:
                 trial.close(what, got, expected[name], relative=relative)
@@ -148,7 +148,7 @@ def run_steps(trial, inputs, gates=None, **more):
                 said = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
                 raise Verdict(
                     "failed",
-                    f"the ranks do not make the same calls. Call number {number + 1} is, {said}"[:500],
+                    f"the ranks do not make the same calls. Call number {number + 1}: {said}"[:500],
                     "the same calls with the same sizes in the same order on all ranks",
                 ) from None
         raise
@@ -173,7 +173,7 @@ def timetable(model, bucket_bytes):
         full = 0
         while full < len(buckets) and all(known_at[place] > layer for place in buckets[full]):
             full += 1
-        words = f"when backward had come to layers.{layer}"
+        words = f"when backward had reached layers.{layer}"
         rows.append((f"before {layer}", words, full))
     return rows, [4 * sum(sizes[place] for place in bucket) for bucket in buckets]
 
@@ -189,7 +189,7 @@ def keep_back(trial, model, bucket_bytes, ranks):
     world_size = len(ranks)
     share = 2 * (world_size - 1) / world_size
     said = f"the buckets have {', '.join(kilobytes(size) for size in sizes)}, and an all_reduce"
-    said += f" among {world_size} processes sends {share:.3g} times as much from each"
+    said += f" among {world_size} processes sends {share:.3g} times as much from each process"
     gates = [{} for _ in ranks]
     for rank, steps in enumerate(ranks):
         for number, step in enumerate(steps):
@@ -201,7 +201,7 @@ def keep_back(trial, model, bucket_bytes, ranks):
             for name, words, full in [*rows, end]:
                 value, least = trial.secret(), share * sum(sizes[:full])
                 which = "the first bucket is full" if full == 1 else f"{full} buckets are full"
-                which += ", and backward goes on" if name.startswith("before") else ""
+                which += " while backward continues" if name.startswith("before") else ""
                 gates[rank][f"{name} {number}"] = {
                     "value": value,
                     "sent": max(0, round(0.97 * least - 64)) if trial.counted else 0,
@@ -224,7 +224,7 @@ def compare_calls(trial, buckets, steps):
         trial.require(
             len(calls) <= steps * (buckets + 1),
             f"rank {rank} made {len(calls)} calls of torch.distributed in {steps} steps: {words}"[:400],
-            f"in each step one all_reduce for each of the {buckets} buckets, and at most one call more",
+            f"in each step, one all_reduce for each of the {buckets} buckets and at most one extra call",
         )
 
 
@@ -257,7 +257,7 @@ def overlapped(trial, model, bucket_bytes, ranks):
         trial.require(
             0.97 * share - 64 <= got <= most,
             f"in {steps} steps, rank {rank} sent {kilobytes(got)}",
-            f"{kilobytes(share)} to {kilobytes(most)}: each of the {len(sizes)} buckets in one all_reduce",
+            f"{kilobytes(share)} to {kilobytes(most)}: one all_reduce for each of the {len(sizes)} buckets",
         )
 
 
@@ -282,14 +282,14 @@ def compare_buckets(trial, cases):
         each = model["state"][names[0]].element_size()
         trial.tried(
             f"parameters of {', '.join(str(each * size) for size in sizes)} bytes{words},"
-            f" bucket_bytes={bucket_bytes}; buckets as lists of their numbers, the first is 1"
+            f" bucket_bytes={bucket_bytes}; each bucket is a list of parameter numbers, counted from 1"
         )
         right = [[place + 1 for place in bucket] for bucket in buckets_of(sizes, frozen, bucket_bytes, each)]
         try:
             trial.same("the list of buckets", look(came, number), right)
         except Verdict as verdict:
             if in_any_order(look(came, number)) == in_any_order(right):
-                verdict.came += ", which is right but for the order in each"
+                verdict.came += ", which is right except for the order within each bucket"
             raise
 
 
@@ -329,7 +329,7 @@ def begin_equal(trial):
         trial.tried(
             f"{so_many(world_size, 'process')}, different parameters (layers.0.weight is frozen)"
             " and buffers on each rank;"
-            " forward(images, skip=[1]), and forward(images, [1])"
+            " forward(images, skip=[1]) and forward(images, [1])"
         )
         models = []
         model = model_of(trial, [5, 4, 4, 3], frozen=["layers.0.weight"])
@@ -348,11 +348,11 @@ def begin_equal(trial):
             for name, value in models[0]["buffers"].items():
                 trial.close(f"drift.{name} on rank {rank}", look(came, "state", f"drift.{name}"), value)
             replaced = look(came, "replaced")
-            words = f"after __init__ there are other tensors in the model on rank {rank}: {replaced}"
-            trial.require(replaced == [], words, "the same, with other numbers in them")
+            words = f"after __init__, the model on rank {rank} has new tensors: {replaced}"
+            trial.require(replaced == [], words, "the same tensors with new values")
             expected = forward(model, first, images[rank], skip=[1])
             for place, call in enumerate(("forward(images, skip=[1])", "forward(images, [1])")):
-                trial.close(f"what {call} gives on rank {rank}", look(came, "outputs", place), expected)
+                trial.close(f"what {call} returns on rank {rank}", look(came, "outputs", place), expected)
 
 
 @check("03b.2b")
@@ -391,8 +391,8 @@ def averaged(trial):
     for world_size in (2, 3, 4, 1):
         late = int(trial.integers(0, world_size, 1))
         trial.tried(
-            f"{so_many(world_size, 'process')}, 2 steps, different images on each rank and not as"
-            f" many; rank {late} begins 0.05 s later"
+            f"{so_many(world_size, 'process')}, 2 steps, different images (and numbers of images) on each"
+            f" rank; rank {late} begins 0.05 s later"
         )
         model, relative = model_of(trial, [6, 5, 7, 4, 3]), 5e-5
         if world_size == 3:
@@ -416,7 +416,7 @@ def averaged(trial):
             trial.require(
                 got is None or got >= 0.9 * data,
                 f"in 2 steps, rank {rank} sent {got} bytes through the process group",
-                f"at least {data:.0f} bytes: all gradients in all_reduce",
+                f"at least {data:.0f} bytes: an all_reduce of all gradients",
             )
 
 
@@ -425,7 +425,7 @@ def nobody_waits(trial):
     world_size = 3
     late = int(trial.integers(0, world_size, 1))
     trial.tried(
-        f"{world_size} processes; rank {late} does not begin its backward before the others have ended theirs"
+        f"{world_size} processes; rank {late} begins its backward only after the others have finished"
     )
     model = model_of(trial, [6, 5, 7, 4, 3])
     ranks = [[{"batches": [batch_of(trial, model, 3)], "factor": 1.0}] for rank in range(world_size)]
@@ -442,7 +442,7 @@ def nobody_waits(trial):
         came = run_steps(trial, inputs_of(model, 200, ranks), gates, limit=6)
     except Verdict as verdict:
         if verdict.status == "timeout":
-            wanted = "backward (and the hooks in it) waits for no other rank: only finish waits"
+            wanted = "backward and its hooks wait for no other rank: only finish waits"
             raise Verdict("failed", verdict.came, wanted) from None
         raise
     # The gradients of the images: nobody has them before backward has gone through all layers.
@@ -472,8 +472,8 @@ def overlap(trial):
         widths, bucket_bytes = wide(trial)
         trial.tried(
             f"{world_size} processes, {len(widths) - 1} layers with widths {widths},"
-            f" bucket_bytes={bucket_bytes}; backward of a layer goes on when the system says that the full"
-            " buckets have left"
+            f" bucket_bytes={bucket_bytes}; backward of a layer continues only after the full buckets"
+            " have been sent, as seen from outside"
         )
         model = model_of(trial, widths)
         ranks = [
@@ -492,8 +492,8 @@ def shared_and_frozen(trial):
         width = int(trial.integers(32, 44, 1))
         frozen = ["layers.2.weight"] + ["layers.5.weight", "layers.5.bias"] * last_frozen
         trial.tried(
-            f"{world_size} processes, 6 layers with {width} inputs and outputs; layers.4 has the weight of"
-            f" layers.1; frozen: {', '.join(frozen)}; backward goes on when the full buckets have left"
+            f"{world_size} processes, 6 layers with {width} inputs and outputs; layers.4 shares the weight of"
+            f" layers.1; frozen: {', '.join(frozen)}; backward continues after full buckets are sent"
         )
         model = model_of(trial, [width] * 7, tied={4: 1}, frozen=frozen)
         ranks = [
@@ -505,9 +505,19 @@ def shared_and_frozen(trial):
 @check("03b.4b")
 def missing_on_some(trial):
     plans = [
-        (2, [[], []], "the last comes first in forward, so that the first bucket is full last", [3, 2, 1, 0]),
-        (3, [[1], [3, 0], [2]], "each rank leaves out different layers", [0, 1, 2, 3]),
-        (4, [[], [3], None, [0, 2]], "rank 2 has no backward at all, 1 and 3 leave out layers", [0, 1, 2, 3]),
+        (
+            2,
+            [[], []],
+            "forward runs the last layer first, so the first bucket becomes full last",
+            [3, 2, 1, 0],
+        ),
+        (3, [[1], [3, 0], [2]], "each rank skips different layers", [0, 1, 2, 3]),
+        (
+            4,
+            [[], [3], None, [0, 2]],
+            "rank 2 has no backward at all, and ranks 1 and 3 skip layers",
+            [0, 1, 2, 3],
+        ),
     ]
     for world_size, skips, words, order in plans:
         trial.tried(f"{world_size} processes, 4 layers: {words}")
@@ -523,8 +533,8 @@ def missing_on_some(trial):
 @check("03b.4c")
 def missing_everywhere(trial):
     trial.tried(
-        "3 processes, 4 steps; in the first no rank uses layers.1, only rank 2 uses layers.2; in the third"
-        " all gradients are zero; in the last, those of ranks 0 and 1 are opposite, and those of rank 2 zero"
+        "3 processes, 4 steps; in step 1, no rank uses layers.1 and only rank 2 uses layers.2; in step 3, all"
+        " gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, and rank 2 has zeros"
     )
     model = model_of(trial, [5, 5, 5, 5])
     both = batch_of(trial, model, 2)
@@ -550,8 +560,8 @@ def missing_everywhere(trial):
 def silence(trial):
     world_size = 3
     trial.tried(
-        f"{world_size} processes, a model with buffers: two passes in no_sync (before the second, there is"
-        " such a block within the block), one outside, finish"
+        f"{world_size} processes, a model with buffers: two passes in no_sync (a nested no_sync block comes"
+        " before the second), one pass outside, then finish"
     )
     # The buffers have 4 kB: they, too, are much more than what the network adds.
     buffers = {"total": trial.floats(1000), "count": trial.integers(1, 9)}
@@ -596,8 +606,8 @@ def silence(trial):
 @check("03b.5b")
 def accumulated(trial):
     trial.tried(
-        "3 processes, 2 steps of 3 passes, the first two in no_sync, not as many images on each rank; rank 0"
-        " uses layers.1 in its first pass only, the others never use layers.2 in it"
+        "3 processes, 2 steps of 3 passes, the first two in no_sync; the ranks have different numbers of"
+        " images; rank 0 uses layers.1 only in its first pass, the other ranks skip layers.2 in theirs"
     )
     model = model_of(trial, [5, 5, 5, 5])
     ranks = []
@@ -640,7 +650,7 @@ def curve(trial):
         trial.tried(
             f"{so_many(world_size, 'process')} with different weights at first, {count} steps of"
             f" gradient descent in 2 passes each, gradients set to {cleared} before each step;"
-            " against one process with all images"
+            " compared with one process that has all images"
         )
         model, rate = model_of(trial, [6, 5, 5, 3]), 0.1
         ranks = []
@@ -671,8 +681,8 @@ def curve(trial):
         for rank in range(world_size):
             for number in range(count):
                 changed = look(came, rank, "steps", number, "changed")
-                words = f"the gradients that step {number + 1} gave rank {rank} had other numbers in the end"
-                trial.require(changed == [], f"{words}: {changed}", "memory of their own")
+                words = f"the gradients that rank {rank} got in step {number + 1} had changed by the end"
+                trial.require(changed == [], f"{words}: {changed}", "gradients in their own memory")
             for name in names_of(model):
                 got = look(came, rank, "weights", name)
                 trial.close(f"{name} on rank {rank} after {count} steps", got, state[name], relative=1e-4)

@@ -70,7 +70,7 @@ def samplers(trial, cases):
     def valid(one, rank, shard):
         passes = shard.get("passes") if isinstance(shard, dict) else None
         ok = isinstance(passes, list) and len(passes) == len(one["epochs"])
-        trial.require(ok, f"the sampler of rank {rank} sent no valid result", "whole numbers")
+        trial.require(ok, f"the sampler of rank {rank} sent no valid result", "integers")
         length = one["size"] // one["world_size"]
         if not one["drop_last"] and one["size"] % one["world_size"]:
             length += 1
@@ -84,9 +84,7 @@ def samplers(trial, cases):
 
 
 def valid_numbers(trial, who, size, numbers):
-    trial.require(
-        whole_numbers(numbers), f"{who} gives things that are no whole numbers", "numbers of images"
-    )
+    trial.require(whole_numbers(numbers), f"{who} gives values that are not integers", "image numbers")
     for number in numbers:
         trial.require(
             0 <= number < size, f"{who} gives the number {number!s:.40}", f"numbers from 0 to {size - 1}"
@@ -103,7 +101,7 @@ def some(images):
 
 
 def come(images):
-    return "comes" if len(images) == 1 else "come"
+    return "appears" if len(images) == 1 else "appear"
 
 
 def together(trial, one, shards):
@@ -114,7 +112,7 @@ def together(trial, one, shards):
     else:
         low, rest = divmod(len(shards[0]) * len(shards), max(one["size"], 1))
         high = low + (rest > 0)
-    wanted = "each image once over all ranks" if high == 1 else f"{low} or {high} times each"
+    wanted = "each image once over all ranks" if high == 1 else f"each image {low} or {high} times"
     if one["drop_last"] and one["size"] % len(shards):
         wanted = "no image twice"
     often = [number for number, count in counts.items() if count > high]
@@ -124,11 +122,11 @@ def together(trial, one, shards):
         place = [rank for rank, shard in enumerate(shards) if often[0] in shard]
         times = counts[often[0]]
         lost = f", and {some(never)} never" if never and low else ""
-        came = f"{some([often[0]])} comes {times} times (on {'rank' if len(place) == 1 else 'ranks'} "
+        came = f"{some([often[0]])} appears {times} times (on {'rank' if len(place) == 1 else 'ranks'} "
         came += f"{', '.join(map(str, place[:4]))}{' and others' if len(place) > 4 else ''}){lost}"
         trial.require(False, came, wanted)
     trial.require(not (never and low), f"{some(never)} never {come(never)}", wanted)
-    trial.require(not seldom, f"{some(seldom)} {come(seldom)} less often than others", wanted)
+    trial.require(not seldom, f"{some(seldom)} {come(seldom)} less often than other images", wanted)
     return counts
 
 
@@ -148,7 +146,7 @@ def shuffled(trial, who, numbers, size):
     common, times = collections.Counter(steps).most_common(1)[0]
     came = f"{who} begins with {', '.join(map(str, numbers[:6]))}: "
     trial.require(
-        times <= len(steps) / 4, came + f"{times} of {len(steps)} steps are of {common}", "a shuffle"
+        times <= len(steps) / 4, came + f"{times} of {len(steps)} steps have the size {common}", "a shuffle"
     )
     rising = sum(after > before for before, after in itertools.pairwise(numbers)) / len(steps)
     trial.require(0.25 < rising < 0.75, came + f"{rising:.0%} of the steps go up", "a shuffle")
@@ -166,13 +164,15 @@ def differ(trial, first, second, what):
                 common = len(set(shard) & set(numbers)) / len(shard)
                 came = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
                 trial.require(
-                    common < 0.9, f"with {what[0]}, {came}", "other images: shuffle all, then deal out"
+                    common < 0.9,
+                    f"with {what[0]}, {came}",
+                    "different images: shuffle all images before you distribute them",
                 )
     pairs = [neighbours(numbers) for numbers in second]
     for rank, shard in enumerate(first):
         same = max(len(neighbours(shard) & other) for other in pairs) / len(shard)
         came = f"with {what[0]} and {what[1]}, {same:.0%} of rank {rank}'s images have the same neighbour"
-        trial.require(same < 0.25, came, "another order")
+        trial.require(same < 0.25, came, "a different order")
 
 
 def chance(trial, size, deals, what, other):
@@ -182,7 +182,9 @@ def chance(trial, size, deals, what, other):
         counts = collections.Counter(number for shard in shards for number in shard)
         sets.append(frozenset(number for number in range(size) if counts[number] != 1))
     trial.require(
-        len(set(sets)) > 1, f"{what}: {some(sets[0])}, whatever the {other}", f"others with another {other}"
+        len(set(sets)) > 1,
+        f"{what}: {some(sets[0])}, whatever the {other}",
+        f"different images for a different {other}",
     )
 
 
@@ -191,7 +193,7 @@ def chance_of_seeds(trial, cases, what):
     trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} different seeds")
     shards = [shards[0] for shards in deals]
     came = f"rank 0 has {', '.join(map(str, shards[0][:6]))} ..., in the same order whatever the seed"
-    trial.require(any(shard != shards[0] for shard in shards), came, "another order with another seed")
+    trial.require(any(shard != shards[0] for shard in shards), came, "a different order for a different seed")
     chance(trial, cases[0]["size"], deals, what, "seed")
 
 
@@ -200,14 +202,16 @@ def chance_of_seeds(trial, cases, what):
 
 @check("04.1a")
 def disjoint(trial):
-    trial.tried("as many images as 2, 3, 4 and 1 ranks can share; each rank is a process and has no group")
+    trial.tried(
+        "2, 3, 4 and 1 ranks that can share the images evenly; each rank is a process without a process group"
+    )
     sizes = [int(trial.random.integers(5, 12)) * world_size for world_size in (2, 3, 4, 1)]
     deal(trial, [case(trial, size, ranks) for size, ranks in zip(sizes, (2, 3, 4, 1), strict=True)])
 
 
 @check("04.1b")
 def by_the_seed(trial):
-    trial.tried("400 images and more, 1, 2 and 4 ranks, two seeds")
+    trial.tried("400 or more images, 1, 2 and 4 ranks, two seeds")
     size, sizes = int(trial.random.integers(100, 120)) * 4, (1, 2, 4)
     one_seed = case(trial, size, 1)["seed"]
     seeds = (one_seed, one_seed + 1000)
@@ -223,29 +227,29 @@ def by_the_seed(trial):
     # Whichever way they are dealt out, a shard goes through the one order from its beginning to its end.
     place = {number: place for place, number in enumerate(found[0][0])}
     for one, shards in zip(cases[2::2], found[2::2], strict=True):
-        trial.tried(f"{words_for(one)}, against 1 rank with the same images and seed")
+        trial.tried(f"{words_for(one)}, compared with 1 rank with the same images and seed")
         for rank, numbers in enumerate(shards):
             trial.require(
                 numbers == sorted(numbers, key=place.get),
-                f"rank {rank} has {', '.join(map(str, numbers[:6]))} ..., in another order than 1 rank has",
-                "an order that depends on size, seed and epoch, and on nothing else",
+                f"rank {rank} has {', '.join(map(str, numbers[:6]))} ..., not in the order that 1 rank has",
+                "an order that depends only on size, seed and epoch",
             )
 
 
 @check("04.1c")
 def filled_up(trial):
-    trial.tried("2, 3 and 4 ranks, and some images more than they can share; filled up")
+    trial.tried("2, 3 and 4 ranks, and a few images more than they can share evenly; padded")
     cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 1, ranks) for ranks in (2, 3, 4)]
     cases.append(case(trial, int(trial.random.integers(5, 12)) * 12 + 2, 3))
     deal(trial, cases)
     size = int(trial.random.integers(10, 20)) * 4 + 1
     cases = [case(trial, size, 4) for _ in range(5)]
-    chance_of_seeds(trial, cases, "dealt out once more")
+    chance_of_seeds(trial, cases, "repeated")
 
 
 @check("04.1d")
 def dropped(trial):
-    trial.tried("1, 2, 3 and 4 ranks, and some images more than they can share; drop_last")
+    trial.tried("1, 2, 3 and 4 ranks, and a few images more than they can share evenly; drop_last")
     cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 7, ranks, True) for ranks in (2, 3, 4, 1)]
     cases.append(case(trial, int(trial.random.integers(5, 12)) * 12, 4, True))
     deal(trial, cases)
@@ -256,7 +260,7 @@ def dropped(trial):
 
 @check("04.1e")
 def few(trial):
-    trial.tried("fewer images than ranks, or none; with drop_last and without")
+    trial.tried("fewer images than ranks, or no images; with and without drop_last")
     sizes = [(3, 4), (2, 3), (2, 4), (1, 2), (1, 3), (1, 4), (0, 1), (0, 3)]
     many = int(trial.random.integers(9, 14))
     sizes += [(many // 3, many), (2, many)]
@@ -265,10 +269,12 @@ def few(trial):
 
 @check("04.1f")
 def random_state(trial):
-    trial.tried("13 images, 3 ranks; what the program draws at random between two numbers and afterwards")
+    trial.tried("13 images, 3 ranks; global random numbers, drawn between two sampler numbers and afterwards")
     cases = [case(trial, 13, 3, drop_last, breaks=2) for drop_last in (False, True)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
-        trial.tried(words_for(one) + ": what the program draws at random between two numbers and afterwards")
+        trial.tried(
+            words_for(one) + ": global random numbers, drawn between two sampler numbers and afterwards"
+        )
         for rank, came in enumerate(ranks):
             noise, drawn = came["noise"], came.get("drawn")
             own, state = torch.Generator().manual_seed(noise), random.Random(noise)
@@ -284,7 +290,7 @@ def random_state(trial):
                     trial.require(
                         type(got) is float and got == value,
                         f"on rank {rank}, {name} draws {got!r:.80} {words}",
-                        f"{value}, as without the sampler: the global random state is not to be touched",
+                        f"{value}, as without the sampler: do not touch the global random state",
                     )
 
 
@@ -295,7 +301,7 @@ def random_state(trial):
 def other_epochs(trial):
     late = int(trial.random.integers(20, 200))
     epochs = (0, 1, 2, late)
-    trial.tried(f"400 images and more, 3 ranks, epochs {', '.join(map(str, epochs))}")
+    trial.tried(f"400 or more images, 3 ranks, epochs {', '.join(map(str, epochs))}")
     size = int(trial.random.integers(134, 150)) * 3 + 1
     cases = [case(trial, size, 3, drop_last, epochs) for drop_last in (False, True)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
@@ -305,40 +311,41 @@ def other_epochs(trial):
             shuffled(trial, f"the shard of rank 0 in epoch {epoch}", shards[number][0], size)
             for before in range(number):
                 differ(trial, shards[before], shards[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
-        chance(trial, size, shards, "left out" if one["drop_last"] else "dealt out once more", "epoch")
+        chance(trial, size, shards, "left out" if one["drop_last"] else "repeated", "epoch")
 
 
 @check("04.2b")
 def same_epoch(trial):
     early, late = int(trial.random.integers(1, 10)), int(trial.random.integers(11, 50))
     epochs = (None, early, late, None, early, 0)
-    trial.tried(f"30 images, 2 ranks, set_epoch({late}) after other epochs and at once")
+    trial.tried(f"30 images, 2 ranks, set_epoch({late}) after other epochs and in a new sampler")
     first = case(trial, 30, 2, epochs=epochs, breaks=4)
     second = case(trial, 30, 2, epochs=(late,), seed=first["seed"])
     ways, at_once = deal(trial, [first, second])
     for rank, (long, short) in enumerate(zip(ways, at_once, strict=True)):
         passes, broken = long["passes"], long.get("broken")
-        trial.tried("30 images, 2 ranks, a pass that is broken off after 4 numbers, and one after it")
+        trial.tried("30 images, 2 ranks, a pass that stops after 4 numbers, and then a full pass")
         trial.require(
             broken == passes[0][:4],
-            f"rank {rank} has {broken!r:.60}, and then, in the same epoch, {passes[0][:6]} ...",
-            "each pass from the beginning, in the same order",
+            f"rank {rank} gets {broken!r:.60}, and then, in the same epoch, {passes[0][:6]} ...",
+            "each pass begins at the start, in the same order",
         )
         trial.tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
         for a, b, what in (
             (2, 3, f"a second pass in epoch {late}"),
             (1, 4, f"epoch {early} after epoch {late}"),
-            (0, 5, "set_epoch(0) after other epochs, against a new sampler,"),
+            (0, 5, "set_epoch(0) after other epochs, unlike a new sampler,"),
         ):
             trial.require(
                 passes[a] == passes[b],
-                f"{what} gives rank {rank} another order: {passes[b][:6]} ...",
+                f"{what} gives rank {rank} a different order: {passes[b][:6]} ...",
                 f"{passes[a][:6]} ...",
             )
         trial.tried(f"30 images, 2 ranks, set_epoch({late}) in a new sampler, as in a run that resumes")
         trial.require(
             short["passes"][0] == passes[2],
-            f"epoch {late} gives rank {rank} another order than after other epochs: {short['passes'][0][:6]}",
+            f"epoch {late} gives rank {rank} a different order than after other epochs: "
+            f"{short['passes'][0][:6]}",
             f"{passes[2][:6]} ...",
         )
 
@@ -367,8 +374,8 @@ def each_once(trial):
         trial.require(not twice, came, "each image exactly once over all ranks")
         trial.require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
         lengths = [len(shard) for shard in shards]
-        came = f"these numbers of images: {', '.join(map(str, lengths))}"
-        trial.require(max(lengths) - min(lengths) <= 1, came, "no rank more than one image more than another")
+        came = f"the numbers of images per rank are {', '.join(map(str, lengths))}"
+        trial.require(max(lengths) - min(lengths) <= 1, came, "numbers that differ by at most one")
 
 
 def answers(trial, count):
@@ -392,9 +399,11 @@ def accuracy(trial, *evaluations, times=None):
             if type(got) is not float:
                 kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
                 trial.require(False, f"{what} is {kind}", f"a Python float, {expected!r}")
-            few = ": only about 7 digits of it are right" if abs(got - expected) < 1e-6 else ""
+            few = ": only about 7 digits are correct" if abs(got - expected) < 1e-6 else ""
             few = (
-                few or as_if(got, rights, times, rank) or (", though that on rank 0 is right" if rank else "")
+                few
+                or as_if(got, rights, times, rank)
+                or (", although rank 0 has the right one" if rank else "")
             )
             trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{few}", f"{expected!r}")
 
@@ -406,9 +415,9 @@ def as_if(got, rights, times, rank):
     if not all(sizes):
         return ""
     for words, value in (
-        ("the accuracy of this rank's images alone", good[rank] / sizes[rank]),
-        ("all right answers, by the number of this rank's images", sum(good) / sizes[rank]),
-        ("this rank's right answers, by the number of all images", good[rank] / sum(sizes)),
+        ("the accuracy for this rank's images alone", good[rank] / sizes[rank]),
+        ("all right answers, divided by the number of this rank's images", sum(good) / sizes[rank]),
+        ("this rank's right answers, divided by the number of all images", good[rank] / sum(sizes)),
     ):
         if len(sizes) > 1 and abs(got - value) < 1e-6:
             return f": {words}"
@@ -433,12 +442,12 @@ def uneven(trial):
         accuracy(trial, first, second)
     for rank in range(2):
         came = f"rank {rank} has sent nothing through the process group"
-        trial.require(trial.sent(rank) != 0, came, "sums that travel through torch.distributed")
+        trial.require(trial.sent(rank) != 0, came, "sums that are sent through torch.distributed")
 
 
 @check("04.3c")
 def empty(trial):
-    trial.tried("3 processes, none of the images on rank 1")
+    trial.tried("3 processes, no images on rank 1")
     first, last = shards_of(trial, 2)
     accuracy(trial, [first, answers(trial, 0), last])
     trial.tried("4 processes, all images on rank 2")
@@ -448,7 +457,9 @@ def empty(trial):
 @check("04.3d")
 def only_sums(trial):
     images = 200_000
-    trial.tried(f"3 processes with {images} images each; the bytes that each sends, seen from outside")
+    trial.tried(
+        f"3 processes with {images} images each; the bytes that each process sends are counted from outside"
+    )
     accuracy(trial, [answers(trial, images) for _ in range(3)])
     for rank in range(3):
         sent = trial.sent(rank) or 0

@@ -78,8 +78,10 @@ def train(trial, states, parts, more=None, folder=None, **numbers):
 def passes_begun(trial):
     """How far each rank came, if not all came as far: inside DDP nobody can see who waits for whom."""
     counts = [len(trial.events(rank, "forward")) for rank in range(len(trial.answer["ranks"]))]
-    words = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
-    return f"; forward passes that each rank has begun in training: {words}" if len(set(counts)) > 1 else ""
+    words = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
+    return (
+        f"; number of training forward passes that each rank began: {words}" if len(set(counts)) > 1 else ""
+    )
 
 
 def numbers_of(trial, rank, came, images):
@@ -90,7 +92,7 @@ def numbers_of(trial, rank, came, images):
         right = isinstance(batch, numpy.ndarray) and batch.ndim == 2 and batch.dtype == numpy.float32
         trial.require(right, f"rank {rank} gave the model something that is not a batch of images")
         found = [known.get(row.tobytes()) for row in batch]
-        trial.require(None not in found, f"rank {rank} gave the model an image that it was not given")
+        trial.require(None not in found, f"rank {rank} gave the model an image that is not in its data")
         batches.append(found)
     return batches
 
@@ -170,7 +172,7 @@ def named(part):
         trial.require(isinstance(came, dict) and "KIND" in came, "there is no KIND", 'KIND = "..."')
         came = came["KIND"]
         known = isinstance(came, str) and came in (*KINDS.values(), *OTHERS)
-        wanted = "another name from KINDS.md" if known else "one of the names in KINDS.md"
+        wanted = "the name of another kind in KINDS.md" if known else "one of the names in KINDS.md"
         trial.require(known and came == KINDS[part], f"KIND is {came!r}"[:200], wanted)
 
 
@@ -192,7 +194,7 @@ def bug(identity):
                 function(trial)
             except Verdict:
                 if code_of(trial.files[script(trial)]) == code_of(handed_out(trial)):
-                    came = "the code has not changed, and it does what the user saw"
+                    came = "the code is unchanged and still does what the user saw"
                     raise Verdict("failed", came, "what the docstring asks for") from None
                 raise
 
@@ -232,12 +234,12 @@ def epochs_of(trial, ranks, images, epochs, size, share):
         trial.require(
             len(mine) == count * epochs,
             f"rank {rank} has {len(mine)} batches in {epochs} epochs",
-            f"{count * epochs}: {count} in each epoch",
+            f"{count * epochs}, which is {count} per epoch",
         )
         for epoch in range(epochs):
             came = [len(batch) for batch in mine[epoch * count : (epoch + 1) * count]]
             trial.require(
-                came == sizes, f"in epoch {epoch} the batches of rank {rank} have {came} images", f"{sizes}"
+                came == sizes, f"in epoch {epoch}, the batches of rank {rank} have {came} images", f"{sizes}"
             )
     found = [
         [joined(mine[epoch * count : (epoch + 1) * count]) for mine in batches] for epoch in range(epochs)
@@ -251,7 +253,7 @@ def anew(trial, found):
         for rank, share in enumerate(shares):
             steps = {after - before for before, after in pairwise(share)}
             trial.require(
-                len(steps) > 1, f"in epoch {epoch} rank {rank} has the images {share}", "a random order"
+                len(steps) > 1, f"in epoch {epoch}, rank {rank} has the images {share}", "a random order"
             )
             for before in range(epoch):
                 trial.require(
@@ -261,8 +263,8 @@ def anew(trial, found):
                 )
                 trial.require(
                     sorted(share) != sorted(found[before][rank]),
-                    f"rank {rank} has the same images in a different order in epochs {before} and {epoch}",
-                    "in each epoch, all images are split anew",
+                    f"in epochs {before} and {epoch}, rank {rank} has the same images in a different order",
+                    "all images are distributed anew in each epoch",
                 )
 
 
@@ -277,7 +279,7 @@ def order(trial):
         for epoch, shares in enumerate(found):
             missing = set(range(size)) - set(joined(shares))
             trial.require(
-                not missing, f"in epoch {epoch} no rank has the images {sorted(missing)}", "every image"
+                not missing, f"in epoch {epoch}, no rank has the images {sorted(missing)}", "every image"
             )
         anew(trial, found)
         path = []
@@ -308,7 +310,7 @@ def seed(trial):
     trial.tried(f"{world_size} processes, the same {size} images, with two different seeds")
     ranks = train(trial, state, [both] * world_size, epochs=1, batch_size=4, lr=0.5, seed=begin + 20_000)
     _, other = epochs_of(trial, ranks, both[0], 1, 4, share)
-    same = f"with seed {begin} and with seed {begin + 20_000}, all processes have the same images"
+    same = f"each process has the same images with seed {begin} and with seed {begin + 20_000}"
     trial.require(other[0] != found[0], same, "a different order for a different seed")
 
 
@@ -362,8 +364,8 @@ def clipping(trial):
     for world_size in (2, 3):
         scale = 2.0**16 if world_size == 2 else 2.0 ** int(trial.integers(11, 16, 1))
         trial.tried(
-            f"{world_size} processes, 6 steps, initial scale {scale:.0f}; "
-            "one image in the third step is broken (inf), on one process"
+            f"{world_size} processes, 6 steps, an initial scale of {scale:.0f}; "
+            "one process has a broken image (inf) in the third step"
         )
         state, parts = parameters(trial), pictures(trial, *[18] * world_size)
         parts[-1][0][7, 2] = float("inf")
@@ -377,14 +379,14 @@ def clipping(trial):
             trial.require(
                 came.get("scale") == scale / 2,
                 f"the scale of the scaler on rank {rank} is {came.get('scale')} at the end"[:200],
-                f"{scale / 2}: halved after the skipped step",
+                f"{scale / 2}, halved after the skipped step",
             )
             # In a batch of 3 images, no gradient of the loss itself by an answer is larger than 1/3.
             arrived = came["arrived"][0] if came["arrived"] else None
             trial.require(
                 isinstance(arrived, float) and arrived > 1,
                 f"in the first step, the largest gradient of the loss on rank {rank} is {arrived}"[:200],
-                "a loss that is scaled before its backward pass",
+                "a loss that is scaled before the backward pass",
             )
 
 
@@ -408,16 +410,16 @@ def exchange(trial):
             pairs = came.get("passes") == ["forward", "backward"] * (steps * accumulate)
             trial.require(
                 pairs,
-                f"rank {rank} goes forward with another batch before the backward pass of the previous one",
-                "a forward and a backward pass for each small batch: the large batch does not fit",
+                f"rank {rank} goes forward with another batch before the backward pass of the previous batch",
+                "a forward and a backward pass for each small batch, because the large batch is too large",
             )
         # DDP sends the parameters once when it begins: half an exchange. Only Linux counts.
         if None not in sent:
             times = sum(sent) / once / world_size
             trial.require(
                 steps * 0.9 < times < steps + 1.8,
-                f"the processes send as much as about {max(0, round(times - 0.5))} exchanges",
-                f"{steps}: one exchange of all gradients for each step",
+                f"the processes send as much data as in about {max(0, round(times - 0.5))} exchanges",
+                f"{steps}: one exchange of all gradients per step",
             )
 
 
@@ -437,7 +439,7 @@ def uneven(trial):
             seen = sorted(joined(numbers_of(trial, rank, came, parts[rank][0])))
             trial.require(
                 seen == list(range(sizes[rank])),
-                f"rank {rank} trained with {len(seen)} images, {len(set(seen))} different ones",
+                f"rank {rank} trained with {len(seen)} images, of which {len(set(seen))} are different",
                 f"each of its {sizes[rank]} images once",
             )
         compare(trial, ranks, expected, path)
@@ -465,7 +467,7 @@ def resume(trial):
         if stop:
             for rank, came in enumerate(ranks):
                 trial.same(
-                    f"the number of batches of rank {rank} until it is stopped", len(came["given"]), stop
+                    f"the number of batches of rank {rank} before it is stopped", len(came["given"]), stop
                 )
             continue
         for rank, came in enumerate(ranks):
@@ -474,14 +476,12 @@ def resume(trial):
             trial.require(
                 len(given) == len(wanted),
                 f"rank {rank} trains with {len(given)} batches after this start",
-                f"{len(wanted)}: the epochs from {first} to {epochs - 1}"
-                if wanted
-                else "none: everything is already trained",
+                f"{len(wanted)}: epochs {first} to {epochs - 1}" if wanted else "none: training is finished",
             )
             trial.require(
                 given == wanted,
                 f"rank {rank} trains with the images {given} after this start"[:200],
-                f"{wanted}, the order of the epochs from {first} to {epochs - 1}"[:200],
+                f"{wanted}, the order of epochs {first} to {epochs - 1}"[:200],
             )
         path = []
         expected = learnt(state, joined(steps[:epochs]), **settings, path=path)
@@ -491,13 +491,13 @@ def resume(trial):
     inputs = [{"snapshot": "torn.pt", "stop_in_save": 2}]
     (came,) = train(trial, state, parts[:1], inputs, folder, epochs=3, batch_size=size, **settings)
     if came.get("stopped"):
-        trial.tried("1 process; started again after it was stopped while writing the snapshot of epoch 1")
+        trial.tried("1 process; restarted after it was stopped while writing the snapshot of epoch 1")
         inputs = [{"snapshot": "torn.pt"}]
         begin = parameters(trial)
         (came,) = train(trial, begin, parts[:1], inputs, folder, epochs=3, batch_size=size, **settings)
         wanted = [batch.tolist() for epoch in batches[1:3] for batch in epoch]
         given = numbers_of(trial, 0, came, parts[0][0])
-        words = "2 epochs: the epoch in which it was stopped, and the last one"
+        words = "2 epochs: the epoch in which it was stopped, and the last epoch"
         trial.require(given == wanted, f"it trains with {len(given)} batches after this start", words)
 
 
@@ -506,7 +506,7 @@ def device(trial):
     # For each machine how many processes it has, and how many devices.
     for machines in (((1, 2), (2, 3)), ((2, 4), (1, 1))):
         words = " and ".join(f"{count} on {so_many(devices, 'device')}" for count, devices in machines)
-        trial.tried(f"two machines, with processes on devices: {words}")
+        trial.tried(f"two machines with these processes: {words}")
         more = []
         world_size = sum(count for count, _ in machines)
         for machine, (count, devices) in enumerate(machines):
@@ -527,13 +527,13 @@ def device(trial):
             trial.require(
                 used == [str(local)],
                 f"rank {rank} (local rank {local} on the {machine} machine) uses {names_of(used)}",
-                f"device {local} only",
+                f"only device {local}",
             )
             what = [one[1] for one in came["put"] if isinstance(one, list) and len(one) == 2]
             what = [one for one in what if isinstance(one, str | int)]
             trial.require(
                 "model" in what and sum(size for size in what if isinstance(size, int)) >= 7,
-                f"rank {rank} has put only this on its device: {what}"[:200],
+                f"rank {rank} put only this on its device: {what}"[:200],
                 "the model and its images",
             )
         compare(trial, ranks, expected, path)
@@ -572,7 +572,7 @@ def buffers(trial):
         for rank, result in enumerate(results):
             form = isinstance(result, numpy.ndarray) and result.dtype.kind == "f"
             form = form and result.shape == (5, 3) and numpy.isfinite(result).all()
-            trial.require(form, f"rank {rank} does not return answers", "5 x 3 numbers")
+            trial.require(form, f"rank {rank} returns something other than answers", "5 x 3 numbers")
         allowed = 2e-4 * max(1, float(answered.abs().max()))
 
         # A wrong mend is not to look like none at all.
@@ -581,7 +581,7 @@ def buffers(trial):
             near(result, answers(expected, test, kept), allowed)
             for result, kept in zip(results, spread, strict=True)
         ]
-        why = ": before each batch, their buffers were set to rank 0's, but not after the last batch"
+        why = ": their buffers were made equal to those of rank 0 before each batch, but not after the last"
         for rank, result in enumerate(results):
             trial.require(
                 near(result, results[0], allowed),
@@ -591,7 +591,7 @@ def buffers(trial):
         if not near(results[0], answered, allowed):
             trial.require(
                 not near(results[0], answers(expected, test, running[0]), allowed),
-                "all ranks agree, but their running_mean and running_var are those of rank 0",
+                "all ranks agree, but running_mean and running_var are those of rank 0",
                 "the mean over all ranks",
             )
         for rank, result in enumerate(results):

@@ -75,7 +75,7 @@ def compare(trial, ranks, expected, path=()):
                 trial.close(what, before[step], value, 1e-4, 0.1)
     for rank, came in enumerate(ranks):
         state = came.get("state") if isinstance(came, dict) else None
-        trial.require(isinstance(state, dict), f"rank {rank} has sent no weights")
+        trial.require(isinstance(state, dict), f"rank {rank} sent no weights")
         for name, value in expected.items():
             trial.close(f"{name} on rank {rank} after training", state.get(name), value, 1e-4, 0.1)
 
@@ -110,8 +110,8 @@ def run(trial, driver, inputs):
     except Verdict as verdict:
         counts = [len(trial.events(rank, "forward")) for rank in range(len(inputs))]
         if verdict.status == "timeout" and len(set(counts)) > 1:
-            words = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
-            verdict.came += f"; forward passes in training that each has begun: {words}"
+            words = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
+            verdict.came += f"; number of training forward passes that each rank began: {words}"
         raise
 
 
@@ -129,7 +129,9 @@ def one_backward(trial):
 @check("06.2a")
 def learning_rate(trial):
     for world_size, epochs, steps in ((2, 3, 4), (3, 4, 2)):
-        trial.tried(f"{world_size} processes, {epochs} epochs of {steps} steps, in the same order")
+        trial.tried(
+            f"{world_size} processes, {epochs} epochs of {steps} steps; every epoch has the same order"
+        )
         ranks, state, _, path = trained(trial, world_size, epochs, steps, 3)
         compare(trial, ranks, state, path)
 
@@ -137,13 +139,13 @@ def learning_rate(trial):
 @check("06.3a")
 def losses_of_all(trial):
     for world_size, epochs, steps in ((2, 2, 3), (3, 2, 2)):
-        trial.tried(f"{world_size} processes, {epochs} epochs of {steps} batches, the last a smaller one")
+        trial.tried(f"{world_size} processes, {epochs} epochs of {steps} batches, the last one smaller")
         ranks, state, losses, path = trained(trial, world_size, epochs, steps, 3, fewer=2)
         compare(trial, ranks, state, path)
         for rank, came in enumerate(ranks):
             kind = f"the model that train returns on rank {rank} is {came.get('kind')!s:.40}"
             trial.require(
-                came.get("wrapped") is True, kind, "the model in DDP, whose .module is the plain model"
+                came.get("wrapped") is True, kind, "the DDP model, whose .module is the plain model"
             )
             got = came.get("losses")
             trial.require(isinstance(got, list) and len(got) == epochs, f"rank {rank} returns {got!r:.80}")
@@ -154,7 +156,7 @@ def losses_of_all(trial):
 @check("06.4a")
 def new_order(trial):
     for world_size, epochs, steps in ((2, 3, 3), (3, 2, 4)):
-        trial.tried(f"{world_size} processes, {epochs} epochs of {steps} steps, each in an order of its own")
+        trial.tried(f"{world_size} processes, {epochs} epochs of {steps} steps; each epoch has its own order")
         ranks, state, _, path = trained(trial, world_size, epochs, steps, 3, orders_alike=False)
         compare(trial, ranks, state, path)
 
@@ -173,7 +175,7 @@ def loaded(trial, world_size, size, batch_size):
     known = {row.tobytes(): number for number, row in enumerate(whole["images"].numpy())}
     found = []
     for rank, came in enumerate(ranks):
-        trial.require(isinstance(came, dict), f"rank {rank} has sent no batches")
+        trial.require(isinstance(came, dict), f"rank {rank} sent no batches")
         found.append([])
         for name in ("batches", "later", "other"):
             batches = came.get(name)
@@ -182,7 +184,7 @@ def loaded(trial, world_size, size, batch_size):
             numbers = [[known.get(row.tobytes()) for row in batch] for batch in batches]
             trial.require(
                 all(None not in batch for batch in numbers),
-                f"rank {rank} has an image that is none of the given",
+                f"rank {rank} has an image that is not in its data",
             )
             found[-1].append(numbers)
     return ranks, found, state, whole
@@ -209,17 +211,21 @@ def no_image_twice(trial):
         for number, epoch in enumerate(("epoch 0", "epoch 1", "epoch 0 with another seed")):
             all_of_them = [image for mine in found for batch in mine[number] for image in batch]
             twice = {image for image in all_of_them if all_of_them.count(image) > 1}
-            came = f"in {epoch}, {so_many(len(twice), 'image comes', 'images come')} more than once"
+            came = f"in {epoch}, {so_many(len(twice), 'image appears', 'images appear')} more than once"
             trial.require(not twice, came, "none")
             least = size // world_size * world_size - batch_size
             came = f"{epoch} has {len(all_of_them)} of {size} images"
             trial.require(len(all_of_them) > least, came, f"more than {least}")
             orders.append(all_of_them)
         trial.require(
-            orders[0] != sorted(orders[0]), "the images come in the order of the data set", "shuffled"
+            orders[0] != sorted(orders[0]), "the images are in the order of the data set", "a shuffled order"
         )
-        trial.require(orders[0] != orders[1], "epochs 0 and 1 have one order", "a new one in each epoch")
-        trial.require(orders[0] != orders[2], "two seeds give one order", "another one with another seed")
+        trial.require(
+            orders[0] != orders[1], "epochs 0 and 1 have the same order", "a new order in each epoch"
+        )
+        trial.require(
+            orders[0] != orders[2], "two seeds give the same order", "a different order for a different seed"
+        )
 
 
 # ---- files ------------------------------------------------------------------------------------
@@ -232,14 +238,16 @@ def alone(trial, driver, main=None, **inputs):
 
 def saved(trial, world_size):
     """Snapshots by ranks whose weights differ. What is in the file is read without the student's code."""
-    trial.tried(f"{world_size} processes, each with weights and a path of its own, call save")
+    trial.tried(f"{world_size} processes, each with its own weights and path, call save")
     file, epoch = f"{world_size}.pt", int(trial.integers(1, 10_000, 1))
     states = [parameters(trial) for _ in range(world_size)]
     inputs = [{"state": state, "epoch": epoch, "file": file} for state in states]
     trial.run("save", inputs, folder="snapshots")
     came = alone(trial, "look", file=f"0/{file}", folders=[str(rank) for rank in range(world_size)])
     others = [rank for rank in came["writers"] if rank != "0"]
-    trial.require(not others, f"a file was written by process {' and process '.join(others)}", "by process 0")
+    trial.require(
+        not others, f"a file was written by process {' and process '.join(others)}", "only by process 0"
+    )
     trial.require(came["there"], "there is no file after save", "a snapshot")
     trial.require("error" not in came, f"the file cannot be loaded: {came.get('error')}", "a snapshot")
     trial.require(came["state"], "the file has no dictionary of weights", "the weights of process 0")
@@ -264,7 +272,7 @@ def plain_names(trial):
 @check("06.9a")
 def what_was_saved(trial):
     file, epoch, state, _ = saved(trial, 2)
-    trial.tried("one process loads what was saved, into a model with other weights")
+    trial.tried("one process loads the snapshot into a model with different weights")
     came = alone(trial, "load", main=True, file=file, state=parameters(trial))
     for name, value in state.items():
         trial.close(f"{name} after load", came["state"].get(name), value, 1e-6)
@@ -301,7 +309,7 @@ def each_image_once(trial):
             except Verdict as verdict:
                 part = came["accuracy"] * world_size if isinstance(came["accuracy"], float) else None
                 if part is not None and world_size > 1 and abs(part - count / size) < 1e-6:
-                    verdict.came += f": that is the right one, divided by {world_size} processes"
+                    verdict.came += f": that is the right accuracy, divided by {world_size} processes"
                 raise
 
 
@@ -309,7 +317,7 @@ def each_image_once(trial):
 def own_device(trial):
     for machines in ((2, 2), (1, 2), (2, 1, 1)):
         words = ", ".join(map(str, machines))
-        trial.tried(f"{len(machines)} machines with {words} devices, and as many processes on each")
+        trial.tried(f"{len(machines)} machines with {words} devices, and one process per device")
         facts, size = [], sum(machines)
         for machine, count in enumerate(machines):
             for local in range(count):
@@ -327,24 +335,24 @@ def own_device(trial):
 @check("06.12a")
 def one_download(trial):
     for world_size in (2, 3):
-        trial.tried(f"{world_size} processes, each with other bytes to download")
+        trial.tried(f"{world_size} processes, each with different bytes to download")
         data = [trial.integers(0, 256, 40 + 10 * rank).tolist() for rank in range(world_size)]
         file = f"data-{world_size}"
         inputs, gates = [{"file": file}] * world_size, [{"download": {"value": mine}} for mine in data]
         ranks = trial.run("prepare", inputs, folder="data", gates=gates)
         downloads = sum("download" in one["asked"] for one in trial.answer["ranks"])
-        trial.require(downloads, "no process has called download", "one download")
+        trial.require(downloads, "no process called download", "one download")
         trial.same("the number of downloads", downloads, 1)
         (seen,) = trial.run("look", [{"file": file, "bytes": True}], group=False, folder="data", main=None)
-        trial.require(seen["there"], "there is no file afterwards", "what was downloaded")
+        trial.require(seen["there"], "there is no file afterwards", "the downloaded file")
         trial.require(
             seen["bytes"] in data,
-            "the file has what no process has downloaded: several wrote into it",
+            "the file holds bytes that no single process downloaded: several processes wrote to it",
             "the bytes of one download",
         )
         for rank, came in enumerate(ranks):
             trial.require(
                 came["data"] == seen["bytes"],
-                f"rank {rank} has read {len(came['data'])} bytes, and not what the file has in the end",
-                f"the {len(seen['bytes'])} bytes of one download, complete",
+                f"rank {rank} has read {len(came['data'])} bytes, but not the final content of the file",
+                f"the {len(seen['bytes'])} bytes of one complete download",
             )

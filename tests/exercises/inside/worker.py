@@ -281,7 +281,7 @@ def take_away(names):
             continue
 
         def missing(*words, path=path, **named):
-            raise RuntimeError(f"{path} is not to be used in this exercise")
+            raise RuntimeError(f"{path} must not be used in this exercise")
 
         with contextlib.suppress(AttributeError, TypeError):
             setattr(place, name, missing)
@@ -296,7 +296,7 @@ def no_keyboard():
 
     def refused(name):
         def refuse(*words, **named):
-            raise RuntimeError(f"{name} cannot work here: no process of the judge has a keyboard; use print")
+            raise RuntimeError(f"{name} cannot work here: no process of the grader has a keyboard; use print")
 
         return refuse
 
@@ -320,7 +320,7 @@ def report(error, files):
     try:
         words = str(error)[:2000]
     except BaseException:
-        words = "(its words cannot be read)"
+        words = "(its message cannot be read)"
     bases = [type.__getattribute__(base, "__name__") for base in type.__getattribute__(kind, "__mro__")]
     return {"kind": str(name), "bases": bases, "words": words, "place": place, "text": ", ".join(texts)}
 

@@ -46,16 +46,16 @@ class Cause:
 def ended_words(code: int) -> str:
     """What became of a process that ended with this code; a signal is negative."""
     if code == 0:
-        return "left the process before it had returned (os._exit, or something like it)"
+        return "ended its process before your function returned (by os._exit or something similar)"
     if code == -99:
-        return "closed the pipe to the judge"
+        return "closed the pipe to the grader"
     if code == -24:
-        return f"had used up {LIMITS['cpu_seconds']} s of processor time: is there a loop that never ends?"
+        return f"used up its {LIMITS['cpu_seconds']} s of CPU time: does a loop never end?"
     if code == -25:
-        return f"wrote more than {LIMITS['file_bytes'] >> 20} MB: is there an output that never ends?"
+        return f"wrote more than {LIMITS['file_bytes'] >> 20} MB: does your code write without end?"
     if code < 0:
-        return f"was ended by {SIGNALS.get(-code, f'signal {-code}')}"
-    return f"left the process with status {code} before it had returned"
+        return f"was killed by {SIGNALS.get(-code, f'signal {-code}')}"
+    return f"exited with status {code} before your function returned"
 
 
 def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -> Cause:
@@ -72,7 +72,7 @@ def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -
     if kind == "SystemExit":
         came = f"{who} called sys.exit({words}){place}"
     elif kind == "BadFrame":
-        came = f"{who} sent something that is no result ({words})"
+        came = f"{who} sent something that is not a valid result ({words})"
     else:
         came = f"{who} raised {kind}{': ' * bool(words)}{words}{place}"
     near = Near.BYSTANDER if BYSTANDER.search(words) and not alone else Near.OWN
@@ -110,7 +110,7 @@ def explain(
         raise told(min(causes, key=Cause.order), ranks)
     if answer["why"] == "memory":
         most = LIMITS["memory_of_all"] >> 30
-        raise Verdict("error", f"your code used more than {most} GB of memory in all its processes")
+        raise Verdict("error", f"your code used more than {most} GB of memory across all its processes")
     at_gates = {rank: one["gate"] for rank, one in missing.items() if one["gate"]}
     if at_gates and answer["why"] in ("stuck", "timeout"):
         raise closed_gate(ranks, at_gates, gates)
@@ -131,11 +131,11 @@ def closed_gate(ranks: Ranks, at: dict[int, dict[str, Any]], gates: list[dict]) 
     words = gate.get("words", f"at {at[rank]['name']!r}")
     sent, grown = at[rank]["sent"], at[rank]["grown"]
     if grown > gate.get("memory", grown):
-        came = f"{words}, rank {rank} held {grown / 1e6:.1f} MB more than before, and did not let go of it"
+        came = f"{words}, rank {rank} held {grown / 1e6:.1f} MB more than before and did not let go of it"
         return Verdict("failed", came, gate.get("expected", f"at most {gate['memory'] / 1e6:.1f} MB"))
     if sent >= gate.get("sent", 0):
         return Verdict("timeout", words + waiting(ranks, list(at)))
-    had = f"{sent} bytes, and no more came" if sent > 64 else "nothing, and nothing came"
+    had = f"only {sent} bytes, and it sent no more" if sent > 64 else "nothing, and it sent nothing later"
     came = f"{words}, rank {rank} had sent {had}{waiting(ranks, list(at))}"
     return Verdict("failed", came, gate.get("expected", f"at least {gate['sent']} bytes"))
 

@@ -46,7 +46,7 @@ def close(
     if not expected.size:
         return
     if not numpy.isfinite(expected).all():
-        raise RuntimeError(f"the judge's own {what} is not finite")
+        raise RuntimeError(f"the grader's own {what} is not finite")
     allowed = relative * max(float(numpy.abs(expected).max()), scale or 0.05)
     with numpy.errstate(all="ignore"):
         wrong = ~(numpy.abs(got - expected) <= allowed)
@@ -110,13 +110,13 @@ def factor(got: numpy.ndarray, expected: numpy.ndarray, allowed: float, ranks: i
         return "; all numbers are 0"
     with numpy.errstate(all="ignore"):
         if numpy.abs(got - expected).max() <= 1e-5 * numpy.abs(expected).max():
-            return "; nearly right, but this is more than rounding"
+            return "; nearly right, but the difference is more than rounding"
         ratio = got[numpy.abs(expected) > 100 * allowed] / expected[numpy.abs(expected) > 100 * allowed]
     if ratio.size < 3 or not numpy.isfinite(ratio).all() or numpy.ptp(ratio) > 1e-3 * abs(ratio.mean()):
         return ""
     times = ratio.mean()
     if abs(times - 1) < 0.01:
-        return "; all numbers are nearly right: is this more than rounding?"
+        return "; all numbers are nearly right: is the difference more than rounding?"
     if abs(times + 1) < 1e-3:
         return "; every number has the wrong sign"
     as_many = ranks > 1 and min(abs(times / ranks - 1), abs(times * ranks - 1)) < 1e-3

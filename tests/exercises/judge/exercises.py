@@ -28,9 +28,9 @@ def read(path: Path) -> Exercise:
     try:
         one = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
-        raise SystemExit(f"error: {path.parent.name}/{path.name} is no TOML: {error}") from None
+        raise SystemExit(f"error: {path.parent.name}/{path.name} is not valid TOML: {error}") from None
     if one["id"] != path.parent.name.partition("_")[0]:
-        raise SystemExit(f"error: the id in {path.parent.name}/exercise.toml is {one['id']}: make them agree")
+        raise SystemExit(f"error: {path.parent.name}/exercise.toml has the id {one['id']}: make them agree")
     for entry in one["check"]:
         for line in entry.get("when", []):
             why = not_a_when(line)
@@ -43,11 +43,11 @@ def read(path: Path) -> Exercise:
 def not_a_when(line: Any) -> str:
     """Why a line of `when` is none; no words if it is one."""
     if not isinstance(line, list) or len(line) != 2 or not all(isinstance(word, str) for word in line):
-        return "is not a pair of texts: a regular expression on what came, and a hint"
+        return "is not a pair of texts: a regular expression for the result, and a hint"
     try:
         re.compile(line[0])
     except re.error as error:
-        return f"has no regular expression: {error}"
+        return f"has a bad regular expression: {error}"
     return ""
 
 
@@ -57,7 +57,7 @@ def exercise(identity: str) -> Exercise:
         if identity.lower() in (one["id"], one["id"].removeprefix("0"), one["stem"]):
             return one
     there = ", ".join(one["id"] for one in manifest())
-    raise SystemExit(f"error: there is no exercise {identity}: there are {there}")
+    raise SystemExit(f"error: there is no exercise {identity}; the exercises are {there}")
 
 
 def wanted(words: str) -> set[str]:

@@ -38,7 +38,7 @@ def grade(
         else:
             results.append(result_of(entry))
             results[-1].status = "timeout"
-            results[-1].came = f"the {SUBMISSION_SECONDS} s that a submission has were over"
+            results[-1].came = f"the time limit of {SUBMISSION_SECONDS} s for a submission was reached"
         said_before(results)
         if results[-1].status == "passed":
             passed.add(entry["id"])
@@ -69,7 +69,7 @@ def grade_one(
     result = result_of(entry)
     missing = [need for need in entry.get("needs", []) if need not in passed]
     if missing:
-        result.came = f"comes after {' and '.join(missing)}"
+        result.came = f"{' and '.join(missing)} must pass first"
         return result
     try:
         files = read_files(of_check(one, entry), folder)
@@ -100,7 +100,7 @@ def one_check(
             result.left += 1  # whatever it has done to its nursery, the next submission gets a new one
             if result.status == "infrastructure":
                 result.status = "error"
-                result.came = f"with your code, {result.came}; with the recorded solution it passes"
+                result.came = f"with your code, {result.came}; with the recorded solution, the check passes"
     result.seconds = round(time.monotonic() - began, 3)
 
 
@@ -124,10 +124,10 @@ def one_try(
         except Gone as gone:
             nursery.close()
             # Nothing of a student runs in the nursery. If it ends twice in the same check, it was ended.
-            result.status, result.came = "infrastructure", "the process around your code did not start"
+            result.status, result.came = "infrastructure", "the process that runs your code did not start"
             if trial.runs:
                 result.status = "error"
-                result.came = "the process around your code was ended while your code ran"
+                result.came = "the process that runs your code was killed while your code ran"
             result.output = str(gone)
             if attempt == 1:
                 continue
@@ -164,12 +164,12 @@ def read_files(one: Exercise, folder: str | Path) -> dict[str, str]:
         path = Path(folder) / name
         try:
             if not path.is_file():
-                raise Verdict("error", f"{name} is not there")
+                raise Verdict("error", f"there is no file {name}")
             if path.stat().st_size > LARGEST_FILE:
                 raise Verdict("error", f"{name} is larger than {LARGEST_FILE // 1000} kB")
             files[name] = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
         except UnicodeDecodeError:
-            came = f"{name} is not in UTF-8: save it again with that encoding, which your editor offers"
+            came = f"{name} is not encoded in UTF-8: save it as UTF-8 in your editor"
             raise Verdict("error", came) from None
         except OSError as error:
             raise Verdict("error", f"{name} cannot be read: {error}") from None
@@ -186,8 +186,8 @@ def refuse_names(one: Exercise, name: str, text: str) -> None:
     except SyntaxError as error:
         raise Verdict("error", f"{name} has a syntax error in line {error.lineno}: {error.msg}") from None
     except (RecursionError, MemoryError, ValueError):
-        raise Verdict("error", f"{name} cannot be read as Python") from None
+        raise Verdict("error", f"{name} is not valid Python") from None
     found = forbidden.used(tree, one.get("forbidden", []))
     if found:
         came = f"line {found[0]} of {name} uses {found[1]}"
-        raise Verdict("failed", came, "this exercise is to be done without")
+        raise Verdict("failed", came, "this exercise must be solved without it")

@@ -12,11 +12,11 @@ from judge.exercises import Entry
 # What says nothing about the subject of any check.
 ALWAYS = {
     "not begun": (r"^not written yet", ""),
-    "no keyboard": (r"cannot work here: no process of the judge has a keyboard", ""),
+    "no keyboard": (r"cannot work here: no process of the grader has a keyboard", ""),
     "no files": (
         r"Permission denied|Read-only file system",
-        "Ranks can write no file here but where the exercise is about files, and make no new group: they "
-        "tell each other everything through the group that there is. For a look at something, print it.",
+        "Ranks cannot write files (except in exercises about files) or create new process groups: they "
+        "communicate only through the default group. To look at a value, print it.",
     ),
     "a tensor for a number": (r" is a tensor( or an array)?$", ""),
     "another dtype": (r" is (bfloat16|float16|float64|int64)$", ""),
@@ -26,31 +26,34 @@ ALWAYS = {
 PLAIN = {
     # Not a KeyError, and not what torch refuses: these are mostly about what the exercise is about.
     "an error in Python": (r" raised (Name|UnboundLocal|Attribute|Type|Import|ModuleNotFound)Error\b", ""),
-    "never ends": (r"had not returned after|^nothing moved any more", ""),
+    "never ends": (r"had not returned after|^the run was stuck", ""),
     "a sum": (
         r"every number is (\d+) times what it should be, and there are \1 processes",
-        "all_reduce gives the sum over all processes. Is it a sum that is asked for, or a mean?",
+        "all_reduce returns the sum over all processes. Does the exercise ask for a sum or for a mean?",
     ),
     "a mean": (
         r"every number is 0\.\d+ times what it should be, and there are",
-        "What is too small by the number of processes was divided by it: once too often?",
+        "Each number is too small. Did you divide by the number of processes once too often?",
     ),
     "rounding": (
         r"nearly right",
-        "Is something computed in a type of fewer digits? float32 has 7. Or is a sum taken in another order?",
+        "Do you compute something in a type with fewer digits (float32 has 7), or add up in another order?",
     ),
     "no gradient": (
         r"\bgradient\b.* is None$",
-        "A gradient is None where no backward() has come by. Was that parameter used, and on that rank?",
+        "A gradient is None if no backward() has reached its parameter. Was it used on that rank?",
     ),
-    "nothing": (r" is None$", "A function that ends without `return` gives None: on which way does yours?"),
+    "nothing": (
+        r" is None$",
+        "A function that ends without `return` returns None. On which path does yours?",
+    ),
     "one goes home": (
         r"returned before|do not make the same calls|tensors of different size|with different sizes",
-        "All ranks must make the same calls, in one order, with the same sizes. On which way does one not?",
+        "All ranks must make the same calls, in the same order and with the same sizes. Where does one not?",
     ),
     "all wait": (
         r"none can go on",
-        "Write down for each rank what it sends and receives, in order. Which of these calls waits for what?",
+        "Write down what each rank sends and receives, in order. Which of these calls waits for which other?",
     ),
 }
 

@@ -69,4 +69,4 @@ def keep(identity: str, results: list[Result], out: Path) -> str:
             path.write_text(text)
     except OSError:
         return ""
-    return f"\nall that your code has printed: {path}" if text else ""
+    return f"\neverything that your code printed is in {path}" if text else ""

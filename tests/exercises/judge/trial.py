@@ -101,7 +101,7 @@ class Trial:
             "gates": [{name: without_words(gate) for name, gate in one.items()} for one in gates or []],
         }
         if self.seconds >= CHECK_SECONDS:
-            raise Verdict("timeout", f"the {CHECK_SECONDS} s that a check has were over")
+            raise Verdict("timeout", f"the time limit of {CHECK_SECONDS} s for a check was reached")
         self.nursery.ready()  # one that does not start has run nothing: no fault of a student
         self.runs += 1
         self.answer = answer = self.nursery.run(**request)
@@ -129,7 +129,7 @@ class Trial:
     def open_still(self, rank: int, seen: dict[str, Any]) -> dict[str, Any]:
         """What was seen, if no connection of this rank is gone: nobody knows what went over it."""
         closed = seen["closed"]
-        self.require(not closed, f"rank {rank} has closed {closed} of its connections", "they stay open")
+        self.require(not closed, f"rank {rank} has closed {closed} of its connections", "all stay open")
         return seen
 
     def secret(self) -> float:
@@ -140,7 +140,7 @@ class Trial:
         """What a rank gave to the judge when it asked at a gate ("with"), and what was seen from outside when
         the gate opened: sent, memory (bytes)."""
         asked = self.answer["ranks"][rank]["asked"]
-        self.require(name in asked, f"rank {rank} did not come to {name!r}, where it has to ask the judge")
+        self.require(name in asked, f"rank {rank} never reached {name!r}, where it must ask the grader")
         return self.open_still(rank, asked[name])
 
     def sent(self, rank: int, to: int | None = None) -> int | None:
@@ -148,7 +148,7 @@ class Trial:
         before, after = self.mark(rank, "@start"), self.mark(rank, "@end")
         if not before["sockets"]:
             if self.counted and len(self.answer["ranks"]) > 1:
-                raise Verdict("infrastructure", "the kernel does not say how many bytes a process has sent")
+                raise Verdict("infrastructure", "the kernel does not report how many bytes a process sent")
             return None
         if to is None:
             return after["sent"] - before["sent"]

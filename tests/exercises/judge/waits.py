@@ -92,8 +92,8 @@ def unequal(ranks: Ranks) -> str:
         if first["event"] in ("all_reduce", "broadcast", "reduce") and any(
             event["size"] != first["size"] for event in others
         ):
-            lines = ", ".join(f"rank {rank} with {event['size']}" for rank, event in same.items())
-            return f"the ranks give {call(first)} tensors of different size: {lines} numbers"
+            lines = ", ".join(f"rank {rank} gives {event['size']} numbers" for rank, event in same.items())
+            return f"the ranks give {call(first)} tensors of different size: {lines}"
     return ""
 
 
@@ -127,8 +127,8 @@ def different_roots(ranks: Ranks) -> str:
                 calls.setdefault((event["number"], event["event"]), {})[rank] = event
     for _, same in sorted(calls.items()):
         if len({event["root"] for event in same.values()}) > 1:
-            lines = ", ".join(f"rank {rank} with {event['root']}" for rank, event in same.items())
-            return f"the ranks call {call(next(iter(same.values())))} with different src: {lines}"
+            lines = ", ".join(f"rank {rank} with src={event['root']}" for rank, event in same.items())
+            return f"the ranks call {call(next(iter(same.values())))} with different values of src: {lines}"
     return ""
 
 
@@ -139,7 +139,7 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     if not wait:
         others = [rank for rank in ranks if rank not in missing]
         those = f"{names(others)} returned, and " if others else ""
-        return f"nothing moved any more: {those}{stood(missing, files)}"
+        return f"the run was stuck: {those}{stood(missing, files)}"
     first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
     returned = [rank for rank in ranks if rank not in missing]
     if returned:
@@ -158,7 +158,7 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     kinds = {event["event"] for event in same.values()}
     if kinds <= set(POINT):
         lines = "; ".join(each_inside(wait))
-        return f"all ranks wait and none can go on: {lines}{not_received(ranks)}"
+        return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"
     if len(kinds) > 1:
         return f"the ranks do not make the same calls: {called(same)}"
     sizes = sizes_at(ranks, number)
@@ -168,8 +168,8 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
         return f"the ranks call {what} with different sizes: {lines}"
     ahead = {rank: event for rank, event in wait.items() if rank not in same}
     if ahead:
-        return f"{names(same)} waited in {call(wait[first])}, and {', '.join(each_inside(ahead))}"
-    return f"{names(wait)} waited for ever in {call(wait[first])}"
+        return f"{names(same)} waited in {call(wait[first])} while {', '.join(each_inside(ahead))} waited too"
+    return f"{names(wait)} waited forever in {call(wait[first])}"
 
 
 def sizes_at(ranks: Ranks, number: int) -> dict[int, int]:

@@ -18,9 +18,9 @@ from judge import seccomp
 from judge.settings import HERE, INSIDE, ROOT, SOLUTIONS
 
 MEANING = {
-    1: "own session, limits, and a sweep of what is left",
-    2: "another user id, limits, and a sweep of what is left",
-    3: "bubblewrap: own file system, own processes, no network but loopback, no dangerous system calls",
+    1: "own session, resource limits, and cleanup of whatever is left",
+    2: "separate user id, resource limits, and cleanup of whatever is left",
+    3: "bubblewrap: own file system, own processes, only the loopback network, no dangerous system calls",
 }
 TEMPORARY = 1 << 30  # bytes in /tmp at level 3, which are memory
 # malloc asks there whether it may use large pages.
@@ -42,7 +42,7 @@ def no_bubblewrap() -> str:
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     if platform.machine() not in seccomp.MACHINES:
-        return f"the numbers of the system calls of {platform.machine()} are not in judge/seccomp.py"
+        return f"judge/seccomp.py does not have the system call numbers of {platform.machine()}"
     with call_filter() as file:
         words = [*bubblewrap({}, file.fileno()), "true"]
         tried = subprocess.run(words, capture_output=True, text=True, pass_fds=[file.fileno()])
@@ -54,17 +54,17 @@ def no_other_user() -> str:
     if sys.platform != "linux":
         return "this is not Linux"
     if os.getuid() != 0:
-        return "only root can run things as another user"
+        return "only root can run processes as another user"
     for place in (Path(sys.prefix), Path(sys.base_prefix)):
         for folder in (place, *place.parents):
             if not folder.stat().st_mode & 0o001:
-                return f"another user could not run Python: {folder} is closed to others"
+                return f"another user could not run Python, because {folder} is closed to other users"
     if contain.landlock_version():
         return ""
     for place in filter(Path.exists, (SOLUTIONS, HERE)):
         reached = all(folder.stat().st_mode & 0o001 for folder in place.parents)
         if reached and place.stat().st_mode & 0o005:
-            return f"another user can read {place}, and there is no Landlock: chmod -R go= {place}"
+            return f"another user can read {place}, and there is no Landlock: run chmod -R go= {place}"
     return ""
 
 
@@ -72,16 +72,20 @@ def within_reach() -> str:
     """Why submissions can read this repository whatever contains them; no words if they cannot."""
     for place in sorted({Path(name).resolve() for name in contain.READABLE}):
         if ROOT.is_relative_to(place):
-            return f"submissions can read all that is below {place}, and so {ROOT}: move the repository"
+            return f"submissions can read everything below {place}, including {ROOT}: move the repository"
     return ""
 
 
 def containment(level: int) -> str:
     """The level in words, for reports."""
-    files = "files limited by Landlock" if machine()["landlock"] else "files not limited (no Landlock here)"
-    user = "" if level < 3 else ", another user id" if machine()["root"] else ", own user namespace"
+    files = (
+        "Landlock limits file access"
+        if machine()["landlock"]
+        else "no Landlock, so file access is not limited"
+    )
+    user = "" if level < 3 else ", separate user id" if machine()["root"] else ", own user namespace"
     if level == 3:
-        files = "only Python and an empty folder to be seen"
+        files = "only Python and an empty folder are visible"
     return f"level {level} ({MEANING[level]}{user}; {files})"
 
 

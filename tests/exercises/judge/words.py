@@ -60,7 +60,7 @@ def detail(result: Result, hints: int) -> list[str]:
         lines.append(f"  tried:    {result.tried}")
     if result.came:
         # Further lines of an exception's words are not to look like lines of ours.
-        lines.append(f"  came:     {result.came.replace(chr(10), chr(10) + ' ' * 12)}")
+        lines.append(f"  result:   {result.came.replace(chr(10), chr(10) + ' ' * 12)}")
     if result.expected:
         lines.append(f"  expected: {result.expected}")
     for place, hint in enumerate(helpful(result, hints)):
