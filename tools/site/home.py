@@ -92,7 +92,7 @@ def points(path) -> int:
 
 
 # What the home page says first. Each of it is shown by the page that it links.
-TAGLINE = "PyTorch distributed training on your laptop: from one process to 16,384 ranks."
+TAGLINE = "PyTorch distributed training on your laptop: from one process to a dry run of 16,384 ranks."
 MORE = (
     "Kill a run halfway: it resumes and ends with the same bytes. The tutorial has {scripts} scripts, each "
     "with a few lines changed from an earlier script, and {notebooks} notebooks that explain them. You don't "
