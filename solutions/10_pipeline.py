@@ -67,9 +67,9 @@ def timeline(schedules, forward_times, backward_times):
     messages take no time.
 
         A stage runs one action at a time, in the order of its schedule.
-        A forward begins after the previous stage has ended its forward of the same micro-batch.
-        A backward begins after the stage itself has ended its forward of the same micro-batch, and the next
-        stage has ended its backward of it.
+        A forward can begin only after the previous stage has finished the forward of the same micro-batch.
+        A backward can begin only after the stage has finished the forward of the same micro-batch and the
+        next stage has finished its backward.
 
     Return a list for each stage, with a pair (begin, end) for each of the stage's actions in the order of
     its schedule. Any schedules may come, not only the two above. If an action can never begin, because the
