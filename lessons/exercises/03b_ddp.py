@@ -37,8 +37,9 @@ neither a forward nor a backward pass (a model with buffers always has a forward
 on all ranks in any case, and sends what is left. A missing gradient counts as zero in the mean (the sum of
 all ranks' gradients, divided by the number of ranks). A gradient that is None on all ranks stays None, but
 a gradient of zeros does not become None. A rank cannot know this alone: send one extra number per parameter
-in the flat tensor, or in one more `all_reduce` in `finish()`. A step may make one all_reduce per bucket,
-this extra one, and the calls for the buffers in forward. The system counts what your process sends.
+in the flat tensor, or in one more `all_reduce` in `finish()`. In a step you may
+call all_reduce once per bucket and once more for these numbers, and broadcast the buffers before the forward
+pass. The system counts what your process sends.
 
 Steps. `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you give to
 `parameter.grad` must not share memory with anything that you use again.

@@ -4,8 +4,8 @@
 class Best:
     """The best epoch so far, and its weights.
 
-    Every process sees the same count of correct validation images, so all processes agree on the
-    best epoch. Snapshots hold its weights too, so a crash cannot lose them.
+    All processes get the same number of correctly classified validation images, so they
+    agree on the best epoch. Snapshots hold its weights too, so a crash cannot lose them.
     """
 
     def __init__(self):

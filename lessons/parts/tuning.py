@@ -272,8 +272,8 @@ def count_outcomes(study):
 
 
 def is_first_to_test(arguments):
-    """Return whether this is the first worker: the file system lets only one worker
-    create the file.
+    """Return whether this worker is the first to test the best model: only one worker
+    can create the result file.
     """
     try:
         result_of(arguments).touch(exist_ok=False)
