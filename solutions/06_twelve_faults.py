@@ -33,8 +33,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def pick_device():
-    """Return the number of this process's device. torchrun started the process. Each machine runs as many
-    processes as it has devices, and some machines may have more devices than others.
+    """Return the index of the device that this process should use. Assume that torchrun started the
+    process. Each machine runs as many processes as it has devices, and some machines may have more
+    devices than others.
     """
     # cut 06.11: the number on this machine
     return int(os.environ["LOCAL_RANK"])
