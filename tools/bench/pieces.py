@@ -112,9 +112,7 @@ def prediction(result: dict) -> str:
         lines.append([name_of(size), *middles, reached, f"{off:+.0%}"])
         near += [name_of(size)] * (abs(off) <= 0.2)
     head = ["gloo, ms", "predicted", "measured", "range", "error"]
-    verdict = (
-        f"Within 20% of the measurement (the aim): {', '.join(near) or 'none'}. The other sizes miss this aim."
-    )
+    verdict = f"Within 20% of the measurement (the aim): {', '.join(near) or 'none'}. The other sizes miss this aim."
     return f"{report.table(head, lines)}\n\n{verdict}"
 
 
