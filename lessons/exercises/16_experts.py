@@ -133,8 +133,7 @@ class Mixture(nn.Module):
         self.top_k, self.capacity = top_k, capacity
 
     def forward(self, x):
-        """Send the rows of `x` through the router and their experts. Return (output, part of the balancing
-        loss).
+        """Send `x` through the router and the experts. Return (output, part of the balancing loss).
 
         The router returns the logits of a row. The balancing loss counts the choices before any of them is
         dropped. The weights of the experts stay where they are.
