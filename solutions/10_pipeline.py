@@ -33,9 +33,7 @@ import torch.distributed as dist
 
 
 def gpipe(stage, stages, microbatches):
-    """Return the schedule of one stage: all forwards in order, then all backwards, both from micro-batch 0
-    on.
-    """
+    """Return the schedule of one stage: all forwards, then all backwards, each from micro-batch 0 on."""
     # cut 10.1: GPipe: all forwards, then all backwards
     numbers = range(microbatches)
     return [("forward", number) for number in numbers] + [("backward", number) for number in numbers]
@@ -104,8 +102,7 @@ def timeline(schedules, forward_times, backward_times):
 
 
 def idle_share(lines):
-    """Return the share of all stages' time in which they are idle, from 0 to 1, given the result of
-    `timeline`.
+    """Return the idle share of all stages' time, from 0 to 1, given the result of `timeline`.
 
     The time of every stage runs from 0 until the last action of all stages ends.
     """
@@ -131,8 +128,7 @@ def activations_held(schedule):
 
 
 def run(schedule, module, inputs, targets, loss_function, shape):
-    """Run the actions of the schedule in order, for the stage of this process. One batch, no optimizer
-    step.
+    """Run the actions of the schedule in order, for this process's stage. One batch, no optimizer step.
 
     The process group already exists. The number of the stage is the rank, and there are as many stages as
     processes, perhaps only one. All tensors are float32, and all micro-batches have the same size. Each

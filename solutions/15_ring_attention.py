@@ -130,9 +130,9 @@ def ring_forward(query, key, value):
     process are sent world_size - 1 times, because after the last step they are no longer needed. At no time
     may a process hold the keys and values of more than three processes: its own, those that it computes
     with, and those that are arriving. The copy that pass_on makes of a view, in order to send it, does not
-    count. Merge each result of attend at once: keeping the outputs of all steps would need just as much
-    memory. Do not multiply halves that do not meet: whatever is in a half whose keys are all later, even
-    NaN, must not get into the output.
+    count. Merge each result of attend at once: keeping the outputs of all steps would need the memory that
+    you have saved. Do not multiply halves that do not meet: whatever is in a half whose keys are all later,
+    even NaN, must not get into the output.
     """
     # cut 15.4: forward around the ring
     rank, world_size = dist.get_rank(), dist.get_world_size()

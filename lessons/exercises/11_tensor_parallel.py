@@ -117,8 +117,8 @@ class RowLinear(nn.Module):
 
     It is made like ColumnLinear, and has the parameters `weight` (this rank's shard) and `bias` (the whole
     bias, or None). The outputs contain the bias once, however many ranks there are. After backward, the
-    gradient of `weight` is its shard of the whole gradient. `bias` gets its whole gradient, and so does
-    this rank's shard of x.
+    gradient of `weight` is its shard of the whole gradient. `bias` and this rank's shard of x get their
+    whole gradients.
     """
 
     def __init__(self, weight, bias):
@@ -153,9 +153,9 @@ def clip_gradients(model, largest):
 
     `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers,
     which are the same on every rank, with the same gradients. Count every number of the whole model once:
-    count a shard on the rank that has it, and count a number that every rank has only once in total. All
-    ranks must get the same norm, or parameters that are the same everywhere would drift apart. Parameters
-    whose gradient is None do not count. Send no gradients, only a sum or two. Ranks without any shard (3
-    columns, 4 processes) call this function too.
+    numbers of a shard on the rank that has the shard, and numbers that every rank has only once, not once
+    per rank. All ranks must get the same norm, or parameters that are the same everywhere would drift
+    apart. Parameters whose gradient is None do not count. Send no gradients, only a sum or two. Ranks
+    without any shard (3 columns, 4 processes) call this function too.
     """
     raise NotImplementedError("11.5: the norm of all gradients, and clipping")

@@ -1,7 +1,7 @@
 """Exercise 16: experts on several processes, and the tokens that travel to them. 14 points.
 
 In lesson 16, each process has its own tokens and its own experts. A router scores all experts for each
-token, and the token goes to the experts with the highest scores, on whatever process they are. You build
+token, and the token goes to the experts with the highest scores, whichever processes have them. You build
 the whole path: which token goes to which expert, which choices are dropped, the way to the experts, and the
 way back. In the backward pass, gradients travel the same path in reverse.
 
@@ -133,8 +133,7 @@ class Mixture(nn.Module):
         self.top_k, self.capacity = top_k, capacity
 
     def forward(self, x):
-        """Send the rows of `x` through the router and their experts. Return (output, part of the balancing
-        loss).
+        """Send `x` through the router and the experts. Return (output, part of the balancing loss).
 
         The router returns the logits of a row. The balancing loss counts the choices before any of them is
         dropped. The weights of the experts stay where they are.
