@@ -33,9 +33,7 @@ import torch.distributed as dist
 
 
 def gpipe(stage, stages, microbatches):
-    """Return the schedule of one stage: all forwards, then all backwards, both in order from micro-batch 0
-    on.
-    """
+    """Return the schedule of one stage: all forwards, then all backwards, each in order from number 0."""
     raise NotImplementedError("10.1: GPipe: all forwards, then all backwards")
 
 

@@ -49,8 +49,7 @@ import torch.distributed as dist
 
 
 def pass_on(tensor):
-    """Send a tensor to the right, and return the tensor of the same size from the left. Provided for you to
-    use.
+    """Send a tensor to the right, and return the tensor of the same size from the left. Ready to use.
 
     Right is rank + 1, or rank 0 for the last rank. With one process, nothing is sent.
     """
