@@ -62,6 +62,7 @@ def start_worker(number):
         os._exit(1)
 
     threading.Thread(target=end_with_trainer, daemon=True).start()
-    # The trainer gets the same signal, but it finishes its step and needs its images.
+    # The trainer gets the same signal but finishes its step first, so it still needs
+    # images: ignore the signal here.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
