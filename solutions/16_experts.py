@@ -2,8 +2,8 @@
 
 In lesson 16, each process has its own tokens and its own experts. A router scores all experts for each
 token, and the token goes to the experts with the highest scores, whichever processes have them. You build
-the whole path: which token goes to which expert, which choices are dropped, the way to the experts, and the
-way back. In the backward pass, gradients travel the same path in reverse.
+the whole path: you find which token goes to which expert and which choices are dropped, send the tokens to
+the experts, and send the answers back. In the backward pass, gradients travel the same path in reverse.
 
 There are `number` experts in total, the same number on each process: with 6 experts on 3 processes, experts
 0 and 1 are on process 0, 2 and 3 on process 1, 4 and 5 on process 2. `x` has a row for each token of this
@@ -18,10 +18,10 @@ and a second choice.
     then the rows        an all-to-all: each process gets the rows that have chosen its experts
     the experts          each expert computes an answer for each row that it got
     back                 an all-to-all in the other direction
-    then the sum         each token gets the sum of its experts' answers, times the weights of its choices
+    then the sum         each token gets the weighted sum of its experts' answers
 
 A row travels only to the process that has its expert. Rows for a process's own experts stay where they are,
-and so do all weights of experts. The grader counts the bytes sent between each pair of processes. In
+and so do the weights of all experts. The grader counts the bytes sent between each pair of processes. In
 addition to the rows, it allows 1,500 bytes each time for the counts.
 
 `AllToAll` is complete: it comes from lesson 16. In the backward pass, all processes must go through it,
@@ -189,10 +189,10 @@ def add_up_gradients(model):
     backward.
 
     `model` has Mixture layers somewhere inside, under any name, and ordinary layers. The losses of the
-    processes are parts that add up to the loss of one process. For parameters that all processes share,
-    including those of the routers, each process has only a part of the whole gradient. The experts of a
-    Mixture are on one process only, and an expert that got no token may have no gradient. All other
-    parameters have a gradient.
+    processes are parts that add up to the loss that one process would have. For parameters that all
+    processes share, including those of the routers, each process has only a part of the whole gradient. The
+    experts of a Mixture are on one process only, and an expert that got no token may have no gradient. All
+    other parameters have a gradient.
     """
     # cut 16.4: which gradients are added up
     layers = [layer for layer in model.modules() if isinstance(layer, Mixture)]

@@ -25,12 +25,12 @@ DDP itself differs in two ways. It closes a bucket once the bucket has reached i
 exceed it. And after the first step it rebuilds the buckets in the order in which the gradients arrived.
 
 Hooks. `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)` in every
-backward pass as soon as `parameter.grad` is complete. It is called only once, even if several layers share
-the parameter. When all gradients of a bucket are ready, copy them into one flat tensor and start one
-`dist.all_reduce` of this tensor with `async_op=True`, in the hook. The call returns an object at once, and
-the object's `wait()` returns when the sum is there. Do not write into the flat tensor until then. Nothing
-may wait during the backward pass, not even for another rank that has not started its backward pass. All
-ranks must make the same calls in the same order: bucket 1 goes before bucket 2 on every rank, even on a
+backward pass as soon as `parameter.grad` is complete. The function is called only once, even if several
+layers share the parameter. When all gradients of a bucket are ready, copy them into one flat tensor and
+start one `dist.all_reduce` of this tensor with `async_op=True`, in the hook. The call returns an object at
+once, and the object's `wait()` returns when the sum is there. Do not write into the flat tensor until then.
+Nothing may wait during the backward pass, not even for another rank that has not started its backward pass.
+All ranks must make the same calls in the same order: bucket 1 goes before bucket 2 on every rank, even on a
 rank where bucket 2 is full first.
 
 Missing gradients. A model may use different parameters on each rank, and in some steps a rank may have
@@ -38,9 +38,9 @@ neither a forward nor a backward pass (a model with buffers always has a forward
 on all ranks in any case, and sends what has not been sent yet. A missing gradient counts as zero in the
 mean (the sum of all ranks' gradients, divided by the number of ranks). A gradient that is None on all ranks
 stays None, but a gradient of zeros does not become None. One rank alone cannot know this: send one extra
-number per parameter in the flat tensor, or in one more `all_reduce` in `finish()`. In a step you may call
-all_reduce once per bucket and once more for these numbers, and broadcast the buffers before the forward
-pass. The system counts what your process sends.
+number per parameter in the flat tensor, or in one more `all_reduce` in `finish()`. In each step you may
+call `all_reduce` once per bucket and once more for these numbers, and broadcast the buffers before the
+forward pass. The grader counts from outside what your process sends.
 
 Steps. `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you assign to
 `parameter.grad` must not share memory with anything that you use again.

@@ -2,8 +2,8 @@
 
 Read notebooks 03 to 06 first.
 
-This script was put together from pieces found on the web. Each function below has one fault or several.
-Most of them raise no error: the script runs, but it trains something other than intended, or reports wrong
+This script was put together from pieces found on the web. Each function below has one or more faults. Most
+of them raise no error: the script runs, but it trains something other than intended, or reports wrong
 numbers. Fix the faults. One or two lines are enough for each. The docstrings say what each function should
 do.
 

@@ -40,8 +40,8 @@ def save(folder, step, job, state):
     """Save `state`, the state after step number `step`, so that `load` finds it. The folder exists.
 
     The snapshot is one file, `step-00000012.snapshot` for step 12. You decide what it contains. A step
-    number never has more than eight digits. A file with such a name is always complete and on the disk. If
-    there is already a snapshot of this step, replace it.
+    number never has more than eight digits. A file with such a name must always be complete and on the
+    disk. If there is already a snapshot of this step, replace it.
 
     Keep the two snapshots with the highest step numbers, and remove older snapshots. Leave no temporary
     file behind, not even the temporary file of an earlier save that was killed. All other files in the
@@ -69,8 +69,8 @@ def load(folder, job):
 def batches_from(step, count, job):
     """For each batch after the first `step` steps, yield one tensor: the numbers of the batch's images.
 
-    `job` contains the number of "epochs", the "batch_size" and the "seed". Epochs count from 0. In each
-    epoch, the order of the images is `torch.randperm(count, generator=g)`, where g is a new
+    `job` contains the number of "epochs", the "batch_size" and the "seed". Epochs are numbered from 0. In
+    each epoch, the order of the images is `torch.randperm(count, generator=g)`, where g is a new
     `torch.Generator` seeded with seed + epoch. The last batch of an epoch may be smaller. Draw no other
     random numbers.
     """
@@ -94,8 +94,8 @@ def restore(model, optimizer, state):
 def train(folder, job, model, optimizer, images, labels):
     """Continue from the newest snapshot, or start from the beginning. This function is complete.
 
-    It returns a dict that maps the number of each step taken here to the step's loss. Images that this
-    epoch used before the snapshot are not read again.
+    It returns a dict that maps the number of each step taken in this call to the step's loss. Images that
+    this epoch used before the snapshot are not read again.
     """
     step, losses = 0, {}
     found = load(folder, job)

@@ -47,8 +47,8 @@ cleared. Do not all-reduce the gradients: every rank would get the whole gradien
 
 What travels. For weights of P bytes, each of the N processes sends (N - 1) / N * P bytes per forward pass
 and the same number again per backward pass, which also sends the gradients once. gloo implements
-reduce-scatter as an all-reduce, so it sends the gradients twice; NCCL does not. The system measures what
-your process sends and holds.
+reduce-scatter as an all-reduce, so it sends the gradients twice; NCCL does not. The grader measures from
+outside what your process sends and holds.
 
 Mixed precision. With `Unit(module, torch.bfloat16)`, the weights travel in bfloat16 and the module computes
 in it, which halves the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is rounded to 1, and 256 + 1 to 256.

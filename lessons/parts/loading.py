@@ -48,8 +48,8 @@ class Augmented(Dataset):
 def make_loader(images, size, sampler, workers, device):
     options = {"collate_fn": workload.collate, "pin_memory": device.type != "cpu"}
     if workers:
-        # A server forks the workers. A fork of this process would also copy the locks of its gloo or
-        # NCCL threads but not the threads, so nothing would ever release a lock that was held.
+        # A server forks the workers. A fork of this process would copy the locks of its gloo
+        # or NCCL threads but not the threads, so a lock that was held would never be released.
         options |= {"num_workers": workers, "persistent_workers": True}
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": start_worker}
     return DataLoader(images, size, sampler=sampler, drop_last=True, **options)

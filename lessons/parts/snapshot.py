@@ -50,7 +50,7 @@ class Snapshots:
 
     def lock_folder(self):
         me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
-        run = self.gather(me)[0]  # a run has the name of its rank 0
+        run = self.gather(me)[0]  # a run is named after its rank 0
         problem = None
         if dist.get_node_local_rank() == 0:
             self.lock = open(self.folder / f"{self.lesson}.lock", "a+")  # noqa: SIM115
