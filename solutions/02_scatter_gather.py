@@ -1,14 +1,14 @@
 """Exercise 02: DataParallel by hand, in one process. 10 points.
 
 In each step, DataParallel cuts the batch into parts, copies the model to every GPU, runs each copy on its
-part, and concatenates the outputs. It computes the loss from all outputs. The backward pass leaves
+part, and concatenates the outputs. The loss is computed from all outputs. The backward pass leaves
 gradients in the copies. DataParallel adds them up in the original model and throws the copies away. You
 build the same on the CPU, where a second GPU is just another copy.
 
 The gradients are summed, not averaged, because the loss is already a mean over the whole batch, and each
-copy has its share of it.
+copy has only a share of the gradient of this mean.
 
-Everything else that a copy learns is lost with it, for example the running mean of a batch norm.
+Everything else that a copy learns, for example the running mean of a batch norm, is lost with the copy.
 DataParallel keeps the buffers of the first copy, and so do you.
 
     02.1 (1 point)   scatter: cut the batch
@@ -28,8 +28,8 @@ def scatter(batch, count):
     """Cut a tensor along its first dimension into a list of at most `count` parts, in order.
 
     All parts have the same size, except that the last part may be smaller. Choose the smallest size for
-    which `count` parts are enough. No part is empty. So 10 images for 4 copies make 3, 3, 3 and 1, and 5
-    images make 2, 2 and 1.
+    which `count` parts are enough. No part is empty. So 10 images for 4 copies make parts of 3, 3, 3 and 1
+    images, and 5 images make parts of 2, 2 and 1.
     """
     # cut 02.1: scatter: cut the batch
     return list(batch.chunk(count))
@@ -37,10 +37,11 @@ def scatter(batch, count):
 
 
 def replicate(model, count):
-    """Return a list of `count` copies of the model, with parameters and buffers of their own.
+    """Return a list of `count` copies of the model, each with separate parameters and buffers.
 
-    A copy has the same frozen parameters as the model. Layers that share a parameter in the model also
-    share it in a copy. A copy is in the same mode, training or evaluation, as the model.
+    Parameters that are frozen in the model are also frozen in a copy, and no others are. Layers that share
+    a parameter in the model also share it in a copy. A copy is in the same mode, training or evaluation, as
+    the model.
     """
     # cut 02.2: replicate: copies of the model
     return [copy.deepcopy(model) for _ in range(count)]
@@ -48,10 +49,10 @@ def replicate(model, count):
 
 
 def compute_and_gather(copies, parts):
-    """Run each copy on the part of the same number, and return all outputs as one tensor, in the order of
+    """Run each copy on the part with the same number, and return all outputs as one tensor, in the order of
     the parts.
 
-    There may be fewer parts than copies. The last copies then have nothing to do. backward() from the
+    There may be fewer parts than copies. The last copies then have nothing to do. A backward pass from the
     result must reach the copies.
     """
     # cut 02.3: compute and gather: each part through its copy, and one output
@@ -82,7 +83,7 @@ def reduce(model, copies):
 def train_step(model, optimizer, images, labels, count):
     """Take one optimizer step with cross_entropy over all images, computed on `count` copies.
 
-    Ignore gradients from before. Return the mean loss over all images as a float.
+    Ignore gradients from before the call. Return the mean loss over all images as a float.
     """
     # cut 02.5: one step of training, made of these
     copies = replicate(model, count)

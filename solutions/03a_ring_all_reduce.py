@@ -1,29 +1,30 @@
 """Exercise 03a: a ring all-reduce, from send and recv only. 14 points.
 
 Each of N processes has a tensor, and all of them want the sum. If all processes sent their tensors to rank
-0, it would receive N - 1 tensors and send as many, while the others wait. In a ring, all processes do the
-same work, and each one talks to two neighbors only: it sends to the right (rank + 1; the last rank sends to
-rank 0) and receives from the left (rank - 1).
+0, rank 0 would have to receive N - 1 tensors and send the sum N - 1 times, while the other processes wait.
+In a ring, all processes do the same work, and each process talks only to its two neighbors: it sends to the
+right (rank + 1; the last rank sends to rank 0) and receives from the left (rank - 1).
 
-Cut the tensor into N chunks. There are two halves of N - 1 steps each. In each step, every process sends
-one chunk and receives one:
+Cut the tensor into N chunks. The algorithm has two halves of N - 1 steps each. In each step, every process
+sends one chunk and receives one chunk:
 
     First half: add the incoming chunk to your own, and send the sum on in the next step. Rank r starts by
     sending chunk r. At the end, it holds the complete sum of chunk r + 1.
     Second half: the complete chunks travel around the ring. Each incoming chunk replaces your own.
 
 Chunk numbers go around the ring, too: chunk 0 follows the last chunk. So each process sends 2 (N - 1)
-messages with 2 (N - 1) / N of the data, however many processes there are. The notebook "How gradients
-travel" has pictures. Draw three processes with three chunks on paper before you write the third part.
+messages, which contain 2 (N - 1) / N times the data in total: less than twice the data, however many
+processes there are. The notebook "How gradients travel" has pictures. Draw three processes with three
+chunks on paper before you write the third part.
 
-All processes send at the same time. `dist.send` waits until the other side receives. If all processes do
-that, nobody ever receives. `dist.isend` does not wait. The process group already exists. From
+All processes send at the same time. `dist.send` waits until the other side receives. If all processes wait
+like this, none of them ever receives. `dist.isend` does not wait. The process group already exists. From
 torch.distributed, use only functions that talk to one process (send, recv, isend, irecv,
-batch_isend_irecv). The collectives, such as all_reduce, are blocked, and you cannot give your own functions
-the name of one.
+batch_isend_irecv). The collectives, such as all_reduce, are blocked, and your own functions cannot have the
+names of collectives.
 
 The grader counts from outside how many bytes and messages each process sends to each other process. It
-allows for what the network adds to each message.
+allows for the bytes that the network adds to each message.
 
     03a.1 (2 points)  cut a tensor into chunks
     03a.2 (3 points)  send to the right and receive from the left
@@ -38,9 +39,9 @@ import torch.distributed as dist
 def chunks_of(flat, world_size):
     """Cut a one-dimensional tensor into a list of `world_size` chunks, in order.
 
-    The sizes differ by at most one, and the larger chunks come first: 8 numbers for 3 processes make 3, 3
-    and 2. If there are fewer numbers than processes, the last chunks are empty. Chunks are views: writing
-    into a chunk writes into `flat`.
+    The sizes differ by at most one, and the larger chunks come first: 8 numbers for 3 processes make chunks
+    of 3, 3 and 2 numbers. If there are fewer numbers than processes, the last chunks are empty. Chunks are
+    views: writing into a chunk writes into `flat`.
     """
     # cut 03a.1: cut a tensor into chunks
     return list(flat.tensor_split(world_size))
@@ -50,8 +51,9 @@ def chunks_of(flat, world_size):
 def pass_on(outgoing, incoming):
     """Send the tensor `outgoing` to the right, and receive from the left into `incoming`.
 
-    All ranks call this at the same time, and there are at least two. The two tensors may differ in size.
-    When the function returns, both transfers are complete, so the caller may write into `outgoing` at once.
+    All ranks call this at the same time, and there are at least two ranks. The two tensors may differ in
+    size. When the function returns, both transfers are complete, so the caller may write into `outgoing` at
+    once.
     """
     # cut 03a.2: send to the right and receive from the left
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -64,8 +66,8 @@ def pass_on(outgoing, incoming):
 def sum_chunks(chunks):
     """The first half of the ring. `chunks` is a list with one tensor per process.
 
-    Afterwards, chunks[rank + 1] (on the last rank chunks[0]) holds its sum over all ranks, in place. The
-    other chunks may hold anything. Each rank sends N - 1 messages of one chunk, to the right. With one
+    Afterwards, chunks[rank + 1] (chunks[0] on the last rank) holds its sum over all ranks, in place. The
+    other chunks may hold anything. Each rank sends N - 1 messages of one chunk each to the right. With one
     process there is nothing to do.
     """
     # cut 03a.3: first half: every rank has the sum of one chunk
@@ -81,7 +83,7 @@ def sum_chunks(chunks):
 def ring_all_reduce(tensor):
     """Replace a tensor by its sum over all ranks, in place, with messages to the right only.
 
-    The tensor is contiguous and may have any shape (also zero dimensions) and any number type. It may be a
+    The tensor is contiguous and may have any shape (even zero dimensions) and any number type. It may be a
     part of a larger tensor. It may have fewer numbers than there are processes, or none.
     """
     # cut 03a.4: the whole: every rank has the sum of all chunks

@@ -14,43 +14,44 @@ this:
 
 Buckets. One call per parameter costs too much, and a single call for all parameters could only begin after
 the backward pass. So parameters are grouped into buckets. The backward pass goes from the last layer to the
-first, so build the buckets in the reverse order of `module.parameters()`: the first bucket is then full
-first. Put a parameter into the current bucket unless the bucket would then hold more than `bucket_bytes`.
-In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets its own bucket.) Parameters
-that are frozen when the wrapper is made belong to no bucket, and no bucket is empty. All parameters have
-the same dtype. There are no sparse gradients, such as those of `nn.Embedding(sparse=True)`.
+first, so build the buckets in the reverse order of `module.parameters()`: the first bucket then also fills
+up first. Put a parameter into the current bucket unless the bucket would then hold more than
+`bucket_bytes`. In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets its own
+bucket.) Parameters that are frozen when the wrapper is made belong to no bucket, and no bucket is empty.
+All parameters have the same dtype. There are no sparse gradients, such as those of
+`nn.Embedding(sparse=True)`.
 
 DDP itself differs in two ways. It closes a bucket once the bucket has reached its limit, so a bucket may
-hold more. And after the first step it rebuilds the buckets in the order in which the gradients arrived.
+exceed it. And after the first step it rebuilds the buckets in the order in which the gradients arrived.
 
 Hooks. `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)` in every
-backward pass as soon as `parameter.grad` is complete; only once, even if several layers share the
-parameter. When all gradients of a bucket are ready, copy them into one flat tensor and start one
-`dist.all_reduce` of this tensor with `async_op=True`, in the hook. The call returns an object at once, and
-the object's `wait()` returns when the sum is there. Do not write into the flat tensor until then. Nothing
-may wait during the backward pass, not even for another rank that has not started its own. All ranks must
-make the same calls in the same order: bucket 1 goes before bucket 2 on every rank, even where bucket 2 is
-full first.
+backward pass as soon as `parameter.grad` is complete. The function is called only once, even if several
+layers share the parameter. When all gradients of a bucket are ready, copy them into one flat tensor and
+start one `dist.all_reduce` of this tensor with `async_op=True`, in the hook. The call returns an object at
+once, and the object's `wait()` returns when the sum is there. Do not write into the flat tensor until then.
+Nothing may wait during the backward pass, not even for another rank that has not started its backward pass.
+All ranks must make the same calls in the same order: bucket 1 goes before bucket 2 on every rank, even on a
+rank where bucket 2 is full first.
 
 Missing gradients. A model may use different parameters on each rank, and in some steps a rank may have
 neither a forward nor a backward pass (a model with buffers always has a forward pass). `finish()` is called
-on all ranks in any case, and sends what is left. A missing gradient counts as zero in the mean (the sum of
-all ranks' gradients, divided by the number of ranks). A gradient that is None on all ranks stays None, but
-a gradient of zeros does not become None. A rank cannot know this alone: send one extra number per parameter
-in the flat tensor, or in one more `all_reduce` in `finish()`. In a step you may
-call all_reduce once per bucket and once more for these numbers, and broadcast the buffers before the forward
-pass. The system counts what your process sends.
+on all ranks in any case, and sends what has not been sent yet. A missing gradient counts as zero in the
+mean (the sum of all ranks' gradients, divided by the number of ranks). A gradient that is None on all ranks
+stays None, but a gradient of zeros does not become None. One rank alone cannot know this: send one extra
+number per parameter in the flat tensor, or in one more `all_reduce` in `finish()`. In each step you may
+call `all_reduce` once per bucket and once more for these numbers, and broadcast the buffers before the
+forward pass. The grader counts from outside what your process sends.
 
-Steps. `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you give to
+Steps. `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you assign to
 `parameter.grad` must not share memory with anything that you use again.
 
 Accumulation. Forward and backward passes inside `with model.no_sync():` send nothing at all. (Such blocks
 may be nested.) Their gradients add up in `parameter.grad`, and the next backward pass outside the block
-sends the sums, also for parameters that only the passes inside have used. Between two calls of `finish()`
-there is at most one backward pass outside `no_sync`.
+sends the sums, even for parameters that were used only in the passes inside. Between two calls of
+`finish()` there is at most one backward pass outside `no_sync`.
 
-Buffers. Running means drift apart, since every rank has different images. Before each forward pass in
-training mode (outside `no_sync`), all ranks get rank 0's buffers, also the buffers that are not in
+Buffers. Running means drift apart, because every rank has different images. Before each forward pass in
+training mode (outside `no_sync`), all ranks get rank 0's buffers, including the buffers that are not in
 `state_dict()`. In evaluation mode nothing is sent, so a rank may then call `forward` alone.
 
 The process group already exists: use `torch.distributed`.
@@ -70,7 +71,7 @@ from torch import nn
 
 
 def make_buckets(parameters, bucket_bytes):
-    """Return a list of lists of parameters: the buckets, in the order in which they will be full.
+    """Return a list of lists of parameters: the buckets, in the order in which they will fill up.
 
     `parameters` is the result of `module.parameters()`. `parameter.nbytes` is the size of a parameter in
     bytes.
@@ -106,7 +107,7 @@ class Overlapped(nn.Module):
         # end
 
     def forward(self, *inputs, **named):
-        """Return the module's output, after making the buffers equal if that is due."""
+        """Make the buffers equal if necessary, and return the module's output."""
         # cut 03b.2: keep buffers equal, and call the module
         if self.training and self.sends:
             for buffer in self.module.buffers():

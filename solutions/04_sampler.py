@@ -1,20 +1,21 @@
 """Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points.
 
-Read notebook 03 first, about which process gets which image, and about the mean of four accuracies.
+First read what notebook 03 says about which process gets which image, and about the mean of four
+accuracies.
 
 In training, each rank takes a shard of the images. The ranks do not talk to each other for this: all of
-them shuffle the image numbers in the same way, from a shared seed, and deal the numbers out like cards. No
-other randomness may have an influence: the global random state (`torch.manual_seed`, `random`, numpy)
-differs between ranks.
+them shuffle the image numbers in the same way, from a shared seed, and deal the numbers out like cards.
+Nothing else that is random may influence the order: the global random state (`torch.manual_seed`, `random`,
+numpy) differs between ranks.
 
-All shards must have the same length. Otherwise a rank with one batch more would wait forever for the
-others. So the remainder is either dropped, or some images are dealt out again until all ranks have the same
-number.
+All shards must have the same length. Otherwise a rank that has one more batch would wait forever for the
+other ranks. So either the remainder is dropped, or some images are dealt out again until all ranks have the
+same number of images.
 
-In an evaluation, an image that counts twice or never makes the accuracy wrong. So each image is dealt out
-once, and the shards may differ in length. The mean of the ranks' accuracies is then not the accuracy. What
-every rank can tell the others, whatever the length of its shard, is two numbers: how many answers are
-right, and how many images it has.
+In an evaluation, counting an image twice, or not at all, makes the accuracy wrong. So each image is dealt
+out exactly once, and the shards may differ in length. The mean of the ranks' accuracies is then not the
+accuracy over all images. But whatever the length of its shard, every rank can tell the other ranks two
+numbers: how many of its answers are right, and how many images it has.
 
     04.1 (6 points)  the shard of a rank
     04.2 (2 points)  a new order in each epoch
@@ -30,14 +31,13 @@ class ShareSampler(Sampler):
     """The numbers (0 to size - 1) of the images that this rank sees in an epoch, in order.
 
     It needs no process group: `rank` and `world_size` are arguments. `size` may be smaller than
-    `world_size`, and it may be 0. With `drop_last`, no image comes twice. Without it, every image comes,
-    and two images differ by at most one in how often they come. It is left to chance which images are
-    dropped or repeated.
+    `world_size`, and it may be 0. With `drop_last`, no image occurs twice. Without it, every image occurs,
+    and the counts of any two images differ by at most one. Which images are dropped or repeated is left to
+    chance.
 
-    The order depends on `size`, `seed` and the epoch, and on nothing else. It is the same in every process,
-    for any number of ranks, with and without `drop_last`, and on every pass, even after a pass that was not
-    finished. The global random state has no influence on it. It is not changed either, not even between two
-    numbers of a pass.
+    The order depends only on `size`, `seed` and the epoch. It is the same in every process, for any number
+    of ranks, with and without `drop_last`, and on every pass, even after an unfinished pass. The global
+    random state does not influence the order, and is not changed, not even between two numbers of a pass.
     """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):
@@ -47,7 +47,7 @@ class ShareSampler(Sampler):
     def __len__(self):
         """How many numbers this rank gets: as many as every other rank.
 
-        With `drop_last`, size / world_size rounded down, otherwise rounded up.
+        The number is size / world_size, rounded down with `drop_last` and rounded up without it.
         """
         # cut 04.1: the shard of a rank
         if self.drop_last:
@@ -58,8 +58,9 @@ class ShareSampler(Sampler):
     def __iter__(self):
         """Shuffle all numbers, then deal them out.
 
-        Shuffle first: if a rank always kept the same images, it would never see the others. `self.epoch`
-        counts as well as `self.seed`. The shards of all ranks together must keep the promises of the class.
+        Shuffle before dealing: a rank that always kept the same images would never see the other images.
+        The order depends on `self.epoch` as well as `self.seed`. The shards of all ranks together must be
+        as the docstring of the class says.
         """
         # cut 04.1: the shard of a rank
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -70,10 +71,10 @@ class ShareSampler(Sampler):
         # end
 
     def set_epoch(self, epoch):
-        """From now on, return the order of this epoch. Before the first call, it is epoch 0.
+        """From now on, return the order of this epoch. Before the first call, the epoch is 0.
 
         The order of an epoch does not depend on earlier epochs: a run that resumes in epoch 7 gets the same
-        order as without the interruption.
+        order as a run without interruption.
         """
         # cut 04.2: a new order in each epoch
         self.epoch = epoch
@@ -83,7 +84,7 @@ class ShareSampler(Sampler):
 def evaluation_shard(size, rank, world_size):
     """The numbers of the images that this rank evaluates: a list, a range or any other iterable.
 
-    Over all ranks, each of the numbers 0 to size - 1 comes exactly once. The lengths of two shards differ
+    Over all ranks, each of the numbers 0 to size - 1 occurs exactly once. The lengths of two shards differ
     by at most one. The order does not matter. `size` may be smaller than `world_size`.
     """
     # cut 04.3: an accuracy that is that of one process
@@ -95,11 +96,11 @@ def exact_accuracy(right):
     """The share of right answers among the images of all ranks: the same Python float on every rank.
 
     `right` is a tensor of bools, one for each image of this rank's shard. Shards may differ in length. Some
-    shards may be empty, but never all: a rank without images must still take part, or the others wait
+    shards may be empty, but never all: a rank without images must still take part, or the other ranks wait
     forever.
 
-    The result must be right to 1e-12, even for tens of millions of images. float32 cannot count that far:
-    above 2**24 it skips every other whole number. Only sums may travel through the process group: the
+    The result must be accurate to 1e-12, even for tens of millions of images. float32 cannot count that
+    far: above 2**24 it skips every other whole number. Only sums may travel through the process group: the
     amount of data must not grow with the number of images.
     """
     # cut 04.3: an accuracy that is that of one process

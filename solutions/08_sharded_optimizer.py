@@ -6,28 +6,28 @@ owner, a rank. Only the owner keeps the parameter's optimizer state and updates 
 the new weights to the other ranks. With N processes, each process keeps about 1/N of the state, and all
 processes end up with the weights that a single optimizer would have computed.
 
-Your class is given any class of torch.optim, and builds one optimizer of this class for the parameters that
-its own rank owns. The process group already exists, all ranks start with the same weights, and the
+Your class can be given any class of torch.optim. It builds one optimizer of this class for the parameters
+that its own rank owns. The process group already exists, all ranks start with the same weights, and the
 gradients are averaged before `step()` is called. Only the owner's gradient of a parameter counts; send no
 gradients.
 
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
 "params" and some options. It turns them into `param_groups`, a list of dicts: tensors without groups become
 one group, "params" becomes a list, and an option that a group does not have comes from `defaults`. The base
-class knows no other options. An object of `optimizer_class` has the further options of its class in its own
-`param_groups`. `parameters` may be a generator, like `model.parameters()`, so you can go through it only
-once.
+class knows no other options: for the further options of `optimizer_class`, look into the `param_groups` of
+an object of this class. `parameters` may be a generator, like `model.parameters()`, so you can go through
+it only once.
 
 A class of torch.optim accepts a group whose "params" is an empty list. If there is no group at all, it
 raises "optimizer got an empty parameter list".
 
 `optimizer.state` has an entry for each parameter that has had a gradient in some step. The key is the
-parameter, the tensor itself. `state_dict()` uses numbers instead of the parameters. They count from 0
-through all groups in order. With groups of [a, b] and [c], c has number 2 in the whole optimizer, and
+parameter, the tensor itself. `state_dict()` uses numbers instead of the parameters. The numbers count from
+0 through all groups in order. With the groups [a, b] and [c], c is number 2 in the whole optimizer, but
 number 0 in the optimizer of a rank that owns only c.
 
 You need not support two things: calling `add_param_group` after the optimizer is made, and keys that
-`optimizer_class` adds to its groups only later, in a step.
+`optimizer_class` adds to its groups only later, during a step.
 
     08.1 (1 point)   assign the parameters to the ranks
     08.2 (1 point)   the optimizer of this rank's shard
@@ -56,7 +56,7 @@ def deal(sizes, world_size):
 
 
 def copy_options(source, target):
-    """Copy all options, but not the parameters, from each source group to its target group. Yours to use."""
+    """Copy all options, but not the parameters, from each source group to its target group. Ready to use."""
     for one, other in zip(source, target, strict=True):
         other.update({name: value for name, value in one.items() if name != "params"})
 
@@ -91,11 +91,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Update this rank's shard, then exchange parameters with the other ranks, in place.
 
         All ranks call this. Whatever has changed in `param_groups` since the last step takes effect. A
-        parameter without a gradient stays as it is (it is frozen, or its `grad` is None; then it is None on
-        all ranks). Afterwards a process must not hold a lasting copy of anything that it does not own,
-        except parameters and gradients. Send only what the other ranks are missing: if the parameters have
-        P bytes, all N processes together send about (N - 1) * P bytes. One and a half times as much is too
-        much.
+        parameter stays as it is if it is frozen or its `grad` is None (a `grad` that is None on one rank is
+        None on all ranks). Afterwards a process must not hold a lasting copy of anything that it does not
+        own, except parameters and gradients. Send only what the other ranks are missing: if the parameters
+        have P bytes, all N processes together send about (N - 1) * P bytes. One and a half times as much is
+        too much.
         """
         # cut 08.3: a step: update this rank's shard, then get the other parameters
         copy_options(self.param_groups, self.own.param_groups)

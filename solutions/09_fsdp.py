@@ -1,11 +1,11 @@
 """Exercise 09: FSDP by hand: each process holds a shard of every weight. 16 points.
 
 With DDP, every process holds all weights, all gradients and the whole optimizer state. With fully sharded
-data parallelism (ZeRO stage 3, `fully_shard` in PyTorch) on N processes, each process holds 1/N of each.
-The model is cut into units of a few layers. Just before a unit computes, its weights are gathered from all
-processes; just afterwards they are freed. The backward pass gathers them again. Then the gradients are
-averaged and scattered, so that each process has the gradient of its own shard, and the optimizer updates
-only shards. You write such a unit:
+data parallelism (ZeRO stage 3, `fully_shard` in PyTorch) on N processes, each process holds only 1/N of all
+this. The model is cut into units of a few layers. Just before a unit computes, its weights are gathered
+from all processes; just afterwards they are freed. The backward pass gathers them again. Then the gradients
+are averaged and scattered, so that each process has the gradient of its own shard, and the optimizer
+updates only shards. You write such a unit:
 
     units = [Unit(module) for module in modules]
     optimizer = torch.optim.Adam([unit.shard for unit in units])
@@ -33,26 +33,27 @@ nothing inside its `forward`, so no weight is kept for the backward pass. Your `
 weights again and computes the module a second time under `torch.enable_grad()`, from the images that
 `ctx.save_for_backward` has kept. Then `torch.autograd.grad(output, [...], slope)` returns the gradients of
 the tensors in the list. Each of these tensors must require a gradient, but the gathered weights and the
-images of the first unit do not: change that first. The images belong to the caller, and the saved tensor
-may be the same tensor as the caller's, so let a `detach()` of it require a gradient. `backward` returns a
-gradient for each argument of `forward`, and None for an argument that needs none. You may also avoid the
-second computation, if you know how.
+images of the first unit do not: change that before you compute. The images belong to the caller, and the
+saved tensor may be the same tensor as the caller's, so call `detach()` and let the result require a
+gradient. `backward` returns a gradient for each argument of `forward`, and None for an argument that needs
+none. You may also avoid the second computation, if you know how.
 
 Scatter. `dist.reduce_scatter_single(shard, whole)` adds up `whole` over all ranks, and each rank gets its
 part of the sum (older releases call it reduce_scatter_tensor). The gradient of a shard is the mean: the sum
-over all ranks, divided by the number of ranks. If a rank's pass has not used a parameter, the parameter's
-gradient on this rank is zero. As always, gradients add up in `shard.grad` until somebody clears them. Do
-not all-reduce the gradients: every rank would get the whole gradient, but needs only 1/N of it. (An
-all-to-all followed by a sum would also do.)
+over all ranks, divided by the number of ranks. If a parameter was not used in the forward pass on some
+rank, count its gradient on that rank as zero. As always, gradients add up in `shard.grad` until they are
+cleared. Do not all-reduce the gradients: every rank would get the whole gradient, but needs only 1/N of it.
+(An all-to-all followed by a sum would also do.)
 
-What travels. For weights of P bytes, each of the N processes sends (N - 1) / N * P bytes in forward, the
-same again in backward, and the gradients once. gloo implements reduce-scatter as an all-reduce, so it sends
-the gradients twice; NCCL does not. The system measures what your process sends and holds.
+What travels. For weights of P bytes, each of the N processes sends (N - 1) / N * P bytes per forward pass
+and the same number again per backward pass, which also sends the gradients once. gloo implements
+reduce-scatter as an all-reduce, so it sends the gradients twice; NCCL does not. The grader measures from
+outside what your process sends and holds.
 
 Mixed precision. With `Unit(module, torch.bfloat16)`, the weights travel in bfloat16 and the module computes
 in it, which halves the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is rounded to 1, and 256 + 1 to 256.
 So a shard stays in float32, because small optimizer steps would be lost otherwise, and gradients are added
-up in float32. The input and the output of a unit are float32 too; only the module inside sees images in
+up in float32. The input and the output of a unit are float32 too; only the module inside works on images in
 bfloat16.
 
 The process group already exists, and the modules are equal on all ranks at the start. A module takes one
@@ -74,7 +75,7 @@ from torch.func import functional_call
 def flatten(tensors, world_size):
     """Return one new float32 tensor of all numbers in order, padded with zeros until world_size divides it.
 
-    The tensors may have another dtype.
+    The given tensors may have another dtype.
     """
     # cut 09.1: one flat tensor with zeros at its end
     flat = torch.cat([tensor.detach().flatten().float() for tensor in tensors])
@@ -83,7 +84,7 @@ def flatten(tensors, world_size):
 
 
 def split(tensors, rank, world_size):
-    """Return the shard of one rank: its part of the flat tensor, in its own memory. No communication."""
+    """Return the shard of one rank: its part of the flat tensor, in separate memory. Send nothing."""
     # cut 09.1: the shard of one rank
     return flatten(tensors, world_size).chunk(world_size)[rank].clone()
     # end
@@ -94,7 +95,7 @@ class Unit:
 
     `shard` is this rank's own shard: a flat float32 tensor that requires a gradient and is a leaf, which
     means that autograd has not recorded how it was made. From now on the module belongs to the unit, and
-    the module's own weights must go: `module.to("meta")` keeps their shapes, but no numbers.
+    the module's own weights must go: `module.to("meta")` keeps their shapes, but not their numbers.
     """
 
     def __init__(self, module, dtype=torch.float32):
@@ -123,9 +124,9 @@ class Unit:
         return Pass.apply(self.shard, images, self)
 
     def full_state(self):
-        """On rank 0, return the whole weights by name, in float32 and in their shapes; elsewhere None.
+        """Return a dict of the whole weights by name on rank 0, and None elsewhere. All ranks call this.
 
-        All ranks call this.
+        The weights are in float32 and have their original shapes.
         """
         # cut 09.5: the whole weights on rank 0
         weights = self.gather(torch.float32)

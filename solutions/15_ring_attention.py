@@ -13,13 +13,13 @@ of the size. The output is the sum of the values, weighted by the softmax of the
 
 Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
 weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The mean no
-longer contains this sum, but merging two outputs needs it. So the logarithm of the sum is kept with each
-output: the log-sum-exp, with the shape texts x heads x positions x 1. For no keys at all, the sum is 0, its
-logarithm is -inf, and the output is zeros.
+longer contains this sum, but you need it to merge two outputs. So the logarithm of the sum is kept with
+each output: the log-sum-exp, with the shape texts x heads x positions x 1. For no keys at all, the sum is
+0, its logarithm is -inf, and the output is zeros.
 
-Numbers. In float32, exp(89) is too large and exp(-104) is 0, and scores can lie outside this range. So only
-give exp a difference between two numbers of the same size, as `torch.logsumexp` and `torch.logaddexp` do.
--inf - (-inf) is NaN.
+Numbers. In float32, exp(89) is too large and exp(-104) is 0, and scores can lie outside this range. So
+apply exp only to differences between numbers of similar size, as `torch.logsumexp` and `torch.logaddexp`
+do. Note that -inf - (-inf) is NaN.
 
 Zigzag. A text is split into chunks of the same size, two for each process. Rank 0 has the first and the
 last chunk, rank 1 the second and the second to last, and so on. An early chunk, whose queries attend to few
@@ -34,8 +34,8 @@ gradient of the output:
     gradient of the score:   weights * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True))
 
 The process group already exists. All ranks call the same functions, with shards of the same size. Torch's
-own context parallelism is removed; you may use everything else. The grader measures from outside how many
-bytes each process sends to each other process, and the most memory that it has held.
+own context parallelism has been removed; you may use everything else. The grader measures from outside how
+many bytes each process sends to each other process, and how much memory it holds at most.
 
     15.1 (2 points)  the zigzag order, as data
     15.2 (3 points)  attention over some of the keys
@@ -49,7 +49,7 @@ import torch.distributed as dist
 
 
 def pass_on(tensor):
-    """Send a tensor to the right, and return the tensor of the same size from the left. Yours to use.
+    """Send a tensor to the right, and return the tensor of the same size from the left. Ready to use.
 
     Right is rank + 1, or rank 0 for the last rank. With one process, nothing is sent.
     """
@@ -67,8 +67,8 @@ def pass_on(tensor):
 def positions(length, rank, world_size):
     """Return the positions of a text that a rank has in zigzag order: a tensor of integers, ascending.
 
-    `length` is a multiple of 2 * world_size. The grader asks for all ranks, whatever the rank of this
-    process is.
+    `length` is a multiple of 2 * world_size. The grader asks for the positions of all ranks, not only those
+    of this process's rank.
     """
     # cut 15.1: the positions that a rank has
     chunks = torch.arange(length).view(2 * world_size, -1)
@@ -113,7 +113,8 @@ def attend(query, key, value, query_positions, key_positions):
 def merge(output, log_sum_exp, new_output, new_log_sum_exp):
     """Return the output and log_sum_exp over the keys of both results: (output, log_sum_exp).
 
-    No key is in both. Weight each output by its own sum of exp(score), as a share of the sum over both.
+    No key is in both results. Weight each output by its sum of exp(score), divided by the total of both
+    sums.
     """
     # cut 15.3: merge two results into one
     both = torch.logaddexp(log_sum_exp, new_log_sum_exp)
@@ -130,9 +131,9 @@ def ring_forward(query, key, value):
     process are sent world_size - 1 times, because after the last step they are no longer needed. At no time
     may a process hold the keys and values of more than three processes: its own, those that it computes
     with, and those that are arriving. The copy that pass_on makes of a view, in order to send it, does not
-    count. Merge each result of attend at once: keeping the outputs of all steps would need the memory that
-    you have saved. Do not multiply halves that do not meet: whatever is in a half whose keys are all later,
-    even NaN, must not get into the output.
+    count. Merge each result of attend at once: keeping the outputs of all steps would use up the memory
+    that the ring saves. Do not multiply halves that do not meet: whatever is in a half whose keys are all
+    later, even NaN, must not get into the output.
     """
     # cut 15.4: forward around the ring
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -4,15 +4,15 @@ A batch of 120 images may not fit into your GPU's memory, but 50 images may. So 
 of 50, 50 and 20 images. Each part goes forward and backward by itself, and then the optimizer takes one
 step. This step must be the same as the step for the whole batch, whatever the sizes of the parts.
 
-One fact helps: `backward()` adds to the gradients that are already there. One fact misleads:
-`cross_entropy` returns the mean over the images of this one call, so the mean of a part of 20 images must
-count less than the mean of a part of 50.
+Note that `backward()` adds to the gradients that are already there. But `cross_entropy` returns the mean
+over the images of one call, so the mean of a part of 20 images must count less than the mean of a part of
+50.
 
 A forward pass keeps its activations in memory until its backward pass. If all parts go forward before the
 first part goes backward, you save no memory. The checks measure the memory of your process.
 
-Two things are as in real training. The model may contain batch norm. Each part is then normalized by its
-own mean. The result is no longer that of the whole batch, but it must still be that of these parts. The
+As in real training, the model may contain batch norm. Each part is then normalized by its own mean. The
+step is no longer the step for the whole batch, but it must still be the right step for these parts. The
 optimizer may be any optimizer of `torch.optim` except LBFGS, whose `step()` needs a function that computes
 the loss.
 
@@ -30,8 +30,8 @@ def add_gradients(model, parts):
     """Add the gradients of the mean loss over the images of all parts to the existing gradients.
 
     `parts` is a list of pairs (images, labels), which may differ in size. Run the parts in order. Each part
-    goes through the model once, by itself, and backward before the next part goes forward. Return the mean
-    loss over all images as a float.
+    goes forward through the model once, by itself, and then backward, before the next part goes forward.
+    Return the mean loss over all images as a float.
     """
     raise NotImplementedError("01.1: add up the gradients of all parts")
 
@@ -40,7 +40,7 @@ def large_step(model, optimizer, images, labels, part_size):
     """Take one optimizer step for all images, with at most `part_size` images in the model at a time.
 
     Take the parts in order. Every part has `part_size` images, except that the last part may have fewer.
-    Ignore gradients from before. Return the mean loss over all images as a float.
+    Ignore gradients from before the call. Return the mean loss over all images as a float.
     """
     raise NotImplementedError("01.2: one step of the optimizer for a large batch")
 
@@ -49,8 +49,8 @@ def train_epoch(model, optimizer, batches, parts_per_step):
     """Take one step for every `parts_per_step` batches, and one step for the batches left at the end.
 
     `batches` is an iterable of pairs (images, labels), like a DataLoader. You can go through it only once,
-    and it may be too large for the memory: fetch the batches of a step only when the step before is done,
-    and do not keep them. Ignore gradients from before. Return a list of floats: the mean loss over the
+    and it may be too large for memory: fetch the batches of a step only when the previous step is done, and
+    do not keep them. Ignore gradients from before the call. Return a list of floats: the mean loss over the
     images of each step.
     """
     raise NotImplementedError("01.3: an epoch over small batches, with a last group that is not full")

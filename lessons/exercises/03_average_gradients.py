@@ -1,14 +1,14 @@
 """Exercise 03: DDP in its simplest form. 12 points.
 
-Each of several processes has a model and its own images. Two things make them one training job. All
-processes start with the weights of rank 0. And after every backward pass, before the optimizer's step, they
-average their gradients. The process group already exists: use `torch.distributed`.
+There are several processes, each with its own model and its own images. Two things turn them into one
+training job. All processes start with the weights of rank 0. And after every backward pass, before the
+optimizer's step, they average their gradients. The process group already exists: use `torch.distributed`.
 
 Some models are harder than they look. A buffer, such as a running mean, is not a parameter, but it must
-also be equal at the start. A frozen parameter never gets a gradient, on any rank. Two layers may share a
-parameter. A parameter may get a gradient on some ranks and none (`grad is None`) on others. The missing
-gradient then counts as zero. All ranks must call the same collectives in the same order, or they wait
-forever.
+also be equal on all ranks at the start. A frozen parameter never gets a gradient on any rank. Two layers
+may share a parameter. A parameter may get a gradient on some ranks and none (`grad is None`) on others. The
+missing gradient then counts as zero. All ranks must call the same collectives in the same order, or they
+wait forever.
 
     03.1 (4 points)  all ranks begin with what rank 0 has
     03.2 (8 points)  average the gradients over all processes

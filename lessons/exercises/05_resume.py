@@ -1,8 +1,8 @@
 """Exercise 05: save, load, resume. 5 points.
 
-Several processes train one model with DistributedDataParallel. One process is killed, and then all of them
-are started again with the same command. Write the functions that let the run continue after the last
-complete epoch, as in lesson 05.
+Several processes train one model with DistributedDataParallel. One process is killed, and then all
+processes are started again with the same command. Write the functions that let the run continue after the
+last complete epoch, as in lesson 05.
 
     05.1 (2 points)  save: rank 0 writes a snapshot, and a kill at any moment leaves a complete one
     05.2 (2 points)  load: every process restores what was saved
@@ -33,11 +33,11 @@ def save(snapshot, parts, epoch, rank):
 
 
 def load(snapshot, parts):
-    """Restore all parts from the snapshot. Return the number of the first epoch left to train.
+    """Restore all parts from the snapshot. Return the number of the next epoch to train.
 
-    Every process calls this before it trains. Epochs count from 1: if epoch 3 was saved, return 4. If there
-    is no snapshot, leave the parts alone and return 1. Ignore all other files in the folder: one of them
-    may be an incomplete snapshot, left by a run that was killed while it saved.
+    Every process calls this before it trains. Epochs are numbered from 1: if epoch 3 was saved, return 4.
+    If there is no snapshot, leave the parts alone and return 1. Ignore all other files in the folder: one
+    of them may be an incomplete snapshot, left by a run that was killed while it saved.
     """
     raise NotImplementedError("05.2: restore all parts, and return the next epoch")
 
@@ -46,7 +46,7 @@ def train(snapshot, parts, train_epoch, epochs, rank):
     """Continue from the snapshot, if there is one, and train until epoch number `epochs` has ended.
 
     `train_epoch(epoch)` trains one epoch and returns its loss. At the end of each epoch, call the
-    scheduler's `step()` once, and save. Return a dict that maps the number of each epoch trained here to
-    its loss.
+    scheduler's `step()` once, and save. Return a dict that maps the number of each epoch trained in this
+    call to its loss.
     """
     raise NotImplementedError("05.3: train the epochs that are left, and save after each")

@@ -2,9 +2,10 @@
 
 Read notebooks 03 to 06 first.
 
-This script was put together from the web. Each function below has one fault or several. Most of them raise
-no error: the script runs, but it trains something else or reports wrong numbers. Fix them. A line or two is
-enough for each. The docstrings say what each function should do.
+This script was put together from pieces found on the web. Each function below has one or more faults. Most
+of them raise no error: the script runs, but it trains something other than intended, or reports wrong
+numbers. Fix the faults. One or two lines are enough for each. The docstrings say what each function should
+do.
 
     06.1 (2 points)   each process makes the step that the batches of all processes ask for
     06.2 (2 points)   the learning rate falls once an epoch
@@ -19,8 +20,8 @@ enough for each. The docstrings say what each function should do.
     06.11 (2 points)  each process takes its own device
     06.12 (2 points)  one process downloads, and the others wait for it
 
-The grader calls each function on several processes, which are already in a process group. Their weights,
-images and files are drawn anew, and the grader looks at the results: weights, losses, files.
+The grader calls each function on several processes, which are already in a process group. It generates new
+weights, images and files, and looks at the results: the weights, the losses and the files.
 """
 
 import os
@@ -51,8 +52,8 @@ def prepare(path, download):
 
 
 def make_loader(train_set, batch_size, seed):
-    """Batches for this process, in an order that is drawn from `seed`. A step has `batch_size` images,
-    counted over all processes, and each process has an equal share. Drop the images left at the end of
+    """Return the batches for this process, in a random order that depends on `seed`. Each step uses
+    `batch_size` images in total, an equal share on each process. Drop the images left over at the end of
     an epoch.
     """
     sampler = DistributedSampler(train_set, seed=seed + dist.get_rank(), drop_last=True)
@@ -60,9 +61,9 @@ def make_loader(train_set, batch_size, seed):
 
 
 def train(model, loader, epochs, lr):
-    """Train the model in place. The learning rate is `lr` in the first epoch and follows a cosine down,
-    once per epoch. Return the model as wrapped by DDP, and for each epoch the mean loss of its batches,
-    over all processes: the same numbers on each. The first epoch is number 0.
+    """Train the model in place. The learning rate is `lr` in the first epoch and falls along a cosine, once
+    per epoch. Return the model as wrapped by DDP, and for each epoch the mean loss of the batches of all
+    processes. Every process returns the same numbers. The first epoch is number 0.
     """
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr)
@@ -85,8 +86,8 @@ def train(model, loader, epochs, lr):
 
 
 def save(model, epoch, path):
-    """All processes call this at the same time, with the model that train returned. The file holds the
-    weights of process 0 and the epoch, for `load`.
+    """All processes call this at the same time, with the model that train returned. The file contains the
+    weights of process 0 and the epoch, and `load` reads it.
     """
     state = model.state_dict()
     torch.save({"model_state": state, "last_epoch": epoch}, path)
@@ -94,7 +95,7 @@ def save(model, epoch, path):
 
 def load(model, path):
     """Load what `save` wrote into a plain model, in one process. Return the epoch. Raise an error if a
-    weight is missing from the file, or has a name that the model does not know.
+    weight is missing from the file, or has a name that the model does not have.
     """
     snapshot = torch.load(path)
     model.load_state_dict(snapshot.get("state_dict", {}), strict=False)
@@ -103,8 +104,8 @@ def load(model, path):
 
 @torch.no_grad()
 def accuracy(model, test_set):
-    """The share of the test images that the model classifies right, over all processes: the same number on
-    each. Each process has the whole test set, and evaluates a part of it. Every image counts once,
+    """Return the share of all test images that the model classifies correctly: the same number on each
+    process. Each process has the whole test set, and evaluates a part of it. Every image counts once,
     however many images there are.
     """
     sampler = DistributedSampler(test_set, shuffle=False)

@@ -2,21 +2,22 @@
 
 A run that takes days is often interrupted: somebody else needs the machine, a power supply fails, somebody
 types `kill -9`. So every few minutes the run saves everything that it needs to continue. The next process
-then continues as if nothing had happened: the same images in the same order, the same losses, one curve.
+then continues as if nothing had happened: with the same images in the same order, the same losses, and one
+continuous curve.
 
 The process may be killed while it saves. So a snapshot is first written to a temporary file, which has a
 different name in the same folder. Then the file is flushed from Python to the system (`file.flush`), and
 from the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is it renamed (`os.replace`,
-`Path.replace`): within a folder, a rename happens either completely or not at all. Until it has happened,
-the previous file is still needed.
+`Path.replace`): within a folder, a rename happens either completely or not at all. Until the rename has
+happened, the previous file is still needed.
 
 A file in the folder may still be unusable. A full or failing disk may have cut it short or damaged it (a
-checksum such as `zlib.crc32` detects damage that torch.load does not). It may belong to another job, or be
-no snapshot at all. And a pickle may run any code when it is loaded: `torch.load(..., weights_only=True)`
-refuses such a file. The snapshot before is often still good, which is why two are kept.
+checksum such as `zlib.crc32` detects damage that torch.load does not). It may belong to another job, or not
+be a snapshot at all. And a pickle may run any code when it is loaded: `torch.load(..., weights_only=True)`
+refuses such a file. The previous snapshot is often still good, which is why two are kept.
 
 A `job` is a dict of strings and numbers: the settings of a run. A `state` is what `state_of` returns, or
-any other nested dicts and lists of tensors, numbers, strings and None.
+any other nesting of dicts and lists that contain tensors, numbers, strings and None.
 
     06b.1 (4 points)  save: a temporary file, onto the disk, then the name
     06b.2 (5 points)  load: the newest snapshot that is complete and of this job
@@ -39,14 +40,14 @@ def save(folder, step, job, state):
     """Save `state`, the state after step number `step`, so that `load` finds it. The folder exists.
 
     The snapshot is one file, `step-00000012.snapshot` for step 12. You decide what it contains. A step
-    never has more than eight digits. A file with such a name is always complete and on the disk. If there
-    is already a snapshot of this step, replace it.
+    number never has more than eight digits. A file with such a name must always be complete and on the
+    disk. If there is already a snapshot of this step, replace it.
 
-    Keep the two snapshots with the highest steps, and remove older ones. Leave no temporary file behind,
-    not even the temporary file of an earlier save that was killed. All other files in the folder stay: the
-    files that `load` has refused, and every file whose name does not begin with `step-`. So the name of
-    your temporary file must begin with `step-` too. Once there are two snapshots, there must be two at
-    every moment. No other process saves here at the same time.
+    Keep the two snapshots with the highest step numbers, and remove older snapshots. Leave no temporary
+    file behind, not even the temporary file of an earlier save that was killed. All other files in the
+    folder stay: the files that `load` has refused, and every file whose name does not begin with `step-`.
+    So the name of your temporary file must begin with `step-` too. Once there are two snapshots, there must
+    be two at every moment. No other process saves in this folder at the same time.
     """
     raise NotImplementedError("06b.1: write a temporary file, flush it onto the disk, then rename it")
 
@@ -54,23 +55,24 @@ def save(folder, step, job, state):
 def load(folder, job):
     """Return `(step, state)` of the newest good snapshot, or None if there is none.
 
-    The newest snapshot is the one with the highest step in its name, whatever the file times are. A
+    The newest snapshot is the one with the highest step number in its name, whatever the file times are. A
     snapshot is good if it is complete, undamaged, and was saved for a job equal to `job`. Refuse any other
     snapshot: print one line on stderr with the file's name and the reason, add `.refused` to its name
-    (otherwise it would count among the two that `save` keeps), and try the one before. A refused file may
-    still matter to somebody, so never remove or overwrite it. If a file with the new name already exists,
-    use a name that ends in `.2.refused`, `.3.refused` and so on. Never run code from a file. Leave files
-    alone whose names do not begin with `step-`.
+    (otherwise it would count among the two that `save` keeps), and try the previous snapshot. A refused
+    file may still matter to somebody, so never remove or overwrite it. If a file with the new name already
+    exists, use a name that ends in `.2.refused`, `.3.refused` and so on. Never run code from a file. Leave
+    alone all files whose names do not begin with `step-`.
     """
     raise NotImplementedError("06b.2: find the newest snapshot that is good")
 
 
 def batches_from(step, count, job):
-    """Yield one tensor for each batch after the first `step` steps: the numbers of its images.
+    """For each batch after the first `step` steps, yield one tensor: the numbers of the batch's images.
 
-    `job` contains the number of "epochs", the "batch_size" and the "seed". The order of the images in epoch
-    0, 1, 2 ... is `torch.randperm(count, generator=g)`, where g is a new `torch.Generator` seeded with seed
-    + epoch. The last batch of an epoch may be smaller. Draw no other random numbers.
+    `job` contains the number of "epochs", the "batch_size" and the "seed". Epochs are numbered from 0. In
+    each epoch, the order of the images is `torch.randperm(count, generator=g)`, where g is a new
+    `torch.Generator` seeded with seed + epoch. The last batch of an epoch may be smaller. Draw no other
+    random numbers.
     """
     raise NotImplementedError("06b.3: yield the batches that are left")
 
@@ -78,7 +80,7 @@ def batches_from(step, count, job):
 def state_of(model, optimizer):
     """Return everything that the next steps depend on, except the step number.
 
-    Dropout draws from torch's own random numbers (`torch.get_rng_state()`), batch norm has buffers, and an
+    Dropout uses torch's own random state (`torch.get_rng_state()`), batch norm has buffers, and an
     optimizer may keep state from step to step.
     """
     raise NotImplementedError("06b.3: everything that the next steps depend on")
@@ -92,8 +94,8 @@ def restore(model, optimizer, state):
 def train(folder, job, model, optimizer, images, labels):
     """Continue from the newest snapshot, or start from the beginning. This function is complete.
 
-    It returns a dict that maps the number of each step taken here to the step's loss. Images that this
-    epoch used before the snapshot are not read again.
+    It returns a dict that maps the number of each step taken in this call to the step's loss. Images that
+    this epoch used before the snapshot are not read again.
     """
     step, losses = 0, {}
     found = load(folder, job)
@@ -116,7 +118,7 @@ def save_together(folder, step, job, state):
     """Save the states of all ranks in one snapshot. All ranks call this, each with its own state.
 
     The states differ, for example in their random numbers. They travel through the process group, and only
-    rank 0 writes. No rank returns before the snapshot has its name.
+    rank 0 writes. No rank returns before the snapshot has its final name.
     """
     raise NotImplementedError("06b.4: rank 0 saves what all ranks have")
 
@@ -125,7 +127,7 @@ def load_together(folder, job):
     """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks.
 
     All ranks call this. Only rank 0 looks into its folder, and it sends what it finds to all ranks. On
-    another machine, the folder of that name may contain something else, or nothing, and ranks that continue
-    from different steps train nonsense. The number of processes is the same as when the snapshot was saved.
+    another machine, the folder of that name may contain other files or none, and the result is nonsense if
+    ranks continue from different steps. The number of processes is the same as when the snapshot was saved.
     """
     raise NotImplementedError("06b.4: all ranks take what rank 0 finds")

@@ -10,8 +10,8 @@ A schedule is a list of pairs, the actions of one stage in order:
 
     [("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)]
 
-The number is the number of the micro-batch. Stages and micro-batches are numbered from 0. For three stages
-and four micro-batches, the schedules are, in short (F2 is ("forward", 2)):
+The number in a pair is the number of the micro-batch. Stages and micro-batches are numbered from 0. For
+three stages and four micro-batches, the schedules are, in short (F2 is ("forward", 2)):
 
     gpipe, every stage    F0 F1 F2 F3 B0 B1 B2 B3
     1f1b, stage 0         F0 F1 F2 B0 F3 B1 B2 B3
@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 
 def gpipe(stage, stages, microbatches):
-    """Return the schedule of one stage: all forwards, then all backwards, each from micro-batch 0 on."""
+    """Return the schedule of one stage: all forwards, then all backwards, each in order from number 0."""
     raise NotImplementedError("10.1: GPipe: all forwards, then all backwards")
 
 
@@ -41,9 +41,9 @@ def one_forward_one_backward(stage, stages, microbatches):
     """Return the schedule of one stage under 1F1B, which never runs further ahead than it must.
 
     The schedule begins with as many forwards as there are stages after this one. Then one forward and one
-    backward alternate until no forward is left, and the remaining backwards follow. Forwards and backwards
-    are each in order, from micro-batch 0 on. If there are fewer micro-batches than stages after this one,
-    all forwards come first.
+    backward alternate until no forward is left, and the remaining backwards follow. Forwards are in order
+    from micro-batch 0 on, and so are backwards. If there are fewer micro-batches than stages after this
+    one, all forwards come first.
     """
     raise NotImplementedError("10.2: 1F1B: each backward as soon as possible")
 
@@ -51,18 +51,18 @@ def one_forward_one_backward(stage, stages, microbatches):
 def timeline(schedules, forward_times, backward_times):
     """Return when each action begins and ends, if each action begins as soon as it can.
 
-    `schedules` contains the schedule of each stage, `forward_times` the seconds that one forward takes on
-    each stage, and `backward_times` the seconds that one backward takes. The clock starts at 0, and
-    messages take no time.
+    `schedules` contains the schedule of each stage. `forward_times` and `backward_times` contain the
+    seconds that one forward and one backward take on each stage. The clock starts at 0, and messages take
+    no time.
 
         A stage runs one action at a time, in the order of its schedule.
-        A forward can begin only after the previous stage has finished the forward of the same micro-batch.
-        A backward can begin only after the stage has finished the forward of the same micro-batch and the
-        next stage has finished its backward.
+        A forward can begin only after the previous stage has finished the forward for the same micro-batch.
+        A backward can begin only after this stage has finished the forward, and the next stage has finished
+        the backward, for the same micro-batch.
 
     Return a list for each stage, with a pair (begin, end) for each of the stage's actions in the order of
-    its schedule. Any schedules may come, not only the two above. If an action can never begin, because the
-    action that it waits for never comes or is waiting for it in turn, raise ValueError.
+    its schedule. Any schedules may be given, not only the two above. If an action can never begin, because
+    the action that it waits for never comes or is waiting for it in turn, raise ValueError.
     """
     raise NotImplementedError("10.3: the timeline: when each action begins and ends")
 
@@ -85,7 +85,7 @@ def activations_held(schedule):
 
 
 def run(schedule, module, inputs, targets, loss_function, shape):
-    """Run the actions of the schedule in order, for this process's stage. One batch, no optimizer step.
+    """Run the actions of this process's stage in order, for one batch and without an optimizer step.
 
     The process group already exists. The number of the stage is the rank, and there are as many stages as
     processes, perhaps only one. All tensors are float32, and all micro-batches have the same size. Each
@@ -103,20 +103,21 @@ def run(schedule, module, inputs, targets, loss_function, shape):
     Afterwards, the parameters' gradients are the gradients of the mean loss of the whole batch, added to
     what was in `.grad` before. Return this mean loss as a float on the last stage, and None elsewhere.
 
-    Two neighbours exchange one message for each micro-batch and direction: forward the output, and backward
-    its gradient. Start each send before the next action receives or computes anything. Send nothing else,
-    and nothing to any other stage. The grader counts the messages from outside, at the end and on the way.
+    Two neighbours exchange one message for each micro-batch in each direction: the output travels forward,
+    and its gradient backward. Start each send before the next action receives or computes anything. Send
+    nothing else, and nothing to any other stage. The grader counts the messages from outside, during the
+    run and at its end.
 
     `dist.send` waits until the other side receives. Under 1F1B, one stage sometimes sends an output while
     its neighbour sends a gradient, and with `dist.send` both would wait forever. So start a send with
     `dist.isend`, continue, and later call `wait()` on the handle that it returned: for an output when the
-    output's gradient has arrived, for all other sends before you return. Call `wait()` exactly once for
+    output's gradient has arrived, and for all other sends before you return. Call `wait()` exactly once for
     each handle. With gloo, `is_completed()` is False until then, and a second `wait()` never returns.
 
-    Release the input, the output and the loss of a micro-batch with its backward: otherwise 1F1B saves no
+    Release the input, the output and the loss of a micro-batch during its backward: otherwise 1F1B saves no
     memory. You may hold one micro-batch more than the schedule requires, because a name may still point to
     its tensors. The handle that `dist.isend` returns keeps the sent tensor alive for as long as you keep
-    the handle, and an output keeps everything that led to it. So send `output.detach()`, and release the
-    handle together with the output.
+    the handle, and an output keeps alive everything that led to it. So send `output.detach()`, and release
+    the handle together with the output.
     """
     raise NotImplementedError("10.5: one stage at work, in its own process")

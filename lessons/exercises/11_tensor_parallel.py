@@ -64,9 +64,10 @@ def cut_columns(weight, bias, rank, world_size):
 
 
 def cut_rows(weight, bias, rank, world_size):
-    """Return a rank's shard (weight, bias) of a layer whose matrix is cut by rows: some of the inputs.
+    """Return a rank's shard (weight, bias) of a layer whose matrix is cut by rows.
 
-    The bias belongs to the whole outputs: each rank gets a copy of the whole bias.
+    The shard has some of the inputs and all outputs. The bias belongs to the outputs, so each rank gets a
+    copy of the whole bias.
     """
     raise NotImplementedError("11.1: cut a matrix by rows")
 
@@ -130,10 +131,11 @@ class RowLinear(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """`down(gelu(up(x)))`: x and the output are whole on every rank, the activations between them are cut.
+    """`down(gelu(up(x)))`: x and the output are whole on every rank, and the activations between them are
+    cut.
 
-    It is made from the whole weights and biases, and has two layers, `up` and `down`. A forward pass makes
-    one all_reduce of a tensor as large as x, and so does a backward pass. Nothing else is sent.
+    It is made from the whole weights and biases, and has two layers, `up` and `down`. A forward pass calls
+    all_reduce once, with a tensor as large as x, and so does a backward pass. Nothing else is sent.
     """
 
     def __init__(self, up_weight, up_bias, down_weight, down_bias):
@@ -145,17 +147,17 @@ class FeedForward(nn.Module):
 
 
 def clip_gradients(model, largest):
-    """Scale the gradients so that their norm is at most `largest`, as one process would. Return a float.
+    """Scale the gradients so that their norm is at most `largest`, as in one process. Return the norm.
 
     The norm is the square root of the sum of the squares of all gradients of the model. Return the norm
-    from before the scaling. If it is larger than `largest`, multiply the `grad` of every parameter by
-    `largest / norm`.
+    from before the scaling, as a float. If it is larger than `largest`, multiply the `grad` of every
+    parameter by `largest / norm`.
 
     `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers,
     which are the same on every rank, with the same gradients. Count every number of the whole model once:
-    numbers of a shard on the rank that has the shard, and numbers that every rank has only once, not once
-    per rank. All ranks must get the same norm, or parameters that are the same everywhere would drift
-    apart. Parameters whose gradient is None do not count. Send no gradients, only a sum or two. Ranks
-    without any shard (3 columns, 4 processes) call this function too.
+    count the numbers of a shard on the rank that has the shard, and if all ranks have the same number,
+    count it once in total, not once per rank. All ranks must get the same norm, or parameters that are the
+    same everywhere would drift apart. Parameters whose gradient is None do not count. Send no gradients,
+    only a sum or two. Ranks without any shard (3 columns, 4 processes) call this function too.
     """
     raise NotImplementedError("11.5: the norm of all gradients, and clipping")

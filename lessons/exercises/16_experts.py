@@ -2,32 +2,32 @@
 
 In lesson 16, each process has its own tokens and its own experts. A router scores all experts for each
 token, and the token goes to the experts with the highest scores, whichever processes have them. You build
-the whole path: which token goes to which expert, which choices are dropped, the way to the experts, and the
-way back. In the backward pass, gradients travel the same path in reverse.
+the whole path: you find which token goes to which expert and which choices are dropped, send the tokens to
+the experts, and send the answers back. In the backward pass, gradients travel the same path in reverse.
 
 There are `number` experts in total, the same number on each process: with 6 experts on 3 processes, experts
 0 and 1 are on process 0, 2 and 3 on process 1, 4 and 5 on process 2. `x` has a row for each token of this
-process: 7 tokens of 5 numbers are 7 x 5. A process may have no tokens, an expert may get none, and all
-tokens may go to one expert. Tensors are float32 or float64: the tensors that you make have the same dtype
-as the tensors that you are given.
+process: 7 tokens of 5 numbers make a 7 x 5 tensor. A process may have no tokens, an expert may get none,
+and all tokens may go to one expert. Tensors are float32 or float64: the tensors that you make must have the
+dtype of the tensors that you are given.
 
-When a token goes to an expert, we call this a choice. With top_k = 2, each token makes a first choice and a
-second choice.
+Each assignment of a token to an expert is called a choice. With top_k = 2, each token makes a first choice
+and a second choice.
 
-    first the counts     how many rows go to each expert? No process knows the counts of the others
+    first the counts     how many rows go to each expert? No process knows the other processes' counts
     then the rows        an all-to-all: each process gets the rows that have chosen its experts
     the experts          each expert computes an answer for each row that it got
     back                 an all-to-all in the other direction
-    then the sum         each token gets the sum of its experts' answers, times the weights of its choices
+    then the sum         each token gets the weighted sum of its experts' answers
 
 A row travels only to the process that has its expert. Rows for a process's own experts stay where they are,
-and so do all weights of experts. The grader counts the bytes between every two processes. In addition to
-the rows, it allows 1,500 bytes each time for the counts.
+and so do the weights of all experts. The grader counts the bytes sent between each pair of processes. In
+addition to the rows, it allows 1,500 bytes each time for the counts.
 
-`AllToAll` is complete: it is the one from lesson 16. In the backward pass, all processes must go through
-it, even a process that has sent or received nothing, because the other processes would wait for it. So on
-every process the graph must lead through it, from the output of combine back to x, even if the process has
-no rows.
+`AllToAll` is complete: it comes from lesson 16. In the backward pass, all processes must go through it,
+even a process that has sent or received nothing, because the other processes would otherwise wait for it.
+So on every process the graph must lead through it, from the output of combine back to x, even if the
+process has no rows.
 
 The process group already exists. All processes call everything in the same order.
 
@@ -47,14 +47,15 @@ def route(logits, top_k, capacity):
 
     `logits` has a row for each token of this process, and a column for each expert. A token chooses the
     `top_k` experts with the highest logits. If logits are equal, the expert with the smallest number comes
-    first. The weight of a choice is the softmax of the token's logits over all experts, at the chosen
-    expert. Weights keep their graph, so that the router gets gradients.
+    first. The weight of a choice is the softmax of the token's logits over all experts, taken at the chosen
+    expert. The weights keep their graph, so that the router gets gradients.
 
     The entries are in the order in which they travel: all entries for expert 0, then all for expert 1, and
-    so on. For one expert, tokens whose first choice it is come first, then tokens whose second choice it
-    is, and so on. Within each of these groups, tokens are in the order of their numbers. With a `capacity`
-    (an integer, 0 or larger), an expert gets at most this many of this process's choices: the choices that
-    come later in this order are dropped, and have no entry. If `capacity` is None, nothing is dropped.
+    so on. Among the entries for one expert, tokens whose first choice is this expert come first, then
+    tokens whose second choice it is, and so on. Within each of these groups, tokens are in the order of
+    their numbers. With a `capacity` (an integer, 0 or larger), an expert gets at most this many of this
+    process's choices: the choices that come later in this order are dropped, and have no entry. If
+    `capacity` is None, nothing is dropped.
     """
     raise NotImplementedError("16.1: which token goes to which expert, and which choices are dropped")
 
@@ -63,14 +64,14 @@ def balancing_loss(logits, chosen):
     """Return this process's part of the balancing loss. The parts of all processes add up to the loss.
 
     The loss is what one process with all tokens would compute: the number of experts, times the sum over
-    all experts of the expert's load times its mean score. The load is the fraction of all choices, by the
-    tokens of all processes, that fall on this expert. The mean score is the mean of the softmax at this
-    expert over all tokens of all processes. There is at least one token in total. A process's part is the
-    loss with the scores of its own tokens only, but still divided by the number of all tokens. `chosen`
-    contains the numbers of the experts that this process's tokens have chosen, whether the choice was
-    dropped or not: a tensor of one dimension, with top_k numbers for each token, in any order. The load has
-    no gradient, but the scores have. Send only counts, always the same number of them, however many tokens
-    there are.
+    all experts of the expert's load times its mean score. The load is the fraction of the choices of all
+    processes' tokens that fall on this expert. The mean score is the mean of the softmax at this expert
+    over all tokens of all processes. There is at least one token in total. A process's part is the loss
+    with the scores of its own tokens only, but still divided by the number of all tokens. `chosen` contains
+    the numbers of the experts that this process's tokens have chosen, whether the choice was dropped or
+    not: a tensor of one dimension, with top_k numbers for each token, in any order. The load has no
+    gradient, but the scores do. Send only counts, always the same number of them, however many tokens there
+    are.
     """
     raise NotImplementedError("16.2: the balancing loss")
 
@@ -106,8 +107,8 @@ def dispatch(x, tokens, experts, number):
     `tokens` and `experts` are results of route: row `tokens[i]` of `x` goes to expert `experts[i]` of
     `number` experts. `arrived` is a list with a tensor for each expert of this process, in order. The
     tensor contains the rows that came for the expert: first the rows from process 0, then the rows from
-    process 1, and so on, and for each process in the order in which it sent them. An expert that got
-    nothing has a tensor of 0 rows. `plan` is whatever combine needs to know later.
+    process 1, and so on. The rows from one process are in the order in which it sent them. An expert that
+    got nothing has a tensor of 0 rows. `plan` is whatever combine needs to know later.
     """
     raise NotImplementedError("16.3: to the experts")
 
@@ -116,10 +117,10 @@ def combine(answers, plan, weights):
     """Send the answers back. Return a tensor with a row for each token of this process, ordered as in `x`.
 
     `answers` is a list like `arrived`, with an answer for each row. The answers may have any width, the
-    same for all of them. A token's row is the sum of the answers to its choices, each times the weight of
-    the choice. `weights[i]` belongs to the choice `tokens[i]`, `experts[i]` of dispatch. A token whose
-    choices were all dropped gets zeros. The answers, the weights and the `x` of dispatch all get their
-    gradients.
+    same for all of them. A token's row is the sum of the answers to its choices, each multiplied by the
+    weight of the choice. `weights[i]` belongs to the choice `tokens[i]`, `experts[i]` of dispatch. A token
+    whose choices were all dropped gets zeros. The answers, the weights and the `x` of dispatch all get
+    their gradients.
     """
     raise NotImplementedError("16.3: and back")
 
@@ -142,12 +143,13 @@ class Mixture(nn.Module):
 
 
 def add_up_gradients(model):
-    """Make every gradient what one process with all tokens would have. Called after backward.
+    """Make every gradient equal to the gradient that one process with all tokens would have. Called after
+    backward.
 
     `model` has Mixture layers somewhere inside, under any name, and ordinary layers. The losses of the
-    processes are parts that add up to the loss of one process. Parameters that all processes share,
-    including the routers, have on each process a gradient that is a part of the whole gradient. The experts
-    of a Mixture are on one process only, and an expert that got no token may have no gradient. All other
-    parameters have a gradient.
+    processes are parts that add up to the loss that one process would have. For parameters that all
+    processes share, including those of the routers, each process has only a part of the whole gradient. The
+    experts of a Mixture are on one process only, and an expert that got no token may have no gradient. All
+    other parameters have a gradient.
     """
     raise NotImplementedError("16.4: which gradients are added up")

@@ -5,7 +5,7 @@ class Best:
     """The best epoch so far, and its weights.
 
     All processes get the same number of correctly classified validation images, so they
-    agree on the best epoch. Snapshots hold its weights too, so a crash cannot lose them.
+    agree on the best epoch. Snapshots contain its weights too, so a crash cannot lose them.
     """
 
     def __init__(self):

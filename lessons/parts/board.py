@@ -91,7 +91,8 @@ def record(arguments, **results):
 
 def count_flops(model, image):
     """Count the multiplications and additions for one image, forward and backward."""
-    model = copy.deepcopy(model).eval()  # a backward pass through the DDP model would all-reduce
+    # A copy, because a backward pass through the DDP model would all-reduce the gradients.
+    model = copy.deepcopy(model).eval()
     device = next(model.parameters()).device
     with FlopCounterMode(display=False) as counter:
         model(image[:1].to(device)).sum().backward()

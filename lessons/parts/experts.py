@@ -1,7 +1,7 @@
-"""The feed-forward layer of lesson 16: a router and experts, one or two for each token.
+"""The feed-forward layer of lesson 16: a router that sends each token to one or two experts.
 
 A token is a position of a text. It travels to the process that holds its expert, and the
-output travels back.
+expert's output travels back.
 """
 
 import math

@@ -57,7 +57,7 @@ def load(arguments):
     limericks = text.strip().split("\n\n")
     held_back = limericks[6::7]
     kept = [limerick for number, limerick in enumerate(limericks) if number % 7 < 6]
-    # Each sequence occurs four times: with one copy, an epoch would have only 11 steps.
+    # Each sequence occurs four times: otherwise an epoch would have only 11 steps.
     train_set = sequences(kept, characters, arguments.train_size, arguments.length, times=4)
     test_set = sequences(held_back, characters, arguments.test_size, arguments.length)
     return characters, train_set, test_set
@@ -87,13 +87,13 @@ workload.add_data("limericks", load_sets)
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
     """Print four texts. No process can compute the scores alone, so all processes write together."""
-    # One seed for all processes: otherwise those that share matrices would soon read different texts.
+    # One seed for all: otherwise processes that share matrices would soon read different texts.
     generator = torch.Generator().manual_seed(arguments.seed)
     beginning = [characters.index(character) for character in "There was a"]
     texts = torch.tensor([beginning] * 4)
     while texts.shape[1] < length:
         read = texts[:, -LENGTH:].to(device)
-        scores = model(read)[:, -1]  # the last position has read the whole text
+        scores = model(read)[:, -1]  # the last position attends to the whole text
         scores = scores.full_tensor() if isinstance(scores, DTensor) else scores
         chances = (scores.cpu() / arguments.temperature).softmax(dim=1)
         following = chances.multinomial(1, generator=generator)

@@ -48,8 +48,8 @@ class Augmented(Dataset):
 def make_loader(images, size, sampler, workers, device):
     options = {"collate_fn": workload.collate, "pin_memory": device.type != "cpu"}
     if workers:
-        # A server forks the workers. A fork of this process would also copy the locks of its gloo or
-        # NCCL threads but not the threads, so nothing would ever release a lock that was held.
+        # A server forks the workers. A fork of this process would copy the locks of its gloo
+        # or NCCL threads but not the threads, so a lock that was held would never be released.
         options |= {"num_workers": workers, "persistent_workers": True}
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": start_worker}
     return DataLoader(images, size, sampler=sampler, drop_last=True, **options)
@@ -62,6 +62,7 @@ def start_worker(number):
         os._exit(1)
 
     threading.Thread(target=end_with_trainer, daemon=True).start()
-    # The trainer gets the same signal, but it finishes its step and needs its images.
+    # The trainer gets the same signal but finishes its step first, so it still needs
+    # images: ignore the signal here.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

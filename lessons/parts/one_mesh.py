@@ -22,7 +22,7 @@ def options(parser):
 
 
 def check(arguments, heads, layers):
-    """The sizes of the mesh. Refuse sizes that do not fit."""
+    """Return the sizes of the mesh, and refuse sizes that do not fit."""
     sizes = sizes_of(arguments)
     stages, tensor_size = sizes["pipeline"], sizes["tensor"]
     if heads % tensor_size:
@@ -49,7 +49,9 @@ def split(option, value, count, what):
 
 
 def sizes_of(arguments):
-    """The sizes that were set. Each other size is 2 if that divides the remaining processes, else 1."""
+    """Return all sizes. A size that was not set is 2 if that divides the remaining
+    processes, else 1.
+    """
     left = arguments.world_size
     sizes = {name: getattr(arguments, f"{name}_parallel") for name in NAMES[1:]}
     for name, size in sizes.items():
@@ -62,7 +64,7 @@ def sizes_of(arguments):
         if sizes[name] is None:
             sizes[name] = 1 if left % 2 else 2
             left //= sizes[name]
-    return {"data": left} | sizes  # the remaining processes read other texts
+    return {"data": left} | sizes  # the remaining processes train on other texts
 
 
 def show(mesh):
@@ -87,7 +89,7 @@ def keep_stage(model, mesh):
 
 
 def gather_stages(own, mesh):
-    """The weights of all stages, on the first stage; nothing on the other stages."""
+    """Return the weights of all stages on the first stage, and none on the other stages."""
     stage, stages = mesh["pipeline"].get_local_rank(), mesh["pipeline"].size()
     everyone = [None] * stages if stage == 0 else None
     dist.gather_object(own, everyone, group=mesh.get_group("pipeline"), group_dst=0)

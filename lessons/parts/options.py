@@ -1,5 +1,5 @@
-"""The options of lesson 08, the checks of their values, and the settings that a
-snapshot compares.
+"""The options of lesson 08, the checks of their values, and the settings that a resumed
+run must share with its snapshot.
 """
 
 import math
@@ -66,6 +66,6 @@ def settings(arguments):
         "warm_up": arguments.warm_up,
         "patience": arguments.patience,
         "dtype": str(arguments.dtype),
-        # The validation images choose the best epoch.
+        # The best epoch is chosen with the validation images.
         "validation_size": arguments.validation_size,
     }

@@ -10,8 +10,8 @@ torchvision = workload.import_torchvision()
 
 
 class ResNet18(nn.Sequential):
-    """torchvision's blocks after a first layer for small images: 3x3, no stride, no
-    pooling.
+    """torchvision's blocks after a first layer for small images, which is 3x3 and has
+    neither a stride nor pooling.
     """
 
     def __init__(self, shape, width, norm):
@@ -54,8 +54,8 @@ class SumOfAll(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """nn.SyncBatchNorm for the CPU, which PyTorch's own refuses. All shards must have
-    the same size.
+    """Synchronized batch norm for the CPU, on which nn.SyncBatchNorm refuses to run. All
+    shards must have the same size.
     """
 
     def forward(self, values):
@@ -80,8 +80,8 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
 
 def compile_now(model, images):
-    """Compile the DDP model in place before the first epoch is timed, because it takes
-    minutes.
+    """Compile the DDP model in place before the first epoch is timed, because compiling
+    takes minutes.
     """
     model.module.compile()  # torch.compile would put a prefix before all names
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -13,7 +13,7 @@ ORDERS = ("contiguous", "zigzag")
 def chunks_of(rank, size, order):
     """The numbers of the two chunks that a process holds, from 0 to 2 * size - 1."""
     if order == "zigzag":
-        return rank, 2 * size - 1 - rank  # an early chunk has little work, a late chunk a lot
+        return rank, 2 * size - 1 - rank  # an early chunk means little work, a late chunk a lot
     return 2 * rank, 2 * rank + 1
 
 
@@ -24,7 +24,7 @@ def positions_of(rank, size, order, length):
 
 
 def ring_attention(query, key, value, group, order):
-    """Attention of this process's queries over all keys; it holds at most three shards."""
+    """Attention of this process's queries over all keys, with at most three shards in memory."""
     return RingAttention.apply(query, key, value, group, order)
 
 
@@ -67,7 +67,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def around_the_ring(held, group):
-    """For each rank, its number and its keys and values, beginning with this rank."""
+    """Yield each rank with its keys and values, beginning with this rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(size):
         if step == size - 1:
@@ -96,9 +96,10 @@ def receive(arriving, requests):
 
 
 def blocks(query, owner, group, order):
-    """The pairs of a query chunk and a chunk of the owner's keys, and whether the two are the same chunk.
+    """Yield a query chunk, a chunk of the owner's keys, and whether both are the same chunk.
 
-    Only then are some keys later than some queries and need a mask. Blocks of later keys are left out.
+    If they are, some keys are later than some queries and must be masked. If all keys of a
+    block are later, the block is left out.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     half = query.shape[-2] // 2
@@ -118,7 +119,7 @@ def score(query, key, masked):
 
 
 def merge(result, log_sum, more, more_log_sum):
-    """Merge the result for more keys, in place, weighted by the softmax denominators."""
+    """Merge in the result for more keys, weighting both results by their softmax denominators."""
     total = torch.logaddexp(log_sum, more_log_sum)
     result.mul_((log_sum - total).exp()).add_(more * (more_log_sum - total).exp())
     log_sum.copy_(total)

@@ -2,9 +2,10 @@
 
     python lessons/parts/server.py --weights out/08_real_training.pt
 
-You will see the address at which the server listens. Send the 784 bytes of a picture to /digit, and the
-server answers with the digit and its probability. Requests that arrive at the same time share a forward
-pass, because one pass with 32 pictures takes much less time than 32 passes with one each. Ctrl-C stops it.
+You will see the address at which the server listens. Send the 784 bytes of a picture to
+/digit, and the server answers with the digit and its probability. Requests that arrive at
+the same time share a forward pass, because one pass with 32 pictures takes much less time
+than 32 passes with one picture each. Ctrl-C stops the server.
 """
 
 import argparse

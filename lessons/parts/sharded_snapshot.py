@@ -1,6 +1,7 @@
 """Lesson 13's snapshots: each process writes and reads its own shards.
 
-They extend lesson 09's checkpoints: saved after any step, and never half a snapshot, as in lesson 05.
+They extend lesson 09's checkpoints: a run can save after any step,
+and a crash never leaves half a snapshot, as in lesson 05.
 """
 
 import shutil

@@ -50,7 +50,7 @@ class Snapshots:
 
     def lock_folder(self):
         me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
-        run = self.gather(me)[0]  # a run has the name of its rank 0
+        run = self.gather(me)[0]  # a run is named after its rank 0
         problem = None
         if dist.get_node_local_rank() == 0:
             self.lock = open(self.folder / f"{self.lesson}.lock", "a+")  # noqa: SIM115
@@ -63,7 +63,7 @@ class Snapshots:
         self.refuse_if(problem)
 
     def gather(self, value):
-        """The values of all processes, by rank."""
+        """The values of all processes, ordered by rank."""
         values = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self.control)
         return values
@@ -95,7 +95,7 @@ class Snapshots:
             old.unlink(missing_ok=True)
 
     def save(self, state):
-        """Rank 0 saves. The state is the same in all processes."""
+        """Save on rank 0. The state is the same in all processes."""
         path = self.path_of(state["epoch"], state["step"])
         temporary = path.with_suffix(f".{os.getpid()}.temporary")
         if dist.get_rank() == 0:
@@ -107,7 +107,7 @@ class Snapshots:
                 self.keep_two()
 
     def find_newest(self):
-        """The state in the newest intact snapshot; None if there is none."""
+        """The state in the newest intact snapshot, or None if there is none."""
         state, problem, damaged = None, None, []
         for path in self.find_all():
             state = unseal(path.read_bytes())
@@ -139,7 +139,7 @@ class StopVote:
         self.question = dist.all_reduce(self.told, group=self.control, async_op=True)
 
     def last_answer(self):
-        """The same answer in all processes. False before the first question."""
+        """The same answer in all processes, or False before the first question."""
         self.wait()
         return self.told.item() > 0
 
@@ -150,7 +150,7 @@ class StopVote:
 
 
 def wait_for_lock(file, run):
-    """Try to take the lock for a few seconds. Returns its holder: this run or another one."""
+    """Try for a few seconds to take the lock. Return its holder: this run or another run."""
     deadline = time.monotonic() + 5  # a run that was just killed may still be ending
     holder = take_lock(file, run)
     while holder != run and time.monotonic() < deadline:
@@ -183,7 +183,7 @@ def seal(state):
 
 
 def unseal(data):
-    """The state in these bytes; None if they are damaged or not from this lesson."""
+    """The state in these bytes, or None if they are damaged or not from this lesson."""
     content, checksum = data[:-4], data[-4:]
     if zlib.crc32(content).to_bytes(4) != checksum:
         return None

@@ -1,5 +1,5 @@
-"""The timeline of lesson 10: when each process worked in the last step, and how much it
-held.
+"""The timeline of lesson 10: when each process worked in the last step, and how many
+micro-batches it held.
 """
 
 import json

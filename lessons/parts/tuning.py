@@ -1,4 +1,4 @@
-"""The other half of lesson 14: validation images, journal, lost trials, budget, plot."""
+"""The other half of lesson 14: validation images, journal, lost trials, budget and plot."""
 
 import fcntl
 import json
