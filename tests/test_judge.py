@@ -891,7 +891,7 @@ BLAME = {
     "sleeps": (
         "    has_one = torch",
         "    import time\n    if dist.get_rank() == 1:\n        time.sleep(1000)\n    has_one = torch",
-        r"rank 1 was at line 39 of 03_av\w+.py: `time.sleep\(1000\)`; rank 0 waited in all_reduce",
+        r"rank 1 was at line 40 of 03_av\w+.py: `time.sleep\(1000\)`; rank 0 waited in all_reduce",
     ),
     "all sleep": (
         "    has_one = torch",
@@ -902,7 +902,7 @@ BLAME = {
         "    has_one = torch",
         "    import threading\n    if dist.get_rank() == 1:\n        return\n    threading.Event().wait()\n"
         "    has_one = torch",
-        r"the run was stuck: rank 1 returned, and rank 0 was at line 40 of 03_av\w+.py: `threading.Ev",
+        r"the run was stuck: rank 1 returned, and rank 0 was at line 41 of 03_av\w+.py: `threading.Ev",
     ),
     "asks the keyboard": (
         "    has_one = torch",
@@ -940,7 +940,7 @@ def test_the_earliest_cause_is_named(fault, nursery, tmp_path):
 @pytest.mark.parametrize(
     ("src", "words"),
     [
-        ("src=dist.get_rank()", "; the ranks call broadcast number 1 (line 25 of 03_average_gradients.py)"),
+        ("src=dist.get_rank()", "; the ranks call broadcast number 1 (line 26 of 03_average_gradients.py)"),
         ("dist.get_rank()", " with different values of src: rank 0 with src=0, rank 1 with src=1"),
         ("src=1", " on rank 0 is that of rank 1"),
     ],
