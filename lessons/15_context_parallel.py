@@ -60,7 +60,7 @@ def train(rank, mesh, device, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # not the steps that a killed run had taken
+        batches = islice(batches, done, None)  # skip the steps that the killed run has taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
             scores = model(texts[:, positions], positions)  # by default, positions start at 0
@@ -93,7 +93,7 @@ def train(rank, mesh, device, arguments):
 
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
-    """A transformer that answers, for each position of a text, which character comes next."""
+    """A transformer that predicts the next character at each position of a text."""
     embedding = nn.Embedding(characters, hidden)  # each character by itself
     head = nn.Linear(hidden, characters, bias=False)  # with a bias, FSDP warns of a view
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)

@@ -56,7 +56,7 @@ def train(rank, mesh, device, arguments):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # not the steps that a killed run had taken
+        batches = islice(batches, done, None)  # skip the steps that the killed run has taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
             loss = cross_entropy(model(texts).flatten(0, 1), following.flatten())
@@ -91,7 +91,7 @@ def train(rank, mesh, device, arguments):
 
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
-    """A transformer that answers, for each position of a text, which character comes next."""
+    """A transformer that predicts the next character at each position of a text."""
     embedding = limericks.Recent(characters, hidden)
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)

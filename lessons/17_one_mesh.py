@@ -93,7 +93,7 @@ def train(rank, mesh, device, arguments):
 
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=LAYERS):
-    """A transformer that answers, for each position of a text, which character comes next."""
+    """A transformer that predicts the next character at each position of a text."""
     embedding = nn.Embedding(characters, hidden)  # each character by itself
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)

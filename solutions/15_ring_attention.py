@@ -7,7 +7,7 @@ a time, and each process computes attention with the shard that it holds at the 
 holds the keys and values of more than three processes.
 
 Tensors. `query`, `key` and `value` have the shape texts x heads x positions x size, with the positions of
-this process only. They may be views, as in a model. Do not change them. A query at position p attends to
+this process only. They may be views that are not contiguous, as in a real model. Do not change them. A query at position p attends to
 the keys at positions 0 to p. Its scores are the products with these keys, each divided by the square root
 of the size. The output is the sum of the values, weighted by the softmax of the scores.
 

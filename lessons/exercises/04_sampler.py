@@ -82,8 +82,8 @@ def exact_accuracy(right):
     """The share of right answers among the images of all ranks: the same Python float on every rank.
 
     `right` is a tensor of bools, one for each image of this rank's shard. Shards may differ in length. Some
-    shards may be empty, but never all: a rank without images must still take part, or the other ranks wait
-    forever.
+    shards may be empty, but never all of them. A rank without images must still take part, or the other
+    ranks wait forever.
 
     The result must be accurate to 1e-12, even for tens of millions of images. float32 cannot count that
     far: above 2**24 it skips every other whole number. Only sums may travel through the process group: the

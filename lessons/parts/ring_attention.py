@@ -96,9 +96,10 @@ def receive(arriving, requests):
 
 
 def blocks(query, owner, group, order):
-    """Yield a query chunk, a chunk of the owner's keys, and whether both are the same chunk.
+    """Yield, for each block to compute, the slice of the queries, the slice of the owner's
+    keys, and whether both cover the same positions.
 
-    If they are, some keys are later than some queries and must be masked. If all keys of a
+    If they do, some keys are later than some queries and must be masked. If all keys of a
     block are later, the block is left out.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
