@@ -7,9 +7,10 @@ a time, and each process computes attention with the shard that it holds at the 
 holds the keys and values of more than three processes.
 
 Tensors. `query`, `key` and `value` have the shape texts x heads x positions x size, with the positions of
-this process only. They may be views that are not contiguous, as in a real model. Do not change them. A query at position p attends to
-the keys at positions 0 to p. Its scores are the products with these keys, each divided by the square root
-of the size. The output is the sum of the values, weighted by the softmax of the scores.
+this process only. They may be views that are not contiguous, as in a real model. Do not change them. A
+query at position p attends to the keys at positions 0 to p. Its scores are the products with these keys,
+each divided by the square root of the size. The output is the sum of the values, weighted by the softmax of
+the scores.
 
 Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
 weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The mean no
