@@ -91,7 +91,7 @@ def test_a_student_can_work_at_it(tree, made):
     assert code and "98 Toy: 0 of 2 points" in text, text
     assert "not written yet: 98.1: the sum over all processes" in text, text
     code, text = make(tree, "check", "EX=00", "WARM=no")
-    assert code and "there is no exercise 00: there are 01, " in text and ", 98\n" in text, text
+    assert code and "there is no exercise 00; the exercises are 01, " in text and ", 98\n" in text, text
 
 
 def test_it_is_as_clean_as_the_others(tree, made):

@@ -67,7 +67,7 @@ def altered(forks, tmp_path):
 
     def altered(script, processes, *arguments, changes=(), known="", folder="altered", fails=False):
         text = script.read_text()
-        last = "    if rank == 0:  # all hold"
+        last = "    if rank == 0:  # all ranks hold"
         known = f"dict(weights=model.module.state_dict(), {known})"
         save = f"    torch.save({known}, arguments.out / f'rank{{rank}}.pt')\n"
         for old, new in (*changes, (last, save + last)):

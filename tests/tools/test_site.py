@@ -23,7 +23,13 @@ from widgets import diff, ring
 
 PYTHON = ROOT / ".venv-site/bin/python"
 AXE = ROOT / ".venv-site/axe.min.js"
-SOME = ("lessons/pages/04.md", "notebooks/04_ddp_torchrun.ipynb", "lessons/pages/words.md")
+SOME = (
+    "lessons/pages/04.md",
+    "notebooks/04_ddp_torchrun.ipynb",
+    "lessons/pages/10.md",
+    "notebooks/10a_stale_weights.ipynb",  # one of its cells is folded
+    "lessons/pages/words.md",
+)
 # A page of each kind.
 KINDS = (
     "index.html",
@@ -57,7 +63,7 @@ def build(out, *words, address=""):
 
 @pytest.fixture
 def small(once):
-    """A site of three pages, the home page, the syllabus and the diffs."""
+    """A site of five pages, the home page, the syllabus and the diffs."""
     return Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
 
 
@@ -650,7 +656,7 @@ def test_keys_turn_pages_and_search_and_scroll_what_is_wide(small, reader):
 def test_what_was_folded_can_be_scrolled_with_the_keyboard(small, reader):
     page = reader(small)
     page.look(400, "light")
-    page.open("notebooks/04_ddp_torchrun.html")
+    page.open("notebooks/10a_stale_weights.html")
     folded = (
         "[...document.querySelectorAll('details pre')].filter((part) => part.scrollWidth > part.clientWidth)"
     )
