@@ -6,10 +6,10 @@ gradients in the copies. DataParallel adds them up in the original model and thr
 build the same on the CPU, where a second GPU is just another copy.
 
 The gradients are summed, not averaged, because the loss is already a mean over the whole batch, and each
-copy has only a share of the gradient of this mean.
+copy computes only its share of the gradient of this mean.
 
-Everything else that a copy learns, for example the running mean of a batch norm, is lost with the copy.
-DataParallel keeps the buffers of the first copy, and so do you.
+Everything else that a copy learns, for example the running mean of a batch norm, would be lost with the
+copy. DataParallel keeps only the buffers of the first copy, and so do you.
 
     02.1 (1 point)   scatter: cut the batch
     02.2 (2 points)  replicate: copies of the model
@@ -39,9 +39,8 @@ def scatter(batch, count):
 def replicate(model, count):
     """Return a list of `count` copies of the model, each with separate parameters and buffers.
 
-    Parameters that are frozen in the model are also frozen in a copy, and no others are. Layers that share
-    a parameter in the model also share it in a copy. A copy is in the same mode, training or evaluation, as
-    the model.
+    In a copy, the same parameters are frozen as in the model, and no others. Layers that share a parameter
+    in the model also share it in a copy. A copy is in the same mode, training or evaluation, as the model.
     """
     # cut 02.2: replicate: copies of the model
     return [copy.deepcopy(model) for _ in range(count)]

@@ -1,9 +1,10 @@
 """Exercise 03a: a ring all-reduce, from send and recv only. 14 points.
 
-Each of N processes has a tensor, and all of them want the sum. If all processes sent their tensors to rank
-0, rank 0 would have to receive N - 1 tensors and send the sum N - 1 times, while the other processes wait.
-In a ring, all processes do the same work, and each process talks only to its two neighbors: it sends to the
-right (rank + 1; the last rank sends to rank 0) and receives from the left (rank - 1).
+There are N processes, each with its own tensor, and all of them need the sum of these tensors. If all
+processes sent their tensors to rank 0, rank 0 would have to receive N - 1 tensors and send the sum N - 1
+times, while the other processes wait. In a ring, all processes do the same work, and each process talks
+only to its two neighbors: it sends to the right (rank + 1; the last rank sends to rank 0) and receives from
+the left (rank - 1).
 
 Cut the tensor into N chunks. The algorithm has two halves of N - 1 steps each. In each step, every process
 sends one chunk and receives one chunk:
@@ -12,10 +13,10 @@ sends one chunk and receives one chunk:
     sending chunk r. At the end, it holds the complete sum of chunk r + 1.
     Second half: the complete chunks travel around the ring. Each incoming chunk replaces your own.
 
-Chunk numbers go around the ring, too: chunk 0 follows the last chunk. So each process sends 2 (N - 1)
-messages, which contain 2 (N - 1) / N times the data in total: less than twice the data, however many
-processes there are. The notebook "How gradients travel" has pictures. Draw three processes with three
-chunks on paper before you write the third part.
+Chunk numbers go around the ring, too: chunk 0 follows the last chunk. Each process sends 2 (N - 1)
+messages, with 2 (N - 1) / N times the data in total: less than twice the data, however many processes there
+are. The notebook "How gradients travel" has pictures. Draw three processes with three chunks on paper
+before you write the third part.
 
 All processes send at the same time. `dist.send` waits until the other side receives. If all processes wait
 like this, none of them ever receives. `dist.isend` does not wait. The process group already exists. From
@@ -66,9 +67,9 @@ def pass_on(outgoing, incoming):
 def sum_chunks(chunks):
     """The first half of the ring. `chunks` is a list with one tensor per process.
 
-    Afterwards, chunks[rank + 1] (chunks[0] on the last rank) holds its sum over all ranks, in place. The
-    other chunks may hold anything. Each rank sends N - 1 messages of one chunk each to the right. With one
-    process there is nothing to do.
+    Afterwards, chunks[rank + 1] (chunks[0] on the last rank) holds the sum of this chunk over all ranks, in
+    place. The other chunks may hold anything. Each rank sends N - 1 messages of one chunk each to the
+    right. With one process there is nothing to do.
     """
     # cut 03a.3: first half: every rank has the sum of one chunk
     rank, world_size = dist.get_rank(), dist.get_world_size()

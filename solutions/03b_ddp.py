@@ -34,13 +34,14 @@ All ranks must make the same calls in the same order: bucket 1 goes before bucke
 rank where bucket 2 is full first.
 
 Missing gradients. A model may use different parameters on each rank, and in some steps a rank may have
-neither a forward nor a backward pass (a model with buffers always has a forward pass). `finish()` is called
-on all ranks in any case, and sends what has not been sent yet. A missing gradient counts as zero in the
-mean (the sum of all ranks' gradients, divided by the number of ranks). A gradient that is None on all ranks
-stays None, but a gradient of zeros does not become None. One rank alone cannot know this: send one extra
-number per parameter in the flat tensor, or in one more `all_reduce` in `finish()`. In each step you may
-call `all_reduce` once per bucket and once more for these numbers, and broadcast the buffers before the
-forward pass. The grader counts from outside what your process sends.
+neither a forward nor a backward pass (if the model has buffers, there is always a forward pass). `finish()`
+is called on all ranks in any case, and sends what has not been sent yet. A missing gradient counts as zero
+in the mean (the sum of all ranks' gradients, divided by the number of ranks). A gradient that is None on
+all ranks stays None, but a gradient of zeros does not become None. A rank alone cannot know whether a
+gradient is None everywhere: send one extra number per parameter in the flat tensor, or in one more
+`all_reduce` in `finish()`. In each step you may call `all_reduce` once per bucket and once more for these
+numbers, and broadcast the buffers before the forward pass. The grader counts from outside what your process
+sends.
 
 Steps. `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you assign to
 `parameter.grad` must not share memory with anything that you use again.

@@ -37,7 +37,7 @@ class ShareSampler(Sampler):
 
     The order depends only on `size`, `seed` and the epoch. It is the same in every process, for any number
     of ranks, with and without `drop_last`, and on every pass, even after an unfinished pass. The global
-    random state does not influence the order, and is not changed, not even between two numbers of a pass.
+    random state must neither influence the order nor change, not even between two numbers of a pass.
     """
 
     def __init__(self, size, rank, world_size, seed=0, drop_last=False):

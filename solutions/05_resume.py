@@ -26,8 +26,8 @@ def save(snapshot, parts, epoch, rank):
     The process may be killed at any moment, even while it writes. Until the new snapshot is complete, the
     file `snapshot` must stay as it was: the previous complete snapshot, or no file. So first write a
     temporary file in the same folder, and then rename it with `Path.replace`, which happens either
-    completely or not at all. If a save that was killed has left its temporary file behind, overwrite that
-    file.
+    completely or not at all. If an earlier save was killed and left its temporary file behind, overwrite
+    that file.
     """
     # cut 05.1: rank 0 writes a temporary file and renames it
     if rank == 0:

@@ -15,7 +15,7 @@ the scores.
 Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
 weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The mean no
 longer contains this sum, but you need it to merge two outputs. So the logarithm of the sum is kept with
-each output: the log-sum-exp, with the shape texts x heads x positions x 1. For no keys at all, the sum is
+each output: the log-sum-exp, with the shape texts x heads x positions x 1. With no keys at all, the sum is
 0, its logarithm is -inf, and the output is zeros.
 
 Numbers. In float32, exp(89) is too large and exp(-104) is 0, and scores can lie outside this range. So
@@ -27,9 +27,9 @@ last chunk, rank 1 the second and the second to last, and so on. An early chunk,
 keys, is paired with a late chunk. The early chunk is the first half of a process's positions, and the late
 chunk is the second half.
 
-Backward. The outputs of a softmax add up to 1, so its gradient subtracts the same amount from all scores.
-With `weights` as exp(score - log_sum_exp), where log_sum_exp is over all keys, and `gradient` as the
-gradient of the output:
+Backward. The weights of a query add up to 1, so the same number is subtracted from the gradients of all of
+them. Let `weights` be exp(score - log_sum_exp), where log_sum_exp is over all keys, and let `gradient` be
+the gradient of the output. Then:
 
     gradient of the value:   weights.mT @ gradient
     gradient of the score:   weights * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True))

@@ -22,12 +22,12 @@ and a second choice.
 
 A row travels only to the process that has its expert. Rows for a process's own experts stay where they are,
 and so do the weights of all experts. The grader counts the bytes sent between each pair of processes. In
-addition to the rows, it allows 1,500 bytes each time for the counts.
+addition to the rows, it allows 1,500 bytes per trip for the counts.
 
-`AllToAll` is complete: it comes from lesson 16. In the backward pass, all processes must go through it,
-even a process that has sent or received nothing, because the other processes would otherwise wait for it.
-So on every process the graph must lead through it, from the output of combine back to x, even if the
-process has no rows.
+`AllToAll` is complete: it comes from lesson 16. In the backward pass, all processes must run it, even a
+process that has sent or received nothing, because the other processes would otherwise wait forever. So on
+every process, even on one without rows, the graph must lead from the output of combine through `AllToAll`
+back to x.
 
 The process group already exists. All processes call everything in the same order.
 
@@ -74,14 +74,13 @@ def balancing_loss(logits, chosen):
     """Return this process's part of the balancing loss. The parts of all processes add up to the loss.
 
     The loss is what one process with all tokens would compute: the number of experts, times the sum over
-    all experts of the expert's load times its mean score. The load is the fraction of the choices of all
-    processes' tokens that fall on this expert. The mean score is the mean of the softmax at this expert
-    over all tokens of all processes. There is at least one token in total. A process's part is the loss
-    with the scores of its own tokens only, but still divided by the number of all tokens. `chosen` contains
-    the numbers of the experts that this process's tokens have chosen, whether the choice was dropped or
-    not: a tensor of one dimension, with top_k numbers for each token, in any order. The load has no
-    gradient, but the scores do. Send only counts, always the same number of them, however many tokens there
-    are.
+    all experts of the expert's load times its mean score. The load is the fraction of all choices, over all
+    processes, that fall on this expert. The mean score is the mean of the softmax at this expert over all
+    tokens of all processes. There is at least one token in total. For a process's part, take only the
+    scores of its own tokens, but still divide by the number of all tokens. `chosen` contains the numbers of
+    the experts that this process's tokens have chosen, whether the choice was dropped or not: a tensor of
+    one dimension, with top_k numbers for each token, in any order. The load has no gradient, but the scores
+    do. Send only counts, always the same number of them, however many tokens there are.
     """
     # cut 16.2: the balancing loss
     number = logits.shape[1]
@@ -122,9 +121,9 @@ def dispatch(x, tokens, experts, number):
 
     `tokens` and `experts` are results of route: row `tokens[i]` of `x` goes to expert `experts[i]` of
     `number` experts. `arrived` is a list with a tensor for each expert of this process, in order. The
-    tensor contains the rows that came for the expert: first the rows from process 0, then the rows from
-    process 1, and so on. The rows from one process are in the order in which it sent them. An expert that
-    got nothing has a tensor of 0 rows. `plan` is whatever combine needs to know later.
+    tensor contains the rows that have arrived for the expert: first the rows from process 0, then the rows
+    from process 1, and so on. The rows from one process are in the order in which it sent them. An expert
+    that got nothing has a tensor of 0 rows. `plan` is whatever combine needs to know later.
     """
     # cut 16.3: to the experts
     processes = dist.get_world_size()
@@ -149,8 +148,8 @@ def combine(answers, plan, weights):
     `answers` is a list like `arrived`, with an answer for each row. The answers may have any width, the
     same for all of them. A token's row is the sum of the answers to its choices, each multiplied by the
     weight of the choice. `weights[i]` belongs to the choice `tokens[i]`, `experts[i]` of dispatch. A token
-    whose choices were all dropped gets zeros. The answers, the weights and the `x` of dispatch all get
-    their gradients.
+    whose choices were all dropped gets zeros. Gradients must flow back to `answers`, to `weights`, and to
+    the `x` that was passed to dispatch.
     """
     # cut 16.3: and back
     back, sent, received, tokens, count = plan
@@ -190,9 +189,9 @@ def add_up_gradients(model):
 
     `model` has Mixture layers somewhere inside, under any name, and ordinary layers. The losses of the
     processes are parts that add up to the loss that one process would have. For parameters that all
-    processes share, including those of the routers, each process has only a part of the whole gradient. The
-    experts of a Mixture are on one process only, and an expert that got no token may have no gradient. All
-    other parameters have a gradient.
+    processes share, including those of the routers, each process has only a part of the whole gradient.
+    Each expert of a Mixture is on one process only, and an expert that got no token may have no gradient.
+    All other parameters have a gradient.
     """
     # cut 16.4: which gradients are added up
     layers = [layer for layer in model.modules() if isinstance(layer, Mixture)]

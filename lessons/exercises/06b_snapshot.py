@@ -1,13 +1,13 @@
 """Exercise 06b: snapshots that survive a kill at any moment. 14 points.
 
 A run that takes days is often interrupted: somebody else needs the machine, a power supply fails, somebody
-types `kill -9`. So every few minutes the run saves everything that it needs to continue. The next process
-then continues as if nothing had happened: with the same images in the same order, the same losses, and one
-continuous curve.
+types `kill -9`. So every few minutes the run saves everything that it needs to continue. After a restart,
+the run continues as if nothing had happened: with the same images in the same order, the same losses, and
+one continuous curve.
 
-The process may be killed while it saves. So a snapshot is first written to a temporary file, which has a
-different name in the same folder. Then the file is flushed from Python to the system (`file.flush`), and
-from the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is it renamed (`os.replace`,
+The process may be killed while it saves. So a snapshot is first written to a temporary file in the same
+folder, under a different name. Then the file is flushed from Python to the system (`file.flush`), and from
+the system's memory to the disk (`os.fsync` of `file.fileno()`). Only then is it renamed (`os.replace`,
 `Path.replace`): within a folder, a rename happens either completely or not at all. Until the rename has
 happened, the previous file is still needed.
 
@@ -17,7 +17,7 @@ be a snapshot at all. And a pickle may run any code when it is loaded: `torch.lo
 refuses such a file. The previous snapshot is often still good, which is why two are kept.
 
 A `job` is a dict of strings and numbers: the settings of a run. A `state` is what `state_of` returns, or
-any other nesting of dicts and lists that contain tensors, numbers, strings and None.
+any other nested dicts and lists that contain tensors, numbers, strings and None.
 
     06b.1 (4 points)  save: a temporary file, onto the disk, then the name
     06b.2 (5 points)  load: the newest snapshot that is complete and of this job
@@ -47,7 +47,7 @@ def save(folder, step, job, state):
     file behind, not even the temporary file of an earlier save that was killed. All other files in the
     folder stay: the files that `load` has refused, and every file whose name does not begin with `step-`.
     So the name of your temporary file must begin with `step-` too. Once there are two snapshots, there must
-    be two at every moment. No other process saves in this folder at the same time.
+    be at least two at every moment. No other process saves in this folder at the same time.
     """
     raise NotImplementedError("06b.1: write a temporary file, flush it onto the disk, then rename it")
 
@@ -87,7 +87,7 @@ def state_of(model, optimizer):
 
 
 def restore(model, optimizer, state):
-    """Restore what `state_of` returned in another process."""
+    """Restore a state that `state_of` returned in another process."""
     raise NotImplementedError("06b.3: restore it")
 
 
@@ -126,8 +126,8 @@ def save_together(folder, step, job, state):
 def load_together(folder, job):
     """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks.
 
-    All ranks call this. Only rank 0 looks into its folder, and it sends what it finds to all ranks. On
-    another machine, the folder of that name may contain other files or none, and the result is nonsense if
-    ranks continue from different steps. The number of processes is the same as when the snapshot was saved.
+    All ranks call this. Only rank 0 looks into its folder, and it sends all ranks what it finds. On another
+    machine, the folder of that name may contain other files or none, and the result is nonsense if ranks
+    continue from different steps. The number of processes is the same as when the snapshot was saved.
     """
     raise NotImplementedError("06b.4: all ranks take what rank 0 finds")

@@ -6,25 +6,25 @@ owner, a rank. Only the owner keeps the parameter's optimizer state and updates 
 the new weights to the other ranks. With N processes, each process keeps about 1/N of the state, and all
 processes end up with the weights that a single optimizer would have computed.
 
-Your class can be given any class of torch.optim. It builds one optimizer of this class for the parameters
-that its own rank owns. The process group already exists, all ranks start with the same weights, and the
-gradients are averaged before `step()` is called. Only the owner's gradient of a parameter counts; send no
-gradients.
+Your class takes any optimizer class of torch.optim as an argument. It builds one optimizer of this class
+for the parameters that its own rank owns. The process group already exists, all ranks start with the same
+weights, and the gradients are averaged before `step()` is called. Only the owner's gradient of a parameter
+counts; send no gradients.
 
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
 "params" and some options. It turns them into `param_groups`, a list of dicts: tensors without groups become
 one group, "params" becomes a list, and an option that a group does not have comes from `defaults`. The base
-class knows no other options: for the further options of `optimizer_class`, look into the `param_groups` of
-an object of this class. `parameters` may be a generator, like `model.parameters()`, so you can go through
-it only once.
+class knows no other options: for the other options of `optimizer_class`, look into the `param_groups` of an
+instance of it. `parameters` may be a generator, like `model.parameters()`, so you can go through it only
+once.
 
 A class of torch.optim accepts a group whose "params" is an empty list. If there is no group at all, it
 raises "optimizer got an empty parameter list".
 
 `optimizer.state` has an entry for each parameter that has had a gradient in some step. The key is the
-parameter, the tensor itself. `state_dict()` uses numbers instead of the parameters. The numbers count from
-0 through all groups in order. With the groups [a, b] and [c], c is number 2 in the whole optimizer, but
-number 0 in the optimizer of a rank that owns only c.
+parameter, the tensor itself. `state_dict()` uses numbers instead of the parameters. The parameters are
+numbered from 0 through all groups, in order. With the groups [a, b] and [c], c is number 2 in the whole
+optimizer, but number 0 in the optimizer of a rank that owns only c.
 
 You need not support two things: calling `add_param_group` after the optimizer is made, and keys that
 `optimizer_class` adds to its groups only later, during a step.
@@ -40,11 +40,11 @@ import torch.distributed as dist
 
 
 def deal(sizes, world_size):
-    """Return which rank owns which parameter: a list of ranks, one for each entry of `sizes`.
+    """Return which rank owns which parameter: a list of ranks, one for each size.
 
-    A parameter is never split. No rank gets more numbers than the average over all ranks plus the largest
-    size: go through the sizes from the largest down, and give each parameter to the rank that has the least
-    so far. All ranks must get the same result.
+    `sizes` says how many numbers each parameter has. A parameter is never split. No rank gets more numbers
+    than the average over all ranks plus the largest size: go through the sizes from the largest down, and
+    give each parameter to the rank that has the least so far. All ranks must get the same result.
     """
     raise NotImplementedError("08.1: assign the parameters to the ranks")
 
@@ -62,8 +62,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     contains all parameters, in the groups that were given. Each group has all options that the groups of
     `optimizer_class` have (lr, betas, ..., including the defaults of the class), so that a learning-rate
     scheduler can find and change them there. `zero_grad()` clears the gradients of all parameters; the base
-    class already does this. Some classes (Adagrad) create their state in the constructor, and a rank may
-    own no parameter at all.
+    class already does this. Note that some classes (Adagrad) create their state in the constructor, and
+    that a rank may own no parameter at all.
     """
 
     def __init__(self, parameters, optimizer_class, **defaults):

@@ -70,7 +70,7 @@ def timeline(schedules, forward_times, backward_times):
 def idle_share(lines):
     """Return the idle share of all stages' time, from 0 to 1, given the result of `timeline`.
 
-    The time of every stage runs from 0 until the last action of all stages ends.
+    The time of every stage runs from 0 until the last action of any stage ends.
     """
     raise NotImplementedError("10.4: idle time")
 
@@ -103,20 +103,20 @@ def run(schedule, module, inputs, targets, loss_function, shape):
     Afterwards, the parameters' gradients are the gradients of the mean loss of the whole batch, added to
     what was in `.grad` before. Return this mean loss as a float on the last stage, and None elsewhere.
 
-    Two neighbours exchange one message for each micro-batch in each direction: the output travels forward,
+    Two neighbors exchange one message for each micro-batch in each direction: the output travels forward,
     and its gradient backward. Start each send before the next action receives or computes anything. Send
     nothing else, and nothing to any other stage. The grader counts the messages from outside, during the
     run and at its end.
 
     `dist.send` waits until the other side receives. Under 1F1B, one stage sometimes sends an output while
-    its neighbour sends a gradient, and with `dist.send` both would wait forever. So start a send with
+    its neighbor sends a gradient, and with `dist.send` both would wait forever. So start a send with
     `dist.isend`, continue, and later call `wait()` on the handle that it returned: for an output when the
     output's gradient has arrived, and for all other sends before you return. Call `wait()` exactly once for
     each handle. With gloo, `is_completed()` is False until then, and a second `wait()` never returns.
 
     Release the input, the output and the loss of a micro-batch during its backward: otherwise 1F1B saves no
-    memory. You may hold one micro-batch more than the schedule requires, because a name may still point to
-    its tensors. The handle that `dist.isend` returns keeps the sent tensor alive for as long as you keep
+    memory. You may hold one micro-batch more than the schedule requires, because a variable may still point
+    to its tensors. The handle that `dist.isend` returns keeps the sent tensor alive for as long as you keep
     the handle, and an output keeps alive everything that led to it. So send `output.detach()`, and release
     the handle together with the output.
     """

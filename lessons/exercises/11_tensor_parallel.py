@@ -13,7 +13,7 @@ rows, the shards fit together, and nothing has to be sent between the layers. GE
 separately, so it can stay between them.
 
 PyTorch stores W transposed: `nn.Linear(4, 6).weight` has the shape 6 x 4, outputs x inputs, and
-`torch.nn.functional.linear(x, weight, bias)` expects it like this. A column of W is a row of the stored
+`torch.nn.functional.linear(x, weight, bias)` expects it in this form. A column of W is a row of the stored
 weight.
 
 What travels. Each process works on a copy of the same x. In backward, each process computes only its part
@@ -147,7 +147,7 @@ class FeedForward(nn.Module):
 
 
 def clip_gradients(model, largest):
-    """Scale the gradients so that their norm is at most `largest`, as in one process. Return the norm.
+    """Scale the gradients so that their norm is at most `largest`, as one process would. Return the norm.
 
     The norm is the square root of the sum of the squares of all gradients of the model. Return the norm
     from before the scaling, as a float. If it is larger than `largest`, multiply the `grad` of every
@@ -155,9 +155,9 @@ def clip_gradients(model, largest):
 
     `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers,
     which are the same on every rank, with the same gradients. Count every number of the whole model once:
-    count the numbers of a shard on the rank that has the shard, and if all ranks have the same number,
-    count it once in total, not once per rank. All ranks must get the same norm, or parameters that are the
-    same everywhere would drift apart. Parameters whose gradient is None do not count. Send no gradients,
-    only a sum or two. Ranks without any shard (3 columns, 4 processes) call this function too.
+    count the numbers of a shard on the rank that has the shard; a number that all ranks have counts once in
+    total, not once per rank. All ranks must get the same norm, or parameters that are the same everywhere
+    would drift apart. Parameters whose gradient is None do not count. Send no gradients, only a sum or two.
+    Ranks without any shard (3 columns, 4 processes) call this function too.
     """
     raise NotImplementedError("11.5: the norm of all gradients, and clipping")

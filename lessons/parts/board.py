@@ -1,4 +1,6 @@
-"""Lesson 08's records of a run: its settings, its curves in TensorBoard, a profile and MFU."""
+"""Lesson 08's records of a run: its settings, its curves in TensorBoard, a profile, and
+its model FLOPs utilization (MFU).
+"""
 
 import atexit
 import copy

@@ -21,7 +21,7 @@ class Checkpoints:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
-        # In the training group, the messages of the two threads would be mixed up.
+        # A separate group: otherwise the messages of the two threads would be mixed up.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=2))
         self.saving = None
 

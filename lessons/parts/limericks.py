@@ -87,7 +87,8 @@ workload.add_data("limericks", load_sets)
 @torch.no_grad()
 def write(when, length, model, characters, device, arguments):
     """Print four texts. No process can compute the scores alone, so all processes write together."""
-    # One seed for all: otherwise processes that share matrices would soon read different texts.
+    # The same seed on all processes: otherwise those that share matrices would soon
+    # read different texts.
     generator = torch.Generator().manual_seed(arguments.seed)
     beginning = [characters.index(character) for character in "There was a"]
     texts = torch.tensor([beginning] * 4)
@@ -113,8 +114,8 @@ def show(when, texts, characters):
 class Recent(nn.Module):
     """Turns each character into a vector, and mixes in the vectors of the characters just before it.
 
-    A transformer can learn by itself to attend to these characters. But on so little text, a small
-    transformer without this layer takes three times as long to learn to do so.
+    A transformer can learn by itself to attend to these characters. But on so little text,
+    a small transformer without this layer takes three times as long to learn this.
     """
 
     def __init__(self, characters, hidden, count=4):

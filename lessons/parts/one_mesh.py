@@ -8,7 +8,7 @@ from torch import nn
 import workload
 
 # Consecutive ranks differ in the last dimension and are usually on one machine. In a different
-# order, the messages that processes wait for most would use the network.
+# order, the messages that processes wait for most would travel between machines.
 NAMES = ("data", "pipeline", "context", "tensor")
 
 

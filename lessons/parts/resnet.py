@@ -10,7 +10,7 @@ torchvision = workload.import_torchvision()
 
 
 class ResNet18(nn.Sequential):
-    """torchvision's blocks after a first layer for small images, which is 3x3 and has
+    """torchvision's blocks after a first layer for small images: a 3x3 convolution with
     neither a stride nor pooling.
     """
 

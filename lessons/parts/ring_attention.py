@@ -1,7 +1,7 @@
 """The other half of lesson 15: attention, in which keys and values travel around a ring.
 
-Each process holds two chunks of the positions of every text. A query attends to the keys
-in its own chunk and in earlier chunks. Later keys are masked, so they are not multiplied.
+Each process holds two chunks of the positions of every text. A query attends only to keys
+up to its own position, so chunks of later keys are not multiplied at all.
 """
 
 import torch
@@ -48,13 +48,14 @@ class RingAttention(torch.autograd.Function):
         query, key, value, result, log_sum = ctx.saved_tensors
         own = torch.stack([key, value])
         query_grad, grads = torch.zeros_like(query), torch.zeros_like(own)
-        # A softmax adds up to 1, so the weighted mean of the gradients is subtracted.
+        # The weights of a softmax add up to 1, so the weighted mean of their gradients
+        # is subtracted.
         taken = (result_grad * result).sum(dim=-1, keepdim=True)
         for owner, held in around_the_ring(own, ctx.group):
             for mine, theirs, masked in blocks(query, owner, ctx.group, ctx.order):
                 own_query, own_grad = query[..., mine, :], result_grad[..., mine, :]
                 their_key, their_value = held[0, ..., theirs, :], held[1, ..., theirs, :]
-                # Recomputed, because storing them takes memory quadratic in the length.
+                # Recomputed: storing them would take memory quadratic in the length.
                 weights = (score(own_query, their_key, masked) - log_sum[..., mine, :]).exp()
                 scores_grad = weights * (own_grad @ their_value.mT - taken[..., mine, :])
                 scores_grad = scores_grad / query.shape[-1] ** 0.5
@@ -99,8 +100,8 @@ def blocks(query, owner, group, order):
     """Yield, for each block to compute, the slice of the queries, the slice of the owner's
     keys, and whether both cover the same positions.
 
-    If they do, some keys are later than some queries and must be masked. If all keys of a
-    block are later, the block is left out.
+    If they do, some keys are later than some queries and must be masked. A block whose
+    keys are all later than its queries is left out.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     half = query.shape[-2] // 2

@@ -116,7 +116,7 @@ class Snapshots:
                 break
             damaged.append(path)
         self.refuse_if(problem)
-        # Only now has every process read the files, so rank 0 can rename them.
+        # By now, all processes have read the files, so rank 0 can rename them.
         if dist.get_rank() == 0:
             for path in damaged:
                 rename_damaged(path)
@@ -163,7 +163,8 @@ def take_lock(file, run):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, for any reason
     except BlockingIOError:
-        # The holder may be another machine of the same run, because all its machines share the disk.
+        # The holder may be a process of the same run on another machine, because the
+        # machines of a run share the disk.
         return os.pread(file.fileno(), 999, 0).decode()
     with contextlib.suppress(OSError):  # on a full disk, a second run does not learn who holds the lock
         file.truncate(0)

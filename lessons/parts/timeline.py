@@ -104,8 +104,8 @@ def idle(values):
 
 
 def idle_in_theory(values):
-    """Return (p - 1) / (m v + p - 1), which assumes equally fast stages and messages
-    that take no time.
+    """Return (p - 1) / (m v + p - 1), for p processes with v stages each and m
+    micro-batches. This assumes equally fast stages, and messages that take no time.
 
     With m < p, a process also waits p - m times before each of its stages except the
     first.

@@ -1,6 +1,7 @@
-"""The small transformer of lessons 11, 12, 13, 15, 16 and 17. Plans shard its layers by name.
+"""The small transformer of lessons 11, 12, 13, 15, 16 and 17.
 
-Attention works with any number of heads: all heads, or the shard that one process holds.
+Sharding plans refer to its layers by name. Attention works with any number of heads:
+all of them, or only those that one process holds.
 """
 
 import torch
