@@ -5,7 +5,7 @@
 You will see one line per trial: learning rate, batch size, accuracy. This process is one worker.
 To add a worker to the search, start the same command in a second terminal, with another GPU in
 CUDA_VISIBLE_DEVICES, or on another machine that sees this disk. After a minute, all workers stop
-and one of them tests the best model. Killing a worker costs one trial; torchrun would stop all.
+and one of them tests the best model. A killed worker costs one trial; torchrun would stop all workers.
 """
 
 import time
@@ -60,7 +60,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order.manual_seed(arguments.seed + epoch)  # without it, a trial would depend on earlier trials
+        order.manual_seed(arguments.seed + epoch)  # without it, --seed would not change the order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)

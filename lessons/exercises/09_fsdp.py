@@ -53,8 +53,7 @@ outside what your process sends and holds.
 Mixed precision. With `Unit(module, torch.bfloat16)`, the weights travel in bfloat16 and the module computes
 in it, which halves the bytes. bfloat16 has 8 binary digits: 1 + 0.001 is rounded to 1, and 256 + 1 to 256.
 So a shard stays in float32, because small optimizer steps would be lost otherwise, and gradients are added
-up in float32. The input and the output of a unit are float32 too; only the module inside works on images in
-bfloat16.
+up in float32. A unit's input and output are float32 too; only the module inside it computes in bfloat16.
 
 The process group already exists, and the modules are equal on all ranks at the start. A module takes one
 tensor and returns one tensor. All of its parameters are float32 and trained, no parameter is shared, and

@@ -79,8 +79,8 @@ def split(train_set, arguments):
 
 
 class ByNumber(optuna.samplers.RandomSampler):
-    """Trial 7 has the same parameters on any number of workers, whichever worker takes
-    it.
+    """Derive the parameters from the trial's number: trial 7, for example, gets the same
+    ones however many workers there are and whichever of them runs it.
 
     With RandomSampler(seed), all workers would draw the same parameters in the same
     order.

@@ -180,7 +180,7 @@ def test_the_page_is_read(tmp_path):
         "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nExplained in lesson [03](03.md), "
         "then in notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\n"
         "Explained in lesson [01](01.md). "
-        "Elsewhere it may be an everyday word.\n"
+        "The lessons also use this word in its everyday sense.\n"
     )
     assert words.read(page) == [
         words.Word("rank", ("rank", "number", "who am I"), ("03", "03a"), False),
