@@ -323,7 +323,7 @@ def test_the_page_says_what_the_recipes_can_cost():
     nodes, starts = (int(re.search(rf"{name}(\d+)", slurm)[1]) for name in ("--nodes=", "REQUEUES:-"))
     assert "--time=00:30:00" in slurm
     each = nodes / 2
-    assert f"{nodes} nodes: {each:g} node-hour a start, {each * (starts + 1):g} in all" in PAGE
+    assert f"{nodes} nodes: {each:g} node-hour per start, {each * (starts + 1):g} in all" in PAGE
 
 
 def test_the_page_shows_the_command_that_sagemaker_gives():

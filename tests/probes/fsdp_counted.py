@@ -39,7 +39,7 @@ def progress(batches, epoch):
             dist.get_rank() == 0 and epoch == 1
         ):  # later, the first step after a test prefetches a layer in vain
             sent = {str(name).split("_")[1]: number for name, number in mode.get_comm_counts().items()}
-            print("counted", json.dumps([sent, kept, sorted(kinds)]))
+            print(f"counted {json.dumps([sent, kept, sorted(kinds)])}\n", end="")
 
 
 dist.all_gather_single, dist.reduce_scatter_single = note_gather, note_scatter

@@ -11,7 +11,8 @@ fully_shard = fsdp.fully_shard
 
 
 def note_policy(layer, **options):
-    print("policy:", options.get("offload_policy"))
+    # In one write: with several, two ranks write into each other's lines.
+    print(f"policy: {options.get('offload_policy')}\n", end="")
     return fully_shard(layer, **options)
 
 

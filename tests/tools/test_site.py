@@ -198,7 +198,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
 
 
 def test_with_an_address_pages_lead_to_the_repository():
-    address, (page, notebook, _) = "https://github.com/someone/rungs", map(PurePosixPath, SOME)
+    address, (page, notebook, *_) = "https://github.com/someone/rungs", map(PurePosixPath, SOME)
     assert sources.elsewhere("", notebook) == []
     assert sources.elsewhere(address, page) == [f"[edit this page]({address}/edit/main/{page})"]
     colab = f"https://colab.research.google.com/github/someone/rungs/blob/main/{notebook}"
