@@ -313,7 +313,8 @@ SENTENCES = {
         "batch size.",
         "- size = arguments": "`train` no longer uses test images.",
         "- optimizer = torch": "The learning rate is the trial's.",
-        "would not change the order": "The order of the images depends on `--seed` and the epoch, so all trials see the same order.",
+        "would not change the order": "The order of the images depends on `--seed` and the epoch, so all "
+        "trials see the same order.",
         "tuning.beat": "At each step, the worker may write a heartbeat and check the budget.",
         "should_prune": "The accuracy is measured on validation images. It goes into the journal, and "
         "Optuna compares it with earlier trials.",
