@@ -210,13 +210,14 @@ def way(lesson: Lesson) -> str:
 
 
 FETCH = """\
-# On Colab and Kaggle a notebook arrives alone: this cell fetches the rest of the repository.
+# On Colab and Kaggle a notebook arrives alone: this cell fetches the repository.
 import os
 
 RUNGS = os.environ.get("RUNGS", "{address}")
+clone = f"git clone --quiet --depth 1 '{{RUNGS}}' rungs"
 if not os.path.exists("show"):
-    if not os.path.exists("rungs") and os.system(f"git clone --quiet --depth 1 {{RUNGS}} rungs"):
-        raise RuntimeError(f"cannot fetch {{RUNGS}}: put the right address into this cell")
+    if not os.path.exists("rungs") and os.system(clone):
+        raise RuntimeError(f"cannot fetch {{RUNGS}}: correct the address in this cell")
     os.chdir("rungs/notebooks")"""
 
 
@@ -296,23 +297,29 @@ def with_way(row: Notebook, notebook):
     return with_fetch(notebook)
 
 
-def with_diffs(row: Notebook, notebook):
-    """A notebook that shows the diffs of the lessons as they are."""
+SHOWN = re.compile(r'show\.diff\(\s*"(\w+)",\s*"(\w+)"(?:,\s*places=\[([\d, ]+)\])?,?\s*\)')
+
+
+def diff_of(cell):
+    """What a cell that calls show.diff shows, of the lessons as they are."""
     sys.path.insert(0, str(ROOT / "notebooks"))
     from show.sentences import SENTENCES  # what they import takes a second
     from show.text import Diff
 
+    before, after, places = SHOWN.search(cell.source).groups()
+    chosen = [int(place) for place in places.split(",")] if places else ()
+    try:
+        return Diff(before, after, SENTENCES.get(after, {}), chosen)
+    except ValueError as error:
+        sys.exit(f"error: notebooks/show/sentences.py, {after}: {error}")
+
+
+def with_diffs(notebook):
+    """A notebook that shows the diffs of the lessons as they are."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
-                ((before, after, places),) = re.findall(
-                    r'show\.diff\(\s*"(\w+)",\s*"(\w+)"(?:,\s*places=\[([\d, ]+)\])?,?\s*\)', cell.source
-                )
-                chosen = [int(place) for place in places.split(",")] if places else ()
-                try:
-                    shown = Diff(before, after, SENTENCES.get(after, {}), chosen)
-                except ValueError as error:
-                    sys.exit(f"error: notebooks/show/sentences.py, {after}: {error}")
+                shown = diff_of(cell)
                 output["data"] = {
                     "text/markdown": shown._repr_markdown_(),
                     "text/plain": repr(shown).rstrip(),
@@ -375,7 +382,7 @@ def main():
     arguments = parser.parse_args()
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
-        new[row.path] = nbformat.writes(with_diffs(row, with_way(row, read(row)))) + "\n"
+        new[row.path] = nbformat.writes(with_diffs(with_way(row, read(row)))) + "\n"
     if lessons.ADDRESS:
         new[ROOT / "CITATION.cff"] = citation()
     for path, page in new.items():

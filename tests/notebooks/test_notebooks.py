@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import difflib
 import os
 import re
 import shutil
@@ -127,14 +126,9 @@ def test_planning_measures_then_plans_with_the_planner(capsys):
 @pytest.mark.parametrize("lesson", lessons.LESSONS[1:], ids=lambda lesson: lesson.stem)
 def test_it_shows_the_few_changes_that_carry_its_idea(lesson):
     """The page of the lesson has all of them."""
-    notebook = notebooks.read(lesson.notebooks[0].path)
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    (shown,) = [output.data for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
-    few = re.search(r": (\d+) of \d+ changes\n", shown["text/markdown"])
-    files = [lessons.get(stem).path.read_text().splitlines() for stem in (lesson.grown_from, lesson.stem)]
-    hunks = difflib.SequenceMatcher(None, *files, autojunk=False).get_grouped_opcodes(1)
-    places = int(few[1]) if few else len(list(hunks))
-    assert 3 <= places <= 6
+    cells = notebooks.read(lesson.notebooks[0].path).cells
+    (cell,) = [cell for cell in cells if cell.cell_type == "code" and "show.diff(" in cell.source]
+    assert 3 <= len(diffs.diff_of(cell).places) <= 6
 
 
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
@@ -218,7 +212,7 @@ def test_alone_it_fetches_the_rest_once(elsewhere, tmp_path, stem):
 
 def test_a_wrong_address_is_named(tmp_path):
     run = begin("03_ddp_spawn", tmp_path, tmp_path / "nowhere")
-    line = f"RuntimeError: cannot fetch {tmp_path}/nowhere: put the right address into this cell"
+    line = f"RuntimeError: cannot fetch {tmp_path}/nowhere: correct the address in this cell"
     assert run.returncode == 1 and run.stderr.splitlines()[-1] == line
     assert list(tmp_path.iterdir()) == []
 
@@ -259,6 +253,8 @@ def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tm
             code = [cell for cell in notebook.cells if cell.cell_type == "code"]
             assert (code[0].id == "fetch") == bool(written)
             assert (f'"{address}"' in code[0].source) == bool(written)
+            assert notebooks.missing(path.stem, notebook) == []
+            assert max(map(len, code[0].source.splitlines())) <= notebooks.WIDE
             colab = f"colab.research.google.com/github/ada/rungs/blob/main/notebooks/{path.name}"
             for place in (colab, f"src={address}/blob/main/notebooks/{path.name}"):
                 assert (place in notebook.cells[0].source) == bool(written)
@@ -267,8 +263,9 @@ def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tm
         for place in places:
             clone = f"git clone --depth 1 {address} rungs\n"
             assert (clone in (tmp_path / place).read_text()) == bool(written), place
-        if written:
-            assert f"repository-code: {address}\n" in (tmp_path / "CITATION.cff").read_text()
+        citation = tmp_path / "CITATION.cff"
+        assert citation.exists() == bool(written)
+        assert not written or f"repository-code: {address}\n" in citation.read_text()
     assert [path.read_bytes() for path in paths] == before
 
 
