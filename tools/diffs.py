@@ -385,6 +385,8 @@ def main():
         new[row.path] = nbformat.writes(with_diffs(with_way(row, read(row)))) + "\n"
     if lessons.ADDRESS:
         new[ROOT / "CITATION.cff"] = citation()
+    elif not arguments.check:
+        (ROOT / "CITATION.cff").unlink(missing_ok=True)
     for path, page in new.items():
         if not path.exists() or page != path.read_text():
             if arguments.check:
