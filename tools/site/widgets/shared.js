@@ -267,7 +267,7 @@ export function live(draw) {
     python.ask(inputs(), show);
   }
 
-  place.replaceChildren(examples.all, all, words, copyLink(), shown, loading, tables, element("p", { class: "note" }, DATA.note));
+  place.replaceChildren(examples.all, all, copyLink(), words, shown, loading, tables, element("p", { class: "note" }, DATA.note));
   show(DATA.answer);
   if (fromAddress()) ask();
   addEventListener("hashchange", () => fromAddress() && ask());
