@@ -76,6 +76,9 @@ def serve():
     import torch.multiprocessing.spawn
 
     torch.set_num_threads(1)
+    # A fork makes its pool of threads anew. If two threads of autograd, one for each GPU, did so
+    # at once, torch would end the process.
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lessons"))
     import workload
 
