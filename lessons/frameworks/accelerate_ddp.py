@@ -75,7 +75,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     arguments.world_size = int(os.environ["WORLD_SIZE"])
-    workload.check(arguments)
+    workload.check(arguments, can_share=False)
     accelerator = Accelerator(
         cpu=workload.gpu_count() == 0,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed),

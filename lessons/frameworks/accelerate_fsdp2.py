@@ -100,7 +100,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     arguments.world_size = int(os.environ["WORLD_SIZE"])
-    workload.check(arguments)
+    workload.check(arguments, can_share=False)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="size_based_wrap",
