@@ -215,16 +215,19 @@ def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible
 
 def compare(start, lesson, processes, gpus):
     """The curve of several processes, which share what GPUs there are, is that of one."""
-    curves = []
+    curves, options, limits = [], lesson.small.split(), lesson.curve
+    if lesson.stem == "08_real_training":
+        # In 32 bits only its end counts, within 3%, and one of these 24 validation images is 4%.
+        options, limits = [*options, "--double"], launcher.THE_SAME
     for count in (1, processes):
-        more = (*lesson.small.split(), "--epochs", 2)
+        more = (*options, "--epochs", 2)
         run = start(lesson.stem, count, *more, folder=str(count), environment={"SHARE_GPU": "1"}, gpus=gpus)
         result = run.finish()
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         curves.append(launcher.read_curve(result.out, lesson.stem))
     alone, together = curves
     assert {row["world_size"] for row in together} == {processes}
-    assert launcher.difference(together, alone, lesson.curve) == ""
+    assert launcher.difference(together, alone, limits) == ""
 
 
 @pytest.mark.skipif(workload.gpu_count() < 1, reason="needs 1 GPU")
