@@ -47,33 +47,33 @@ def pick_device(number=None):
 
 
 def require_kernels(device):
-    """Refuse to start if torch was built for other GPUs. Otherwise the first kernel would fail."""
-    if device.type != "cuda" or torch.version.cuda is None:  # such as AMD's GPUs, which have other names
+    """Refuse to start if torch was built for other GPUs: the first kernel would fail."""
+    if device.type != "cuda" or torch.version.cuda is None:  # AMD's GPUs have other names
         return
     built_for = torch.cuda.get_arch_list()
     capability = torch.cuda.get_device_capability(device)
-    if not built_for or any(runs_on(architecture, capability) for architecture in built_for):
+    if not built_for or any(runs_on(kind, capability) for kind in built_for):
         return
     cure = "install a build that does"
     if (5, 0) <= capability < (7, 5):
-        # The builds for CUDA 13 start at 7.5. The builds for CUDA 12.6 start at 5.0, but torch 2.15 may be
-        # the first release without them: https://github.com/pytorch/pytorch/issues/190385
+        # The builds for CUDA 13 start at 7.5. The builds for CUDA 12.6 start at 5.0, but torch
+        # 2.15 may not have them: https://github.com/pytorch/pytorch/issues/190385
         cure = "install torch's build for CUDA 12.6"
     # With mp.spawn, this variable is not set, and each process would print the error.
     os.environ.setdefault("LOCAL_RANK", str(device.index))
-    major, minor = capability
+    name, (major, minor) = torch.cuda.get_device_name(device), capability
     refuse(
-        f"torch {torch.__version__} does not support this GPU ({torch.cuda.get_device_name(device)}, "
-        f'compute capability {major}.{minor}): {cure}, or put CUDA_VISIBLE_DEVICES="" in front of the '
-        "command to use the CPU"
+        f"torch {torch.__version__} does not support this GPU ({name}, compute capability "
+        f'{major}.{minor}): {cure}, or put CUDA_VISIBLE_DEVICES="" in front of the command '
+        "to use the CPU"
     )
 
 
-def runs_on(architecture, capability):
-    """Whether code for sm_86 or compute_90, for example, runs on a GPU of this compute capability."""
-    kind, number = architecture.split("_")
+def runs_on(kind, capability):
+    """Whether code for sm_86 or compute_90, for example, runs on a GPU of this capability."""
+    code, number = kind.split("_")
     major, minor = divmod(int(number.rstrip("af")), 10)
-    if kind == "compute":  # the driver can compile this code for newer GPUs
+    if code == "compute":  # the driver can compile this code for newer GPUs
         return capability >= (major, minor)
     return capability[0] == major and capability[1] >= minor
 
