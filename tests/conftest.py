@@ -17,6 +17,7 @@ import pytest
 import costs
 import launcher
 import lessons
+import pretending
 import tiers
 from forks import Forks
 from processes import alive, wait_for
@@ -117,13 +118,13 @@ WITNESS = Path(__file__).parent / "helpers" / "witness"
 
 
 class Started:
-    """A command that runs in a folder of its own."""
+    """A command that runs in a folder of its own, on this many GPUs: see pretending.py."""
 
-    def __init__(self, folder, words, environment, gpus=False):
-        self.folder, self.mark = folder, f"rungs-{uuid.uuid4().hex}"
+    def __init__(self, folder, words, environment, gpus=0):
+        self.folder, self.mark, self.gpus = folder, f"rungs-{uuid.uuid4().hex}", gpus
         self.out, self.home, self.temporary = folder / "out", folder / ".home", folder / ".tmp"
-        self.seen = folder / ".seen"
-        for path in (folder, self.home, self.temporary, self.seen):
+        self.seen, self.reports = folder / ".seen", folder / ".reports"
+        for path in (folder, self.home, self.temporary, self.seen, self.reports):
             path.mkdir(parents=True, exist_ok=True)
         environment = (
             os.environ
@@ -138,8 +139,7 @@ class Started:
             }
             | environment
         )
-        if not gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment |= pretending.environment(gpus, self.reports, environment)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
         self.log = open(folder / ".log", "w+")  # noqa: SIM115
@@ -173,14 +173,14 @@ class Started:
         # A process that another one's death has ended leaves its group: the run has failed already.
         assert self.process.returncode != 0 or not threads, f"a process ended with {threads}: it may abort"
         files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "error.json"]
-        files = [path for path in files if path.parent != self.seen]
+        files = [path for path in files if path.parent not in (self.seen, self.reports)]
         files = [path for path in files if not path.name.startswith("pytorch-errorfile-")]
         files.remove(self.folder / ".log")
         outside = [str(path.relative_to(self.folder)) for path in files if self.out not in path.parents]
         assert not outside, f"files outside OUT: {outside}"
-        return SimpleNamespace(
-            code=self.process.returncode, stdout=stdout, stderr=self.stderr(), out=self.out
-        )
+        waits = pretending.waits(self.gpus, self.reports) if self.gpus else {}
+        code, stderr = self.process.returncode, self.stderr()
+        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=self.out, waits=waits)
 
     def wait_for(self, condition, seconds=120):
         """While it runs: a run that has ended does nothing more, and what it wrote says why."""
@@ -209,7 +209,7 @@ def start(tmp_path):
     """Start a lesson: start("04_ddp_torchrun", 2, "--epochs", 1). End it with .finish()."""
     started = []
 
-    def start(stem, processes=2, *arguments, folder="run", environment=None, words=None, gpus=False):
+    def start(stem, processes=2, *arguments, folder="run", environment=None, words=None, gpus=0):
         if words is None:
             words, more = launcher.command(stem, processes, *arguments)
         else:
@@ -242,6 +242,16 @@ def forks():
 
 
 @pytest.fixture(scope="session")
+def forks_on_gpus():
+    """The same on GPUs, whose number each run says. With real ones there are no forks: CUDA cannot fork."""
+    more = pretending.environment(64, "", os.environ) | {"PYTHONPATH": str(WITNESS)}
+    del more["PRETEND_REPORT"]
+    forks = Forks(more)
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
     import browser  # what it imports is not there on every machine
 
@@ -251,15 +261,21 @@ def chromium(tmp_path_factory):
 
 
 @pytest.fixture
-def forked(forks, tmp_path):
+def forked(request, tmp_path):
     """Run a command to its end from a process that has imported torch: see forks.py."""
 
-    def forked(words, environment=None, folder="run"):
-        folder = tmp_path / folder
-        code, left = forks.run([str(word) for word in words], folder, environment or {}, limit=240)
+    def forked(words, environment=None, folder="run", gpus=0):
+        folder, environment = tmp_path / folder, environment or {}
+        server = request.getfixturevalue("forks_on_gpus" if gpus else "forks")
+        if gpus:
+            reports = folder / ".reports"
+            reports.mkdir(parents=True)
+            environment = environment | {"PRETEND_GPUS": str(gpus), "PRETEND_REPORT": str(reports)}
+        code, left = server.run([str(word) for word in words], folder, environment, limit=240)
         stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
         assert not left, f"still alive after the run: {left}"
-        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")
+        waits = pretending.waits(gpus, folder / ".reports") if gpus else {}
+        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out", waits=waits)
 
     return forked
 
@@ -268,13 +284,13 @@ def forked(forks, tmp_path):
 def fork(forked):
     """Run a lesson so; it must succeed, or be refused."""
 
-    def fork(stem, processes, *arguments, folder="run", refused=False):
-        words, environment = launcher.command(stem, processes, *arguments)
+    def fork(stem, processes, *arguments, folder="run", refused=False, gpus=0, environment=None):
+        words, more = launcher.command(stem, processes, *arguments)
         # One agent, where true launches have two; and no restarts of what is refused.
         if lessons.get(stem).launcher == "two agents" or refused:
-            words, environment = launcher.command("04_ddp_torchrun", processes, *arguments)
+            words, more = launcher.command("04_ddp_torchrun", processes, *arguments)
             words = [word.replace("04_ddp_torchrun.py", f"{stem}.py") for word in words]
-        result = forked(words, environment, folder)
+        result = forked(words, more | (environment or {}), folder, gpus)
         assert refused or result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result
 

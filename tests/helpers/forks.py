@@ -21,14 +21,14 @@ from pathlib import Path
 
 
 class Forks:
-    """The server, seen from a test process."""
+    """The server, seen from a test process. `more` is for its environment, by default without a GPU."""
 
-    def __init__(self):
+    def __init__(self, more=None):
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (more or {"CUDA_VISIBLE_DEVICES": ""}),
             text=True,
         )
 
@@ -189,7 +189,13 @@ def script(path, words):
     module = types.ModuleType("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
-    exec(compile(Path(path).read_text(), path, "exec"), vars(module))
+    try:
+        exec(compile(Path(path).read_text(), path, "exec"), vars(module))
+    finally:
+        if "PRETEND_REPORT" in os.environ:
+            import pretend  # on the path where torch was imported with pretended GPUs
+
+            pretend.report()
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def compare(start, lesson, processes, gpus):
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.stem)
 def test_processes_that_share_a_gpu_have_one_curve(start, lesson, processes):
-    compare(start, lesson, processes, gpus=True)
+    compare(start, lesson, processes, gpus=1)
 
 
 @pytest.mark.night

@@ -102,7 +102,7 @@ def test_a_senseless_number_of_processes_is_refused(forked, number):
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_more_processes_than_gpus_are_refused(start, stem):
     count = workload.gpu_count() + 1
-    line = refusal(start(stem, count, "--batch-size", 60 * count, gpus=True).finish())
+    line = refusal(start(stem, count, "--batch-size", 60 * count, gpus=1).finish())
     assert f"{count} processes on this machine, but {count - 1} GPUs" in line
 
 

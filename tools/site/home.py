@@ -27,6 +27,7 @@ PARTS = {
     "Go on": (
         "lessons/launch/README.md",
         "lessons/launch/free_gpus.md",
+        "lessons/launch/nccl.md",
         "lessons/frameworks/README.md",
         "lessons/older/README.md",
     ),

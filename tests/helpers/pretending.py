@@ -1,0 +1,92 @@
+"""GPUs for a command: the machine's own, or pretended ones, which are compiled once."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1] / "pretend"
+SOURCE = HERE / "pretend.cpp"
+WITNESS = Path(__file__).resolve().parent / "witness"  # on PYTHONPATH, its sitecustomize imports pretend
+TORCH = "2.13.0"  # it uses what torch does not promise to keep
+
+
+def real():
+    import torch  # here, because a student's check waits for it otherwise
+
+    return torch.cuda.device_count() if torch.version.cuda else 0
+
+
+def missing(gpus=1):
+    """Why a command cannot have this many GPUs here, or an empty string."""
+    import torch
+
+    if torch.version.cuda:
+        return f"needs {gpus} GPUs" if real() < gpus else ""
+    if sys.platform != "linux" or not shutil.which("g++") or not torch.__version__.startswith(TORCH):
+        return f"needs Linux, g++ and torch {TORCH} to pretend GPUs"
+    return ""
+
+
+def library():
+    """The compiled pretend.cpp. Compiling takes 20 seconds."""
+    import torch
+
+    folder = Path(torch.__file__).parent
+    key = hashlib.sha256(SOURCE.read_bytes() + f"{folder} {torch.__version__} {sys.version}".encode())
+    made = Path(
+        tempfile.gettempdir(), f"rungs-pretend-{os.getuid()}", key.hexdigest()[:16], "pretend_cuda.so"
+    )
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with open(made.with_suffix(".lock"), "w") as lock:  # one process compiles, and the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            temporary = made.with_suffix(".temporary")
+            words = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", SOURCE, "-o", temporary]
+            for path in ("include", "include/torch/csrc/api/include", sysconfig.get_paths()["include"]):
+                words += ["-isystem", folder / path]
+            words += [f"-L{folder}/lib", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
+            run = subprocess.run(
+                [*map(str, words), f"-Wl,-rpath,{folder}/lib"], capture_output=True, text=True
+            )
+            if run.returncode:
+                raise RuntimeError(f"pretended CUDA: g++ failed\n{run.stderr[:2000]}")
+            temporary.replace(made)
+    return made
+
+
+def environment(gpus, reports, before):
+    """What a command needs in addition to `before` to have this many GPUs. Pretended ones write what each
+    process has seen into the folder `reports`."""
+    if gpus == 0:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    if real() >= gpus:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
+    return {
+        "PRETEND_GPUS": str(gpus),
+        "PRETEND_LIBRARY": str(library()),
+        "PRETEND_REPORT": str(reports),
+        "PATH": f"{HERE / 'bin'}{os.pathsep}{before['PATH']}",  # nvidia-smi
+    }
+
+
+def waits(gpus, reports):
+    """How often rank 0 would have waited for its GPU, by line. A command that did not find its GPUs has used
+    the CPU, and must not pass."""
+    if gpus <= real():
+        return {}
+    seen = {path.name: json.loads(path.read_text()) for path in Path(reports).glob("*.json")}
+    counts = [each["gpus"] for each in seen.values()]
+    assert counts and max(counts) > 0, f"no process has seen {gpus} GPUs: {counts}"
+    found = Counter()
+    for name, each in seen.items():
+        if name.startswith("rank0."):
+            found.update(each["waits"])
+    return dict(found)

@@ -1,0 +1,205 @@
+"""The pretended CUDA of tests/pretend refuses what a GPU refuses, with CUDA's words, and counts waits."""
+
+import sys
+import time
+
+import pytest
+
+import pretending
+
+pytestmark = [
+    pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing()),
+    pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs"),
+]
+BEGIN = """
+import os, torch, torch.distributed as dist, torch.nn.functional as F
+one, two = torch.device("cuda", 0), torch.device("cuda", 1)
+"""
+GROUP = """
+def group(backend, **more):
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **more)
+"""
+
+
+@pytest.fixture
+def look(forked, tmp_path):
+    """Run these lines on two pretended GPUs; what they print, or the last line of their error."""
+
+    def look(lines, **environment):
+        path = tmp_path / "look.py"
+        path.write_text(BEGIN + GROUP + lines)
+        result = forked([sys.executable, path], environment, folder=f"look{time.monotonic_ns()}", gpus=2)
+        look.waits = result.waits
+        return result.stdout.strip() if result.code == 0 else result.stderr.strip()
+
+    return look
+
+
+APART = "Expected all tensors to be on the same device, but found at least two devices, "
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ("torch.ones(2, device=one) + torch.ones(2)", APART + "cuda:0 and cpu!"),
+        ("torch.ones(2, device=one) + torch.ones(2, device=two)", APART + "cuda:0 and cuda:1!"),
+        (
+            "torch.mm(torch.ones(2, 2, device=one), torch.ones(2, 2, device=two))",
+            APART + "cuda:0 and cuda:1!",
+        ),
+        ("torch.ones(2, device=one).copy_(torch.ones(2)).add_(torch.ones(2))", APART),
+        ("torch.nn.Linear(2, 2)(torch.ones(1, 2, device=one))", APART),
+        (
+            "torch.ones(4)[torch.tensor([1], device=one)]",
+            "indices should be either on cpu or on the same device",
+        ),
+        ("F.embedding(torch.tensor([1]), torch.ones(4, 2, device=one))", APART),
+        ("F.cross_entropy(torch.ones(2, 3, device=one), torch.tensor([0, 1]))", APART),
+        ("torch.ones(2, device='cuda:2')", "CUDA error: invalid device ordinal"),
+        ("torch.cuda.set_device(2)", "CUDA error: invalid device ordinal"),
+        (
+            "torch.rand(2, device=one, generator=torch.Generator())",
+            "Expected a 'cuda' device type for generator but found 'cpu'",
+        ),
+        (
+            "torch.save(torch.ones(2, device=two), 'x'); os.environ['PRETEND_GPUS'] = '1'; torch.load('x')",
+            "Attempting to deserialize object on CUDA device 1",
+        ),
+        (
+            "group('gloo'); dist.all_reduce(torch.ones(2, device=one))",
+            "No backend type associated with device type cuda",
+        ),
+        ("group('nccl'); dist.all_reduce(torch.ones(2))", "No backend type associated with device type cpu"),
+        (
+            "group('nccl'); dist.all_reduce(torch.ones(2, dtype=torch.int16, device=one))",
+            "Unconvertible NCCL type Short",
+        ),
+        (
+            "group('nccl'); dist.all_reduce(torch.ones(4, 4, device=one)[:, ::2])",
+            "Tensors must be contiguous",
+        ),
+        (
+            "group('nccl', device_id=one); dist.all_reduce(torch.ones(2, device=two))",
+            "Tensor found on device cuda:1 but backend constrained to cuda:0",
+        ),
+        (
+            "group('nccl', device_id=one); "
+            "dist.distributed_c10d._get_default_group()._allgather_base("
+            "torch.ones(2, device=one), torch.ones(2, dtype=torch.int32, device=one))",
+            "output tensor must have the same type as input tensor",
+        ),
+    ],
+)
+def test_what_a_gpu_refuses_is_refused(look, lines, error):
+    last = look(lines).splitlines()[-1]
+    assert error in last and "pretended" not in last
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "print(torch.ones(2, device=one) + 1)",
+        "print(torch.ones(2, device=one) * torch.tensor(2.0))",  # a scalar of the CPU
+        "print(torch.ones(4, device=one)[torch.tensor([1])])",  # an index of the CPU, which makes it wait
+        "print(torch.ones(2, device=one).to(two) + torch.ones(2, device=two))",
+        "torch.save(torch.ones(2, device=two), 'x'); print(torch.load('x', map_location='cpu') + 1)",
+        "group('cpu:gloo,cuda:nccl'); dist.all_reduce(torch.ones(2)); "
+        "dist.all_reduce(torch.ones(2, device=one)); print('both')",
+        "group('nccl'); x = torch.ones(2, dtype=torch.bfloat16, device=one); "
+        "dist.all_reduce(x, dist.ReduceOp.AVG); print(x)",
+    ],
+)
+def test_what_a_gpu_takes_is_taken(look, lines):
+    assert look(lines) and "Error" not in look(lines)
+
+
+def test_each_gpu_has_random_numbers_of_its_own(look):
+    lines = """
+torch.manual_seed(1)
+on_cpu, states = torch.get_rng_state(), [torch.cuda.get_rng_state(each) for each in (one, two)]
+a, b = torch.rand(4, device=one), torch.rand(4, device=two)
+assert torch.equal(torch.get_rng_state(), on_cpu), "the GPU has used the CPU's"
+assert a.tolist() == b.tolist(), "both were seeded alike"
+assert torch.rand(4, device=one).tolist() != a.tolist()
+torch.cuda.set_rng_state(states[0], one)
+assert torch.rand(4, device=one).tolist() == a.tolist()
+assert torch.rand(4, device=two).tolist() != b.tolist(), "the state of cuda:0 has reached cuda:1"
+print("as it should be")
+"""
+    assert look(lines) == "as it should be"
+
+
+def test_what_it_cannot_do_is_not_taken_for_a_fault_of_a_lesson(look):
+    """An operator that the CPU has no kernel for, either."""
+    lines = (
+        "x = torch.ones(2, 2, device=one)\ntorch.ops.aten._cudnn_ctc_loss(x, x, [1], [1], 0, False, False)"
+    )
+    assert (
+        look(lines)
+        .splitlines()[-1]
+        .startswith("RuntimeError: pretended CUDA: the CPU has no kernel for aten::")
+    )
+
+
+WAIT = [
+    ("x.sum().item()", "aten::_local_scalar_dense"),
+    ("x.cpu()", "copy to the CPU"),
+    ("torch.ones(20_000).to(one, non_blocking=True)", "copy to the GPU"),
+    ("torch.ones(2).to(one)", "copy to the GPU"),
+    ("x.nonzero()", "aten::nonzero"),
+    ("x[x > 0]", "aten::nonzero"),
+    ("x[x > 0] = x[:1].expand(20_000)", "aten::_index_put_impl_ with a mask"),
+    ("torch.cuda.synchronize()", "synchronize"),
+    ("torch.ones(2).to(one, non_blocking=True)", None),
+    ("torch.ones(20_000).pin_memory().to(one, non_blocking=True)", None),
+    ("x.cpu if x is None else x.to('cpu', non_blocking=True)", None),
+    ("x.to(two)", None),
+    ("F.cross_entropy(x[:8].view(2, 4), torch.zeros(2, dtype=torch.int64, device=one))", None),
+]
+
+
+@pytest.mark.parametrize(("line", "what"), WAIT)
+def test_the_processor_waits_where_cuda_makes_it_wait(look, line, what):
+    """Counted at the line of a lesson that waits."""
+    lines = f"x = torch.ones(20_000, device=one)\ndef step():\n    {line}\n"
+    path = "lessons/waits.py"
+    call = f"exec(compile('step()', '/{path}', 'exec')); print('ran')"
+    assert look(lines + call) == "ran"
+    found = {place.partition(" ")[2] for place in look.waits if place.startswith("waits.py:1 ")}
+    assert found == ({what} if what else set())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "devices", "said"),
+    [
+        (("a", "a"), (0, 0), "Duplicate GPU detected : rank"),
+        (("a", "b"), (0, 0), "both"),
+        (("a", "a"), (0, 1), "both"),
+    ],
+)
+def test_two_ranks_of_a_host_cannot_share_a_gpu(look, hosts, devices, said):
+    lines = f"""
+import torch.multiprocessing as mp
+def rank_of(rank):
+    os.environ["NCCL_HOSTID"] = {hosts!r}[rank]
+    device = torch.device("cuda", {devices!r}[rank])
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", init_method="file://" + os.getcwd() + "/meet", rank=rank, world_size=2,
+                            device_id=device)
+    x = torch.full((2,), rank + 1.0, device=device)
+    dist.all_reduce(x)
+    assert x.tolist() == [3, 3]
+    dist.destroy_process_group()
+mp.spawn(rank_of, nprocs=2)
+print("both")
+"""
+    assert said in look(lines)
+
+
+def test_a_command_that_does_not_find_its_gpus_fails(tmp_path):
+    """It would have used the CPU, and passed."""
+    with pytest.raises(AssertionError, match="no process has seen 2 GPUs"):
+        pretending.waits(2, tmp_path)
+    (tmp_path / "rank0.1.json").write_text('{"gpus": 0, "waits": {}}')
+    with pytest.raises(AssertionError, match="no process has seen 2 GPUs"):
+        pretending.waits(2, tmp_path)
