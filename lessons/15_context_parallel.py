@@ -35,7 +35,7 @@ HEADS = 4
 def train(rank, mesh, device, arguments):
     # Each process cuts its shards from its own weights, so all need the same seed.
     workload.set_seed(arguments.seed)
-    characters, train_set, test_set = limericks.load(arguments)
+    characters, train_set, test_set = limericks.load(arguments, device)
     # Not rank and world_size: processes that share a text must load the same one.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)

@@ -31,7 +31,7 @@ HEADS = 4
 def train(rank, mesh, device, arguments):
     # Unsharded layers start identical only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
-    characters, train_set, test_set = limericks.load(arguments)
+    characters, train_set, test_set = limericks.load(arguments, device)
     world_size = mesh.size()
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size

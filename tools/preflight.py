@@ -165,6 +165,7 @@ def look(device: torch.device) -> dict:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else "none",
         "driver": driver(),
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        "gpu": str(torch.cuda.get_device_properties(device).uuid) if is_gpu else None,
         "cores": len(os.sched_getaffinity(0)),
         "memory": free_memory(),
         "shm": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0,
@@ -173,6 +174,30 @@ def look(device: torch.device) -> dict:
         "address": offered_address(found),
         "route": route_to(os.environ["MASTER_ADDR"]),
     }
+
+
+def share_gpus(rank: int, seen: list[dict]) -> None:
+    """Let ranks of a machine share a GPU if SHARE_GPU=1 allows it. Otherwise end all ranks with one line.
+
+    LOCAL_RANK and the number of GPUs do not tell who shares: with srun --gpus-per-task=1, each process sees
+    one GPU, and it is a different one for each.
+    """
+    first, sharing = {}, []
+    for other, one in enumerate(seen):
+        if one["gpu"] and first.setdefault((one["host"], one["gpu"]), other) != other:
+            sharing.append(other)
+    if sharing and os.environ.get("SHARE_GPU") != "1":
+        if rank != 0:
+            time.sleep(5)  # torchrun ends all processes as soon as one has ended, so let rank 0 print first
+            os._exit(1)
+        refuse(
+            f"too few GPUs: {ranks_in_words(sharing)} would share a GPU with another rank of the same "
+            "machine. Put SHARE_GPU=1 in front of the command to let them share, "
+            'or CUDA_VISIBLE_DEVICES="" to use the CPU'
+        )
+    if rank in sharing:
+        # NCCL does not let two processes of a machine share a GPU, so pretend to be another machine.
+        os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
 
 
 # ---- the links --------------------------------------------------------------------------------
@@ -446,6 +471,7 @@ def main() -> int:
         torch.cuda.set_device(device)
     store = connect_store(rank, world_size, 3 * options.seconds)
     seen = gather(store, "seen", rank, world_size, look(device), 3 * options.seconds)
+    share_gpus(rank, seen)
     backend = dist.get_default_backend_for_device(device)
     hosts = len(by_value(seen, "host"))
     lines = [f"{count(world_size, 'rank')} on {count(hosts, 'host')}, by {backend}"]

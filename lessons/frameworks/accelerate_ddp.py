@@ -10,6 +10,7 @@ starts a single process unless you tell it to use mpirun.
 import os
 import sys
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -75,7 +76,9 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     arguments.world_size = int(os.environ["WORLD_SIZE"])
-    workload.check(arguments)
+    workload.check(arguments, can_share=False)
+    # On GPUs, Accelerate 1.15 gathers with a function that torch 2.13 calls deprecated.
+    warnings.filterwarnings("ignore", ".*all_gather_into_tensor", FutureWarning)
     accelerator = Accelerator(
         cpu=workload.gpu_count() == 0,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed),

@@ -118,8 +118,9 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workload.check(arguments)
-    if deepspeed.get_accelerator().device_name() == "cpu":
+    on_cpu = deepspeed.get_accelerator().device_name() == "cpu"
+    workload.check(arguments, uses_gpus=not on_cpu, can_share=False)
+    if on_cpu:
         deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator that only inference needs
     deepspeed.init_distributed(timeout=timedelta(minutes=2))
     train(rank, world_size, arguments)

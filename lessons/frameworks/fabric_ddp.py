@@ -80,7 +80,7 @@ if __name__ == "__main__":
     if "LT_CLI_USED" not in os.environ:
         workload.refuse(f"this lesson is started by fabric run --devices 2 {os.path.relpath(__file__)}")
     arguments.world_size = int(os.environ["WORLD_SIZE"])
-    workload.check(arguments)
+    workload.check(arguments, can_share=False)
     fabric = Fabric(strategy=DDPStrategy(timeout=timedelta(minutes=2)))
     train(fabric, arguments)
     dist.destroy_process_group()

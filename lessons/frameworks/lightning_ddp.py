@@ -101,6 +101,6 @@ if __name__ == "__main__":
     option("--precision", default="32-true", help="or bf16-mixed, 16-mixed and others (%(default)s)")
     arguments = parser.parse_args()
     arguments.world_size = arguments.devices
-    workload.check(arguments)
+    workload.check(arguments, can_share=False)
     train(arguments)
     dist.destroy_process_group()

@@ -86,7 +86,7 @@ if __name__ == "__main__":
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports usage to its authors
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else each line appears twice
     arguments.world_size = arguments.workers
-    workload.check(arguments)
+    workload.check(arguments, can_share=False)
     arguments.out = arguments.out.resolve()  # workers have a different working directory
     # For Ray's sockets, whose paths may have at most 107 characters: out may be longer.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray-") as folder:

@@ -73,8 +73,12 @@ class Experts(nn.Module):
         weights, chosen = chances.topk(self.per_token)
         weights, chosen = weights.T.flatten(), chosen.T.flatten()  # first choices first
         order = chosen.argsort(stable=True)  # first the tokens for expert 0, then those for expert 1, ...
-        counts = gather(chosen.bincount(minlength=self.count))
+        # Not bincount, whose result has a size that depends on the tokens: the CPU would wait
+        # for the GPU.
+        experts = torch.arange(self.count, device=chosen.device)
+        counts = gather((chosen[:, None] == experts).sum(dim=0))
         self.weigh(counts, chances)
+        counts = counts.cpu()  # a wait, because the CPU needs the sizes of the messages
         if self.capacity:
             order, counts = self.drop(order, counts)
         answers = self.exchange(tokens[order % len(tokens)], counts)

@@ -48,8 +48,8 @@ def temperature(text):
     return float(text)
 
 
-def load(arguments):
-    """Return all characters, the training sequences and the test sequences."""
+def load(arguments, device="cpu"):
+    """Return all characters, and the training and test sequences on the device, like workload.load_images."""
     if arguments.data != "limericks":
         workload.refuse(f"this lesson reads limericks, not {arguments.data}: leave --data out")
     text = Path(__file__).with_suffix(".txt").read_text()
@@ -60,7 +60,7 @@ def load(arguments):
     # Each sequence occurs four times: otherwise an epoch would have only 11 steps.
     train_set = sequences(kept, characters, arguments.train_size, arguments.length, times=4)
     test_set = sequences(held_back, characters, arguments.test_size, arguments.length)
-    return characters, train_set, test_set
+    return characters, train_set.to(device), test_set.to(device)
 
 
 def sequences(limericks, characters, count, length=LENGTH, times=1):

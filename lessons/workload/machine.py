@@ -41,7 +41,41 @@ def pick_device(number=None):
     if number >= count:
         refuse(f"there are {count} GPUs here, and none for process {number}: start fewer processes")
     torch.accelerator.set_device_index(number)
-    return torch.device(torch.accelerator.current_accelerator().type, number)
+    device = torch.device(torch.accelerator.current_accelerator().type, number)
+    require_kernels(device)
+    return device
+
+
+def require_kernels(device):
+    """Refuse to start if torch was built for other GPUs: the first kernel would fail."""
+    if device.type != "cuda" or torch.version.cuda is None:  # AMD's GPUs have other names
+        return
+    built_for = torch.cuda.get_arch_list()
+    capability = torch.cuda.get_device_capability(device)
+    if not built_for or any(runs_on(kind, capability) for kind in built_for):
+        return
+    cure = "install a build that does"
+    if (5, 0) <= capability < (7, 5):
+        # The builds for CUDA 13 start at 7.5. The builds for CUDA 12.6 start at 5.0, but torch
+        # 2.15 may not have them: https://github.com/pytorch/pytorch/issues/190385
+        cure = "install torch's build for CUDA 12.6"
+    # With mp.spawn, this variable is not set, and each process would print the error.
+    os.environ.setdefault("LOCAL_RANK", str(device.index))
+    name, (major, minor) = torch.cuda.get_device_name(device), capability
+    refuse(
+        f"torch {torch.__version__} does not support this GPU ({name}, compute capability "
+        f'{major}.{minor}): {cure}, or put CUDA_VISIBLE_DEVICES="" in front of the command '
+        "to use the CPU"
+    )
+
+
+def runs_on(kind, capability):
+    """Whether code for sm_86 or compute_90, for example, runs on a GPU of this capability."""
+    code, number = kind.split("_")
+    major, minor = divmod(int(number.rstrip("af")), 10)
+    if code == "compute":  # the driver can compile this code for newer GPUs
+        return capability >= (major, minor)
+    return capability[0] == major and capability[1] >= minor
 
 
 def require_precision(precision, device):

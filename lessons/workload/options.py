@@ -41,11 +41,12 @@ def parser(file, description):
     return parser
 
 
-def check(arguments, replicas=None):
+def check(arguments, replicas=None, uses_gpus=True, can_share=True):
     """Refuse to start a run that cannot work. A later traceback would explain less.
 
     `replicas` is the number of copies of the model, each with its shard of the batch. By
-    default, it is the number of processes.
+    default, it is the number of processes. Frameworks that select the GPUs themselves cannot
+    let processes share a GPU.
     """
     check_at_least_1("--epochs", arguments.epochs)
     check_at_least_1("--batch-size", arguments.batch_size)
@@ -69,12 +70,16 @@ def check(arguments, replicas=None):
             again=True,  # after a restart there may be fewer machines
         )
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    gpus = gpu_count()
-    if 0 < gpus < processes and not may_share():
+    gpus = gpu_count() if uses_gpus else 0
+    if 0 < gpus < processes and not (can_share and may_share()):
+        variable = 'CUDA_VISIBLE_DEVICES=""'
+        if can_share:
+            cure = f"put SHARE_GPU=1 in front of the command to let them share, or {variable}"
+        else:
+            variable += " (with DeepSpeed: DS_ACCELERATOR=cpu)"  # whose launcher overrides the other one
+            cure = f"start fewer processes, or put {variable} in front of the command"
         refuse(
-            f"{processes} processes on this machine, but {gpus} GPU{'s' * (gpus > 1)}: "
-            "put SHARE_GPU=1 in front of the command to let them share, "
-            'or CUDA_VISIBLE_DEVICES="" to use the CPU'
+            f"{processes} processes on this machine, but {gpus} GPU{'s' * (gpus > 1)}: {cure} to use the CPU"
         )
     if int(os.environ.get("RANK", 0)) == 0 and (reason := unseen_gpu()):
         say(f"note: this machine has a GPU, but the run uses the CPU: {reason}")

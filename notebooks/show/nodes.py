@@ -1,6 +1,7 @@
 """Notebook 06 watches two torchrun launchers: what they print, and when."""
 
 import json
+import os
 import re
 import socket
 import time
@@ -131,6 +132,13 @@ def draw_batch_per_process(reference, rows, changed):
 def epochs(path):
     """The rows of a curve as far as a run has written them."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def own_gpus(count):
+    """What each of two launchers gets as CUDA_VISIBLE_DEVICES: a GPU of its own, or the CPU."""
+    if count < 2:
+        return ["", ""]
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
 
 
 def free_address():

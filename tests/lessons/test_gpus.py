@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import launcher
 import lessons
+import pretending
 import workload
 
 PROBE = launcher.ROOT / "tests" / "probes" / "groups_and_device.py"
@@ -85,6 +86,12 @@ def test_processes_share_gpus_only_if_they_may(gpus, monkeypatch, capsys, count,
     monkeypatch.setenv("SHARE_GPU", "1")
     monkeypatch.setenv("NCCL_HOSTID", "")  # which it sets: put back at the end
     workload.check(arguments)
+    with pytest.raises(SystemExit):
+        workload.check(arguments, can_share=False)  # the frameworks
+    refusal = capsys.readouterr().err
+    assert "GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES" in refusal.replace("GPUs", "GPU")
+    assert "SHARE_GPU" not in refusal
+    workload.check(arguments, uses_gpus=False, can_share=False)
     taken = []
     monkeypatch.setattr(workload.machine.torch.accelerator, "set_device_index", taken.append)
     monkeypatch.setattr(
@@ -127,6 +134,44 @@ def test_a_gpu_that_torch_cannot_take_is_spoken_of(tmp_path, monkeypatch, capsys
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     workload.check(arguments)
     assert capsys.readouterr().err == ""
+
+
+WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]  # of torch 2.13 for CUDA 13
+
+
+@pytest.mark.parametrize(
+    ("built_for", "capability", "cure"),
+    [
+        (WHEEL, (7, 5), None),
+        (WHEEL, (8, 9), None),  # by the code for 8.6
+        (WHEEL, (12, 1), None),
+        (WHEEL, (13, 0), None),  # by compute_120, which the driver compiles
+        (WHEEL, (7, 0), "torch's build for CUDA 12.6"),
+        (WHEEL, (6, 1), "torch's build for CUDA 12.6"),
+        (WHEEL, (3, 7), "a build that does"),
+        (WHEEL, (11, 0), "a build that does"),
+        (["sm_50", "sm_70", "sm_86", "sm_90a"], (12, 0), "a build that does"),
+        (["sm_50", "sm_70", "sm_86", "sm_90a"], (8, 0), "a build that does"),
+        (["sm_50", "sm_70", "sm_86", "sm_90a"], (7, 5), None),
+        (["sm_50", "sm_70", "sm_86", "sm_90a"], (9, 0), None),
+        ([], (6, 1), None),  # nothing is known
+    ],
+)
+def test_a_gpu_that_torch_was_not_built_for_is_refused(monkeypatch, capsys, built_for, capability, cure):
+    torch = workload.machine.torch
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit) if cure else nullcontext():
+        workload.machine.require_kernels(torch.device("cuda", 0))
+    line = (
+        f"error: torch {torch.__version__} does not support this GPU (Old, compute capability "
+        f'{capability[0]}.{capability[1]}): install {cure}, or put CUDA_VISIBLE_DEVICES="" in front of the '
+        "command to use the CPU\n"
+    )
+    assert capsys.readouterr().err == (line if cure else "")
 
 
 def test_convolutions_and_products_have_32_bits_also_in_older_torch():
@@ -213,21 +258,29 @@ def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible
 # ---- over NCCL --------------------------------------------------------------------------------
 
 
+ONE, TWO = (
+    pytest.mark.skipif(bool(pretending.missing(count)), reason=pretending.missing(count)) for count in (1, 2)
+)
+
+
 def compare(start, lesson, processes, gpus):
     """The curve of several processes, which share what GPUs there are, is that of one."""
-    curves = []
+    curves, options, limits = [], lesson.small.split(), lesson.curve
+    if lesson.stem == "08_real_training":
+        # In 32 bits only its end counts, within 3%, and one of these 24 validation images is 4%.
+        options, limits = [*options, "--double"], launcher.THE_SAME
     for count in (1, processes):
-        more = (*lesson.small.split(), "--epochs", 2)
+        more = (*options, "--epochs", 2)
         run = start(lesson.stem, count, *more, folder=str(count), environment={"SHARE_GPU": "1"}, gpus=gpus)
         result = run.finish()
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         curves.append(launcher.read_curve(result.out, lesson.stem))
     alone, together = curves
     assert {row["world_size"] for row in together} == {processes}
-    assert launcher.difference(together, alone, lesson.curve) == ""
+    assert launcher.difference(together, alone, limits) == ""
 
 
-@pytest.mark.skipif(workload.gpu_count() < 1, reason="needs 1 GPU")
+@ONE
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.stem)
 def test_processes_that_share_a_gpu_have_one_curve(start, lesson, processes):

@@ -8,7 +8,7 @@ import pytest
 from launcher import ROOT
 
 sys.path.insert(0, str(ROOT / "notebooks"))
-from show.nodes import Watch
+from show.nodes import Watch, own_gpus
 
 
 class Launcher:
@@ -43,3 +43,20 @@ def test_it_ends_all_when_nothing_more_happens():
     with pytest.raises(AssertionError, match="nothing more happens"):
         watch.until(lambda: False, limit=0.1)
     assert all(launcher.ended for launcher in watch.launchers.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "expected"),
+    [
+        (0, None, ["", ""]),
+        (1, "5", ["", ""]),
+        (2, None, ["0", "1"]),
+        (8, None, ["0", "1"]),
+        (2, "2,3", ["2", "3"]),
+    ],
+)
+def test_launchers_get_gpus_that_the_reader_may_see(monkeypatch, count, visible, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert own_gpus(count) == expected

@@ -144,7 +144,7 @@ def install_cuda(torch, device):
         "get_device_name": lambda where=None: PROPERTIES["name"],
         "get_device_capability": lambda where=None: (9, 0),
         "get_arch_list": lambda: ["sm_90"],
-        "get_device_properties": lambda where=None: SimpleNamespace(**PROPERTIES),
+        "get_device_properties": lambda where=None: SimpleNamespace(uuid=uuid(index_of(where)), **PROPERTIES),
         "is_bf16_supported": lambda including_emulation=True: True,
         "empty_cache": lambda: None,
         "memory_allocated": lambda where=None: 0,
@@ -179,8 +179,15 @@ def install_cuda(torch, device):
     torch._C._nccl_version_suffix = lambda: b""
 
 
+def uuid(index):
+    """Of a GPU, whose number depends on CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(64)))).split(",")
+    return f"GPU-{visible[index]}"
+
+
 def install_storage(torch, device):
-    resize, to = torch.UntypedStorage.resize_, torch.storage._to
+    resize, clone = torch.UntypedStorage.resize_, torch.UntypedStorage.clone
+    to = torch.storage._to
 
     def resize_(storage, size):  # FSDP empties and fills the storage of what it has gathered
         if storage.device.type != "cuda":
@@ -196,7 +203,11 @@ def install_storage(torch, device):
         made = torch.empty(storage.size(), dtype=torch.uint8, device=where).untyped_storage()
         return made.copy_(storage, non_blocking)
 
-    torch.UntypedStorage.resize_, torch.storage._to = resize_, to_device
+    def clone_(storage):  # copy.deepcopy, of a model on a GPU
+        return to_device(storage, storage.device) if storage.device.type == "cuda" else clone(storage)
+
+    torch.UntypedStorage.resize_, torch.UntypedStorage.clone = resize_, clone_
+    torch.storage._to = to_device
 
 
 def install_batch_norm(torch):
@@ -285,10 +296,10 @@ def install_nccl(torch, device):
 def refuse_duplicates(dist, group, store):
     """As ncclCommInitRank: no two ranks of a host on one GPU. NCCL_HOSTID says what a host is."""
     host, index = os.environ.get("NCCL_HOSTID") or os.uname().nodename, group.bound_device_id.index
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(64)))).split(",")
-    store.set(f"gpu of {group.rank()}", f"{host} {visible[index]}")
+    own = f"{host} {uuid(index)}"
+    store.set(f"gpu of {group.rank()}", own)
     for other in range(group.size()):
-        if other != group.rank() and store.get(f"gpu of {other}").decode() == f"{host} {visible[index]}":
+        if other != group.rank() and store.get(f"gpu of {other}").decode() == own:
             raise dist.DistBackendError(
                 "NCCL error in: pretended, invalid usage, NCCL version 2.29.7\nncclInvalidUsage: "
                 "This usually reflects invalid usage of NCCL library.\nLast error:\n"

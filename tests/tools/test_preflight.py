@@ -1,5 +1,6 @@
 """The preflight on real processes and on real hosts: what it says when all is well, and what it names."""
 
+import os
 import re
 import sys
 import tempfile
@@ -10,6 +11,7 @@ import pytest
 import hosts
 import launcher
 import preflight
+import pretending
 
 TOOL = launcher.ROOT / "tools/preflight.py"
 WELL = "nothing is wrong that this can see"
@@ -160,6 +162,47 @@ def test_a_host_that_is_cut_off_says_so_itself(three):
     first, _, third = fly(three, "--seconds", 1)
     assert "did not come: 2." in first.output()
     assert "error: rank 2 on host3 cannot reach 10.0.0.1:29500, where all meet" in third.output()
+
+
+FEW = "error: too few GPUs: {} would share a GPU with another rank of the same machine. Put SHARE_GPU=1 in "
+
+
+@pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
+@pytest.mark.quick("1-2")
+@pytest.mark.long
+@pytest.mark.parametrize(("gpus", "ranks"), [(1, 2), (2, 4), (2, 2)], ids=["1-2", "2-4", "2-2"])
+def test_ranks_share_gpus_only_if_they_may(start, gpus, ranks):
+    words, _ = launcher.command("04_ddp_torchrun", ranks)
+    for share in ("1", "") if ranks > gpus else ("",):
+        folder, environment = f"run{share}", {"SHARE_GPU": share}
+        run = start("", words=[*words[:-1], TOOL], gpus=gpus, folder=folder, environment=environment)
+        result = run.finish()
+        if ranks > gpus and not share:
+            (line,) = (line for line in result.stderr.splitlines() if line.startswith("error:"))
+            who = "rank 1" if ranks == 2 else "ranks 2 to 3"
+            assert result.code == 1 and line.startswith(FEW.format(who)) and result.stdout == ""
+        else:
+            lines = result.stdout.splitlines()
+            assert (result.code, lines[-1]) == (0, WELL), result.stdout + result.stderr
+            assert lines[0] == f"{ranks} ranks on 1 host, by nccl"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sharing"),
+    [
+        (["a 1", "a 2", "b 1", "b 2"], []),  # --gpus-per-task: each process numbers its own GPU 0
+        (["a 1", "a 1", "b 1", "b 1"], [1, 3]),
+        (["a 1", "a 2", "a 1", "a 2"], [2, 3]),
+        (["a", "a"], []),  # on the CPU
+    ],
+)
+def test_only_those_who_share_a_gpu_are_said_to_be_on_another_machine(monkeypatch, gpus, sharing):
+    seen = [{"host": one[0], "gpu": one[2:] or None} for one in gpus]
+    monkeypatch.setenv("SHARE_GPU", "1")
+    for rank in range(len(gpus)):
+        monkeypatch.setenv("NCCL_HOSTID", "")  # which it sets: put back at the end
+        preflight.share_gpus(rank, seen)
+        assert (os.environ["NCCL_HOSTID"] != "") == (rank in sharing)
 
 
 def test_without_a_launcher_it_says_how_to_start_it(start):

@@ -107,6 +107,10 @@ def test_what_a_gpu_refuses_is_refused(look, lines, error):
         "dist.all_reduce(torch.ones(2, device=one)); print('both')",
         "group('nccl'); x = torch.ones(2, dtype=torch.bfloat16, device=one); "
         "dist.all_reduce(x, dist.ReduceOp.AVG); print(x)",
+        "import copy; model = torch.nn.Linear(2, 2).to(two); "
+        "print(copy.deepcopy(model)(torch.ones(1, 2, device=two)))",
+        "first, second = (torch.cuda.get_device_properties(each).uuid for each in (one, two)); "
+        "assert first != second; print(second)",
     ],
 )
 def test_what_a_gpu_takes_is_taken(look, lines):

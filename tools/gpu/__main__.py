@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="after which no more is begun (8; a rehearsal: 60)")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU over gloo, in small")
     parser.add_argument("--stages", help="numbers of those to run, from 1: 1,4")
-    parser.add_argument("--at-once", type=int, default=0, help="ranks that run at once (cores; a GPU: 12)")
+    parser.add_argument("--at-once", type=int, default=0, help="ranks that run at once (cores; a GPU: 6)")
     arguments = parser.parse_args()
     gpus = 0 if arguments.rehearse else workload.gpu_count()
     if gpus == 0 and not arguments.rehearse:

@@ -14,7 +14,8 @@ import lessons
 
 EPOCHS = ("--epochs", 2)
 CPU = {"CUDA_VISIBLE_DEVICES": ""}
-EXACT = "relative error under 1e-6"
+# cuDNN may compute a convolution by Winograd's algorithm, which rounds more. TF32 would be off by 3e-4.
+EXACT = "relative error under 1e-5"
 EQUAL = "the same bytes"
 RANK_STEMS = (
     *("04_ddp_torchrun", "06_multinode", "06b_preemption", "09_fsdp"),
@@ -79,7 +80,7 @@ def numerics(check: Check) -> None:
 
         def look(result, name=name):
             error = result.said()[name]
-            return f"{error:.1e}", error < 1e-6
+            return f"{error:.1e}", error < 1e-5
 
         check.judge(f"a {name} in fp32 against float64", [result], look, EXACT)
 

@@ -166,9 +166,10 @@ class Check:
         self.rows: list[Row] = []
         self.facts: dict = {}  # what the picture and the file show beside the rows
         self.stage, self.mark = "", uuid.uuid4().hex
-        # Ranks that share a GPU get slices of its time: the more of them, the longer each collective.
+        # Ranks that share a GPU get slices of its time: the more of them, the longer each collective. With
+        # 12 ranks at once, the stage with several ranks might have to leave rows out (a guess).
         cores = len(os.sched_getaffinity(0))
-        self.at_once = at_once or (min(cores, 12 * gpus) if gpus else cores)
+        self.at_once = at_once or (min(cores, 6 * gpus) if gpus else cores)
         self.children: list[Child] = []
         self.lock = threading.Condition(threading.RLock())
         self.busy = 0  # ranks that run now

@@ -104,7 +104,7 @@ def main():
 
     device = workload.pick_device(int(os.environ.get("LOCAL_RANK", 0)))
     if is_parallel:
-        dist.init_process_group(dist.get_default_backend_for_device(device))
+        turns.join(device)
     workload.set_seed(0)  # so fp32 is fp32, and not TF32
     torch.backends.cudnn.benchmark = has("fused")
     torch.backends.cudnn.deterministic = not has("fused")

@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--layers", type=int, default=16)
     arguments = parser.parse_args()
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(dist.get_default_backend_for_device(device))
+    turns.join(device)
     torch.manual_seed(0)
     with device:
         layers = [nn.Linear(arguments.width, arguments.width) for _ in range(arguments.layers)]

@@ -18,7 +18,7 @@ def main():
     parser.add_argument("--times", type=int, default=20)
     arguments = parser.parse_args()
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(dist.get_default_backend_for_device(device))
+    turns.join(device)
     found = {}
     for size in [2**power for power in range(10, arguments.largest + 1, 2)]:
         tensor, seconds = torch.zeros(size // 4, device=device), []

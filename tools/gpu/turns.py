@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 # By what is in a kernel's name. The first that fits counts; what fits none is "other kernels".
 KINDS = {
@@ -38,6 +39,12 @@ def say(values: dict) -> None:
         print(json.dumps({"probe": True} | values), flush=True)
         if "TAKES_TURNS" in os.environ:
             Path(".done").touch()
+
+
+def join(device: torch.device) -> None:
+    """Join the process group. Without device_id, dist.barrier() warns that it does not know the GPU."""
+    device_id = None if device.type == "cpu" else device
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
 
 
 def synchronize(device: torch.device) -> None:
