@@ -2,7 +2,7 @@
 
 import re
 import shlex
-import subprocess
+import shutil
 import sys
 
 import pytest
@@ -48,15 +48,22 @@ def short(lesson):
 
 
 @pytest.fixture
-def on_gpus(fork, run):
+def on_gpus(fork, start):
     """Run a lesson on this many GPUs. With real ones, or DataParallel's threads, nothing can be forked."""
 
-    def on_gpus(lesson, processes, *arguments, gpus, folder="gpus", truly=False):
-        environment = {"SHARE_GPU": "1"} if processes > gpus else {}
+    def on_gpus(lesson, processes, *arguments, gpus, folder="gpus", truly=False, refused=False):
         if reason := pretending.missing(gpus):
             pytest.skip(reason)
-        start = run if truly or pretending.real() or "data_parallel" in lesson.stem else fork
-        return start(lesson.stem, processes, *arguments, gpus=gpus, folder=folder, environment=environment)
+        options = {
+            "gpus": gpus,
+            "folder": folder,
+            "environment": {"SHARE_GPU": "1"} if processes > gpus else {},
+        }
+        if not (truly or pretending.real() or "data_parallel" in lesson.stem):
+            return fork(lesson.stem, processes, *arguments, refused=refused, **options)
+        result = start(lesson.stem, processes, *arguments, **options).finish()
+        assert refused or result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        return result
 
     return on_gpus
 
@@ -101,9 +108,8 @@ def cases():
 
 
 @pytest.mark.quick("02-2", "04-2", "09-1", "10-2")
-@pytest.mark.night("05-3", "06-3", "06a-3", "06b-3", "07-3", "08-1", "08-3", "08-4", "11-3", "12-1", "12-3")
-@pytest.mark.night("13-1", "13-3", "15-3", "16-1", "16-3", "17-1", "17-3", "17-4", "14-3", "14-4", "02-3")
-@pytest.mark.long
+@pytest.mark.long("03-2", "05-1", "06b-2", "07-2", "09-4", "11-2", "12-2", "13-2", "15-2", "16-2")
+@pytest.mark.night
 @pytest.mark.parametrize(("lesson", "gpus", "processes"), cases())
 def test_a_lesson_has_the_cpus_curve(on_gpus, on_cpu, lesson, gpus, processes):
     """And where each process has a GPU of its own, one command gives the same bytes twice."""
@@ -116,7 +122,8 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, on_cpu, lesson, gpus, processes):
             assert weights[0] == weights[1]
 
 
-@pytest.mark.long
+@pytest.mark.long("06b --snapshot-every 3", "09_ --offload", "10_ --schedule interleaved", "16_ --capacity 1")
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("stem", "options"),
     [pytest.param(stem, each, id=f"{stem[:3]} {each}") for stem in OPTIONS for each in OPTIONS[stem]],
@@ -132,7 +139,7 @@ def test_its_options_have_it_too(on_gpus, on_cpu, stem, options):
 
 
 @pytest.mark.quick("06-1")
-@pytest.mark.long("01-1", "03-2", "06-2")
+@pytest.mark.long("03-2")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("lesson", "gpus"),
@@ -145,13 +152,13 @@ def test_its_documented_command_runs_on_gpus(on_gpus, on_cpu, lesson, gpus):
     compare(lesson, result, on_cpu(lesson, processes, *short(lesson)), processes)
 
 
-@pytest.mark.long("1")
 @pytest.mark.night
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
-def test_make_run_takes_what_gpus_there_are(start, gpus):
+def test_make_run_takes_what_gpus_there_are(start, tmp_path, gpus):
     """As the table of lessons/launch says, with two or four processes."""
     words = [sys.executable, launcher.ROOT / "tools/ladder.py", "--epochs", 1, "--train-size", 480]
-    result = start("ladder", words=words, environment={"SHARE_GPU": "1"}, gpus=gpus).finish(600)
+    environment = {"SHARE_GPU": "1", "MPLCONFIGDIR": str(tmp_path / "fonts")}
+    result = start("ladder", words=words, environment=environment, gpus=gpus).finish(600)
     assert result.code == 0, result.stdout + result.stderr
     assert f"This machine has {gpus} GPU" in result.stdout
     processes = re.findall(r"^0\d_\w+ .*?torchrun\D+(\d) ", result.stdout, re.M)
@@ -178,53 +185,48 @@ def test_ddp_on_one_screen_runs_on_gpus(start, tmp_path):
 
 # ---- kills, and what is saved --------------------------------------------------------------------
 
-CRASHES = ["05_snapshots", "06_multinode", "06a_any_step", "06b_preemption", "13_gpt"]
-OTHER_DEVICE = ["05_snapshots", "09_fsdp", "13_gpt"]
+CRASHES = ["05_snapshots", "06_multinode", "06a_any_step", "06b_preemption"]
 
 
 @pytest.mark.quick("05_snapshots")
-@pytest.mark.long
+@pytest.mark.long("06b_preemption")
+@pytest.mark.night
 @pytest.mark.parametrize("stem", CRASHES)
 def test_a_kill_costs_no_byte(on_gpus, stem):
     """A rank ends itself with SIGKILL, torchrun starts all ranks again, and they resume."""
     lesson = lessons.get(stem)
-    processes = max(2, lesson.processes)
     weights = []
     for folder, crash in (("peace", ()), ("crash", ("--crash-at", 2))):
-        result = on_gpus(lesson, processes, *short(lesson), *crash, gpus=2, folder=folder)
+        truly = bool(crash) and lesson.launcher == "two agents"
+        result = on_gpus(lesson, 2, *short(lesson), *crash, gpus=2, folder=folder, truly=truly)
         assert ("resumed" in result.stdout) == bool(crash), result.stdout
-        weights.append((result.out / f"{lesson.stem}.pt").read_bytes())
+        weights.append((result.out / f"{stem}.pt").read_bytes())
     assert weights[0] == weights[1]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("stem", OTHER_DEVICE)
+@pytest.mark.long("GPU-05_snapshots", "CPU-09_fsdp")
+@pytest.mark.night
+@pytest.mark.parametrize("stem", ["05_snapshots", "09_fsdp", "13_gpt"])
 @pytest.mark.parametrize("first", ["GPU", "CPU"])
-def test_a_run_resumes_on_the_other_device(on_gpus, fork, on_cpu, stem, first):
-    """From a snapshot of GPU tensors on a machine without a GPU, and the other way round."""
+def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, on_cpu, stem, first):
+    """What was saved on a GPU is read on a machine that has none, and the other way round."""
     lesson = lessons.get(stem)
     processes = max(2, lesson.processes)
-    sizes = (*lesson.small.split(), "--epochs")
+    sizes = (*lesson.small.split(), *EPOCHS)
+    crash = () if "fsdp" in stem else ("--crash-at", 2)
 
-    def begin(where, epochs):
+    def run(where, *more, refused=False):
         if where == "CPU":
-            return fork(lesson.stem, processes, *sizes, epochs)
-        return on_gpus(lesson, processes, *sizes, epochs, gpus=2, folder="run")
+            return fork(stem, processes, *sizes, *more, folder="run", refused=refused)
+        return on_gpus(lesson, processes, *sizes, *more, gpus=2, folder="run", refused=refused)
 
-    whole = on_cpu(lesson, processes, *sizes, 2)
-    crash = start_of(lesson, begin, first)
-    other = begin("CPU" if first == "GPU" else "GPU", 2)
-    assert "resumed" in other.stdout, crash.stdout + other.stdout
-    compare(lesson, other, whole, processes)
-
-
-def start_of(lesson, begin, first):
-    """A whole run, without what it has saved at its end."""
-    result = begin(first, 2)
-    saved = sorted(path for path in result.out.iterdir() if "epoch0002" in path.name)
-    for path in saved or result.out.glob("*.snapshot"):
-        subprocess.run(["rm", "-r", path], check=True)
-    return result
+    begun = run(first, *crash, refused=bool(crash))
+    if not crash:  # as if it had been killed before its last checkpoint was there
+        shutil.rmtree(begun.out / f"{stem}.epoch0002")
+    shutil.rmtree(begun.out.parent / ".reports", ignore_errors=True)
+    result = run("CPU" if first == "GPU" else "GPU")
+    assert "resumed" in result.stdout, begun.stdout + result.stdout
+    compare(lesson, result, on_cpu(lesson, processes, *sizes), processes)
 
 
 # ---- what makes the processor wait ---------------------------------------------------------------
@@ -248,7 +250,8 @@ def difference(on_gpus, lesson, sizes, other):
 
 @needs_pretended
 @pytest.mark.quick("04")
-@pytest.mark.long
+@pytest.mark.long("09", "11", "15", "16")
+@pytest.mark.night
 @pytest.mark.parametrize(
     "lesson",
     [each for each in lessons.LESSONS if "data_parallel" not in each.stem and each.curve.of != "nothing"],
@@ -265,13 +268,9 @@ def test_no_step_waits_for_the_gpu(on_gpus, lesson):
 
 
 @needs_pretended
-@pytest.mark.long("04", "05", "06a")
+@pytest.mark.long("05")
 @pytest.mark.night
-@pytest.mark.parametrize(
-    "lesson",
-    [*lessons.LADDER, lessons.get("06a_any_step"), lessons.get("06b_preemption")],
-    ids=lambda lesson: lesson.number,
-)
+@pytest.mark.parametrize("lesson", lessons.LADDER, ids=lambda lesson: lesson.number)
 def test_an_epoch_waits_once_in_addition_to_its_report_and_its_snapshot(on_gpus, lesson):
     words = [*lesson.small.split(), "--epochs", "1"]
     sizes = dict(zip(words[::2], words[1::2], strict=True))
