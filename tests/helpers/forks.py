@@ -19,6 +19,8 @@ import types
 import warnings
 from pathlib import Path
 
+LESSONS = Path(__file__).resolve().parents[2] / "lessons"
+
 
 class Forks:
     """The server, seen from a test process. `more` is for its environment, by default without a GPU."""
@@ -76,7 +78,10 @@ def serve():
     import torch.multiprocessing.spawn
 
     torch.set_num_threads(1)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lessons"))
+    # A fork makes its pool of threads anew. If two threads of autograd, one for each GPU, did so
+    # at once, torch would end the process.
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+    sys.path.insert(0, str(LESSONS))
     import workload
 
     workload.draw_fonts()
@@ -189,6 +194,11 @@ def script(path, words):
     module = types.ModuleType("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
+    beside = Path(path).resolve().parent
+    if (beside / "workload").is_dir() and beside != LESSONS:  # a changed copy of all lessons
+        sys.path.insert(0, str(beside))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "workload"]:
+            del sys.modules[name]
     try:
         exec(compile(Path(path).read_text(), path, "exec"), vars(module))
     finally:

@@ -612,6 +612,11 @@ struct NCCL final : c10d::Backend {
   }
 };
 
+struct Refusing final : c10d::Backend {  // for a GPU's tensors in a group of gloo: supports no collective
+  using c10d::Backend::Backend;
+  const std::string getBackendName() const override { return "gloo, given a tensor of a GPU,"; }
+};
+
 }  // namespace
 
 namespace c10d {
@@ -626,6 +631,8 @@ PYBIND11_MODULE(pretend_cuda, m) {
   m.def("generator", [](int index) { return generator(static_cast<DeviceIndex>(index)); });
   m.def("current_device", [] { return static_cast<int>(current); });
   m.def("set_device", [](int index) { Guard().setDevice(Device(CUDA, static_cast<DeviceIndex>(index))); });
+  py::class_<Refusing, c10::intrusive_ptr<Refusing>, c10d::Backend>(m, "Refusing")
+      .def(py::init([](int rank, int size) { return c10::make_intrusive<Refusing>(rank, size); }));
   using Options = NCCL::Options;
   py::class_<NCCL, c10::intrusive_ptr<NCCL>, c10d::Backend> nccl(m, "ProcessGroupNCCL");
   py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(nccl, "Options")

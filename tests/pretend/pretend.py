@@ -171,6 +171,7 @@ def install_cuda(torch, device):
         copies = [[on(each, index) for each in tensors] for index in devices[1:]]
         return [tensors, *copies]
 
+    cuda.nccl.is_available = lambda tensors: False  # DataParallel then adds gradients up without it
     torch._C._scatter, torch._C._gather, torch._C._broadcast_coalesced = scatter, gather, broadcast
     torch._C._cuda_getCurrentRawStream = lambda index: 0
     torch._C._cuda_getDeviceCount = device.gpus
@@ -271,13 +272,18 @@ def install_nccl(torch, device):
             return device.ProcessGroupNCCL(gloo, options)
 
     c10d._NCCL_AVAILABLE = True
-    c10d.Backend.backend_capability["gloo"] = ["cpu"]  # with a GPU's tensors, this build's gloo would crash
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
     make = c10d._new_process_group_helper
 
     def make_and_check(*arguments, **options):
         group, store = make(*arguments, **options)
+        cuda = torch.device("cuda")
+        if cuda in getattr(group, "_device_types", ()) and isinstance(
+            group._get_backend(cuda), dist.ProcessGroupGloo
+        ):
+            refusing = device.Refusing(group.rank(), group.size())  # this build's gloo would crash
+            group._register_backend(cuda, dist.ProcessGroup.BackendType.CUSTOM, refusing)
         # With a device_id NCCL connects here. Without one it connects later, which is not looked at.
         is_first = isinstance(group, dist.ProcessGroup) and len(c10d._world.pg_map) == 1
         if is_first and group.bound_device_id and group.size() > 1:

@@ -67,7 +67,7 @@ APART = "Expected all tensors to be on the same device, but found at least two d
         ),
         (
             "group('gloo'); dist.all_reduce(torch.ones(2, device=one))",
-            "No backend type associated with device type cuda",
+            "Backend gloo, given a tensor of a GPU, does not support allreduce",
         ),
         ("group('nccl'); dist.all_reduce(torch.ones(2))", "No backend type associated with device type cpu"),
         (

@@ -1,0 +1,177 @@
+"""Take each `.to(device)`, each `device=` and each gloo group out of the lessons in turn: who notices?
+
+    python tests/pretend/mutants.py                 all lessons; about 15 minutes on two cores
+    python tests/pretend/mutants.py 04 snapshot     some of them, or of the files that they share
+
+You will see a line for each mutant: noticed, and by what, or not noticed. A lesson runs on two pretended GPUs
+(17 on eight ranks that share them), is killed and resumes where it can, once as it is and once with its data
+left on the CPU, where most calls of `.to(device)` would do nothing otherwise. The last line is the share that
+was noticed.
+"""
+
+import ast
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / name) for name in ("tests/helpers", "tools", "lessons")]
+import launcher
+import lessons
+import pretending
+from forks import Forks
+
+# What is never noticed, and why.
+KNOWN = {
+    "order.to(train_set.labels.device)": "an index of the CPU is allowed, and costs one wait before training",
+}
+MORE = {"08_real_training": "--double", "16_experts": "--double"}
+WITHOUT_DEVICE = re.compile(r"(load_images|limericks\.load)\(arguments, device\)")
+
+
+def places(path):
+    """(line, what, text of the file without it) for each mutant of a file."""
+    text = path.read_text()
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    raw = text.encode()
+
+    def span(node):
+        begin, end = (
+            starts[node.lineno - 1] + node.col_offset,
+            starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+        return begin, end
+
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        begin, end = span(node)
+        whole = raw[begin:end].decode()
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr == "to"
+            and "device" in whole.rpartition(".to(")[2]
+        ):
+            inner = raw[slice(*span(node.func.value))]
+            yield node.lineno, whole, (raw[:begin] + inner + raw[end:]).decode()
+        for keyword in node.keywords:
+            value = ast.unparse(keyword.value)
+            is_group = keyword.arg == "backend" and value == "'gloo'"
+            if is_group or (keyword.arg == "device" and value not in ("None", "'cpu'")):
+                first, last = span(keyword)
+                before, after = re.sub(rb",\s*$", b"", raw[:first]), raw[last:]
+                if before.endswith(b"("):  # it is the first
+                    after = re.sub(rb"^,\s*", b"", after)
+                yield node.lineno, whole, (before + after).decode()
+
+
+def users(path):
+    """The lessons that a file is looked at with: a lesson itself, or the first two that import a part."""
+    if path.parent == ROOT / "lessons":
+        return [lesson for lesson in lessons.LESSONS if lesson.path == path]
+    if path.parent.name == "workload":
+        return [lessons.get("04_ddp_torchrun"), lessons.get("08_real_training")]
+    name = re.compile(rf"^(from|import) .*\b{path.stem}\b", re.M)
+    return [each for each in lessons.LESSONS if name.search(each.path.read_text())][:2]
+
+
+def outcome(server, lesson, tree, folder):
+    """What a run of a lesson in this tree comes to: everything that a mutant may change."""
+    options = lesson.path.read_text()
+    words = [*lesson.small.split(), *MORE.get(lesson.stem, "").split()]
+    if lesson.curve.of != "nothing":
+        words += ["--epochs", "2"]
+    if '"--crash-at"' in options:
+        words += ["--crash-at", "2"]
+    if '"--snapshot-every"' in options:
+        words += ["--snapshot-every", "2"]
+    processes = 1 if lesson.is_one_process() else max(2, lesson.processes)
+    words, environment = launcher.command(
+        "04_ddp_torchrun" if lesson.launcher == "two agents" else lesson.stem, processes, *words
+    )
+    words = [word.replace("04_ddp_torchrun.py", f"{lesson.stem}.py") for word in words]
+    if lesson.launcher == "two agents":
+        words[words.index("--standalone") : words.index("--standalone")] = ["--max-restarts", "3"]
+    words = [word.replace(str(ROOT / "lessons"), str(tree)) for word in words]
+    shutil.rmtree(folder, ignore_errors=True)
+    reports = folder / ".reports"
+    reports.mkdir(parents=True)
+    environment |= {"PRETEND_GPUS": "2", "PRETEND_REPORT": str(reports), "SHARE_GPU": str(int(processes > 2))}
+    code, _ = server.run(words, folder, environment, limit=90)
+    said = (folder / ".err").read_text()
+    if code != 0:
+        errors = [line for line in said.splitlines() if re.search(r"Error: |error: ", line)]
+        errors = [line for line in errors if "ChildFailed" not in line] or [f"status {code}"]
+        return {"error": re.sub(r"^E\d+ \S+ \d+ \S+\] +", "", errors[0])}
+    out = folder / "out"
+    weights = out / f"{lesson.stem}.pt"
+    return {
+        "curve": [(row["loss"], row["accuracy"]) for row in launcher.read_curve(out, lesson.stem)],
+        "weights": weights.exists() and weights.read_bytes(),
+        "output": re.sub(r"[\d,.]+ (images|texts)/s|\d+\.\d+ s\b", "", (folder / ".out").read_text()),
+        "waits": sum(pretending.waits(2, reports).values()),
+    }
+
+
+def differs(found, expected):
+    if "error" in found:
+        return found["error"][:110]
+    if found["waits"] > expected["waits"]:
+        return f"{found['waits']} waits instead of {expected['waits']}"
+    return next((name for name in ("curve", "weights", "output") if found[name] != expected[name]), "")
+
+
+def main():
+    names = sys.argv[1:]
+    more = pretending.environment(2, "", os.environ) | {"PYTHONPATH": str(pretending.WITNESS)}
+    server, room = Forks(more), Path(tempfile.mkdtemp(prefix="mutants-"))
+    trees = {name: room / name / "lessons" for name in ("as it is", "data on the CPU")}
+    for name, tree in trees.items():
+        shutil.copytree(ROOT / "lessons", tree, ignore=shutil.ignore_patterns("pictures", "__pycache__"))
+        for path in tree.rglob("*.py") if name == "data on the CPU" else ():
+            path.write_text(WITHOUT_DEVICE.sub(r"\1(arguments)", path.read_text()))
+    expected, noticed, missed, reasons = {}, 0, 0, []
+    folders = [ROOT / "lessons", ROOT / "lessons/parts", ROOT / "lessons/workload"]
+    for path in [path for folder in folders for path in sorted(folder.glob("*.py"))]:
+        if not names or any(path.stem.startswith(name) for name in names):
+            for line, what, text in places(path):
+                what = " ".join(what.split())
+                by = ""
+                for user in users(path):
+                    for name, tree in trees.items():
+                        if (user, name) not in expected:
+                            expected[user, name] = outcome(server, user, tree, room / "run")
+                            assert "error" not in expected[user, name], (
+                                user.stem,
+                                name,
+                                expected[user, name],
+                            )
+                        target = tree / path.relative_to(ROOT / "lessons")
+                        before = target.read_text()
+                        target.write_text(
+                            WITHOUT_DEVICE.sub(r"\1(arguments)", text) if "CPU" in name else text
+                        )
+                        by = by or differs(outcome(server, user, tree, room / "run"), expected[user, name])
+                        target.write_text(before)
+                        if by:
+                            break
+                    if by:
+                        break
+                noticed, missed = noticed + bool(by), missed + (not by)
+                known = KNOWN.get(what, "no reason is known")
+                print(f"{path.name}:{line} {what[:60]}: {by or f'NOT NOTICED: {known}'}", flush=True)
+                if not by and known == "no reason is known":
+                    reasons.append(f"{path.name}:{line}")
+    server.close()
+    shutil.rmtree(room)
+    print(f"{noticed} of {noticed + missed} noticed ({noticed / max(1, noticed + missed):.1%})")
+    return 1 if reasons or noticed < 0.95 * (noticed + missed) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
