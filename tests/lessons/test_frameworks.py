@@ -15,6 +15,7 @@ import pytest
 
 import diffs
 import launcher
+import pretending
 from forks import Forks
 from lines import check_what_it_printed
 from meshes import run_probe
@@ -215,6 +216,64 @@ def test_the_command_in_its_docstring_starts_it(start, reference, tmp_path, scri
     curve = launcher.read_curve(result.out, script)
     assert launcher.difference(curve, reference(*SIZES)) == ""
     assert {row["world_size"] for row in curve} == {2}
+
+
+ON_GPUS = [
+    needs_them,
+    pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing()),
+    pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs"),
+]
+FEW = (
+    'error: 2 processes on this machine, but 1 GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES="" '
+    "(with DeepSpeed: DS_ACCELERATOR=cpu) in front of the command to use the CPU"
+)
+
+
+def on_gpus(start, script, tmp_path, gpus, folder="run", **environment):
+    """Its command on pretended GPUs, in small, and without what keeps it on the CPU."""
+    words, before = true_launch(script, tmp_path)
+    before.pop("DS_ACCELERATOR", None)
+    small = ("--train-size", 240, "--test-size", 40, "--epochs", 1)
+    run = start(script, words=[*words, *small], environment=before | environment, gpus=gpus, folder=folder)
+    return run.finish(400)
+
+
+@pytest.mark.long("accelerate_ddp")
+@pytest.mark.night
+@pytest.mark.parametrize(
+    "script",
+    # `fabric run` looks for the GPUs itself, before the script begins.
+    [
+        pytest.param(script, marks=[*ON_GPUS, *[needs_ray] * (script == "ray_ddp")])
+        for script in SCRIPTS
+        if script != "fabric_ddp"
+    ],
+)
+def test_two_processes_do_not_share_a_gpu(start, tmp_path, script):
+    """Whether they may or not: a library gives each process a GPU of its own."""
+    for share in ("", "1"):
+        result = on_gpus(start, script, tmp_path, 1, folder=f"run{share}", SHARE_GPU=share)
+        lines = [line for line in (result.stdout + result.stderr).splitlines() if line.startswith("error:")]
+        assert result.code != 0 and lines == [FEW]
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("script", [pytest.param("deepspeed_ddp", marks=ON_GPUS)])
+def test_on_the_cpu_it_does_not_count_gpus(start, tmp_path, script):
+    """Its launcher sets CUDA_VISIBLE_DEVICES, so that the script sees the GPU that it does not use."""
+    result = on_gpus(start, script, tmp_path, 1, DS_ACCELERATOR="cpu")
+    assert result.code == 0, result.stdout + result.stderr
+
+
+@pytest.mark.long("accelerate_ddp")
+@pytest.mark.night
+@pytest.mark.parametrize(
+    "script", [pytest.param(script, marks=ON_GPUS) for script in ("accelerate_ddp", "accelerate_fsdp2")]
+)
+def test_on_gpus_accelerate_calls_nothing_that_is_deprecated(start, tmp_path, script):
+    """What it calls of torch there is, and a warning is an error here."""
+    result = on_gpus(start, script, tmp_path, 2)
+    assert result.code == 0 and "Warning" not in result.stderr, result.stderr
 
 
 # What each says when rank 1 is killed. Of the Trainer's processes, rank 0 is the one that we start.

@@ -258,9 +258,7 @@ def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible
 # ---- over NCCL --------------------------------------------------------------------------------
 
 
-ONE, TWO = (
-    pytest.mark.skipif(bool(pretending.missing(count)), reason=pretending.missing(count)) for count in (1, 2)
-)
+ONE = pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
 
 
 def compare(start, lesson, processes, gpus):
@@ -281,10 +279,49 @@ def compare(start, lesson, processes, gpus):
 
 
 @ONE
+@pytest.mark.long("08_real_training-2")
+@pytest.mark.night
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.stem)
 def test_processes_that_share_a_gpu_have_one_curve(start, lesson, processes):
     compare(start, lesson, processes, gpus=1)
+
+
+PRETENDED = [
+    pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2)),
+    pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stem", [pytest.param("08_real_training", marks=PRETENDED)])
+def test_batch_norm_waits_for_the_gpu_as_often_as_the_page_says(fork, stem):
+    """240 and 480 images are 9 and 18 steps: a tenth of them is for validation."""
+    waits = []
+    for images in (240, 480):
+        sizes = ("--train-size", images, "--batch-size", 24, "--test-size", 60, "--epochs", 1)
+        found = fork(stem, 2, *sizes, folder=str(images), gpus=2).waits
+        waits.append(sum(count for place, count in found.items() if place.startswith("parts/resnet.py")))
+    assert waits[1] - waits[0] == 9 * 60
+    page = lessons.get(stem).page.read_text()
+    assert "three times per layer, 60 times per step" in page and "In each of the 20 layers" in page
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=PRETENDED), pytest.param(2, marks=PRETENDED)])
+def test_a_gpu_that_is_too_old_is_refused_before_anything_runs(start, tmp_path, gpus):
+    """The whole command: with mp.spawn, one process prints the line, for all of them."""
+    path = tmp_path / "sitecustomize.py"
+    path.write_text(
+        f"import runpy; runpy.run_path({str(pretending.WITNESS / 'sitecustomize.py')!r}); import torch\n"
+        f"torch.version.cuda, torch.cuda.get_arch_list = '13.0', lambda: {WHEEL}\n"
+        "torch.cuda.get_device_capability = lambda device: (7, 0)\n"
+    )
+    stem = {1: "01_single_gpu", 2: "03_ddp_spawn"}[gpus]
+    run = start(stem, gpus, "--epochs", 1, gpus=gpus, environment={"PYTHONPATH": str(tmp_path)})
+    result = run.finish()
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert result.code != 0 and len(lines) == 1 and "does not support this GPU" in lines[0], result.stderr
 
 
 @pytest.mark.night

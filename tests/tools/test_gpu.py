@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import correct
 import drawing
 import harness
 import pytest
@@ -17,6 +18,7 @@ import speed
 import turns
 
 import launcher
+import pretending
 from processes import alive, wait_for
 
 TOOL = launcher.ROOT / "tools" / "gpu"
@@ -251,6 +253,43 @@ def test_without_a_gpu_one_line_says_what_to_do(tmp_path):
 
 
 # ---- what is measured is what is meant ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, 64), (1, 6), (2, 12), (32, 64)])
+def test_few_ranks_at_once_share_a_gpu(tmp_path, monkeypatch, gpus, expected):
+    monkeypatch.setattr(harness.os, "sched_getaffinity", lambda pid: range(64))
+    check = harness.Check(tmp_path, minutes=1, is_rehearsal=False, gpus=gpus)
+    shutil.rmtree(check.folder)
+    assert check.at_once == expected
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(5e-6, "ok"), (2.9e-4, "failed")])
+def test_winograds_convolution_is_right_and_that_of_tf32_is_not(check, monkeypatch, error, verdict):
+    said = {"probe": True, "gpus": [], "versions": {}, "flags": {}, "convolution": error, "product": error}
+    (check.folder / ".stdout").write_text(json.dumps(said) + "\n")
+    monkeypatch.setattr(check, "run", lambda jobs: {"numerics": harness.Result(check.folder)})
+    correct.numerics(check)
+    found = {row.name.partition(" in fp32")[0]: row.verdict for row in check.rows}
+    assert (found["a convolution"], found["a product"]) == (verdict, verdict)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2))
+@pytest.mark.parametrize(
+    ("probe", "options"),
+    [
+        ("sizes", ("--largest", 12, "--times", 1)),
+        ("memory", ("ddp", "--width", 64, "--layers", 2)),
+        ("memory", ("fsdp", "--width", 64, "--layers", 2)),
+    ],
+)
+def test_a_group_knows_the_gpu_of_its_rank(start, probe, options):
+    """Otherwise barrier() warns, and a warning is an error here."""
+    words, _ = launcher.command("04_ddp_torchrun", 2)
+    paths = os.pathsep.join(map(str, (pretending.WITNESS, launcher.ROOT / "lessons")))
+    words = [*words[:-1], TOOL / f"{probe}.py", *options]
+    result = start("", words=words, gpus=2, environment={"PYTHONPATH": paths}).finish()
+    assert result.code == 0 and '{"probe": true' in result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(0, [1, 1]), (1, [0, 1]), (2, [0, 0])])
