@@ -6,12 +6,10 @@ import pytest
 
 import launcher
 import lessons
-import workload
 from lines import check_what_it_printed
 from weights import recount
 
 SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
-GPUS = workload.gpu_count()
 
 
 # The same job, and the snapshots of a whole run: what else they promise is in their own tests.
@@ -85,25 +83,6 @@ def test_a_wide_model_has_one_curve_too(fork, reference):
     curve = launcher.read_curve(fork(stem, 2, *sizes).out, stem)
     assert launcher.difference(curve, reference(*sizes)) == ""
     assert launcher.difference(curve, reference(*sizes[:-2])) != "", "as narrow as without"
-
-
-@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU")
-@pytest.mark.parametrize("lesson", lessons.LADDER, ids=lambda lesson: lesson.number)
-def test_gpus_have_the_cpus_curve(run, reference, lesson):
-    result = run(lesson.stem, lesson.processes_for(GPUS), environment={"SHARE_GPU": "1"}, gpus=1)
-    curve = launcher.read_curve(result.out, lesson.stem)
-    assert abs(curve[0]["loss"] - reference()[0]["loss"]) < 1e-3 * reference()[0]["loss"]
-    assert abs(curve[-1]["accuracy"] - reference()[-1]["accuracy"]) <= 0.01
-
-
-@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
-@pytest.mark.parametrize("lesson", lessons.LADDER[1:], ids=lambda lesson: lesson.number)
-def test_on_gpus_there_is_one_curve_too(run, lesson):
-    stem = lesson.stem
-    first = launcher.read_curve(run("01_single_gpu", 1, folder="one", gpus=1).out, "01_single_gpu")
-    for processes in [1] if lesson.is_one_process() else range(2, GPUS + 1, 2):
-        result = run(stem, processes, folder=f"{processes}", gpus=1)
-        assert launcher.difference(launcher.read_curve(result.out, stem), first) == ""
 
 
 def test_another_seed_is_another_curve(fork, reference):

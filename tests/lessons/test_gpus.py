@@ -1,4 +1,4 @@
-"""What the lessons do where there are GPUs: what can be seen without one, then the lessons over NCCL."""
+"""What the lessons do where there are GPUs, as far as one can see it without one: see test_on_gpus.py too."""
 
 import json
 import os
@@ -12,16 +12,12 @@ from torch.utils.data import DataLoader
 
 import launcher
 import lessons
-import pretending
 import workload
 
 PROBE = launcher.ROOT / "tests" / "probes" / "groups_and_device.py"
 # They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
 PATIENT = ("04_ddp_torchrun", "05_snapshots", "06_multinode", "06a_any_step", "07_mixed_precision")
 TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
-
-
-# ---- without a GPU ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
@@ -253,77 +249,3 @@ def test_two_launchers_take_gpus_that_one_may_see(tmp_path, monkeypatch, visible
         for node in ("0", "1")
     ]
     assert [line.replace(socket.gethostname(), "HOST") for line in seen] == expected
-
-
-# ---- over NCCL --------------------------------------------------------------------------------
-
-
-ONE = pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
-
-
-def compare(start, lesson, processes, gpus):
-    """The curve of several processes, which share what GPUs there are, is that of one."""
-    curves, options, limits = [], lesson.small.split(), lesson.curve
-    if lesson.stem == "08_real_training":
-        # In 32 bits only its end counts, within 3%, and one of these 24 validation images is 4%.
-        options, limits = [*options, "--double"], launcher.THE_SAME
-    for count in (1, processes):
-        more = (*options, "--epochs", 2)
-        run = start(lesson.stem, count, *more, folder=str(count), environment={"SHARE_GPU": "1"}, gpus=gpus)
-        result = run.finish()
-        assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
-        curves.append(launcher.read_curve(result.out, lesson.stem))
-    alone, together = curves
-    assert {row["world_size"] for row in together} == {processes}
-    assert launcher.difference(together, alone, limits) == ""
-
-
-@ONE
-@pytest.mark.long("08_real_training-2")
-@pytest.mark.night
-@pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.stem)
-def test_processes_that_share_a_gpu_have_one_curve(start, lesson, processes):
-    compare(start, lesson, processes, gpus=1)
-
-
-PRETENDED = [
-    pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2)),
-    pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs"),
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("stem", [pytest.param("08_real_training", marks=PRETENDED)])
-def test_batch_norm_waits_for_the_gpu_as_often_as_the_page_says(fork, stem):
-    """240 and 480 images are 9 and 18 steps: a tenth of them is for validation."""
-    waits = []
-    for images in (240, 480):
-        sizes = ("--train-size", images, "--batch-size", 24, "--test-size", 60, "--epochs", 1)
-        found = fork(stem, 2, *sizes, folder=str(images), gpus=2).waits
-        waits.append(sum(count for place, count in found.items() if place.startswith("parts/resnet.py")))
-    assert waits[1] - waits[0] == 9 * 60
-    page = lessons.get(stem).page.read_text()
-    assert "three times per layer, 60 times per step" in page and "In each of the 20 layers" in page
-
-
-@pytest.mark.night
-@pytest.mark.parametrize("gpus", [pytest.param(1, marks=PRETENDED), pytest.param(2, marks=PRETENDED)])
-def test_a_gpu_that_is_too_old_is_refused_before_anything_runs(start, tmp_path, gpus):
-    """The whole command: with mp.spawn, one process prints the line, for all of them."""
-    path = tmp_path / "sitecustomize.py"
-    path.write_text(
-        f"import runpy; runpy.run_path({str(pretending.WITNESS / 'sitecustomize.py')!r}); import torch\n"
-        f"torch.version.cuda, torch.cuda.get_arch_list = '13.0', lambda: {WHEEL}\n"
-        "torch.cuda.get_device_capability = lambda device: (7, 0)\n"
-    )
-    stem = {1: "01_single_gpu", 2: "03_ddp_spawn"}[gpus]
-    run = start(stem, gpus, "--epochs", 1, gpus=gpus, environment={"PYTHONPATH": str(tmp_path)})
-    result = run.finish()
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
-    assert result.code != 0 and len(lines) == 1 and "does not support this GPU" in lines[0], result.stderr
-
-
-@pytest.mark.night
-def test_so_have_processes_on_a_cpu(start):
-    compare(start, lessons.get("09_fsdp"), 2, gpus=False)

@@ -101,8 +101,9 @@ def outcome(server, lesson, tree, folder):
     shutil.rmtree(folder, ignore_errors=True)
     reports = folder / ".reports"
     reports.mkdir(parents=True)
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # for a restart
     environment |= {"PRETEND_GPUS": "2", "PRETEND_REPORT": str(reports), "SHARE_GPU": str(int(processes > 2))}
-    code, _ = server.run(words, folder, environment, limit=90)
+    code, _ = server.run(words, folder, environment, limit=180)
     said = (folder / ".err").read_text()
     if code != 0:
         errors = [line for line in said.splitlines() if re.search(r"Error: |error: ", line)]
