@@ -122,11 +122,15 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, on_cpu, lesson, gpus, processes):
             assert weights[0] == weights[1]
 
 
-@pytest.mark.long("06b --snapshot-every 3", "09_ --offload", "10_ --schedule interleaved", "16_ --capacity 1")
+@pytest.mark.long("06b --snapshot-every 3", "09 --offload", "10 --schedule interleaved", "16 --capacity 1")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("stem", "options"),
-    [pytest.param(stem, each, id=f"{stem[:3]} {each}") for stem in OPTIONS for each in OPTIONS[stem]],
+    [
+        pytest.param(stem, each, id=f"{lessons.get(stem).number} {each}")
+        for stem in OPTIONS
+        for each in OPTIONS[stem]
+    ],
 )
 def test_its_options_have_it_too(on_gpus, on_cpu, stem, options):
     lesson = lessons.get(stem)
@@ -235,7 +239,6 @@ def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, on_cpu
 # Of each step, for each lesson where there are any: those of 13 are loss_parallel's, those of 16 one for each
 # layer of experts. 08 has a test of its own.
 WAITS = {"13_gpt": 3, "16_experts": 2}
-LEFT_OUT = ("08_real_training", "14_tuning")
 needs_pretended = pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
 
 
@@ -255,7 +258,7 @@ def difference(on_gpus, lesson, sizes, other):
 @pytest.mark.night
 @pytest.mark.parametrize(
     "lesson",
-    [each for each in lessons.LESSONS if "data_parallel" not in each.stem and each.stem not in LEFT_OUT],
+    [each for each in lessons.LESSONS if each.stem != "08_real_training"],
     ids=lambda lesson: lesson.number,
 )
 def test_no_step_waits_for_the_gpu(on_gpus, lesson):
@@ -266,6 +269,9 @@ def test_no_step_waits_for_the_gpu(on_gpus, lesson):
     more = difference(on_gpus, lesson, sizes, {"--train-size": str(2 * images)})
     steps = images // int(sizes["--batch-size"])
     assert sum(more.values()) == WAITS.get(lesson.stem, 0) * steps, more
+    page = (launcher.ROOT / "lessons/launch/README.md").read_text()
+    rows = dict(re.findall(r"^\| (\w+) \| (\d+) \| ", page, re.M))
+    assert int(rows.get(lesson.number, 0)) == WAITS.get(lesson.stem, 0)
 
 
 @needs_pretended

@@ -304,7 +304,7 @@ def test_the_first_screen_says_what_it_is_and_what_to_do_next(small, reader, wid
     page.until(
         "[...document.querySelectorAll('.cards img')].every((one) => one.naturalWidth > 0)", "pictures"
     )
-    assert "has run on a GPU yet" in page.ask("document.querySelector('.status-box').textContent")
+    assert "has run on a real GPU yet" in page.ask("document.querySelector('.status-box').textContent")
     assert page.ask(WIDTH) <= width
     assert page.complaints() == []
 

@@ -112,7 +112,8 @@ STATUS = (
     "script runs on a real SLURM with two nodes on one machine. The Kubernetes and SageMaker recipes are "
     "validated against their schemas and their commands run, but never on a cluster or at Amazon. The 16,384 "
     "ranks are a dry run on one CPU.",
-    "**No lesson has run on a GPU yet:** `make gpu` tests them on yours.",
+    "**GPU code paths:** exercised on a simulated CUDA device (semantics, not speed). No lesson has run on a "
+    "real GPU yet: `make gpu` tests them on yours.",
 )
 SHORTEST = ("01_single_gpu", "03_ddp_spawn", "04_ddp_torchrun", "05_snapshots", "06_multinode")
 COMMANDS = (
