@@ -223,6 +223,7 @@ ON_GPUS = [
     pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing()),
     pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs"),
 ]
+ON_GPUS_SIZES = ("--train-size", 240, "--batch-size", 24, "--test-size", 60, "--epochs", 2)
 FEW = (
     'error: 2 processes on this machine, but 1 GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES="" '
     "(with DeepSpeed: DS_ACCELERATOR=cpu) in front of the command to use the CPU"
@@ -233,8 +234,8 @@ def on_gpus(start, script, tmp_path, gpus, folder="run", **environment):
     """Its command on pretended GPUs, in small, and without what keeps it on the CPU."""
     words, before = true_launch(script, tmp_path)
     before.pop("DS_ACCELERATOR", None)
-    small = ("--train-size", 240, "--test-size", 40, "--epochs", 1)
-    run = start(script, words=[*words, *small], environment=before | environment, gpus=gpus, folder=folder)
+    words = [*words, *map(str, ON_GPUS_SIZES)]
+    run = start(script, words=words, environment=before | environment, gpus=gpus, folder=folder)
     return run.finish(400)
 
 
@@ -267,13 +268,14 @@ def test_on_the_cpu_it_does_not_count_gpus(start, tmp_path, script):
 
 @pytest.mark.long("accelerate_ddp")
 @pytest.mark.night
-@pytest.mark.parametrize(
-    "script", [pytest.param(script, marks=ON_GPUS) for script in ("accelerate_ddp", "accelerate_fsdp2")]
-)
-def test_on_gpus_accelerate_calls_nothing_that_is_deprecated(start, tmp_path, script):
-    """What it calls of torch there is, and a warning is an error here."""
+@pytest.mark.parametrize("script", [pytest.param(script, marks=ON_GPUS) for script in FORKED])
+def test_on_gpus_it_has_lesson_01s_curve(start, reference, tmp_path, script):
+    """By NCCL. Accelerate calls more there than on a CPU, and a warning is an error here."""
     result = on_gpus(start, script, tmp_path, 2)
-    assert result.code == 0 and "Warning" not in result.stderr, result.stderr
+    assert result.code == 0, result.stdout + result.stderr
+    curve = launcher.read_curve(result.out, script)
+    assert launcher.difference(curve, reference(*ON_GPUS_SIZES)) == ""
+    assert {row["world_size"] for row in curve} == {2}
 
 
 # What each says when rank 1 is killed. Of the Trainer's processes, rank 0 is the one that we start.

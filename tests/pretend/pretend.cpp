@@ -263,16 +263,6 @@ void check(Seen& seen, const at::Tensor& tensor, const std::string& name, const 
 }
 
 template <class F>
-void for_each_tensor(const IValue& value, F look) {
-  if (value.isTensor()) look(value.toTensor());
-  if (value.isTensorList())
-    for (const at::Tensor& each : value.toTensorList()) look(each);
-  if (value.isOptionalTensorList())
-    for (std::optional<at::Tensor> each : value.toOptionalTensorList())
-      if (each) look(*each);
-}
-
-template <class F>
 void change_tensors(IValue& value, F change) {
   if (value.isTensor()) {
     value = change(value.toTensor());
@@ -293,12 +283,13 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = schema.arguments();
   IValue* values = stack->data() + stack->size() - arguments.size();
   Seen seen;
-  for (size_t i = 0; i < arguments.size(); ++i)
-    for_each_tensor(values[i], [&](const at::Tensor& each) { check(seen, each, schema.name(), arguments[i]); });
   if (WAITS.count(schema.name())) wait_is_seen(schema.name());
   for (size_t i = 0; i < arguments.size(); ++i) {
     IValue& value = values[i];
-    change_tensors(value, [&](const at::Tensor& each) { return seen.cpu(each); });
+    change_tensors(value, [&](const at::Tensor& each) {
+      check(seen, each, schema.name(), arguments[i]);
+      return seen.cpu(each);
+    });
     if (value.isDevice() && value.toDevice().is_cuda()) {
       if (!seen.device) seen.device = device_or_current(value.toDevice());
       value = Device(at::kCPU);
@@ -394,10 +385,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 
 struct Timer final : c10d::Timer {  // DDP asks for one
   explicit Timer(Device) {}
-  std::optional<int64_t> measureDifference(Event start, Event end) override {
-    auto from = getTimestamp(start), to = getTimestamp(end);
-    return from && to ? std::optional(*to - *from) : std::nullopt;
-  }
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
 };
 
 // ---- NCCL ---------------------------------------------------------------------------------------
@@ -526,10 +514,6 @@ struct NCCL final : c10d::Backend {
     auto here = cpu(tensors);
     return reduced(tensors, asked, [&](auto& own) { return gloo->allreduce(here, own); });
   }
-  Handle allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& asked) override {
-    auto here = cpu(tensors);
-    return reduced(tensors, asked, [&](auto& own) { return gloo->allreduce_coalesced(here, own); });
-  }
   Handle reduce(Tensors& tensors, const c10d::ReduceOptions& asked) override {
     auto here = cpu(tensors);
     return work(gloo->reduce(here, asked), tensors);
@@ -559,11 +543,6 @@ struct NCCL final : c10d::Backend {
     auto from = cpu(inputs);
     return work(gloo->scatter(to, from, asked), outputs);
   }
-  Handle reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& asked) override {
-    auto to = cpu(outputs);
-    auto from = cpu(inputs);
-    return reduced(outputs, asked, [&](auto& own) { return gloo->reduce_scatter(to, from, own); });
-  }
   Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& asked) override {
     auto to = cpu(output).view(-1), from = cpu(input).view(-1);
     return reduced({output}, asked, [&](auto& own) { return gloo->_reduce_scatter_base(to, from, own); });
@@ -578,10 +557,6 @@ struct NCCL final : c10d::Backend {
       const c10d::AllToAllOptions& asked) override {
     auto to = cpu(output), from = cpu(input);
     return work(gloo->alltoall_base(to, from, to_sizes, from_sizes, asked), {output});
-  }
-  Handle alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& asked) override {
-    auto to = cpu(outputs), from = cpu(inputs);
-    return work(gloo->alltoall(to, from, asked), outputs);
   }
   Handle send(Tensors& tensors, int to, int tag) override {
     auto here = cpu(tensors);
