@@ -24,9 +24,17 @@ import lessons
 import pretending
 from forks import Forks
 
-# What is never noticed, and why.
+# What is not noticed, and why.
+FSDP_INPUT = "fully_shard moves a model's inputs to the GPU by itself"
+FSDP_MODEL = "fully_shard moves the parameters to the GPU by itself"
 KNOWN = {
-    "order.to(train_set.labels.device)": "an index of the CPU is allowed, and costs one wait before training",
+    ("images.py", "order"): "indices on the CPU are allowed, and cost one wait before training",
+    ("08_real_training.py", "train_set.images[:size]"): "only with --compile, which needs a real GPU",
+    ("09_fsdp.py", "images"): FSDP_INPUT,
+    ("12_mesh.py", "ImageTransformer"): FSDP_MODEL,
+    ("12_mesh.py", "images"): FSDP_INPUT,
+    ("13_gpt.py", "build_model"): FSDP_MODEL,
+    ("13_gpt.py", "texts"): FSDP_INPUT,
 }
 MORE = {"08_real_training": "--double", "16_experts": "--double"}
 WITHOUT_DEVICE = re.compile(r"(load_images|limericks\.load)\(arguments, device\)")
@@ -164,7 +172,9 @@ def main():
                     if by:
                         break
                 noticed, missed = noticed + bool(by), missed + (not by)
-                known = KNOWN.get(what, "no reason is known")
+                known = KNOWN.get(
+                    (path.name, re.split(r"[.(](?=to\(|\w+\.)|\(", what)[0]), "no reason is known"
+                )
                 print(f"{path.name}:{line} {what[:60]}: {by or f'NOT NOTICED: {known}'}", flush=True)
                 if not by and known == "no reason is known":
                     reasons.append(f"{path.name}:{line}")
