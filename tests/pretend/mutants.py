@@ -172,7 +172,8 @@ def main():
                     if by:
                         break
                 noticed, missed = noticed + bool(by), missed + (not by)
-                known = KNOWN.get(
+                source = re.split(r"\.to\(|\(", what)[0]
+                known = KNOWN.get((path.name, source), "no reason is known")
                     (path.name, re.split(r"[.(](?=to\(|\w+\.)|\(", what)[0]), "no reason is known"
                 )
                 print(f"{path.name}:{line} {what[:60]}: {by or f'NOT NOTICED: {known}'}", flush=True)
