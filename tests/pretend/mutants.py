@@ -174,8 +174,6 @@ def main():
                 noticed, missed = noticed + bool(by), missed + (not by)
                 source = re.split(r"\.to\(|\(", what)[0]
                 known = KNOWN.get((path.name, source), "no reason is known")
-                    (path.name, re.split(r"[.(](?=to\(|\w+\.)|\(", what)[0]), "no reason is known"
-                )
                 print(f"{path.name}:{line} {what[:60]}: {by or f'NOT NOTICED: {known}'}", flush=True)
                 if not by and known == "no reason is known":
                     reasons.append(f"{path.name}:{line}")
