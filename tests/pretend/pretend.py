@@ -283,7 +283,9 @@ def install_nccl(torch, device):
             group._get_backend(cuda), dist.ProcessGroupGloo
         ):
             refusing = device.Refusing(group.rank(), group.size())  # this build's gloo would crash
+            name = group.group_name
             group._register_backend(cuda, dist.ProcessGroup.BackendType.CUSTOM, refusing)
+            group._set_group_name(name)  # of all its backends, this one included
         # With a device_id NCCL connects here. Without one it connects later, which is not looked at.
         is_first = isinstance(group, dist.ProcessGroup) and len(c10d._world.pg_map) == 1
         if is_first and group.bound_device_id and group.size() > 1:

@@ -103,6 +103,7 @@ def test_what_a_gpu_refuses_is_refused(look, lines, error):
         "print(torch.ones(4, device=one)[torch.tensor([1])])",  # an index of the CPU, which makes it wait
         "print(torch.ones(2, device=one).to(two) + torch.ones(2, device=two))",
         "torch.save(torch.ones(2, device=two), 'x'); print(torch.load('x', map_location='cpu') + 1)",
+        "group('gloo'); print(dist.init_device_mesh('cpu', (1,)))",  # which makes a group of its own
         "group('cpu:gloo,cuda:nccl'); dist.all_reduce(torch.ones(2)); "
         "dist.all_reduce(torch.ones(2, device=one)); print('both')",
         "group('nccl'); x = torch.ones(2, dtype=torch.bfloat16, device=one); "
