@@ -438,11 +438,21 @@ def rehearse(out, *words, **environment):
 @PRETENDS
 @pytest.mark.long
 def test_a_rehearsal_says_that_its_gpus_are_pretended(tmp_path):
-    first, table = rehearse(tmp_path / "out", "--stages", "1,8")
+    first, table = rehearse(tmp_path / "out", "--stages", "1")
     assert first == "a rehearsal on 2 pretended GPUs" and table["on"] == "2 pretended GPUs"
-    rows = {row["name"]: row for row in table["rows"]}
-    assert rows["the machine"]["value"].startswith("NVIDIA pretended, NVIDIA pretended; torch ")
-    assert rows["P2P"]["verdict"] == "not here"
+    value = table["rows"][0]["value"]
+    assert value.startswith("NVIDIA pretended, NVIDIA pretended; torch ")
+    assert "NCCL 2." in value and value.endswith("driver pretended")
+
+
+@PRETENDS
+@pytest.mark.long
+def test_a_rehearsal_refuses_more_ranks_than_gpus(tmp_path):
+    """Its children take the path of a machine with two GPUs."""
+    check = harness.Check(tmp_path, minutes=5, is_rehearsal=True, gpus=2)
+    assert check.go([harness.Stage("refusals", 30, correct.refusals)]) == 0
+    rows = {row.name: row for row in check.rows}
+    assert "3 processes on this machine, but 2 GPUs" in rows["more ranks than GPUs"].value
 
 
 @PRETENDS
