@@ -27,9 +27,9 @@ STEPS = {
 }
 LESSONS = ("01_single_gpu", "04_ddp_torchrun", "07_mixed_precision")
 EPOCHS = {120: 6, 1200: 20, 12_000: 40}  # by batch: of 100, 10 and 1 steps
+SMALL_EPOCHS = {24: 3}
 INPUTS = ("pageable", "pinned", "resident")
 SMALL_LOOP = ("--width", 4, "--images", 32, "--batch-size", 8, "--rounds", 1, "--steps", 2)
-SMALL_INPUT = ("--batch-size", 24, "--steps", 2)
 SMALL_GPT = ("--hidden", 32, "--layers", 1, "--heads", 2, "--length", 16, "--batch-size", 2, "--steps", 1)
 
 
@@ -58,12 +58,10 @@ def loop(check: Check, step: str, *arguments, ranks: int = 0, **options) -> Job:
     )
 
 
-def train(check: Check, stem: str, batch: int) -> Job:
+def train(check: Check, stem: str, batch: int, epochs: int) -> Job:
     """A lesson as it is, watched by watched.py."""
-    sizes = ("--batch-size", batch, "--epochs", EPOCHS[batch])
-    if check.is_rehearsal:
-        sizes = ("--batch-size", 24, "--epochs", 3, "--train-size", 240)
-    job = check.lesson(stem, 1, *sizes, "--test-size", 60)
+    size = ("--train-size", 240) if check.is_rehearsal else ()
+    job = check.lesson(stem, 1, "--batch-size", batch, "--epochs", epochs, *size, "--test-size", 60)
     job.words.insert(job.words.index(str(lessons.get(stem).path)), HERE / "watched.py")
     return job
 
@@ -82,17 +80,19 @@ def alone(check: Check) -> None:
     jobs |= {step: loop(check, step, limit=20) for step in steps if step != "compile"}
     jobs["plain"].limit = 30
     jobs["plain"].words += [] if check.is_rehearsal else ["--rounds", 2]
+    size, steps_of_input = (24, 2) if check.is_rehearsal else (1200, 200)
     for kind in INPUTS:
-        jobs[kind] = check.probe("inputs", kind, *(SMALL_INPUT if check.is_rehearsal else ()), limit=20)
-    batches = (12_000,) if check.is_rehearsal else EPOCHS
-    for batch in batches:
-        jobs |= {f"{stem}, {batch:,}": train(check, stem, batch) for stem in LESSONS}
+        words = ("--batch-size", size, "--steps", steps_of_input)
+        jobs[kind] = check.probe("inputs", kind, *words, limit=20)
+    epochs = SMALL_EPOCHS if check.is_rehearsal else EPOCHS
+    for batch in epochs:
+        jobs |= {f"{stem}, {batch:,}": train(check, stem, batch, epochs[batch]) for stem in LESSONS}
     found = check.take_turns(jobs)
     ladder(check, {step: found[step] for step in steps})
     large_gpt(check, {name: found[name] for name in ("gpt", "gpt compiled") if name in found})
     for kind in INPUTS:
-        check.judge(f"images of batches of 1,200, {kind}", [found[kind]], bring)
-    for batch in batches:
+        check.judge(f"images of batches of {size:,}, {kind}", [found[kind]], bring)
+    for batch in epochs:
         for stem in LESSONS:
 
             def look(result, batch=batch, stem=stem):
@@ -199,8 +199,11 @@ def memory(check: Check) -> None:
             def look(result, kind=kind, ranks=ranks):
                 said = result.said()
                 check.facts.setdefault("memory", {}).setdefault(kind, {})[ranks] = said["bytes"]
-                counted = f"{said['bytes'] / 2**20:,.0f} MiB" if said["bytes"] else "not counted"
-                return f"{counted} for {said['of weights'] / 2**20:,.0f} MiB of weights"
+                if said["bytes"] == 0:
+                    return "it ran; nothing counts memory here"
+                return (
+                    f"{said['bytes'] / 2**20:,.0f} MiB for {said['of weights'] / 2**20:,.0f} MiB of weights"
+                )
 
             check.judge(f"peak memory of a rank, {kind} on {ranks}", [found[f"{kind}, {ranks}"]], look)
 
