@@ -3,9 +3,9 @@
     python tools/gpu --out out --minutes 8
     python tools/gpu --rehearse               the same stages in small, on 2 pretended GPUs
 
-A rehearsal tests this program and the lessons' code for GPUs, and no GPU: tests/pretend/README.md says what
-a pretended GPU is. Where there is no compiler for it, the CPU is used over gloo. The first line, gpu.json
-and gpu.png say which of the two it was.
+A rehearsal tests this program and the code that the lessons run on GPUs. It does not test a GPU: see
+tests/pretend/README.md. Without g++ it uses the CPU and gloo. The first line, gpu.json and gpu.png say
+what it ran on.
 
 You will see a row for each thing that was looked at, as soon as it is known. At the end come the whole
 table and a picture, OUT/gpu.png. OUT/gpu.json is written after each row, so that a run that is ended
@@ -48,7 +48,7 @@ REHEARSED_GPUS = 2
 
 def pretended() -> tuple[int, str]:
     """How many GPUs a rehearsal has, and if none, why."""
-    # A torch that was built with CUDA has room for real GPUs only: with it the rehearsal is on the CPU.
+    # A torch that was built with CUDA takes real GPUs only. A rehearsal on those would look like a run.
     reason = "torch was built with CUDA" if torch.version.cuda else pretending.missing(REHEARSED_GPUS)
     if not reason:
         try:

@@ -36,14 +36,14 @@ VERDICTS = {
     "not run": "not run for want of time",
 }
 
-# What a rehearsal cannot tell, and why. Where it would come, a row says so.
+# What a rehearsal cannot test, and why. A row says so where a run on GPUs would test it.
 ONLY_ON_GPUS = {
-    "speed": "the processor computes here, in small: the numbers above are not those of a GPU",
-    "torch.compile": "on two cores it takes longer than all the rest, and it makes no kernels for a GPU",
-    "kernels": "there are none: a profiler sees only what a real GPU does",
-    "memory": "a pretended GPU counts none, and a process on the CPU holds more than tensors",
-    "P2P": "a pretended GPU lies in the processor's memory, as all of them do",
-    "messages of NCCL": "gloo carries the data, and has words of its own where a rank fails",
+    "speed": "the CPU computes small sizes here, so the numbers above say nothing about a GPU",
+    "torch.compile": "on two cores it takes longer than the rest, and it makes no kernels for a GPU",
+    "kernels": "no kernel runs on a GPU here, so the profiler has none to show",
+    "memory": "a pretended GPU does not count memory, and a process on the CPU holds more than tensors",
+    "P2P": "a pretended GPU keeps its tensors in the CPU's memory",
+    "messages of NCCL": "gloo carries the data here, and reports a failed rank in its own words",
 }
 
 
@@ -166,7 +166,7 @@ class Child:
         return result
 
     def unseen(self) -> str:
-        """Which GPUs its processes did not see, or an empty string. On the CPU it would pass all the same."""
+        """What is wrong about the GPUs that its processes saw. With none, they use the CPU and pass."""
         counts = [json.loads(path.read_text())["gpus"] for path in self.reports.glob("*.json")]
         if self.is_on_cpu:
             return "" if counts and not any(counts) else f"it was for the CPU, and saw GPUs: {counts}"
@@ -267,7 +267,7 @@ class Check:
             self.row(name, value, expected, "measured" if is_right is None else good if is_right else bad)
 
     def is_real(self, what: str) -> bool:
-        """Whether this can be told here. In a rehearsal a row says why not."""
+        """Whether this can be tested here. In a rehearsal, a row says why it cannot."""
         if self.is_rehearsal:
             self.row(what, ONLY_ON_GPUS[what], "", "not here")
         return not self.is_rehearsal
