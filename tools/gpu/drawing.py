@@ -29,7 +29,10 @@ def draw(facts: dict, path: Path, title: str) -> None:
     for part in (second, fourth):
         if part.get_legend_handles_labels()[0]:
             part.legend()
-    names = "".join(f", {name}" for name in facts.get("gpus", []))
-    figure.suptitle(f"{title}{names}, torch {facts.get('versions', {}).get('torch', 'unknown')}")
+    kinds = [
+        *dict.fromkeys(facts.get("gpus", [])),
+        f"torch {facts.get('versions', {}).get('torch', 'unknown')}",
+    ]
+    figure.suptitle(f"{title}\n{', '.join(kinds)}")  # in one line it would be wider than the picture
     figure.savefig(path)
     plt.close(figure)

@@ -198,9 +198,9 @@ def memory(check: Check) -> None:
 
             def look(result, kind=kind, ranks=ranks):
                 said = result.said()
-                check.facts.setdefault("memory", {}).setdefault(kind, {})[ranks] = said["bytes"]
                 if said["bytes"] == 0:
                     return "it ran; nothing counts memory here"
+                check.facts.setdefault("memory", {}).setdefault(kind, {})[ranks] = said["bytes"]
                 return (
                     f"{said['bytes'] / 2**20:,.0f} MiB for {said['of weights'] / 2**20:,.0f} MiB of weights"
                 )
