@@ -76,7 +76,7 @@ scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/s
 bench: setup ## measure throughput and start-up time: a table and out/bench.svg
 	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)
 
-gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version on the CPU)
+gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
 	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20

@@ -1,4 +1,4 @@
-"""`make gpu`: what it promises about children, stages and time, and all of its stages in small on the CPU."""
+"""`make gpu`: what it promises about children, stages and time, and all of its stages in small."""
 
 import json
 import os
@@ -22,6 +22,9 @@ import pretending
 from processes import alive, wait_for
 
 TOOL = launcher.ROOT / "tools" / "gpu"
+PRETENDS = pytest.mark.skipif(
+    bool(pretending.missing(2) or pretending.real()), reason=pretending.missing(2) or "has real GPUs"
+)
 
 
 def python(text, **options):
@@ -215,6 +218,13 @@ def call(*words, **environment):
     )
 
 
+def keep_compiled(folder):
+    """A rehearsal whose temporary files lie in here would compile the pretended CUDA anew."""
+    if not (pretending.missing(2) or pretending.real()):
+        compiled = pretending.library().parents[1]
+        (Path(folder) / compiled.name).symlink_to(compiled)
+
+
 def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp_path):
     run = call("--rehearse", "--stages", "0,1,9,x", "--out", tmp_path / "out", TMPDIR=str(tmp_path))
     said = "error: --stages are numbers from 1 to 8, not 0, 9, x\n"
@@ -224,12 +234,14 @@ def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp
 
 @pytest.mark.night
 def test_no_minutes_are_not_eight(tmp_path):
+    keep_compiled(tmp_path)
     run = call("--rehearse", "--minutes", 0, "--stages", 1, "--out", tmp_path / "out", TMPDIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
     assert [row["verdict"] for row in kept(tmp_path / "out")["rows"]] == ["not run"]
 
 
 def test_sigterm_leaves_no_child_behind(tmp_path):
+    keep_compiled(tmp_path)
     mark = f"told-to-end-{os.getpid()}-{time.time()}"
     words = [sys.executable, TOOL, "--rehearse", "--stages", "2", "--out", tmp_path / "out"]
     environment = os.environ | {"MARK_OF_TEST": mark, "TMPDIR": str(tmp_path)}
@@ -247,7 +259,7 @@ def test_sigterm_leaves_no_child_behind(tmp_path):
 
 def test_without_a_gpu_one_line_says_what_to_do(tmp_path):
     run = call("--out", tmp_path / "out", CUDA_VISIBLE_DEVICES="")
-    line = "error: there is no GPU here; with --rehearse, the same stages are tried on the CPU\n"
+    line = "error: there is no GPU here; with --rehearse, the same stages are tried without one\n"
     assert (run.returncode, run.stdout, run.stderr) == (1, "", line)
     assert not (tmp_path / "out").exists()
 
@@ -352,28 +364,118 @@ def test_a_step_that_fails_leaves_the_others_their_rows(check):
 
 
 def test_a_picture_is_drawn_of_whatever_there_is(tmp_path):
-    drawing.draw({}, tmp_path / "empty.png")
+    drawing.draw({}, tmp_path / "empty.png", "on the CPU")
     facts = {
-        "ladder": {"plain": {"images/s": 100.0}},
-        "lessons": {"01_single_gpu": {"120": {"images/s": 5.0}}},
-        "all-reduce": {"1024": 1e-5},
-        "memory": {"ddp": {"1": 1e6}},
+        "ladder": {step: {"images/s": 100.0 * number} for number, step in enumerate(speed.STEPS, 1)},
+        "lessons": {stem: {"120": {"images/s": 5.0}, "1200": {"images/s": 9.0}} for stem in speed.LESSONS},
+        "all-reduce": {"1024": 1e-5, "4096": 2e-5},
+        "memory": {"ddp": {"1": 1e6, "2": 1e6}, "fsdp": {"1": 1e6, "2": 5e5}},
     }
-    drawing.draw(facts, tmp_path / "full.png")
+    drawing.draw(facts, tmp_path / "full.png", "on the CPU")
     assert (tmp_path / "full.png").stat().st_size > (tmp_path / "empty.png").stat().st_size > 1000
 
 
-@pytest.mark.night
-def test_the_rehearsal_is_green(tmp_path):
-    """All stages on the CPU, in an empty folder."""
+# ---- a rehearsal --------------------------------------------------------------------------------
+
+
+SEES = (
+    "import os; "
+    "open(os.environ['PRETEND_REPORT'] + '/rank0.1.json', 'w').write('{\"gpus\": %d, \"waits\": {}}')"
+)
+
+
+@pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
+@pytest.mark.parametrize(
+    ("text", "visible", "said"),
+    [
+        (SEES % 2, {}, ""),
+        (SEES % 0, {}, "no process has seen 2 GPUs: [0]"),
+        ("print('nothing of torch')", {}, "no process has seen 2 GPUs: []"),
+        (SEES % 0, correct.CPU, ""),
+        (SEES % 2, correct.CPU, "it was for the CPU, and saw GPUs: [2]"),
+    ],
+)
+def test_a_child_that_does_not_see_its_gpus_fails(tmp_path, monkeypatch, text, visible, said):
+    """It would have used the CPU, and passed."""
+    monkeypatch.setattr(pretending, "library", lambda: "not compiled for this")
+    check = harness.Check(tmp_path, minutes=1, is_rehearsal=True, gpus=2)
+
+    def work(check):
+        check.judge("a", check.run({"a": python(text, environment=visible)}).values(), lambda _: ("", True))
+
+    assert check.go([harness.Stage("a", 5, work)]) == (1 if said else 0)
+    assert check.rows[0].value == said
+    assert kept(tmp_path)["rehearsal"] and kept(tmp_path)["on"] == "2 pretended GPUs"
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_run_on_gpus_that_are_not_seen_fails(check, monkeypatch, gpus):
+    """The first row names what the machine is: children that fell back to the CPU would pass all others."""
+    check.gpus = 2
+    said = {"probe": True, "gpus": ["NVIDIA H200"] * gpus, "versions": {}, "flags": {}}
+    (check.folder / ".stdout").write_text(json.dumps(said) + "\n")
+    monkeypatch.setattr(check, "run", lambda jobs: {"numerics": harness.Result(check.folder)})
+    correct.numerics(check)
+    assert (check.rows[0].expected, check.rows[0].verdict) == ("2 GPUs", "ok" if gpus == 2 else "failed")
+
+
+def rehearse(out, *words, **environment):
+    """In an empty folder; nothing may be left there."""
     # Not below tmp_path: a DataLoader's workers make sockets there, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-        run = call("--rehearse", "--out", tmp_path / "out", TMPDIR=folder)
+        keep_compiled(folder)
+        run = call("--rehearse", "--out", out, *words, TMPDIR=folder, **environment)
         left = list(Path(folder).glob("gpu-check-*"))
-    table = kept(tmp_path / "out")
+    table = kept(out)
     bad = [row for row in table["rows"] if row["verdict"] in ("failed", "not run")]
-    assert run.returncode == 0 and not bad, f"{bad}\n{run.stderr}\n{(tmp_path / 'out/gpu.log').read_text()}"
-    assert len({row["stage"] for row in table["rows"]}) == 8
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu.json", "gpu.log", "gpu.png"}
+    assert run.returncode == 0 and not bad, f"{bad}\n{run.stderr}\n{(out / 'gpu.log').read_text()}"
+    assert {path.name for path in out.iterdir()} == {"gpu.json", "gpu.log", "gpu.png"}
     assert run.stdout.splitlines()[-1].endswith("gpu.json")
-    assert not left
+    assert table["rehearsal"] and not left
+    return run.stdout.splitlines()[0], table
+
+
+@PRETENDS
+@pytest.mark.long
+def test_a_rehearsal_says_that_its_gpus_are_pretended(tmp_path):
+    first, table = rehearse(tmp_path / "out", "--stages", "1")
+    assert first == "a rehearsal on 2 pretended GPUs" and table["on"] == "2 pretended GPUs"
+    value = table["rows"][0]["value"]
+    assert value.startswith("NVIDIA pretended, NVIDIA pretended; torch ")
+    assert "NCCL 2." in value and value.endswith("driver pretended")
+
+
+@PRETENDS
+@pytest.mark.long
+def test_a_rehearsal_refuses_more_ranks_than_gpus(tmp_path):
+    """Its children take the path of a machine with two GPUs."""
+    check = harness.Check(tmp_path, minutes=5, is_rehearsal=True, gpus=2)
+    assert check.go([harness.Stage("refusals", 30, correct.refusals)]) == 0
+    rows = {row.name: row for row in check.rows}
+    assert "3 processes on this machine, but 2 GPUs" in rows["more ranks than GPUs"].value
+
+
+@PRETENDS
+@pytest.mark.night
+def test_the_rehearsal_is_green(tmp_path):
+    """All stages on pretended GPUs."""
+    _, table = rehearse(tmp_path / "out")
+    assert table["on"] == "2 pretended GPUs"
+    assert len({row["stage"] for row in table["rows"]}) == 8
+    missing = {row["name"] for row in table["rows"] if row["verdict"] == "not here"}
+    assert missing == set(harness.ONLY_ON_GPUS)
+
+
+@pytest.mark.night
+def test_without_a_compiler_the_rehearsal_is_on_the_cpu(tmp_path):
+    """The stages in which a GPU's path is another one."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for folder in os.environ["PATH"].split(os.pathsep):
+        for path in Path(folder).glob("*"):
+            if path.name != "g++" and not (programs / path.name).exists():
+                (programs / path.name).symlink_to(path)
+    first, table = rehearse(tmp_path / "out", "--stages", "1,2,7,8", PATH=str(programs))
+    assert first.startswith("a rehearsal on the CPU: ") and table["on"] == "the CPU"
+    rows = {row["name"]: row["verdict"] for row in table["rows"]}
+    assert (rows["the machine"], rows["more ranks than GPUs"], rows["P2P"]) == ("ok", "not here", "not here")

@@ -1,7 +1,11 @@
 """Is everything here right on this machine's GPUs, how fast is it, and what limits it? `make gpu`
 
     python tools/gpu --out out --minutes 8
-    python tools/gpu --rehearse               the same stages on the CPU over gloo, in small
+    python tools/gpu --rehearse               the same stages in small, on 2 pretended GPUs
+
+A rehearsal tests this program and the code that the lessons run on GPUs. It does not test a GPU: see
+tests/pretend/README.md. Without g++ it uses the CPU and gloo. The first line, gpu.json and gpu.png say
+what it ran on.
 
 You will see a row for each thing that was looked at, as soon as it is known. At the end come the whole
 table and a picture, OUT/gpu.png. OUT/gpu.json is written after each row, so that a run that is ended
@@ -20,8 +24,10 @@ from pathlib import Path
 import correct
 import drawing
 import speed
+import torch
 from harness import VERDICTS, Check, Stage
 
+import pretending
 import workload
 
 # What matters most comes first: a run may be ended at any time. Seconds on a machine with one H200, as
@@ -36,6 +42,20 @@ STAGES = (
     Stage("memory and sizes", 40, speed.memory),
     Stage("several GPUs", 20, speed.several_gpus),
 )
+
+REHEARSED_GPUS = 2
+
+
+def pretended() -> tuple[int, str]:
+    """How many GPUs a rehearsal has, and if none, why."""
+    # A torch that was built with CUDA takes real GPUs only. A rehearsal on those would look like a run.
+    reason = "torch was built with CUDA" if torch.version.cuda else pretending.missing(REHEARSED_GPUS)
+    if not reason:
+        try:
+            pretending.library()  # now: compiling takes 20 seconds, which no stage has
+        except RuntimeError as error:  # g++ is there, and Python's headers are not
+            reason = " ".join(str(error).splitlines()[:2])
+    return (0, reason) if reason else (REHEARSED_GPUS, "")
 
 
 def table(check: Check) -> str:
@@ -61,24 +81,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of all that it writes (out)")
     parser.add_argument("--minutes", type=float, help="after which no more is begun (8; a rehearsal: 60)")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU over gloo, in small")
+    parser.add_argument("--rehearse", action="store_true", help="in small on 2 pretended GPUs, or the CPU")
     parser.add_argument("--stages", help="numbers of those to run, from 1: 1,4")
     parser.add_argument("--at-once", type=int, default=0, help="ranks that run at once (cores; a GPU: 6)")
     arguments = parser.parse_args()
-    gpus = 0 if arguments.rehearse else workload.gpu_count()
-    if gpus == 0 and not arguments.rehearse:
-        return "error: there is no GPU here; with --rehearse, the same stages are tried on the CPU"
+    if not arguments.rehearse and workload.gpu_count() == 0:
+        return "error: there is no GPU here; with --rehearse, the same stages are tried without one"
     minutes = (60 if arguments.rehearse else 8) if arguments.minutes is None else arguments.minutes
     stages = {str(number): stage for number, stage in enumerate(STAGES, 1)}
     chosen = arguments.stages.split(",") if arguments.stages else stages
     if wrong := [number for number in chosen if number not in stages]:
         return f"error: --stages are numbers from 1 to {len(stages)}, not {', '.join(wrong)}"
+    gpus, reason = pretended() if arguments.rehearse else (workload.gpu_count(), "")
     check = Check(arguments.out, minutes, arguments.rehearse, gpus, arguments.at_once)
+    print(check.title() + (f": {reason}" if reason else ""), flush=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
     status = check.go([stages[number] for number in chosen])
     print(table(check))
     try:
-        drawing.draw(check.facts, arguments.out / "gpu.png")
+        drawing.draw(check.facts, arguments.out / "gpu.png", check.title())
     except ImportError:
         print("no picture: matplotlib is not here")
     print(f"\n{summary(check)}; {arguments.out / 'gpu.json'}")

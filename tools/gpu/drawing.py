@@ -5,7 +5,7 @@ from pathlib import Path
 import ink
 
 
-def draw(facts: dict, path: Path) -> None:
+def draw(facts: dict, path: Path, title: str) -> None:
     plt = ink.pyplot()
     figure, (first, second, third, fourth) = plt.subplots(4, 1, figsize=(ink.WIDTH, 13))
     first.set_title("ResNet-18, CIFAR-size images: images a second")
@@ -29,7 +29,10 @@ def draw(facts: dict, path: Path) -> None:
     for part in (second, fourth):
         if part.get_legend_handles_labels()[0]:
             part.legend()
-    names = ", ".join(facts.get("gpus", [])) or "no GPU: a rehearsal on the CPU"
-    figure.suptitle(f"{names}, torch {facts.get('versions', {}).get('torch', 'unknown')}")
+    kinds = [
+        *dict.fromkeys(facts.get("gpus", [])),
+        f"torch {facts.get('versions', {}).get('torch', 'unknown')}",
+    ]
+    figure.suptitle(f"{title}\n{', '.join(kinds)}")  # in one line it would be wider than the picture
     figure.savefig(path)
     plt.close(figure)

@@ -21,6 +21,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent), str(ROOT / "tests/helpers"), str(ROOT / "lessons")]
 import launcher
 import lessons
+import pretending
 from processes import alive
 
 # What "the same bytes" needs on GPUs; correct.py says of which lessons it is asked.
@@ -33,6 +34,16 @@ VERDICTS = {
     "measured": "measured only",
     "not here": "not for this machine",
     "not run": "not run for want of time",
+}
+
+# What a rehearsal cannot test, and why. A row says so where a run on GPUs would test it.
+ONLY_ON_GPUS = {
+    "speed": "the CPU computes small sizes here, so the numbers above say nothing about a GPU",
+    "torch.compile": "on two cores it takes longer than the rest, and it makes no kernels for a GPU",
+    "kernels": "no kernel runs on a GPU here, so the profiler has none to show",
+    "memory": "a pretended GPU does not count memory, and a process on the CPU holds more than tensors",
+    "P2P": "a pretended GPU keeps its tensors in the CPU's memory",
+    "messages of NCCL": "gloo carries the data here, and reports a failed rank in its own words",
 }
 
 
@@ -96,6 +107,12 @@ class Child:
         self.folder, self.mark, self.began = folder, f"{check.mark}-{uuid.uuid4().hex}", time.monotonic()
         self.seconds = seconds
         environment = check.environment | {"CHILD_OF_GPU_CHECK": self.mark} | job.environment
+        self.is_pretended, self.is_on_cpu = check.is_pretended, environment.get("CUDA_VISIBLE_DEVICES") == ""
+        self.gpus, self.reports = check.gpus, check.folder / "reports" / self.mark
+        if self.is_pretended:
+            self.reports.mkdir(parents=True)
+            # Last, since a launcher sets PATH: the pretended nvidia-smi must come first there.
+            environment |= pretending.environment(self.gpus, self.reports, environment)
         with open(folder / ".stdout", "w") as stdout, open(folder / ".stderr", "w") as stderr:
             self.process = subprocess.Popen(
                 [str(word) for word in job.words],
@@ -144,7 +161,20 @@ class Child:
             result.problem = f"still ran after {self.seconds:.0f} s, and was ended"
         elif code != 0:
             result.problem = f"status {code}: {last_words(result)}"
+        elif self.is_pretended:
+            result.problem = self.unseen()
         return result
+
+    def unseen(self) -> str:
+        """What is wrong about the GPUs that its processes saw. With none, they use the CPU and pass."""
+        counts = [json.loads(path.read_text())["gpus"] for path in self.reports.glob("*.json")]
+        if self.is_on_cpu:
+            return "" if counts and not any(counts) else f"it was for the CPU, and saw GPUs: {counts}"
+        try:
+            pretending.waits(self.gpus, self.reports)
+        except AssertionError as error:
+            return str(error)
+        return "" if min(counts) > 0 else f"a process saw no GPU: {counts}"
 
 
 def last_words(result: Result) -> str:
@@ -160,6 +190,7 @@ class Check:
 
     def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int, at_once: int = 0):
         self.out, self.is_rehearsal, self.gpus = Path(out), is_rehearsal, gpus
+        self.is_pretended = is_rehearsal and gpus > 0
         self.began = time.monotonic()
         self.end = self.deadline = self.began + 60 * minutes
         self.patience = 8 if is_rehearsal else 1  # on a busy laptop all takes longer
@@ -190,8 +221,20 @@ class Check:
         )
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             self.environment.pop(name, None)
-        if is_rehearsal:
+        if self.is_pretended:
+            self.environment["PYTHONPATH"] += f"{os.pathsep}{pretending.WITNESS}"
+            self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+        elif is_rehearsal:
             self.environment["CUDA_VISIBLE_DEVICES"] = ""
+
+    def where(self) -> str:
+        """What it runs on, in words."""
+        if self.gpus == 0:
+            return "the CPU"
+        return f"{self.gpus} {'pretended ' if self.is_pretended else ''}GPU{'s' * (self.gpus > 1)}"
+
+    def title(self) -> str:
+        return f"a rehearsal on {self.where()}" if self.is_rehearsal else f"on {self.where()}"
 
     # ---- rows
 
@@ -223,10 +266,17 @@ class Check:
             good, bad = ("met", "missed") if goal else ("ok", "failed")
             self.row(name, value, expected, "measured" if is_right is None else good if is_right else bad)
 
+    def is_real(self, what: str) -> bool:
+        """Whether this can be tested here. In a rehearsal, a row says why it cannot."""
+        if self.is_rehearsal:
+            self.row(what, ONLY_ON_GPUS[what], "", "not here")
+        return not self.is_rehearsal
+
     def save(self) -> None:
         """After each row, since whoever started this may end it at any time."""
         table = {
             "rehearsal": self.is_rehearsal,
+            "on": self.where(),
             "seconds": round(time.monotonic() - self.began, 1),
             "counts": self.counts(),
             "facts": self.facts,

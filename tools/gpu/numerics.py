@@ -37,7 +37,9 @@ turns.say(
             "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
             "driver": driver(),
         },
-        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "gpus": [
+            torch.get_device_module(device).get_device_name(number) for number in range(workload.gpu_count())
+        ],
         "flags": {
             "cudnn.benchmark": backends.cudnn.benchmark,
             "cudnn.deterministic": backends.cudnn.deterministic,

@@ -1,13 +1,16 @@
 """Whether GPU 0 reaches the others' memory directly (P2P), and how many bytes a second a copy moves."""
 
+import argparse
 import statistics
 import time
 
 import torch
 import turns
 
-found = {}
-source = torch.zeros(2**28, dtype=torch.uint8, device="cuda:0")
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--bytes", type=int, default=2**28)
+found, size = {}, parser.parse_args().bytes
+source = torch.zeros(size, dtype=torch.uint8, device="cuda:0")
 for number in range(1, torch.cuda.device_count()):
     target, seconds = torch.empty_like(source, device=f"cuda:{number}"), []
     for _ in range(8):
