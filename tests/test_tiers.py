@@ -199,7 +199,7 @@ def test_the_cheapest_rooms_come_first_until_the_seconds_are_used_up():
         [site + "new", ladder + "a", ladder + "b", judge + "b", judge + "a"],
         500 - 90 - 10 - 30 - 40 - tiers.NEW,
     )
-    assert tiers.affordable(names, known, 60) == ([site + "new", ladder + "a", judge + "b"], 0)
+    assert tiers.affordable(names, known, 100) == ([site + "new", ladder + "a", judge + "b"], 0)
     assert tiers.affordable(names, known, 4) == ([], 4)
 
 

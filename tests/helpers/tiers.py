@@ -19,10 +19,7 @@ import rooms
 from rooms import TIERS
 
 SECONDS = rooms.TABLE["since"]["core_seconds"]
-NEW, NEW_NOTEBOOK = (
-    20,
-    60,
-)  # core seconds that one which is long, or the night's, is taken to cost until measured
+NEW = 60  # core seconds that a test which is long, or the night's, is taken to cost until it is measured
 AFRESH = "tests/notebooks/test_notebooks.py::test_it_runs_afresh_and_shows_what_is_stored"
 
 
@@ -70,8 +67,7 @@ def tier_marked(item):
 def affordable(names, known, seconds):
     """Which of these tests fit into so many core seconds: those of the cheapest room first, and of a room the
     cheapest first."""
-    new = {name: NEW_NOTEBOOK if name.startswith(AFRESH) else NEW for name in names}
-    price = {name: known[name][0] if name in known else new[name] for name in names}
+    price = {name: known[name][0] if name in known else NEW for name in names}
     room = {name: rooms.of_test(name) for name in names}
     of_room = Counter()
     for name in names:

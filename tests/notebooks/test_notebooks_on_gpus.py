@@ -1,4 +1,4 @@
-"""Each notebook on a pretended GPU, which its processes share: what it does where there is a GPU runs."""
+"""Each notebook on a simulated GPU, which its processes share: what it does where there is a GPU runs."""
 
 import os
 import shutil

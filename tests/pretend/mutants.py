@@ -3,7 +3,7 @@
     python tests/pretend/mutants.py                 all lessons; about 15 minutes on two cores
     python tests/pretend/mutants.py 04 snapshot     some of them, or of the files that they share
 
-You will see a line for each mutant: noticed, and by what, or not noticed. A lesson runs on two pretended GPUs
+You will see a line for each mutant: noticed, and by what, or not noticed. A lesson runs on two simulated GPUs
 (17 on eight ranks that share them), is killed and resumes where it can, once as it is and once with its data
 left on the CPU, where most calls of `.to(device)` would do nothing otherwise. The last line is the share that
 was noticed.

@@ -405,7 +405,7 @@ def test_a_child_that_does_not_see_its_gpus_fails(tmp_path, monkeypatch, text, v
 
     assert check.go([harness.Stage("a", 5, work)]) == (1 if said else 0)
     assert check.rows[0].value == said
-    assert kept(tmp_path)["rehearsal"] and kept(tmp_path)["on"] == "2 pretended GPUs"
+    assert kept(tmp_path)["rehearsal"] and kept(tmp_path)["on"] == "2 simulated GPUs"
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -439,7 +439,7 @@ def rehearse(out, *words, **environment):
 @pytest.mark.long
 def test_a_rehearsal_says_that_its_gpus_are_pretended(tmp_path):
     first, table = rehearse(tmp_path / "out", "--stages", "1")
-    assert first == "a rehearsal on 2 pretended GPUs" and table["on"] == "2 pretended GPUs"
+    assert first == "a rehearsal on 2 simulated GPUs" and table["on"] == "2 simulated GPUs"
     value = table["rows"][0]["value"]
     assert value.startswith("NVIDIA pretended, NVIDIA pretended; torch ")
     assert "NCCL 2." in value and value.endswith("driver pretended")
@@ -458,9 +458,9 @@ def test_a_rehearsal_refuses_more_ranks_than_gpus(tmp_path):
 @PRETENDS
 @pytest.mark.night
 def test_the_rehearsal_is_green(tmp_path):
-    """All stages on pretended GPUs."""
+    """All stages on simulated GPUs."""
     _, table = rehearse(tmp_path / "out")
-    assert table["on"] == "2 pretended GPUs"
+    assert table["on"] == "2 simulated GPUs"
     assert len({row["stage"] for row in table["rows"]}) == 8
     missing = {row["name"] for row in table["rows"] if row["verdict"] == "not here"}
     assert missing == set(harness.ONLY_ON_GPUS)

@@ -1,7 +1,7 @@
 """Is everything here right on this machine's GPUs, how fast is it, and what limits it? `make gpu`
 
     python tools/gpu --out out --minutes 8
-    python tools/gpu --rehearse               the same stages in small, on 2 pretended GPUs
+    python tools/gpu --rehearse               the same stages in small, on 2 simulated GPUs
 
 A rehearsal tests this program and the code that the lessons run on GPUs. It does not test a GPU: see
 tests/pretend/README.md. Without g++ it uses the CPU and gloo. The first line, gpu.json and gpu.png say
@@ -81,7 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of all that it writes (out)")
     parser.add_argument("--minutes", type=float, help="after which no more is begun (8; a rehearsal: 60)")
-    parser.add_argument("--rehearse", action="store_true", help="in small on 2 pretended GPUs, or the CPU")
+    parser.add_argument("--rehearse", action="store_true", help="in small on 2 simulated GPUs, or the CPU")
     parser.add_argument("--stages", help="numbers of those to run, from 1: 1,4")
     parser.add_argument("--at-once", type=int, default=0, help="ranks that run at once (cores; a GPU: 6)")
     arguments = parser.parse_args()

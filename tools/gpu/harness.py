@@ -41,8 +41,8 @@ ONLY_ON_GPUS = {
     "speed": "the CPU computes small sizes here, so the numbers above say nothing about a GPU",
     "torch.compile": "on two cores it takes longer than the rest, and it makes no kernels for a GPU",
     "kernels": "no kernel runs on a GPU here, so the profiler has none to show",
-    "memory": "a pretended GPU does not count memory, and a process on the CPU holds more than tensors",
-    "P2P": "a pretended GPU keeps its tensors in the CPU's memory",
+    "memory": "a simulated GPU does not count memory, and a process on the CPU holds more than tensors",
+    "P2P": "a simulated GPU keeps its tensors in the CPU's memory",
     "messages of NCCL": "gloo carries the data here, and reports a failed rank in its own words",
 }
 

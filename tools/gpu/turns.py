@@ -60,7 +60,7 @@ class Watch:
 
     def __enter__(self):
         kind = torch.profiler.ProfilerActivity
-        # A build without CUDA's profiler, as one with pretended GPUs is, cannot look at a GPU.
+        # A build without CUDA's profiler, as one with simulated GPUs is, cannot look at a GPU.
         sees_gpus = self.device.type != "cpu" and kind.CUDA in torch.profiler.supported_activities()
         activities = [kind.CUDA if sees_gpus else kind.CPU]
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
