@@ -125,7 +125,9 @@ def outcome(server, lesson, tree, folder, script):
     return {
         "curve": [(row["loss"], row["accuracy"]) for row in launcher.read_curve(out, script.stem)],
         "weights": weights.exists() and weights.read_bytes(),
-        "output": re.sub(r"[\d,.]+ (images|texts)/s|\d+\.\d+ s\b", "", (folder / ".out").read_text()),
+        "output": re.sub(
+            r"[\d,.]+ (images|texts)/s|\d+\.\d+ s\b|MFU [\d.]+%", "", (folder / ".out").read_text()
+        ),
         "waits": sum(pretending.waits(2, reports).values()),
     }
 
