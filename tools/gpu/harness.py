@@ -231,7 +231,7 @@ class Check:
         """What it runs on, in words."""
         if self.gpus == 0:
             return "the CPU"
-        return f"{self.gpus} {'pretended ' if self.is_pretended else ''}GPU{'s' * (self.gpus > 1)}"
+        return f"{self.gpus} {'simulated ' if self.is_pretended else ''}GPU{'s' * (self.gpus > 1)}"
 
     def title(self) -> str:
         return f"a rehearsal on {self.where()}" if self.is_rehearsal else f"on {self.where()}"

@@ -1,7 +1,7 @@
 """Take each `.to(device)`, each `device=` and each gloo group out of the lessons in turn: who notices?
 
-    python tests/pretend/mutants.py                 all lessons; about 15 minutes on two cores
-    python tests/pretend/mutants.py 04 snapshot     some of them, or of the files that they share
+    python tests/pretend/taken_out.py               all lessons; about 25 minutes on two cores
+    python tests/pretend/taken_out.py 04 snapshot   some of them, or of the files that they share
 
 You will see a line for each mutant: noticed, and by what, or not noticed. A lesson runs on two simulated GPUs
 (17 on eight ranks that share them), is killed and resumes where it can, once as it is and once with its data
