@@ -75,7 +75,8 @@ def work(rank, script, environment, devices, folder, all_are_done):
     os.environ.update(environment)
     stack = open(Path(folder, str(rank)), "w")  # noqa: SIM115 (open until this process ends)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    faulthandler.register(signal.SIGINT, file=stack, all_threads=False, chain=True)
+    # All threads: the signal may reach one of gloo's, which is in no line of Python.
+    faulthandler.register(signal.SIGINT, file=stack, all_threads=True, chain=True)
     sys.path.insert(0, str(HERE))
     module = importlib.import_module(script)
     say = module.print = functools.partial(print, f"[rank {rank}]", flush=True)
@@ -128,8 +129,10 @@ def main():
                 if process.is_alive():
                     os.kill(process.pid, signal.SIGINT)
             for rank, process in enumerate(processes):
-                process.join(1)
-                print(f"[rank {rank}] was {where(Path(folder, str(rank)), script)}")
+                stack = Path(folder, str(rank))
+                # A busy machine needs time to end a process. One that has no file yet ignores Ctrl-C.
+                process.join(30 if stack.exists() else 0)
+                print(f"[rank {rank}] was {where(stack, script)}")
         finally:
             for process in processes:
                 if process.pid is not None:
