@@ -71,6 +71,16 @@ def test_all_is_well_under_torchrun(start):
     assert float(re.search(r"^([\d.]+) s, without the start$", result.stdout, re.M)[1]) < 60
 
 
+def test_the_time_to_connect_is_no_part_of_a_link_s_speed(start):
+    """On an H100 it was: NCCL connects with the first message, and then no time was left for large ones."""
+    words, _ = launcher.command("04_ddp_torchrun", 2)
+    words = [*words[:-1], launcher.ROOT / "tests/probes/slow_to_connect.py", TOOL]
+    result = start("04_ddp_torchrun", words=words).finish()
+    assert result.code == 0, result.stdout + result.stderr
+    sizes = [int(size) for size in (result.out / "sizes").read_text().split()]
+    assert max(sizes) > 2**16
+
+
 @pytest.mark.long
 @pytest.mark.alone  # it measures the speed of links, and compares them
 def test_what_differs_and_a_slow_link_are_named(three):

@@ -6,29 +6,14 @@ import ink
 
 
 def draw(facts: dict, path: Path, title: str) -> None:
+    """A panel for each kind of facts that there are: a stage without time left has none."""
     plt = ink.pyplot()
-    figure, (first, second, third, fourth) = plt.subplots(4, 1, figsize=(ink.WIDTH, 13))
-    first.set_title("ResNet-18, CIFAR-size images: images a second")
-    steps = facts.get("ladder", {})
-    bars = first.barh(list(steps), [step["images/s"] for step in steps.values()])
-    first.bar_label(bars, [f"{step['images/s']:,.0f}" for step in steps.values()], padding=2)
-    first.invert_yaxis()
-    first.margins(x=0.2)
-    second.set_title("lessons by their batch: images a second")
-    for stem, sizes in facts.get("lessons", {}).items():
-        found = {int(size): each["images/s"] for size, each in sizes.items()}
-        second.loglog(list(found), list(found.values()), marker="o", label=stem)
-    third.set_title("all-reduce on two ranks: microseconds by bytes")
-    found = {int(size): seconds for size, seconds in facts.get("all-reduce", {}).items()}
-    third.loglog(list(found), [1e6 * seconds for seconds in found.values()], marker="o")
-    fourth.set_title("peak memory of a rank, MiB, by ranks")
-    for kind, ranks in facts.get("memory", {}).items():
-        found = {int(count): size / 2**20 for count, size in ranks.items()}
-        fourth.plot(list(found), list(found.values()), marker="o", label=kind)
-    fourth.set_ylim(bottom=0)
-    for part in (second, fourth):
-        if part.get_legend_handles_labels()[0]:
-            part.legend()
+    panels = {"ladder": steps, "lessons": batches, "all-reduce": sizes, "memory": memory}
+    shown = [name for name in panels if facts.get(name)]
+    height = 1 + 3 * max(1, len(shown))
+    figure, axes = plt.subplots(max(1, len(shown)), 1, figsize=(ink.WIDTH, height), squeeze=False)
+    for name, panel in zip(shown, axes.flat, strict=False):
+        panels[name](panel, facts[name])
     kinds = [
         *dict.fromkeys(facts.get("gpus", [])),
         f"torch {facts.get('versions', {}).get('torch', 'unknown')}",
@@ -36,3 +21,34 @@ def draw(facts: dict, path: Path, title: str) -> None:
     figure.suptitle(f"{title}\n{', '.join(kinds)}")  # in one line it would be wider than the picture
     figure.savefig(path)
     plt.close(figure)
+
+
+def steps(panel, found: dict) -> None:
+    panel.set_title("ResNet-18, CIFAR-size images: images a second")
+    bars = panel.barh(list(found), [step["images/s"] for step in found.values()])
+    panel.bar_label(bars, [f"{step['images/s']:,.0f}" for step in found.values()], padding=2)
+    panel.invert_yaxis()
+    panel.margins(x=0.2)
+
+
+def batches(panel, lessons: dict) -> None:
+    panel.set_title("lessons by their batch: images a second")
+    for stem, by_size in lessons.items():
+        found = {int(size): each["images/s"] for size, each in by_size.items()}
+        panel.loglog(list(found), list(found.values()), marker="o", label=stem)
+    panel.legend()
+
+
+def sizes(panel, seconds: dict) -> None:
+    panel.set_title("all-reduce on two ranks: microseconds by bytes")
+    found = {int(size): 1e6 * each for size, each in seconds.items()}
+    panel.loglog(list(found), list(found.values()), marker="o")
+
+
+def memory(panel, kinds: dict) -> None:
+    panel.set_title("peak memory of a rank, MiB, by ranks")
+    for kind, by_ranks in kinds.items():
+        found = {int(count): size / 2**20 for count, size in by_ranks.items()}
+        panel.plot(list(found), list(found.values()), marker="o", label=kind)
+    panel.set_ylim(bottom=0)
+    panel.legend()

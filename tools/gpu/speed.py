@@ -78,8 +78,6 @@ def alone(check: Check) -> None:
         steps.remove("compile")
     jobs["gpt"] = check.probe("gpt", *gpt, limit=20)
     jobs |= {step: loop(check, step, limit=20) for step in steps if step != "compile"}
-    jobs["plain"].limit = 30
-    jobs["plain"].words += [] if check.is_rehearsal else ["--rounds", 2]
     size, steps_of_input = (24, 2) if check.is_rehearsal else (1200, 200)
     for kind in INPUTS:
         words = ("--batch-size", size, "--steps", steps_of_input)
