@@ -1141,8 +1141,8 @@ def test_a_student_checks_a_starter():
 
 
 def test_a_check_that_is_not_reached_fails_everywhere(tmp_path):
-    """03.2b needs 03.2a, which is wrong. A skip would leave the status 0, and a course that goes by the status
-    would give the points."""
+    """03.2b needs 03.2a, which is wrong. A skip would leave the status 0, and a course that goes by it would
+    give the points."""
     junit = tmp_path / "junit.xml"
     (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
     code, text = check("--only", "03.2b", "--hints", "--submission", str(tmp_path), "--junitxml", str(junit))
@@ -1187,9 +1187,7 @@ def test_it_reads_as_pytest_does(tmp_path):
     properties = {one.get("name"): one.get("value") for one in failed.iter("property")}
     assert properties["points"] == "3" and properties["score"] == "0"
     failure = failed.find("failure")
-    assert failure.get("message").startswith("parameter") or "times what it should be" in failure.get(
-        "message"
-    )
+    assert "every number is 2 times what it should be" in failure.get("message")
     for words in ("0 of 3 points", "\n  expected: ", "\n  hint:     ", "\n    rank 0 | summed"):
         assert words in failure.text, words
     # By its name alone, as pytest has printed it.
@@ -1207,9 +1205,7 @@ def test_it_reads_as_pytest_does(tmp_path):
 )
 def test_pytest_on_a_starter_says_where_its_checks_are(words, name):
     code, text = check(args=words)
-    assert (
-        code == 4 and f"`make check EX={name}`" in text and f"`pytest tests/exercises --only {name}`" in text
-    )
+    assert code == 4 and f"run `make check EX={name}`, or `pytest tests/exercises --only {name}`, in" in text
     assert judge.wanted(name)
 
 
@@ -1313,7 +1309,7 @@ def test_make_adds_nothing_to_the_report(terminal):
 
 
 def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
-    """Of a check that fails. Of one that is passed only with -rP; all of it lies in the file that is named."""
+    """Of a check that fails; of one that is passed only with -rP. All of it lies in the file named."""
     prints = """    lines = 0 if hasattr(average_gradients, "called") else 30
     average_gradients.called = True
     for number in range(lines):
@@ -2348,9 +2344,8 @@ def by_this_python(command, out):
 
 @pytest.mark.night
 def test_the_workflow_checks(tmp_path):
-    command = by_this_python(step("github.yml", "Grade"), tmp_path).replace(
-        f"{tmp_path} --only 03", str(tmp_path)
-    )
+    command = step("github.yml", "Grade").replace(".venv/bin/python", sys.executable)
+    command = command.replace("--out grades", f"--out {tmp_path}")
     environment = os.environ | {"EXERCISES": "03"}
     for folder, code in (("lessons/exercises", 1), ("solutions", 0)):
         tried = command.replace("lessons/exercises", folder)
@@ -2399,12 +2394,8 @@ def test_links_of_the_pages_lead_somewhere():
 
 def test_paths_of_students_page_are_those_of_the_repository():
     names = {Path(name).parts[0] for one in judge.manifest() for name in one["files"]}
-    there = {path.name for path in judge.STARTERS.iterdir()} - {
-        "README.md",
-        "try.py",
-        "conftest.py",
-        "__pycache__",
-    }
+    there = {path.name for path in judge.STARTERS.iterdir()}
+    there -= {"README.md", "try.py", "conftest.py", "__pycache__"}
     assert there == names
 
 

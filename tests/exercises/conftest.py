@@ -95,8 +95,8 @@ class NotPassed(Exception):
 
 
 class Words(TerminalRepr):
-    """What a check that is not passed says wherever pytest shows a traceback: on the terminal, in a JUnit file.
-    `reprcrash` is where pytest looks for the one line of its summary."""
+    """What a check that is not passed says wherever pytest shows a traceback: on the terminal and in a JUnit
+    file. `reprcrash` is where pytest looks for the one line of its summary."""
 
     def __init__(self, path, result, hints):
         not_reached = "not reached: " * (result.status == "not reached")
@@ -145,7 +145,7 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if wanted is None or item.entry["id"] in wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
-    # Also where a path, `::03.2b` or `-k` has chosen: what is run because one of these needs it does not count.
+    # Also where a path, `::03.2b` or `-k` has chosen. What runs because one of these needs it does not count.
     config.stash[WANTED] = {item.entry["id"] for item in kept}
 
 
