@@ -5,7 +5,7 @@ ARGUMENTS ?=
 LESSONS ?= ladder
 KILLS ?= 20
 TIER ?= quick
-TESTS = -n 5 --dist worksteal --durations 15
+TESTS = -q -n 5 --dist worksteal --durations 15
 
 .PHONY: help setup run test test-room test-all costs tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling gpu site site-serve format
 
@@ -48,7 +48,7 @@ tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chrom
 # To a person at a terminal the report says it all: "make: *** [Makefile:63: check] Error 1" would say it worse.
 check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at every save), SUBMISSION=folder
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) $(if $(filter no,$(WARM)),,tests/exercises/warm.py) \
-		$(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises) $(if $(EX),--only $(EX)) \
+		$(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises $(if $(filter -v%,$(ARGUMENTS)),,-q)) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) --out $(OUT) $(ARGUMENTS) || [ -t 2 ]
 
 lab: setup ## open the notebooks in JupyterLab

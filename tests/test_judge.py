@@ -23,6 +23,7 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy
 import pytest
@@ -1124,8 +1125,8 @@ def grade_03(identity, folder, nursery, seed=0, **more):
 # ---- as people meet it ------------------------------------------------------------------------
 
 
-def check(*words):
-    command = [sys.executable, "-m", "pytest", "tests/exercises", "-p", "no:cacheprovider", *words]
+def check(*words, args=("tests/exercises",)):
+    command = [sys.executable, "-m", "pytest", *args, "-p", "no:cacheprovider", *words]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return run.returncode, run.stdout + run.stderr
 
@@ -1139,9 +1140,73 @@ def test_a_student_checks_a_starter():
     assert "Traceback" not in text and "contained at level" in text
 
 
-def test_a_student_asks_for_hints_and_for_one_check():
-    code, text = check("--only", "03.1b", "--hints", "--submission", str(judge.STARTERS))
-    assert code in (0, 1) and "hint 3:" in text and "1 skipped" in text
+def test_a_check_that_is_not_reached_fails_everywhere(tmp_path):
+    """03.2b needs 03.2a, which is wrong. A skip would leave the status 0, and a course that goes by it would
+    give the points."""
+    junit = tmp_path / "junit.xml"
+    (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
+    code, text = check("--only", "03.2b", "--hints", "--submission", str(tmp_path), "--junitxml", str(junit))
+    assert code == 1 and "1 failed" in text and "skipped" not in text
+    assert "hint 3:" in text and "(not reached: 03.2a must pass first)" in text
+    suite = ElementTree.parse(junit).getroot()[0]
+    assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
+    make = subprocess.run(
+        ["make", "check", f"PYTHON={sys.executable}", "EX=03.2b", f"SUBMISSION={tmp_path}", "WARM=no"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert make.returncode == 2 and "not reached" in make.stdout
+    words = [sys.executable, "tests/exercises/grade.py", "--one", str(tmp_path), "--only", "03", "--force"]
+    for strict, code in (([], 0), (["--strict"], 1)):
+        graded = subprocess.run([*words, "--out", str(tmp_path), *strict], cwd=ROOT, capture_output=True)
+        assert graded.returncode == code
+    results = json.loads((tmp_path / "results.json").read_text())
+    of_03 = {test["number"]: test for test in results["tests"]}
+    assert of_03["03.2b"]["status"] == "failed" and of_03["03.2b"]["score"] == 0
+    assert "03.2a must pass first" in of_03["03.2b"]["output"] and "hint" not in of_03["03.2b"]["output"]
+
+
+def test_it_reads_as_pytest_does(tmp_path):
+    """Names, -v, -r and the JUnit file are what somebody who knows pytest expects."""
+    junit = tmp_path / "junit.xml"
+    (tmp_path / THIRD).write_text(
+        solution().replace("parameter.grad /= dist.get_world_size()", "print('summed')")
+    )
+    third = "tests/exercises/03_average_gradients/exercise.toml"
+    words = ["--submission", str(tmp_path), "--out", str(tmp_path), "-rA", "-v", f"--junitxml={junit}"]
+    code, text = check(*words, "-k", "03.1a or 03.2a")
+    assert code == 1 and "1 passed" in text and "2 of 5 points of 2 checks" in text
+    assert f"{third}::03.1a PASSED" in text and f"{third}::03.2a FAILED" in text
+    assert f"\nPASSED {third}::03.1a\n" in text
+    came = re.search(rf"\nFAILED {third}::03.2a - (.+)\n", text)[1]
+    assert f"result:   {came.partition('...')[0]}" in text
+    passed, failed = ElementTree.parse(junit).getroot().iter("testcase")
+    assert (passed.get("name"), failed.get("name"), len(passed.findall("failure"))) == ("03.1a", "03.2a", 0)
+    properties = {one.get("name"): one.get("value") for one in failed.iter("property")}
+    assert properties["points"] == "3" and properties["score"] == "0"
+    failure = failed.find("failure")
+    assert "every number is 2 times what it should be" in failure.get("message")
+    for words in ("0 of 3 points", "\n  expected: ", "\n  hint:     ", "\n    rank 0 | summed"):
+        assert words in failure.text, words
+    # By its name alone, as pytest has printed it.
+    code, text = check("--submission", str(tmp_path), "--collect-only", "-q", args=[f"{third}::03.2a"])
+    assert code == 0 and text.startswith(f"{third}::03.2a\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["lessons/exercises"], "03"),
+        (["lessons/exercises/02_scatter_gather.py"], "02_scatter_gather"),
+        (["lessons/exercises/04a_bug_hunt/bug_03.py::main"], "bug_03"),
+    ],
+)
+def test_pytest_on_a_starter_says_where_its_checks_are(words, name):
+    code, text = check(args=words)
+    assert code == 4 and f"run `make check EX={name}`, or `pytest tests/exercises --only {name}`, in" in text
+    assert judge.wanted(name)
 
 
 @pytest.mark.parametrize(
@@ -1183,6 +1248,22 @@ def test_a_number_that_is_none_is_told_those_there_are(number):
         text=True,
     )
     assert graded.returncode == 1 and graded.stderr.startswith("error: there is no "), graded.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("02_scatter", "02_scatter_gather"),
+        ("DDP", "03b_ddp"),
+        ("03_avarage_gradient", "03_average_gradients"),
+        ("12", ""),
+        ("zebra", ""),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_told_which(word, meant):
+    with pytest.raises(SystemExit) as refused:
+        judge.wanted(word)
+    assert str(refused.value).endswith(f"did you mean {meant}?" if meant else ", ".join(EXERCISES))
 
 
 KEPT = """
@@ -1228,7 +1309,7 @@ def test_make_adds_nothing_to_the_report(terminal):
 
 
 def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
-    """Of a check that fails, and of one that is passed; all of it lies in the file that is named."""
+    """Of a check that fails; of one that is passed only with -rP. All of it lies in the file named."""
     prints = """    lines = 0 if hasattr(average_gradients, "called") else 30
     average_gradients.called = True
     for number in range(lines):
@@ -1237,12 +1318,17 @@ def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
     text = solution().replace("    has_one = torch", prints + "    has_one = torch")
     (tmp_path / THIRD).write_text(text.replace("if count == 0:", "if False:"))
     code, text = check("--only", "03.2", "--submission", str(tmp_path), "--out", str(tmp_path / "out"))
-    failed, _, passed = text.partition("03.2a every gradient is the mean over all ranks: passed")
+    assert ": passed" not in text
+    failed, passed = (
+        text,
+        check("--only", "03.2a", "--submission", str(tmp_path), "--out", str(tmp_path / "other"), "-rP")[1],
+    )
     shown = re.findall(r"^    (rank . \| .*)$", failed, re.M)
     left = [*(f"line {number} of 1" for number in range(4)), "... 20 lines left out", "line 24 of 1"]
     assert code == 1 and shown[11:17] == [f"rank 1 | {words}" for words in left]
     assert all(line.startswith("rank ") and len(line) < 170 for line in shown) and len(shown) == 22
     assert passed.count("rank 3 | ... 25 lines left out") == 1  # of four runs, the one with the most ranks
+    assert "03.2a every gradient is the mean over all ranks" in passed
     assert f"\neverything that your code printed is in {tmp_path}/out/printed/03.txt\n" in text
     whole = (tmp_path / "out/printed/03.txt").read_text()
     assert whole.count("rank 1 | line 29 of 1" + " x" * 100) == 7 and "left out" not in whole
@@ -2258,10 +2344,14 @@ def by_this_python(command, out):
 
 @pytest.mark.night
 def test_the_workflow_checks(tmp_path):
-    command = by_this_python(step("github.yml", "Grade"), tmp_path)
-    run = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert json.loads((tmp_path / "results.json").read_text())["score"] == 0
+    command = step("github.yml", "Grade").replace(".venv/bin/python", sys.executable)
+    command = command.replace("--out grades", f"--out {tmp_path}")
+    environment = os.environ | {"EXERCISES": "03"}
+    for folder, code in (("lessons/exercises", 1), ("solutions", 0)):
+        tried = command.replace("lessons/exercises", folder)
+        run = subprocess.run(tried, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert run.returncode == code, run.stderr
+        assert json.loads((tmp_path / "results.json").read_text())["score"] == 12 * (code == 0)
 
 
 @pytest.mark.night
@@ -2304,7 +2394,8 @@ def test_links_of_the_pages_lead_somewhere():
 
 def test_paths_of_students_page_are_those_of_the_repository():
     names = {Path(name).parts[0] for one in judge.manifest() for name in one["files"]}
-    there = {path.name for path in judge.STARTERS.iterdir()} - {"README.md", "try.py", "__pycache__"}
+    there = {path.name for path in judge.STARTERS.iterdir()}
+    there -= {"README.md", "try.py", "conftest.py", "__pycache__"}
     assert there == names
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import judge
@@ -29,7 +30,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # One check after the other, and the judge's words instead of a traceback through the judge.
+    # One check after the other.
     if config.getoption("numprocesses", None):
         config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     only = config.getoption("--only")
@@ -37,8 +38,11 @@ def pytest_configure(config):
         config.stash[WANTED] = judge.wanted(only) if only else None
     except SystemExit as error:
         raise pytest.UsageError(str(error).removeprefix("error: ")) from None
-    config.option.tbstyle = "no"
-    config.option.reportchars = "N"
+    # The report at the end says the same in the order in which one works. Whoever asks for pytest's own
+    # failures or summary (--tb, -r) gets them too.
+    asked = config.option.reportchars != "fE" or any("--tb" in word for word in config.invocation_params.args)
+    if not asked:
+        config.option.tbstyle, config.option.reportchars = "no", "N"
 
 
 def pytest_sessionstart(session):
@@ -57,7 +61,7 @@ class Exercise(pytest.File):
     def collect(self):
         one = judge.exercise(self.path.parent.name.partition("_")[0])
         for entry in one["check"]:
-            yield Check.from_parent(self, name=f"{entry['id']} {entry['title']}", one=one, entry=entry)
+            yield Check.from_parent(self, name=entry["id"], one=one, entry=entry)
 
 
 class Check(pytest.Item):
@@ -68,22 +72,40 @@ class Check(pytest.Item):
         self.one, self.entry = one, entry
 
     def runtest(self):
-        session = self.config.stash[SESSION]
-        result = session.check(self.one, self.entry)
-        if result.status == "not reached":
-            pytest.skip(f"not reached: {result.came}")
+        result = self.config.stash[SESSION].check(self.one, self.entry)
+        self.user_properties += [("title", result.title), ("score", result.score), ("points", result.points)]
+        if result.output:
+            self.add_report_section("call", "stdout", result.output)
+        # A check that was not reached fails, too. As a skip, the run would end with status 0, and a course
+        # that goes by the status would give the points.
         if result.status != "passed":
-            raise NotPassed(result.came)
+            raise NotPassed(result)
 
     def repr_failure(self, excinfo):
-        return str(excinfo.value) if isinstance(excinfo.value, NotPassed) else super().repr_failure(excinfo)
+        if not isinstance(excinfo.value, NotPassed):
+            return super().repr_failure(excinfo)
+        return Words(self.path, excinfo.value.args[0], 4 if self.config.getoption("--hints") else 1)
 
     def reportinfo(self):
-        return self.path, None, self.name
+        return self.path, None, f"{self.entry['id']} {self.entry['title']}"
 
 
 class NotPassed(Exception):
-    pass
+    """With the Result."""
+
+
+class Words(TerminalRepr):
+    """What a check that is not passed says wherever pytest shows a traceback: on the terminal and in a JUnit
+    file. `reprcrash` is where pytest looks for the one line of its summary."""
+
+    def __init__(self, path, result, hints):
+        not_reached = "not reached: " * (result.status == "not reached")
+        self.reprcrash = ReprFileLocation(str(path), 0, not_reached + result.came)
+        self.lines = judge.detail(result, hints)
+
+    def toterminal(self, tw):
+        for line in self.lines:
+            tw.line(line)
 
 
 class Session:
@@ -123,6 +145,8 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if wanted is None or item.entry["id"] in wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+    # Also where a path, `::03.2b` or `-k` has chosen. What runs because one of these needs it does not count.
+    config.stash[WANTED] = {item.entry["id"] for item in kept}
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -132,9 +156,8 @@ def pytest_terminal_summary(terminalreporter, config):
         for identity, results in session.results.items():
             one = judge.exercise(identity)
             terminalreporter.section(f"exercise {identity}")
-            hints, prints = 4 if config.getoption("--hints") else 1, bool(config.getoption("--only"))
-            found = list(results.values())
-            terminalreporter.write_line(judge.report(one, found, hints, prints, config.stash[WANTED]))
+            hints, found = 4 if config.getoption("--hints") else 1, list(results.values())
+            terminalreporter.write_line(judge.report(one, found, hints, config.stash[WANTED]))
             file = judge.printed.keep(identity, found, Path(config.getoption("--out")))
             if file:
                 terminalreporter.write_line(file)

@@ -364,6 +364,9 @@ def grade_one(arguments, exercises):
     if any(r.status == "infrastructure" for results in graded.values() for r in results):
         refuse("this machine failed, so there is no grade (see report.html)")
     (arguments.out / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
+    # Gradescope takes any other status for a failure of the autograder itself.
+    if arguments.strict and any(r.status != "passed" for results in graded.values() for r in results):
+        sys.exit(1)
 
 
 def doctor():
@@ -399,6 +402,7 @@ def main():
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
     option("--one", type=Path, help="grade one submission into --out")
+    option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
     option("--doctor", action="store_true", help="show how well this machine can contain submissions")
     option("--selftest", action="store_true", help="test the grader")
     arguments = parser.parse_args()

@@ -37,7 +37,7 @@ def main():
             clear = "\033[2J\033[3J\033[H" if sys.stdout.isatty() else ""
             print(f"{clear}checking {one['id']} {one['title']} ...", flush=True)
             results = judge.grade(one, arguments.submission, nursery, arguments.seed)
-            print(clear + judge.report(one, results, 4 if arguments.hints else 1, prints=True))
+            print(clear + judge.report(one, results, 4 if arguments.hints else 1))
             file = judge.printed.keep(one["id"], results, arguments.out)
             print(
                 f"{file}\nwaiting for changes in {' or '.join(one['files'][:3])} (stop with Ctrl-C)",

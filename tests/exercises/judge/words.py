@@ -15,12 +15,10 @@ def report(
     one: Exercise,
     results: list[Result],
     hints: int = 1,
-    prints: bool = False,
     wanted: set[str] | None = None,
 ) -> str:
-    """What a student reads: what fails first, and at the end all checks in order. With `prints`, also what
-    was printed in checks that are passed. Those that are `wanted` count; others were run because one of these
-    needs them."""
+    """What a student reads: what fails first, and at the end all checks in order. Those that are `wanted`
+    count; others were run because one of these needs them."""
     asked = [result for result in results if wanted is None or result.id in wanted]
     some = len(asked) < len(one["check"])
     total = sum(result.points for result in asked) if some else points_of(one)
@@ -30,9 +28,6 @@ def report(
     for result in results:
         if result.status not in ("passed", "not reached"):
             lines += [*detail(result, hints), ""]
-    for result in results:
-        if result.status == "passed" and prints and result.output:
-            lines += [f"{result.id} {result.title}: passed", *printed(result), ""]
     return "\n".join(lines + [line(result) for result in results])
 
 
@@ -48,7 +43,7 @@ def line(result: Result) -> str:
 
 def helpful(result: Result, hints: int) -> list[str]:
     """As many hints as are asked for: none where the code was not looked at."""
-    if result.status == "infrastructure" or result.about_file:
+    if result.status in ("infrastructure", "not reached") or result.about_file:
         return []
     return [hint for hint in result.hints[:hints] if hint]
 
