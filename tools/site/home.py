@@ -20,6 +20,7 @@ EXERCISES = PurePosixPath("lessons/exercises")
 PARTS = {
     "Look up": (
         "lessons/README.md",
+        "lessons/pages/errors.md",
         "lessons/pages/words.md",
         "lessons/exercises/README.md",
         "notebooks/README.md",
