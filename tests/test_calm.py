@@ -12,7 +12,7 @@ import lessons
 from lessons import ROOT
 
 LESSONS = [lesson.path for lesson in lessons.LESSONS]
-PARTS = sorted((ROOT / "lessons/parts").glob("*.py"))
+PARTS = sorted([*(ROOT / "lessons/parts").glob("*.py"), *(ROOT / "lessons/recipes").glob("*.py")])
 WORKLOAD = sorted((ROOT / "lessons/workload").glob("*.py"))
 SOURCES = {f"{path.parent.name}/{path.name}": path for path in (*LESSONS, *PARTS)}
 # Here torch's own settings are made, once for all lessons.

@@ -30,7 +30,7 @@ MARKDOWN = (
     "notebooks/README.md",
     "tools/bench/README.md",
 )
-PYTHON = ("lessons/*.py", "lessons/parts/*.py", "lessons/exercises/*.py")
+PYTHON = ("lessons/*.py", "lessons/parts/*.py", "lessons/recipes/*.py", "lessons/exercises/*.py")
 SHORTEST = 5  # words: less is a heading or the name of something
 
 

@@ -26,6 +26,7 @@ PARTS = {
         "notebooks/README.md",
     ),
     "Go on": (
+        "lessons/pages/recipes.md",
         "lessons/launch/README.md",
         "lessons/launch/free_gpus.md",
         "lessons/launch/nccl.md",

@@ -1,0 +1,54 @@
+r"""What it costs to skip the batches that a run has done before it was killed: two ways.
+
+    python lessons/recipes/skip.py
+
+islice over a DataLoader loads and augments each of these batches again, and throws it away.
+islice over the sampler skips only numbers. The batches that follow are the same.
+"""
+
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import workload
+from parts import loading
+
+SIZE = 60  # images per batch
+
+
+def skip_batches(images, sampler, done):
+    loader = DataLoader(images, SIZE, sampler=sampler, drop_last=True, collate_fn=workload.collate)
+    return islice(loader, done, None)
+
+
+def skip_indices(images, sampler, done):
+    rest = list(islice(sampler, done * SIZE, None))
+    return iter(DataLoader(images, SIZE, sampler=rest, drop_last=True, collate_fn=workload.collate))
+
+
+def main(arguments):
+    train_set, _ = workload.load_images(arguments)
+    images = loading.Augmented(train_set, arguments.seed, arguments.data)
+    sampler = loading.Sampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
+    sampler.set_epoch(3)
+    first = []
+    for name, skip in ("batches", skip_batches), ("indices", skip_indices):
+        start = time.perf_counter()
+        first.append(next(skip(images, sampler, arguments.done)))
+        seconds = time.perf_counter() - start
+        print(f"skip {arguments.done} {name}: {seconds:.2f} s until the next batch is there", flush=True)
+    (images, labels), (same_images, same_labels) = first
+    print("the same batch:", torch.equal(images, same_images) and torch.equal(labels, same_labels))
+
+
+if __name__ == "__main__":
+    parser = workload.parser(__file__, __doc__)
+    parser.add_argument("--done", type=int, default=180, help="batches that the killed run has done (180)")
+    arguments = parser.parse_args()
+    workload.check(arguments)
+    main(arguments)

@@ -1,0 +1,154 @@
+"""The recipes: what the page quotes is what the scripts print, and the cures have one process's numbers."""
+
+import re
+
+import pytest
+import torch
+
+import launcher
+import workload
+from lessons import ROOT
+from parts import loading
+from recipes import skip, streaming
+
+PAGE = (ROOT / "lessons/pages/recipes.md").read_text()
+
+
+@pytest.fixture
+def recipe(forked):
+    """Run a recipe by torchrun; answers with the lines that it printed."""
+
+    def recipe(name, processes, *arguments, folder="run"):
+        words = ["torchrun", "--standalone", "--nproc-per-node", processes]
+        words += [ROOT / f"lessons/recipes/{name}.py", *arguments]
+        result = forked(words, folder=folder)
+        assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        return result.stdout.splitlines()
+
+    return recipe
+
+
+def quoted(name):
+    """The blocks of output that follow a recipe's command on the page."""
+    after = PAGE[PAGE.index(f"lessons/recipes/{name}.py\n```") :]
+    return re.search(r"```text\n(.*?)```", after, re.S)[1].splitlines()
+
+
+@pytest.mark.quick("2")
+@pytest.mark.night
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_each_model_fails_as_the_page_says_and_its_cure_has_one_processs_gradients(recipe, processes):
+    lines = recipe("your_model", processes)
+    if processes == 2:
+        assert lines == quoted("your_model")
+    results = [line.partition(" | ")[2] for line in lines]
+    mistakes, cures = results[0::2], results[1::2]
+    mistakes[1], cures[1] = cures[1], mistakes[1]  # in torch 2.13, two forward passes are no mistake
+    assert cures == ["same"] * 6
+    assert not any(result == "same" for result in mistakes)
+
+
+# ---- streaming
+
+FEW = ("--train-size", 1200, "--test-size", 300, "--epochs", 2, "--lr", 0.3)  # 9 steps each
+
+
+@pytest.fixture
+def one_process(once, forks):
+    """The curve of streaming.py on one process."""
+
+    def make(folder):
+        words = ["torchrun", "--standalone", "--nproc-per-node", 1, ROOT / "lessons/recipes/streaming.py"]
+        code, left = forks.run([str(word) for word in [*words, *FEW]], folder, {}, limit=240)
+        assert (code, left) == (0, []), (folder / ".err").read_text()
+        return launcher.read_curve(folder / "out", "streaming")
+
+    return once("streaming", make)
+
+
+@pytest.fixture
+def images():
+    return workload.draw_digits(1200, seed=1)
+
+
+@pytest.fixture
+def shards(tmp_path, images):
+    streaming.write_shards(tmp_path / "shards", images)
+    return tmp_path / "shards"
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 6, 12])
+def test_a_step_has_the_same_images_on_any_number_of_processes(shards, images, world_size):
+    def steps(world_size, epoch, done=0):
+        found = []
+        for rank in range(world_size):
+            lanes = list(range(rank, 12, world_size))
+            stream = streaming.Stream(shards, 0, lanes, 10)
+            stream.begin(epoch, done)
+            chunks = [chunk.flatten(1) for chunk, _ in stream]
+            count = stream.steps(range(12)) - done
+            found.append(torch.cat(chunks).unflatten(0, (-1, len(lanes) * 10))[:count])
+        batches = torch.cat(found, dim=1)
+        return [sorted(map(tuple, batch.tolist())) for batch in batches]
+
+    alone = steps(1, 2)
+    assert steps(world_size, 2) == alone
+    assert steps(world_size, 2, done=4) == alone[4:]
+    assert steps(1, 3) != alone
+    taken = [image for batch in alone for image in batch]
+    assert len(taken) == len(set(taken)) == 120 * len(alone) > 900  # no image comes twice
+    assert set(taken) <= set(map(tuple, images.images.flatten(1).tolist()))
+
+
+@pytest.mark.quick("2-0")
+@pytest.mark.night
+@pytest.mark.parametrize(("processes", "workers"), [(2, 0), (3, 0), (4, 0), (2, 2)])
+def test_streaming_has_the_curve_of_one_process(recipe, one_process, tmp_path, processes, workers):
+    recipe("streaming", processes, *FEW, "--workers", workers)
+    assert launcher.difference(launcher.read_curve(tmp_path / "run/out", "streaming"), one_process) == ""
+
+
+@pytest.mark.long
+def test_a_stopped_run_goes_on_without_the_shards_that_are_finished(recipe, one_process, tmp_path):
+    assert recipe("streaming", 2, *FEW, "--stop-after", 6) == []
+    shards = tmp_path / "run/out/shards"
+    stream = streaming.Stream(shards, 0, list(range(12)), 10)
+    finished = {
+        shard
+        for lane in stream.shards
+        for number, shard in enumerate(lane, 1)
+        if sum(stream.sizes[shard] for shard in lane[:number]) <= 60
+    }
+    assert len(finished) > 20
+    for shard in finished:
+        (shards / f"{shard:02}.pt").unlink()
+    assert len(recipe("streaming", 3, *FEW, "--epochs", 1)) == 1
+    curve = launcher.read_curve(tmp_path / "run/out", "streaming")
+    assert launcher.difference(curve, one_process[:1]) == ""
+
+
+@pytest.mark.night
+def test_with_join_each_process_reads_its_lanes_to_their_end(recipe, one_process, tmp_path):
+    recipe("streaming", 2, *FEW, "--join")
+    curve = launcher.read_curve(tmp_path / "run/out", "streaming")
+    assert [row["epoch"] for row in curve] == [1, 2]
+    assert curve[0]["loss"] != one_process[0]["loss"]  # it has taken steps more
+
+
+def test_skipped_indices_are_not_loaded_and_the_same_batch_follows(images):
+    class Counted(loading.Augmented):
+        loaded = 0
+
+        def __getitems__(self, pairs):
+            self.loaded += len(pairs)
+            return super().__getitems__(pairs)
+
+    batches = []
+    for way, expected in (skip.skip_batches, 360), (skip.skip_indices, 60):
+        counted = Counted(images, 0, "digits")
+        sampler = loading.Sampler(images, num_replicas=1, rank=0)
+        sampler.set_epoch(3)
+        batches.append(next(way(counted, sampler, 5)))
+        assert counted.loaded == expected
+    (one, labels), (two, same_labels) = batches
+    assert one.equal(two) and labels.equal(same_labels)
