@@ -1,4 +1,4 @@
-"""Exercise 06b: snapshots that survive a kill at any moment. 14 points.
+"""Exercise 06b: snapshots that survive a kill at any moment. 14 points, about 150 minutes.
 
 A run that takes days is often interrupted: somebody else needs the machine, a power supply fails, somebody
 types `kill -9`. So every few minutes the run saves everything that it needs to continue. After a restart,
