@@ -71,7 +71,8 @@ def timeline(schedules, forward_times, backward_times):
 def idle_share(lines):
     """Return the idle share of all stages' time, from 0 to 1, given the result of `timeline`.
 
-    The time of every stage runs from 0 until the last action of any stage ends.
+    The time of every stage runs from 0 until the last action of any stage ends. A stage without an action is
+    idle all the time.
     """
     raise NotImplementedError("10.4: idle time")
 
