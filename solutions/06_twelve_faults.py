@@ -1,4 +1,4 @@
-"""Exercise 06: twelve faults, all of them found in tutorials that people read. 24 points.
+"""Exercise 06: twelve faults, all of them found in tutorials that people read. 12 points, about 75 minutes.
 
 Read notebooks 03 to 06 first.
 
@@ -7,18 +7,18 @@ of them raise no error: the script runs, but it trains something other than inte
 numbers. Fix the faults. One or two lines are enough for each. The docstrings say what each function should
 do.
 
-    06.1 (2 points)   each process makes the step that the batches of all processes ask for
-    06.2 (2 points)   the learning rate falls once an epoch
-    06.3 (2 points)   the losses are those of all processes
-    06.4 (2 points)   each epoch has an order of its own
-    06.5 (2 points)   the batch size is that of all processes together
-    06.6 (2 points)   no two processes have the same image in an epoch
-    06.7 (2 points)   one process writes the snapshot
-    06.8 (2 points)   the snapshot has the names of the plain model
-    06.9 (2 points)   what was saved is loaded, or an error is raised
-    06.10 (2 points)  every test image counts once
-    06.11 (2 points)  each process takes its own device
-    06.12 (2 points)  one process downloads, and the others wait for it
+    06.1 (1 point)   each process makes the step that the batches of all processes ask for
+    06.2 (1 point)   the learning rate falls once an epoch
+    06.3 (1 point)   the losses are those of all processes
+    06.4 (1 point)   each epoch has an order of its own
+    06.5 (1 point)   the batch size is that of all processes together
+    06.6 (1 point)   no two processes have the same image in an epoch
+    06.7 (1 point)   one process writes the snapshot
+    06.8 (1 point)   the snapshot has the names of the plain model
+    06.9 (1 point)   what was saved is loaded, or an error is raised
+    06.10 (1 point)  every test image counts once
+    06.11 (1 point)  each process takes its own device
+    06.12 (1 point)  one process downloads, and the others wait for it
 
 The grader calls each function on several processes, which are already in a process group. It generates new
 weights, images and files, and looks at the results: the weights, the losses and the files.
@@ -61,8 +61,8 @@ def prepare(path, download):
 
 def make_loader(train_set, batch_size, seed):
     """Return the batches for this process, in a random order that depends on `seed`. Each step uses
-    `batch_size` images in total, an equal share on each process. Drop the images left over at the end of
-    an epoch.
+    `batch_size` images in total, an equal share on each process: the number of processes always divides
+    it. Drop the images left over at the end of an epoch.
     """
     # cut 06.6: one seed for all
     sampler = DistributedSampler(train_set, seed=seed, drop_last=True)

@@ -1,4 +1,4 @@
-"""Exercise 06b: snapshots that survive a kill at any moment. 14 points.
+"""Exercise 06b: snapshots that survive a kill at any moment. 14 points, about 150 minutes.
 
 A run that takes days is often interrupted: somebody else needs the machine, a power supply fails, somebody
 types `kill -9`. So every few minutes the run saves everything that it needs to continue. After a restart,
@@ -118,7 +118,7 @@ def state_of(model, optimizer):
     """Return everything that the next steps depend on, except the step number.
 
     Dropout uses torch's own random state (`torch.get_rng_state()`), batch norm has buffers, and an
-    optimizer may keep state from step to step.
+    optimizer may keep state from step to step. Its learning rate may have changed since it was made.
     """
     # cut 06b.3: everything that the next steps depend on
     return {
@@ -179,9 +179,10 @@ def save_together(folder, step, job, state):
 def load_together(folder, job):
     """Return `(step, state)` on each rank, with this rank's own state, or None on all ranks.
 
-    All ranks call this. Only rank 0 looks into its folder, and it sends all ranks what it finds. On another
-    machine, the folder of that name may contain other files or none, and the result is nonsense if ranks
-    continue from different steps. The number of processes is the same as when the snapshot was saved.
+    All ranks call this. Only rank 0 looks into its folder, and it sends all ranks what it finds. On
+    another machine, the folder of that name may contain other files or not exist at all, and the result
+    is nonsense if ranks continue from different steps. The number of processes is the same as when the
+    snapshot was saved.
     """
     # cut 06b.4: all ranks take what rank 0 finds
     found = [load(folder, job) if dist.get_rank() == 0 else None]

@@ -1,4 +1,4 @@
-"""Exercise 10: a pipeline, with its schedule as data. 18 points.
+"""Exercise 10: a pipeline, with its schedule as data. 18 points, about 180 minutes.
 
 A model is cut into stages of a few layers, one stage for each process. A batch is cut into micro-batches,
 so that the stages can work on different micro-batches at the same time. For each micro-batch, a stage runs
@@ -70,8 +70,9 @@ def timeline(schedules, forward_times, backward_times):
         the backward, for the same micro-batch.
 
     Return a list for each stage, with a pair (begin, end) for each of the stage's actions in the order of
-    its schedule. Any schedules may be given, not only the two above. If an action can never begin, because
-    the action that it waits for never comes or is waiting for it in turn, raise ValueError.
+    its schedule. Any schedules may be given, not only the two above, and a stage may have no action at all.
+    If an action can never begin, because the action that it waits for never comes or is waiting for it in
+    turn, raise ValueError.
     """
     # cut 10.3: the timeline: when each action begins and ends
     times = {"forward": forward_times, "backward": backward_times}
@@ -104,7 +105,8 @@ def timeline(schedules, forward_times, backward_times):
 def idle_share(lines):
     """Return the idle share of all stages' time, from 0 to 1, given the result of `timeline`.
 
-    The time of every stage runs from 0 until the last action of any stage ends.
+    The time of every stage runs from 0 until the last action of any stage ends. A stage without an action is
+    idle all the time.
     """
     # cut 10.4: idle time
     busy = sum(end - begin for line in lines for begin, end in line)

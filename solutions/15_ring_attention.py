@@ -1,4 +1,4 @@
-"""Exercise 15: attention around a ring. 16 points.
+"""Exercise 15: attention around a ring, with shared heads. 17 points, about 240 minutes.
 
 A text is too long for one process, so its positions are sharded: each process has the queries, keys and
 values of some positions of every text. A query attends to all positions up to its own, and the keys and
@@ -7,10 +7,17 @@ a time, and each process computes attention with the shard that it holds at the 
 holds the keys and values of more than three processes.
 
 Tensors. `query`, `key` and `value` have the shape texts x heads x positions x size, with the positions of
-this process only. They may be views that are not contiguous, as in a real model. Do not change them. A
-query at position p attends to the keys at positions 0 to p. Its scores are the products with these keys,
-each divided by the square root of the size. The output is the sum of the values, weighted by the softmax of
-the scores.
+this process only. They may be views that are not contiguous, as in a real model. Do not change them. `key`
+and `value` may have fewer heads than `query`, as described below. Output and log-sum-exp have the heads of
+`query`. A query at position p attends to the keys at positions 0 to p. Its scores are the products with these
+keys, each divided by the square root of the size. The output is the sum of the values, weighted by the
+softmax of the scores.
+
+Shared heads. In lesson 15, every head has its own keys and values. Most large models share them (grouped
+query attention): with 6 heads of queries and 2 heads of keys and values, heads 0, 1 and 2 of the queries use
+head 0 of the keys and values, and heads 3, 4 and 5 use head 1. A shared head must not travel several times:
+keys, values and their gradients are sent with as many heads as `key` has. The gradient of a shared head is
+the sum over all heads of queries that use it.
 
 Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
 weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The mean no
@@ -39,7 +46,7 @@ own context parallelism has been removed; you may use everything else. The grade
 many bytes each process sends to each other process, and how much memory it holds at most.
 
     15.1 (2 points)  the zigzag order, as data
-    15.2 (3 points)  attention over some of the keys
+    15.2 (4 points)  attention over some of the keys
     15.3 (2 points)  merge two results into one
     15.4 (5 points)  forward around the ring
     15.5 (4 points)  backward around the ring
@@ -103,6 +110,7 @@ def attend(query, key, value, query_positions, key_positions):
     never called without any keys: a caller without keys already has the zeros and -inf described above.
     """
     # cut 15.2: attention over some of the keys
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores.masked_fill_(key_positions > query_positions.unsqueeze(1), float("-inf"))
     log_sum_exp = torch.logsumexp(scores, -1, keepdim=True)
@@ -170,6 +178,7 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
     # cut 15.5: backward around the ring
     rank, world_size = dist.get_rank(), dist.get_world_size()
     length, scale = query.shape[-2] * world_size, query.shape[-1] ** -0.5
+    group = query.shape[1] // key.shape[1]
     own_positions = positions(length, rank, world_size).chunk(2)
     taken = (gradient * output).sum(-1, keepdim=True)
     mine = [one.chunk(2, -2) for one in (query, log_sum_exp, gradient, taken)]
@@ -181,15 +190,16 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
         their_positions = positions(length, owner, world_size).chunk(2)
         for own, its in meetings(rank, owner):
             own_query, own_sum, above, own_taken = (one[own] for one in mine)
-            its_key, its_value = held.chunk(2, -2)[its]
+            its_key, its_value = (one.repeat_interleave(group, 1) for one in held.chunk(2, -2)[its])
             later = their_positions[its] > own_positions[own].unsqueeze(1)
             scores = (own_query @ its_key.mT * scale).masked_fill(later, -torch.inf)
             weights = (scores - own_sum).exp()
             scores_gradient = weights * (above @ its_value.mT - own_taken) * scale
             query_gradient.chunk(2, -2)[own].add_(scores_gradient @ its_key)
             its_gradients = gradients.chunk(2, -2)[its]
-            its_gradients[0].add_(scores_gradient.mT @ own_query)
-            its_gradients[1].add_(weights.mT @ above)
+            of_key, of_value = scores_gradient.mT @ own_query, weights.mT @ above
+            its_gradients[0].add_(of_key.unflatten(1, (-1, group)).sum(2))
+            its_gradients[1].add_(of_value.unflatten(1, (-1, group)).sum(2))
         gradients = pass_on(gradients)
         if step + 1 < world_size:
             held = pass_on(held)

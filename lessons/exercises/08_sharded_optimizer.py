@@ -1,4 +1,4 @@
-"""Exercise 08: an optimizer whose state is sharded over the processes. 14 points.
+"""Exercise 08: an optimizer whose state is sharded over the processes. 14 points, about 150 minutes.
 
 Adam keeps two numbers for every weight. With data parallelism, every process keeps all of these numbers,
 although they are the same on every process. ZeRO stage 1 removes these copies: every parameter has one
@@ -43,8 +43,8 @@ def deal(sizes, world_size):
     """Return which rank owns which parameter: a list of ranks, one for each size.
 
     `sizes` says how many numbers each parameter has. A parameter is never split. No rank gets more numbers
-    than the average over all ranks plus the largest size: go through the sizes from the largest down, and
-    give each parameter to the rank that has the least so far. All ranks must get the same result.
+    than the average over all ranks plus the largest size: for example, give each parameter to the rank that
+    has the least so far. All ranks must get the same result.
     """
     raise NotImplementedError("08.1: assign the parameters to the ranks")
 

@@ -1,4 +1,4 @@
-"""Exercise 09: FSDP by hand: each process holds a shard of every weight. 16 points.
+"""Exercise 09: FSDP by hand: each process holds a shard of every weight. 16 points, about 180 minutes.
 
 With DDP, every process holds all weights, all gradients and the whole optimizer state. With fully sharded
 data parallelism (ZeRO stage 3, `fully_shard` in PyTorch) on N processes, each process holds only 1/N of all

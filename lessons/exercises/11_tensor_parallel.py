@@ -1,4 +1,4 @@
-"""Exercise 11: one feed-forward block, shared by several processes. 15 points.
+"""Exercise 11: one feed-forward block, shared by several processes. 15 points, about 150 minutes.
 
 In data parallelism, every process has the whole model and its own images. Here it is the other way round:
 every process has a shard of every large matrix, and all processes work on the same batch. You build the

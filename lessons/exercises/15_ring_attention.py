@@ -1,4 +1,4 @@
-"""Exercise 15: attention around a ring. 16 points.
+"""Exercise 15: attention around a ring, with shared heads. 17 points, about 240 minutes.
 
 A text is too long for one process, so its positions are sharded: each process has the queries, keys and
 values of some positions of every text. A query attends to all positions up to its own, and the keys and
@@ -7,10 +7,17 @@ a time, and each process computes attention with the shard that it holds at the 
 holds the keys and values of more than three processes.
 
 Tensors. `query`, `key` and `value` have the shape texts x heads x positions x size, with the positions of
-this process only. They may be views that are not contiguous, as in a real model. Do not change them. A
-query at position p attends to the keys at positions 0 to p. Its scores are the products with these keys,
-each divided by the square root of the size. The output is the sum of the values, weighted by the softmax of
-the scores.
+this process only. They may be views that are not contiguous, as in a real model. Do not change them. `key`
+and `value` may have fewer heads than `query`, as described below. Output and log-sum-exp have the heads of
+`query`. A query at position p attends to the keys at positions 0 to p. Its scores are the products with these
+keys, each divided by the square root of the size. The output is the sum of the values, weighted by the
+softmax of the scores.
+
+Shared heads. In lesson 15, every head has its own keys and values. Most large models share them (grouped
+query attention): with 6 heads of queries and 2 heads of keys and values, heads 0, 1 and 2 of the queries use
+head 0 of the keys and values, and heads 3, 4 and 5 use head 1. A shared head must not travel several times:
+keys, values and their gradients are sent with as many heads as `key` has. The gradient of a shared head is
+the sum over all heads of queries that use it.
 
 Some of the keys at a time. With only some of the keys, the output for a query is a mean of their values,
 weighted by a softmax over these keys alone. This softmax divides by the sum of exp(score). The mean no
@@ -39,7 +46,7 @@ own context parallelism has been removed; you may use everything else. The grade
 many bytes each process sends to each other process, and how much memory it holds at most.
 
     15.1 (2 points)  the zigzag order, as data
-    15.2 (3 points)  attention over some of the keys
+    15.2 (4 points)  attention over some of the keys
     15.3 (2 points)  merge two results into one
     15.4 (5 points)  forward around the ring
     15.5 (4 points)  backward around the ring

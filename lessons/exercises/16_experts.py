@@ -1,4 +1,4 @@
-"""Exercise 16: experts on several processes, and the tokens that travel to them. 14 points.
+"""Exercise 16: experts on several processes, and tokens that travel to them. 14 points, about 180 minutes.
 
 In lesson 16, each process has its own tokens and its own experts. A router scores all experts for each
 token, and the token goes to the experts with the highest scores, whichever processes have them. You build

@@ -102,6 +102,16 @@ def trained(trial, world_size, epochs, steps, size, orders_alike=True, fewer=0):
     return run(trial, "train", inputs), *learnt(state, by_epoch, lr, path), path
 
 
+def epochs_told(came):
+    """What the sampler has been told, in words for a message."""
+    calls = came.get("epochs") if isinstance(came, dict) else None
+    if not isinstance(calls, list):
+        return ""
+    return (
+        f"; set_epoch was called with {', '.join(map(str, calls))}" if calls else "; set_epoch was not called"
+    )
+
+
 def run(trial, driver, inputs):
     """Run it, and if nothing moves any more, say how far each rank came: inside DDP nobody can see who waits
     for whom."""
@@ -158,20 +168,23 @@ def new_order(trial):
     for world_size, epochs, steps in ((2, 3, 3), (3, 2, 4)):
         trial.tried(f"{world_size} processes, {epochs} epochs of {steps} steps; each epoch has its own order")
         ranks, state, _, path = trained(trial, world_size, epochs, steps, 3, orders_alike=False)
-        compare(trial, ranks, state, path)
+        try:
+            compare(trial, ranks, state, path)
+        except Verdict as verdict:
+            verdict.came += epochs_told(ranks[0])
+            raise
 
 
 # ---- the loader -------------------------------------------------------------------------------
 
 
 def loaded(trial, world_size, size, batch_size):
-    """What each rank has in two epochs, as numbers of images, and whether one was trained with."""
+    """What each rank has in two epochs and with another seed, as numbers of images."""
     trial.tried(f"{world_size} processes, {size} images, a batch size of {batch_size}")
-    state, whole = parameters(trial), pictures(trial, size)
+    whole = pictures(trial, size)
     seed = int(trial.integers(1, 10_000, 1))
-    one = {"state": state, **whole, "batch_size": batch_size, "seed": seed, "lr": 0.7}
-    one["other_seed"] = seed + 20_000
-    ranks = run(trial, "loader", [one] * world_size)
+    one = {**whole, "batch_size": batch_size, "seed": seed, "other_seed": seed + 20_000}
+    ranks = trial.run("loader", [one] * world_size)
     known = {row.tobytes(): number for number, row in enumerate(whole["images"].numpy())}
     found = []
     for rank, came in enumerate(ranks):
@@ -187,26 +200,24 @@ def loaded(trial, world_size, size, batch_size):
                 f"rank {rank} has an image that is not in its data",
             )
             found[-1].append(numbers)
-    return ranks, found, state, whole
+    return found
 
 
 @check("06.5a")
 def batch_size_of_all(trial):
     for world_size, size, batch_size in ((2, 26, 8), (3, 40, 12)):
-        ranks, found, state, whole = loaded(trial, world_size, size, batch_size)
+        found = loaded(trial, world_size, size, batch_size)
         share = batch_size // world_size
         expected = [share] * (size // world_size // share)
         for rank, (batches, *_) in enumerate(found):
             sizes = [len(batch) for batch in batches]
             trial.same(f"the numbers of images in the batches of rank {rank}", sizes, expected)
-        mine = [chosen(whole, [torch.tensor(batch) for batch in batches]) for batches, *_ in found]
-        compare(trial, ranks, learnt(state, [list(zip(*mine, strict=True))], 0.7)[0])
 
 
 @check("06.6a")
 def no_image_twice(trial):
     for world_size, size, batch_size in ((2, 26, 4), (3, 40, 6)):
-        _, found, _, _ = loaded(trial, world_size, size, batch_size)
+        found = loaded(trial, world_size, size, batch_size)
         orders = []
         for number, epoch in enumerate(("epoch 0", "epoch 1", "epoch 0 with another seed")):
             all_of_them = [image for mine in found for batch in mine[number] for image in batch]
@@ -311,6 +322,9 @@ def each_image_once(trial):
                 if part is not None and world_size > 1 and abs(part - count / size) < 1e-6:
                     verdict.came += f": that is the right accuracy, divided by {world_size} processes"
                 raise
+        for rank, came in enumerate(ranks if size > world_size else ()):
+            words = f"rank {rank} looked at all {size} images"
+            trial.require(came.get("looked") != size, words, "each process evaluates a part of the test set")
 
 
 @check("06.11a")
@@ -351,6 +365,7 @@ def one_download(trial):
             "the bytes of one download",
         )
         for rank, came in enumerate(ranks):
+            trial.same(f"the type of what prepare returns on rank {rank}", came["kind"], "bytes")
             trial.require(
                 came["data"] == seen["bytes"],
                 f"rank {rank} has read {len(came['data'])} bytes, but not the final content of the file",

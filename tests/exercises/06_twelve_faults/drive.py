@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 class Model(nn.Module):
     def __init__(self, state, event=None):
         super().__init__()
-        self.event, self.before = event, []
+        self.event, self.before, self.looked = event, [], 0
         self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
         self.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
 
     def forward(self, images):
+        self.looked += len(images)
         if self.event and torch.is_grad_enabled():
             self.event("forward")
             self.before.append(self.second.bias.detach().clone())
@@ -26,19 +27,21 @@ class Model(nn.Module):
 
 
 class Orders(Sampler):
-    """For each epoch an order of its own, which the judge has drawn."""
+    """For each epoch an order of its own, which the judge has drawn. After the last they begin again: a wrong
+    number of an epoch is to give a wrong order, and no exception from here."""
 
     def __init__(self, orders):
-        self.orders, self.epoch = orders, 0
+        self.orders, self.epoch, self.calls = orders, 0, []
 
     def __iter__(self):
-        return iter(self.orders[self.epoch].tolist())
+        return iter(self.orders[self.epoch % len(self.orders)].tolist())
 
     def __len__(self):
         return len(self.orders[0])
 
     def set_epoch(self, epoch):
         self.epoch = epoch
+        self.calls.append(epoch)
 
 
 def images_of(inputs):
@@ -48,28 +51,26 @@ def images_of(inputs):
 def train(student, inputs, tools):
     """Train with a loader of the judge's."""
     model = Model(inputs["state"], tools.event)
-    loader = DataLoader(images_of(inputs), inputs["size"], sampler=Orders(inputs["orders"]))
+    orders = Orders(inputs["orders"])
+    loader = DataLoader(images_of(inputs), inputs["size"], sampler=orders)
     parallel, losses = student.train(model, loader, len(inputs["orders"]), inputs["lr"])
     wrapped = getattr(parallel, "module", None) is model
     kind = type(parallel).__name__
-    facts = {"losses": losses, "wrapped": wrapped, "kind": kind}
+    facts = {"losses": losses, "wrapped": wrapped, "kind": kind, "epochs": orders.calls}
     return {"state": model.state_dict(), "before": model.before, **facts}
 
 
 def loader(student, inputs, tools):
-    """The batches of a loader of the student's, and one epoch of training with them. Then those of a loader
-    with another seed."""
-    model = Model(inputs["state"], tools.event)
+    """The batches of a loader of the student's in two epochs, and those of a loader with another seed."""
     loader = student.make_loader(images_of(inputs), inputs["batch_size"], inputs["seed"])
     loader.sampler.set_epoch(0)
     batches = [images.clone() for images, _ in loader]
     loader.sampler.set_epoch(1)
     later = [images.clone() for images, _ in loader]
-    student.train(model, loader, 1, inputs["lr"])
     another = student.make_loader(images_of(inputs), inputs["batch_size"], inputs["other_seed"])
     another.sampler.set_epoch(0)
     other = [images.clone() for images, _ in another]
-    return {"state": model.state_dict(), "batches": batches, "later": later, "other": other}
+    return {"batches": batches, "later": later, "other": other}
 
 
 def save(student, inputs, tools):
@@ -146,7 +147,8 @@ def refuse(student, inputs, tools):
 
 
 def accuracy(student, inputs, tools):
-    return {"accuracy": student.accuracy(Model(inputs["state"]), images_of(inputs))}
+    model = Model(inputs["state"])
+    return {"accuracy": student.accuracy(model, images_of(inputs)), "looked": model.looked}
 
 
 def device(student, inputs, tools):
@@ -171,4 +173,5 @@ def prepare(student, inputs, tools):
             file.write(data[half:])
 
     sleep(0.1 * tools.rank)
-    return {"data": list(student.prepare(path, download))}
+    data = student.prepare(path, download)
+    return {"data": list(data), "kind": type(data).__name__}

@@ -196,14 +196,15 @@ def refused_aloud(trial, said, *names):
 
 @check("06b.1a")
 def two_newest(trial):
-    steps = (1, 9, 10, 100, 100, 5)
+    steps = (1, 9, 10, 12_345_678, 12_345_678, 5)
     trial.tried(f"saves after the steps {', '.join(map(str, steps))}, in this order")
     job = a_job(trial)
-    left = [[1], [1, 9], [9, 10], [10, 100], [10, 100], [10, 100]]
+    left = [[1], [1, 9], [9, 10], [10, steps[3]], [10, steps[3]], [10, steps[3]]]
     folders = [f"{number} saves" for number in range(1, 6)] + ["6 saves [some not mine]"]
     given = [saves(trial, name, job, *steps[:count]) for count, name in enumerate(folders, 1)]
     others = {"notes.txt": b"mine", "best.snapshot": b"mine", f"{name_of(3)}.refused": b"precious"}
     others |= dict.fromkeys(("snapshot.tmp", "temporary", "tmp", "unfinished"), b"mine")
+    others |= dict.fromkeys((f"{name_of(3)}.2.refused", f"old-{name_of(7)}", "notes~", ".part"), b"mine")
     ours(trial, "change", "a", cases=[{"to": folders[-1], "write": others}])
     one(trial, "save", "a", saves=[save for mine in given for save in mine])
     there = look(trial, "a", *folders)
@@ -265,12 +266,15 @@ def newest(trial):
     )
     job = a_job(trial)
     given = saves(trial, "snapshots", job, 99, 100, 100)
+    given[0]["state"] = [trial.floats(3, 4), {"more": [None, "word"]}, 0.5]  # a state need not be a dict
     given[1]["state"] |= other_kinds(trial)
     given[2]["state"] |= other_kinds(trial)
     one(trial, "save", "a", saves=given)
+    there = sorted(look(trial, "a", "snapshots")["snapshots"])
+    trial.same("the list of files after these saves", there, [name_of(99), name_of(100)])
     trial.same("the list of everything beside the folder", sorted(look(trial, "a", ".")["."]), ["snapshots"])
     other = {"notes.txt": b"step-00000500.snapshot", f"{name_of(400)}.refused": b"not for load"}
-    other["best.snapshot"] = b"neither is this"
+    other |= {"best.snapshot": b"neither is this", f"old-{name_of(7)}": b"nor this"}
     age = {name_of(99): 2_000_000_000, name_of(100): 1_000_000_000}
     cases = [
         {"from": "snapshots", "to": "aged [old]", "age": age, "write": other},
@@ -496,6 +500,8 @@ def foreign(trial):
         ("a snapshot of a job with another seed", 11, lambda job: job | {"seed": job["seed"] + 1}),
         ("a snapshot of a job with one more setting", 12, lambda job: job | {"epochs": 3}),
         ("a snapshot of a job with one setting less", 13, lambda job: {"name": job["name"]}),
+        ("a snapshot of a job with another name", 14, lambda job: job | {"name": "another"}),
+        ("a snapshot of a job whose seed is a string", 15, lambda job: job | {"seed": str(job["seed"])}),
     )
     contents = {
         "a text": b"step 7 of my other program\n" * 40,
@@ -508,12 +514,12 @@ def foreign(trial):
         files[what] = name_of(step)
         copied = {name_of(step): f"of-{step}/{name_of(step)}"}
         cases.append({"from": "snapshots", "to": name_of(step), "copy": copied})
-    for step, (what, data) in enumerate(contents.items(), 14):
+    for step, (what, data) in enumerate(contents.items(), 16):
         files[what] = name_of(step)
         cases.append({"from": "snapshots", "to": name_of(step), "write": {name_of(step): data}})
-    files["a tensor in a file of torch.save"] = name_of(17)
-    planted = {name_of(17): ["other", ""]}
-    cases.append({"from": "snapshots", "to": name_of(17), "plant": planted})
+    files["a tensor in a file of torch.save"] = name_of(19)
+    planted = {name_of(19): ["other", ""]}
+    cases.append({"from": "snapshots", "to": name_of(19), "plant": planted})
     trial.tried("steps 1 and 2, and newer files that are not snapshots of this job")
     both = {name_of(step): f"of-{step}/{name_of(step)}" for step in (11, 12)}
     cases.append({"from": "snapshots", "to": "both", "copy": both})
@@ -571,34 +577,39 @@ def renamed(trial):
         "e",
         ("other", 7, lambda job: job | {"lr": 0.2}),
         ("third", 7, lambda job: job | {"lr": 0.3}),
+        ("fourth", 7, lambda job: job | {"lr": 0.4}),
     )
-    refused = f"{name_of(7)}.refused"
-    copied, again = ({name_of(7): f"{name}/{name_of(7)}"} for name in ("other", "third"))
+    refused, names = f"{name_of(7)}.refused", ("other", "third", "fourth")
+    copied, *again = ({name_of(7): f"{name}/{name_of(7)}"} for name in names)
     ours(trial, "change", "e", cases=[{"from": "snapshots", "to": "both", "copy": copied}])
     came, _ = load_all(trial, "e", job, "both")
     loaded(trial, "first", came["both"], given[1])
-    there = look(trial, "e", "both", "other", "third")
+    there = look(trial, "e", "both", *names)
     trial.same(
         "the list of files in the folder after the load",
         sorted(there["both"]),
         [name_of(1), name_of(2), refused],
     )
-    precious = [there[name].get(name_of(7), {}).get("digest") for name in ("other", "third")]
+    precious = [there[name].get(name_of(7), {}).get("digest") for name in names]
     more = saves(trial, "both", job, 3, 4)
     one(trial, "save", "e", saves=more)
     there = look(trial, "e", "both")["both"]
     trial.same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused])
     same = there[refused]["digest"] == precious[0]
     trial.require(same, f"the content of {refused} has changed", "the other job's snapshot")
-    trial.tried(f"step 4, {refused}, and another step 7 of another job; load")
-    ours(trial, "change", "e", cases=[{"to": "both", "copy": again}])
-    came, _ = load_all(trial, "e", job, "both")
-    loaded(trial, "then", came["both"], more[1])
-    there = look(trial, "e", "both")["both"]
-    kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
-    came = f"of two files that were refused as {name_of(7)}, the folder still has {words(kept)}"
-    trial.require(sorted(kept.values()) == sorted(precious), came, "both of them, unchanged")
-    trial.same("the list of the other files afterwards", sorted({*there} - {*kept}), [name_of(3), name_of(4)])
+    new_names = [refused, f"{name_of(7)}.2.refused", f"{name_of(7)}.3.refused"]
+    for count, one_more in enumerate(again, 2):
+        trial.tried(f"step 4, {words(new_names[: count - 1])}, and another step 7 of another job; load")
+        ours(trial, "change", "e", cases=[{"to": "both", "copy": one_more}])
+        came, _ = load_all(trial, "e", job, "both")
+        loaded(trial, "then", came["both"], more[1])
+        there = look(trial, "e", "both")["both"]
+        kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
+        number = ("two", "three")[count - 2]
+        came = f"of {number} files that were refused as {name_of(7)}, the folder still has {words(kept)}"
+        trial.require(sorted(kept.values()) == sorted(precious[:count]), came, "all of them, unchanged")
+        expected = [name_of(3), name_of(4), *sorted(new_names[:count])]
+        trial.same("the list of files afterwards", sorted(there), sorted(expected))
 
 
 # ---- in the middle of an epoch ----------------------------------------------------------------
@@ -635,6 +646,7 @@ def rest_of_epoch(trial):
         trial.same("the number of batches", len(got), len(expected))
         for number, batch in enumerate(expected):
             trial.same(f"the batch of step {step + number + 1}", got[number], batch)
+    trial.same("the list of types of the batches", came["kinds"], ["Tensor"])
     trial.same("whether torch's own random numbers were left alone", came["untouched"], True)
 
 
@@ -685,6 +697,7 @@ class Training:
         given = {"job": self.job, "images": self.images, "labels": self.labels}
         given["weights"] = self.weights if first else self.some_weights()
         given["random"] = self.random if first else self.random + after
+        given["lr"] = 0.1 if first else 0.5  # the optimizer's state has the right one
         return given | more
 
     def newest(self, folder):
@@ -833,15 +846,13 @@ def the_same_everywhere(trial):
     cases = [
         {"from": "disk-0", "to": "torn-0", "cut": {name_of(2): files[name_of(2)]["size"] // 2}},
         {"from": "disk-0", "to": "torn-1", "cut": {name_of(2): 9}},
-        {"to": "torn-2"},
         {"from": "disk-0", "to": "torn-3", "remove": [name_of(1)]},
         {"to": "none-0"},
         {"from": "disk-0", "to": "none-1"},
         {"from": "disk-0", "to": "none-2", "remove": [name_of(2)]},
-        {"to": "none-3"},
     ]
     ours(trial, "change", "b", cases=cases)
-    trial.tried("4 processes; step 2 is cut on ranks 0 and 1, rank 2 has nothing, rank 3 has only step 2")
+    trial.tried("4 processes; step 2 is cut on ranks 0 and 1, rank 2 has no folder, rank 3 has only step 2")
     ranks = trial.run("load_together", [{"job": job, "disk": "torn"}] * 4, folder="b")
     all_loaded(trial, ranks, [mine[0] for mine in given])
     there = look(trial, "b", "torn-1")["torn-1"]

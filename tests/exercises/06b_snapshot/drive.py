@@ -277,22 +277,23 @@ class Model(nn.Module):
         return self.second(self.dropout(self.norm(self.first(images)).tanh()))
 
 
-def optimizer_of(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def optimizer_of(model, lr=0.1):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
 def batches(student, inputs, tools):
     before, found = torch.get_rng_state(), []
     for one in inputs["cases"]:
         found.append(list(student.batches_from(one["step"], one["count"], one["job"])))
-    return {"batches": found, "untouched": before.equal(torch.get_rng_state())}
+    kinds = {type(batch).__name__ for some in found for batch in some}
+    return {"batches": found, "kinds": sorted(kinds), "untouched": before.equal(torch.get_rng_state())}
 
 
 def train(student, inputs, tools):
     """One process of a training: from its beginning, or going on, to its end, or to a kill."""
     torch.manual_seed(inputs["random"])
     model = Model(inputs["weights"], inputs.get("die_in"))
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model, inputs.get("lr", 0.1))
     images, labels = tensors(inputs["images"]), tensors(inputs["labels"])
     folder = place(tools, "snapshots")
     if inputs.get("at"):
@@ -340,5 +341,5 @@ def together(student, inputs, tools):
 
 
 def load_together(student, inputs, tools):
-    disk = place(tools, f"{inputs['disk']}-{tools.rank}")
+    disk = os.path.join(tools.folder, f"{inputs['disk']}-{tools.rank}")  # which need not exist
     return {"came": arrays(student.load_together(disk, inputs["job"]))}

@@ -49,9 +49,10 @@ class Folder:
 
     def put_by(self, path):
         """A link, unlike a rename, overwrites nothing."""
-        to = path
+        count = 0
         while True:
-            to += ".refused"
+            count += 1
+            to = f"{path}.{count}.refused" if count > 1 else f"{path}.refused"
             try:
                 os.link(path, to)
             except FileExistsError:

@@ -70,7 +70,7 @@ def load(folder, job):
         else:
             return step, back(json.loads(text)["state"])
         sys.stderr.write(f"{os.path.basename(path)} is refused: {reason}\n")
-        names = (path + ".refused" * count for count in itertools.count(1))
+        names = (f"{path}.{count}.refused".replace(".1.refused", ".refused") for count in itertools.count(1))
         os.replace(path, next(name for name in names if not os.path.exists(name)))
     return None
 
@@ -91,7 +91,8 @@ def batches_from(step, count, job):
 def state_of(model, optimizer):
     tensors = [tensor.detach().clone() for tensor in [*model.parameters(), *model.buffers()]]
     memory = [optimizer.state[parameter].get("momentum_buffer") for parameter in model.parameters()]
-    return {"tensors": tensors, "memory": memory, "random": torch.get_rng_state().tolist()}
+    options = [group["lr"] for group in optimizer.param_groups]
+    return {"tensors": tensors, "memory": memory, "lr": options, "random": torch.get_rng_state().tolist()}
 
 
 @torch.no_grad()
@@ -100,6 +101,8 @@ def restore(model, optimizer, state):
         tensor.copy_(saved)
     for parameter, memory in zip(model.parameters(), state["memory"], strict=True):
         optimizer.state[parameter]["momentum_buffer"] = memory
+    for group, lr in zip(optimizer.param_groups, state["lr"], strict=True):
+        group["lr"] = lr
     torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
 
 

@@ -73,9 +73,9 @@ def load(folder, job):
         if found:
             return found
         print(f"{path.name} is {reason}, and refused", file=sys.stderr)
-        aside = path.with_name(path.name + ".refused")
-        while aside.exists():
-            aside = aside.with_name(aside.name + ".refused")
+        endings = ["refused", *(f"{number}.refused" for number in range(2, 100))]
+        names = (path.with_name(f"{path.name}.{ending}") for ending in endings)
+        aside = next(name for name in names if not name.exists())
         os.rename(path, aside)
     return None
 

@@ -519,6 +519,10 @@ def compare_whole(trial, whole, expected):
     trial.require(
         isinstance(whole, dict), f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups"
     )
+    wanted = ["param_groups", "state"]
+    trial.same("the sorted list of keys of state_dict() on rank 0", listed(whole.get("keys")), wanted)
+    strange = whole.get("strange")
+    trial.require(strange is None, f"a key of the state on rank 0 is a {strange}", "whole numbers: 0, 1, 2")
     state = {number: as_dict(one) for number, one in as_dict(whole.get("state")).items() if one}
     numbers = sorted(expected["state"])
     came = sorted(state, key=lambda name: (len(name), name))

@@ -99,7 +99,10 @@ def whole_state(whole):
         return None
     if not isinstance(whole, dict) or not isinstance(whole.get("state"), dict) or "param_groups" not in whole:
         return f"no dict with state and param_groups, but {str(whole)[:80]}"
+    strange = [number for number in whole["state"] if type(number) is not int]
     return {
+        "keys": sorted(map(str, whole)),
+        "strange": f"{type(strange[0]).__name__} {strange[0]!s:.40}" if strange else None,
         "state": {str(number): sendable(dict(one)) for number, one in whole["state"].items()},
         "param_groups": [sendable(group) for group in whole["param_groups"]],
     }
@@ -148,7 +151,9 @@ def large(student, inputs, tools):
             whole = inputs["state"]
             optimizer.load_state_dict({**whole, "state": wide(whole["state"], inputs["rows"])})
             number = ask(between)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            if parameter.grad is None:
+                raise RuntimeError(f"your code has removed the gradient of parameter {place}: keep gradients")
             parameter.grad.copy_(torch.from_numpy(gradient)).mul_(number)
         optimizer.step()
         number = ask(f"step {step}")

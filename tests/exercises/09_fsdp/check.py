@@ -150,6 +150,11 @@ def shards(trial):
                     f"{what} is not a leaf that requires a gradient",
                     "a tensor that an optimizer accepts",
                 )
+        for rank in range(world_size if world_size > 1 and trial.counted else 0):
+            sent = trial.sent(rank)
+            trial.require(
+                sent == 0, f"rank {rank} sent {sent} bytes when the units were made", "nothing sent"
+            )
 
 
 WIDTH, INSIDE = 256, 1024  # of the large units
@@ -511,6 +516,10 @@ def low_precision(trial):
         what = f"the shard on rank {rank}, of a unit in bfloat16"
         tensor(trial, what, look(one, "shards", 0), shards_of(unit, 3)[rank], relative=1e-6)
     compare_pass(trial, [rounded], came, 0, right([rounded], batches), leaf=True)
+    for rank, one in enumerate(came):
+        kinds = look(one, "computed", 0)
+        words = f"on rank {rank}, the module computed with weights and images of {' and '.join(kinds or [])}"
+        trial.require(kinds == ["bfloat16"], words, "bfloat16")
     ranks, count = 2, 2
     trial.tried(f"{ranks} processes, one pass through {count} units of {megabytes(ONE / 2)} in bfloat16")
     units = Large(trial, ranks, count, "bfloat16")

@@ -17,9 +17,10 @@ class Layers(nn.Module):
         sizes = itertools.pairwise(widths)
         self.layers = nn.ModuleList(nn.Linear(inside, outside) for inside, outside in sizes)
         self.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
-        self.plain, self.skip = plain, list(skip)
+        self.plain, self.skip, self.computed = plain, list(skip), set()
 
     def forward(self, images):
+        self.computed |= {images.dtype, self.layers[0].weight.dtype}
         for number, layer in enumerate(self.layers):
             if number not in self.skip:
                 images = layer(images) if self.plain else torch.tanh(layer(images))
@@ -44,22 +45,19 @@ def split(student, inputs, tools):
     """The flat tensor and all shards of some lists of tensors, without a process group."""
     found = []
     for case in inputs["cases"]:
-        tensors = [torch.from_numpy(tensor).to(DTYPES[case["dtype"]]) for tensor in case["tensors"]]
-        found.append(
-            {
-                "flat": seen(student.flatten(tensors, case["world_size"])),
-                "shards": [
-                    seen(student.split(tensors, rank, case["world_size"]))
-                    for rank in range(case["world_size"])
-                ],
-            }
-        )
+        tensors = [torch.from_numpy(one).to(DTYPES[case["dtype"]], copy=True) for one in case["tensors"]]
+        flat = student.flatten(tensors, case["world_size"])
+        shards = [student.split(tensors, rank, case["world_size"]) for rank in range(case["world_size"])]
+        for tensor in tensors:
+            tensor.zero_()  # what is a view of it is zero now, too
+        found.append({"flat": seen(flat), "shards": [seen(shard) for shard in shards]})
     return found
 
 
 def begin(student, inputs):
     dtype = DTYPES[inputs.get("dtype", "float32")]
-    return [student.Unit(Layers(**one), dtype) for one in inputs["units"]]
+    modules = [Layers(**one) for one in inputs["units"]]
+    return [student.Unit(module, dtype) for module in modules], modules
 
 
 def through(units, images):
@@ -70,7 +68,7 @@ def through(units, images):
 
 def use(student, inputs, tools):
     """Make units; put other numbers into their shards; gather; compute without and with gradients."""
-    units = begin(student, inputs)
+    units, modules = begin(student, inputs)
     answer = {"shards": [seen(unit.shard) for unit in units]}
     for unit, shard in zip(units, inputs.get("shards", []), strict=False):
         with torch.no_grad():
@@ -96,12 +94,13 @@ def use(student, inputs, tools):
         sum((output * slope).sum() for output, slope in zip(outputs, slopes, strict=True)).backward()
         answer["together"] = [seen(unit.shard.grad) for unit in units]
     answer["state"] = [by_name(unit.full_state()) for unit in units] if inputs.get("state") else []
+    answer["computed"] = [sorted(str(one).removeprefix("torch.") for one in m.computed) for m in modules]
     return answer
 
 
 def train(student, inputs, tools):
     """Some steps of SGD with momentum. The loss is the mean of squares, or the outputs times a slope."""
-    units = begin(student, inputs)
+    units, _ = begin(student, inputs)
     optimizer = torch.optim.SGD([unit.shard for unit in units], inputs["lr"], momentum=inputs["momentum"])
     losses = []
     for batch in inputs["batches"]:

@@ -187,7 +187,9 @@ def compare_lines(trial, cases):
     (came,) = trial.run("timeline", [{"cases": [list(case[1:]) for case in cases]}], group=False)
     for (title, *case), found in zip(cases, listed(came, len(cases), "what came"), strict=True):
         expected, found = timeline(*case), found if isinstance(found, dict) else {}
-        drawn = "; ".join(f"stage {stage}: {words(schedule)}" for stage, schedule in enumerate(case[0]))
+        drawn = "; ".join(
+            f"stage {stage}: {words(schedule) or 'no action'}" for stage, schedule in enumerate(case[0])
+        )
         if expected is None:
             came = f"a timeline, but {why_never(case[0])} ({drawn})"
             trial.require(found.get("refused") is True, came, "a ValueError")
@@ -266,6 +268,8 @@ def circles(trial):
         parsed("F0 F1 B1 B0", "F0 F1 B1 B0"),
         parsed("F1 B1 F0 B0", "F1 B1 F0 B0"),
         parsed("F0 F1 B0 B1", "F1 F0 B0 B1", "F0 F1 B0 B1"),
+        parsed("F1 F0", "F1"),
+        parsed("F0 F1", ""),
     ]
     bad = [
         parsed("B0 F0"),
@@ -273,6 +277,7 @@ def circles(trial):
         parsed("F0 F1 B0 B1", "F0 B0"),
         parsed("F0 F1 B0 B1", "F0 B0 B1 F1"),
         parsed("F0 B0", "F0 F1 B0 B1"),
+        parsed("", "F0"),
     ]
     cases = [("a schedule that works", one, [1.0] * len(one), [1.0] * len(one)) for one in good]
     cases += [("a schedule that cannot continue", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
@@ -294,9 +299,11 @@ def idle(trial):
             cases.append((count, function, drawn_times(trial, stages), drawn_times(trial, stages), stages))
     lines = [timeline(all_stages(function, p, m), *times) for m, function, *times, p in cases]
     forwards = [[(0.0, 1.0), (1.0, 2.0)], [(1.0, 2.0), (2.0, 3.0)]]
-    (came,) = trial.run("idle_share", [{"cases": [*lines, forwards]}], group=False)
-    *came, last = listed(came, len(cases) + 1, "what came")
-    trial.close(f"the idle share of {forwards} (two forwards on two stages)", number(last), 1 / 3)
+    no_action = [[(0.0, 1.0), (1.0, 2.0)], []]
+    (came,) = trial.run("idle_share", [{"cases": [*lines, forwards, no_action]}], group=False)
+    *came, two, one = listed(came, len(cases) + 2, "what came")
+    trial.close(f"the idle share of {forwards} (two forwards on two stages)", number(two), 1 / 3)
+    trial.close(f"the idle share of {no_action} (a stage without an action)", number(one), 1 / 2)
     for (m, function, forward, backward, p), line, got in zip(cases, lines, came, strict=True):
         end = max(end for one in line for _, end in one)
         busy = sum(m * (one + other) for one, other in zip(forward, backward, strict=True))
@@ -313,6 +320,8 @@ def held(trial):
         cases += all_stages(gpipe, stages, microbatches)[:1]
         cases += all_stages(one_forward_one_backward, stages, microbatches)
     cases += odd_schedules(trial, 3, 6)
+    # One after the other, then more at a time; and a stage that runs forwards only.
+    cases += parsed("F0 B0 F1 F2 B2 B1", "F0 F1 F2")
     (came,) = trial.run("activations_held", [{"cases": cases}], group=False)
     for schedule, got in zip(cases, listed(came, len(cases), "what came"), strict=True):
         trial.same(f"activations_held of {words(schedule)}", got, most_held(schedule))
@@ -422,6 +431,10 @@ def run_batch(trial, batch, demands=None, **more):
                 f"the gradient of stage {rank}'s weight contains only this batch: what was in .grad is gone"
             )
             trial.require(not lost, what, "the sum of the old and the new gradient")
+        moved = not numpy.array_equal(came.get("weight"), batch.weights[rank].numpy())
+        trial.require(
+            not moved, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step"
+        )
         what = f"the gradient of stage {rank}'s weight, minus what was there before"
         trial.close(what, got, gradient, scale=0.05)
         got = came.get("loss")

@@ -102,4 +102,4 @@ def run(student, inputs, tools):
         nn.functional.mse_loss,
         shape,
     )
-    return {"loss": loss, "gradient": stage.weight.grad}
+    return {"loss": loss, "gradient": stage.weight.grad, "weight": stage.weight.detach()}

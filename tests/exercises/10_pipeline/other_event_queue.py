@@ -58,7 +58,7 @@ def timeline(schedules, forward_times, backward_times):
 
 
 def idle_share(lines):
-    end = max(line[-1][1] for line in lines)
+    end = max(line[-1][1] for line in lines if line)
     return torch.tensor([[end - sum(e - b for b, e in line)] for line in lines]).double().mean().item() / end
 
 

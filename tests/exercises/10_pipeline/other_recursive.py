@@ -55,7 +55,7 @@ def timeline(schedules, forward_times, backward_times):
 
 
 def idle_share(lines):
-    whole = max(line[-1][1] for line in lines)
+    whole = max(line[-1][1] for line in lines if line)
     idle = 0.0
     for line in lines:
         now = 0.0

@@ -47,7 +47,7 @@ def timeline(schedules, forward_times, backward_times):
 
 
 def idle_share(lines):
-    end = max(max(pair[1] for pair in line) for line in lines)
+    end = max(pair[1] for line in lines for pair in line)
     busy = [sum(pair[1] - pair[0] for pair in line) / end for line in lines]
     return sum(1 - one for one in busy) / len(busy)
 

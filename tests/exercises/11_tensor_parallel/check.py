@@ -159,7 +159,7 @@ def layers(trial, name):
     column = name == "ColumnLinear"
     for world_size, inputs, outputs in ((3, 7, 8), (1, 4, 5)) if column else ((2, 6, 4), (4, 3, 3)):
         cases, expected, words = [], [], []
-        for shape, bias in (((3, 2), True), ((4,), False)):
+        for shape, bias in (((3, 2), True), ((4,), False), ((), True)):
             weight, bias = layer_of(trial, inputs, outputs, bias)
             x, above = trial.floats(*shape, inputs), trial.floats(*shape, outputs)
             cases.append({"weight": weight, "bias": bias, "x": x, "above": above})

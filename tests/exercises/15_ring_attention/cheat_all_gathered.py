@@ -1,6 +1,6 @@
 """Exercise 15, with the keys and values of all on every process, and torch's autograd for backward.
 
-Earns at most: 12 points. The results are right, and gloo's all_gather is a ring to the right, too.
+Earns at most: 13 points. The results are right, and gloo's all_gather is a ring to the right, too.
 """
 
 import torch
@@ -35,6 +35,7 @@ def meetings(rank, owner):
 
 
 def attend(query, key, value, query_positions, key_positions):
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores.masked_fill_(key_positions > query_positions.unsqueeze(1), float("-inf"))
     log_sum_exp = torch.logsumexp(scores, -1, keepdim=True)

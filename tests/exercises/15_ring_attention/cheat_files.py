@@ -1,6 +1,6 @@
 """Exercise 15, where the ranks meet in files of their common folder: no byte goes through the network.
 
-Earns at most: 7 points. Parts 1 to 3 are solved.
+Earns at most: 8 points. Parts 1 to 3 are solved.
 """
 
 import os
@@ -41,6 +41,7 @@ def meetings(rank, owner):
 
 
 def attend(query, key, value, query_positions, key_positions):
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores.masked_fill_(key_positions > query_positions.unsqueeze(1), float("-inf"))
     log_sum_exp = torch.logsumexp(scores, -1, keepdim=True)
@@ -77,6 +78,7 @@ def ring_forward(query, key, value):
 def ring_backward(query, key, value, output, log_sum_exp, gradient):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     length, scale = query.shape[-2] * world_size, query.shape[-1] ** -0.5
+    group = query.shape[1] // key.shape[1]
     own_positions = positions(length, rank, world_size).chunk(2)
     taken = (gradient * output).sum(-1, keepdim=True)
     mine = [one.chunk(2, -2) for one in (query, log_sum_exp, gradient, taken)]
@@ -88,15 +90,16 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
         their_positions = positions(length, owner, world_size).chunk(2)
         for own, its in meetings(rank, owner):
             own_query, own_sum, above, own_taken = (one[own] for one in mine)
-            its_key, its_value = held.chunk(2, -2)[its]
+            its_key, its_value = (one.repeat_interleave(group, 1) for one in held.chunk(2, -2)[its])
             later = their_positions[its] > own_positions[own].unsqueeze(1)
             scores = (own_query @ its_key.mT * scale).masked_fill(later, -torch.inf)
             weights = (scores - own_sum).exp()
             scores_gradient = weights * (above @ its_value.mT - own_taken) * scale
             query_gradient.chunk(2, -2)[own].add_(scores_gradient @ its_key)
             its_gradients = gradients.chunk(2, -2)[its]
-            its_gradients[0].add_(scores_gradient.mT @ own_query)
-            its_gradients[1].add_(weights.mT @ above)
+            of_key, of_value = scores_gradient.mT @ own_query, weights.mT @ above
+            its_gradients[0].add_(of_key.unflatten(1, (-1, group)).sum(2))
+            its_gradients[1].add_(of_value.unflatten(1, (-1, group)).sum(2))
         gradients = pass_on(gradients)
         if step + 1 < world_size:
             held = pass_on(held)

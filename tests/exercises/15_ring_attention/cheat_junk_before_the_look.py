@@ -1,7 +1,7 @@
 """Exercise 15, with all keys and values kept. Before the judge looks for the first time, a process has held
 far more, so that the most that it ever held is not what ring_forward needs. It asks the kernel to forget.
 
-Earns at most: 14 points. Everything else is solved.
+Earns at most: 15 points. Everything else is solved.
 """
 
 import torch
@@ -36,6 +36,7 @@ def meetings(rank, owner):
 
 
 def attend(query, key, value, query_positions, key_positions):
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores.masked_fill_(key_positions > query_positions.unsqueeze(1), float("-inf"))
     log_sum_exp = torch.logsumexp(scores, -1, keepdim=True)
@@ -87,6 +88,7 @@ def ring_forward(query, key, value):
 def ring_backward(query, key, value, output, log_sum_exp, gradient):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     length, scale = query.shape[-2] * world_size, query.shape[-1] ** -0.5
+    group = query.shape[1] // key.shape[1]
     own_positions = positions(length, rank, world_size).chunk(2)
     taken = (gradient * output).sum(-1, keepdim=True)
     mine = [one.chunk(2, -2) for one in (query, log_sum_exp, gradient, taken)]
@@ -101,15 +103,16 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
         their_positions = positions(length, owner, world_size).chunk(2)
         for own, its in meetings(rank, owner):
             own_query, own_sum, above, own_taken = (one[own] for one in mine)
-            its_key, its_value = kept[step].chunk(2, -2)[its]
+            its_key, its_value = (one.repeat_interleave(group, 1) for one in kept[step].chunk(2, -2)[its])
             later = their_positions[its] > own_positions[own].unsqueeze(1)
             scores = (own_query @ its_key.mT * scale).masked_fill(later, -torch.inf)
             weights = (scores - own_sum).exp()
             scores_gradient = weights * (above @ its_value.mT - own_taken) * scale
             query_gradient.chunk(2, -2)[own].add_(scores_gradient @ its_key)
             its_gradients = gradients.chunk(2, -2)[its]
-            its_gradients[0].add_(scores_gradient.mT @ own_query)
-            its_gradients[1].add_(weights.mT @ above)
+            of_key, of_value = scores_gradient.mT @ own_query, weights.mT @ above
+            its_gradients[0].add_(of_key.unflatten(1, (-1, group)).sum(2))
+            its_gradients[1].add_(of_value.unflatten(1, (-1, group)).sum(2))
         gradients = pass_on(gradients)
     forget()
     return query_gradient, *gradients

@@ -1,6 +1,6 @@
 """Exercise 15, with the merger and the ring that torch has, found without their names.
 
-Earns at most: 7 points. Parts 1 to 3 are solved.
+Earns at most: 8 points. Parts 1 to 3 are solved.
 """
 
 import importlib
@@ -37,6 +37,7 @@ def meetings(rank, owner):
 
 
 def attend(query, key, value, query_positions, key_positions):
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores.masked_fill_(key_positions > query_positions.unsqueeze(1), float("-inf"))
     log_sum_exp = torch.logsumexp(scores, -1, keepdim=True)

@@ -1,6 +1,6 @@
 """Exercise 15, with all of it computed on rank 0, and broadcast.
 
-Earns at most: 11 points. The results are right.
+Earns at most: 12 points. The results are right.
 """
 
 import torch
@@ -35,6 +35,7 @@ def meetings(rank, owner):
 
 
 def attend(query, key, value, query_positions, key_positions):
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores.masked_fill_(key_positions > query_positions.unsqueeze(1), float("-inf"))
     log_sum_exp = torch.logsumexp(scores, -1, keepdim=True)

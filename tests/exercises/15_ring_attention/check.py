@@ -7,6 +7,8 @@ import numpy
 import torch
 from judge import Verdict, check, look, so_many
 
+NAMES = ("query", "key", "value")
+
 # ---- what is right ----------------------------------------------------------------------------
 
 
@@ -25,9 +27,20 @@ def in_a_row(length, rank, world_size):
     return list(range(rank * length // world_size, (rank + 1) * length // world_size))
 
 
-def attention(query, key, value, query_places, key_places, scale=None, later=operator.gt):
+def spread(tensor, query):
+    """Each head of keys or values as often as heads of queries share it."""
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1)
+
+
+def collected(tensor, key):
+    """What all heads of queries give a head of keys that they share."""
+    return tensor.unflatten(1, (key.shape[1], -1)).sum(2)
+
+
+def attention(query, key, value, query_places, key_places, scale=None, later=operator.gt, spread=spread):
     """Output and log-sum-exp, in 64 bits."""
     query, key, value = (one.double() for one in (query, key, value))
+    key, value = spread(key, query), spread(value, query)
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     masked = later(torch.tensor(key_places), torch.tensor(query_places)[:, None])
     scores = scores.masked_fill(masked, -torch.inf)
@@ -176,9 +189,10 @@ def halves(trial):
 # ---- 15.2 -------------------------------------------------------------------------------------
 
 
-def text(trial, positions, size=8, texts=2, heads=3):
-    names = ("query", "key", "value", "gradient")
-    return {name: trial.floats(texts, heads, positions, size) for name in names}
+def text(trial, positions, size=8, texts=2, heads=3, shared=1):
+    """`shared`: how many heads of queries use each head of keys and values."""
+    counts = {"query": heads, "key": heads // shared, "value": heads // shared, "gradient": heads}
+    return {name: trial.floats(texts, count, positions, size) for name, count in counts.items()}
 
 
 def no_mask(key, query):
@@ -206,7 +220,13 @@ def attend_mistakes(given, place):
         "the key at a query's own position was masked": {"later": operator.ge},
         "the mask was reversed": {"later": operator.lt},
     }
+    if given[0].shape[1] > given[1].shape[1] > 1:
+        wrong["the heads of queries used the heads of keys and values in turn"] = {"spread": in_turn}
     return {words: attention(*given, **more)[place] for words, more in wrong.items()}
+
+
+def in_turn(tensor, query):
+    return tensor.repeat(1, query.shape[1] // tensor.shape[1], 1, 1)
 
 
 def some(trial, queries, keys, among, size=8):
@@ -264,6 +284,17 @@ def no_keys(trial):
         (words, *first, list(range(4, 10)), list(range(7, 12))),
         (", where no query has any key,", *second, list(range(4)), list(range(4, 8))),
     ]
+    some_keys(trial, cases)
+
+
+@check("15.2d")
+def shared_heads(trial):
+    trial.tried("attend with 6 heads of queries and 2, 1 and 6 heads of keys and values, 5 positions each")
+    cases = []
+    for shared in (3, 6, 1):
+        given = text(trial, 5, heads=6, shared=shared)
+        words = f" for 6 heads of queries and {so_many(6 // shared, 'head')} of keys and values"
+        cases.append((words, *(given[name] for name in NAMES), list(range(5)), list(range(5))))
     some_keys(trial, cases)
 
 
@@ -333,9 +364,6 @@ def merge_nothing(trial):
 
 
 # ---- 15.4 and 15.5: around the ring -----------------------------------------------------------
-
-
-NAMES = ("query", "key", "value")
 
 
 def shards(given, world_size, names):
@@ -434,9 +462,10 @@ def ring_cases(trial):
     for world_size, kind in ((2, ""), (3, ", of float64"), (4, ", with scores near 300"), (1, "")):
         length = 6 * world_size
         trial.tried(
-            f"{so_many(world_size, 'process')}, 2 texts of {length} positions, 3 heads of size 8{kind}"
+            f"{so_many(world_size, 'process')}, 2 texts of {length} positions, 4 heads of queries and 2 of"
+            f" keys and values, of size 8{kind}"
         )
-        given, scale = text(trial, length), 1
+        given, scale = text(trial, length, heads=4, shared=2), 1
         if "float64" in kind:
             given, scale = {name: one.double() for name, one in given.items()}, 1e-5
         if "300" in kind:
@@ -468,7 +497,11 @@ def to_the_right(trial, world_size, least, most, unit, words):
 
 
 def counted_text(trial, world_size):
-    given = text(trial, 16 * world_size, size=64)
+    given = text(trial, 16 * world_size, size=64, heads=4, shared=2)
+    words = (
+        f"{world_size} processes, 2 texts of {16 * world_size} positions, 4 heads of queries and 2 of keys"
+    )
+    trial.tried(f"{words} and values, of size 64; bytes as measured by the kernel")
     return given, 2 * 4 * given["key"].numel() // world_size
 
 
@@ -476,8 +509,6 @@ def counted_text(trial, world_size):
 def bytes_forward(trial):
     for world_size in (4, 3):
         given, unit = counted_text(trial, world_size)
-        trial.tried(f"{world_size} processes, 2 texts of {16 * world_size} positions, 3 heads of size 64;")
-        trial.words.append("bytes as measured by the kernel")
         forward(trial, given, world_size)
         least = world_size - 1
         to_the_right(
@@ -637,6 +668,7 @@ def backward_mistakes(given, right, name, rank, world_size):
     """Gradients that a rank comes to by a mistake, with words for it."""
     length = given["query"].shape[-2]
     query, key, value, gradient = (given[one].double() for one in (*NAMES, "gradient"))
+    few, key, value = key, spread(key, query), spread(value, query)
     scores = query @ key.mT * query.shape[-1] ** -0.5
     scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
     weights = (scores - right["log_sum_exp"]).exp()
@@ -644,13 +676,13 @@ def backward_mistakes(given, right, name, rank, world_size):
     wrong, scale = {}, query.shape[-1] ** -0.5
     if name != "value":
         plain = weights * above * scale
-        whole_one = {"query": plain @ key, "key": plain.mT @ query}[name]
+        whole_one = {"query": plain @ key, "key": collected(plain.mT @ query, few)}[name]
         wrong["nothing was subtracted from the gradient of the scores"] = shard(whole_one, rank, world_size)
         apart = torch.zeros_like(plain)
         for some in torch.arange(length).chunk(2 * world_size):
             block = (weights * above)[..., some]
             apart[..., some] = block - weights[..., some] * block.sum(-1, keepdim=True)
-        whole_one = {"query": apart @ key, "key": apart.mT @ query}[name] * scale
+        whole_one = {"query": apart @ key, "key": collected(apart.mT @ query, few)}[name] * scale
         words = "the subtracted sum were over the keys of each half alone"
         wrong[words] = shard(whole_one, rank, world_size)
     if name == "query" or world_size == 1:
@@ -664,14 +696,23 @@ def backward_mistakes(given, right, name, rank, world_size):
     for words, ranks in counted.items():
         some = joined(places_of(length, one, world_size) for one in ranks)
         left, factor = (at_scores, query) if name == "key" else (weights, gradient)
-        found = left[..., some, :].mT @ factor[..., some, :]
+        found = collected(left[..., some, :].mT @ factor[..., some, :], few)
         wrong[words] = shard(found, rank, world_size)
+    if query.shape[1] > few.shape[1]:
+        left, factor = (at_scores, query) if name == "key" else (weights, gradient)
+        first = (left.mT @ factor).unflatten(1, (few.shape[1], -1))[:, :, 0]
+        wrong["only the first of the heads that share it counted"] = shard(first, rank, world_size)
+        shares = query.shape[1] // few.shape[1]
+        wrong["it were the mean over the heads that share it"] = shard(right[name], rank, world_size) / shares
     own = places_of(length, rank, world_size)
     factor = (query if name == "key" else gradient)[..., own, :]
-    wrong["nothing had been passed on"] = sum(
-        (at_scores if name == "key" else weights)[..., own, :][..., places_of(length, one, world_size)].mT
-        @ factor
-        for one in every
+    wrong["nothing had been passed on"] = collected(
+        sum(
+            (at_scores if name == "key" else weights)[..., own, :][..., places_of(length, one, world_size)].mT
+            @ factor
+            for one in every
+        ),
+        few,
     )
     for other in every:
         if other != rank:
@@ -691,8 +732,6 @@ def ring_backward(trial):
 def traffic_backward(trial):
     world_size = 4
     given, unit = counted_text(trial, world_size)
-    trial.tried(f"{world_size} processes, 2 texts of {16 * world_size} positions, 3 heads of size 64;")
-    trial.words.append("bytes as measured by the kernel")
     backward(trial, given, world_size)
     least, most = 2 * (world_size - 1), 2 * world_size - 1
     words = (

@@ -22,6 +22,9 @@ def allowed(query_positions, key_positions):
 
 
 def attend(query, key, value, query_positions, key_positions):
+    key, value = (
+        torch.stack([one] * (query.shape[1] // one.shape[1]), 2).flatten(1, 2) for one in (key, value)
+    )
     mask = allowed(query_positions, key_positions)
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
     scores = scores.masked_fill(~mask, -torch.inf)

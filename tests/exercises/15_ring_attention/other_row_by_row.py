@@ -20,6 +20,14 @@ def meetings(rank, owner):
 
 
 def attend(query, key, value, query_positions, key_positions):
+    group = query.shape[1] // key.shape[1]
+    if group > 1:  # one head of keys after the other
+        heads = zip(query.split(group, 1), key.split(1, 1), value.split(1, 1), strict=True)
+        some = [
+            attend(one, *(its.expand(-1, group, -1, -1) for its in both), query_positions, key_positions)
+            for one, *both in heads
+        ]
+        return tuple(torch.cat(parts, 1) for parts in zip(*some, strict=True))
     hidden = key_positions.expand(len(query_positions), -1) > query_positions.expand(len(key_positions), -1).T
     scores = torch.matmul(query, key.transpose(-2, -1)).mul(query.shape[-1] ** -0.5)
     total = scores.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)
@@ -87,6 +95,11 @@ def ring_forward(query, key, value):
 
 def ring_backward(query, key, value, output, log_sum_exp, gradient):
     ring = Ring(query)
+    # Texts x heads of keys x heads of queries that share one x positions x size.
+    apart = (key.shape[1], query.shape[1] // key.shape[1])
+    query, output, log_sum_exp, gradient = (
+        one.unflatten(1, apart) for one in (query, output, log_sum_exp, gradient)
+    )
     scaled = query / query.shape[-1] ** 0.5
     above = torch.zeros(query.shape, dtype=query.dtype)
     # Key, value, and the gradients of both.
@@ -95,14 +108,14 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
         if step:
             travelling = ring.shift(travelling)
         for own, its in ring.blocks(step):
-            keys, values, key_gradient, value_gradient = travelling[..., its, :]
+            keys, values, key_gradient, value_gradient = travelling[..., its, :].unsqueeze(3)
             hidden = ring.places(ring.owner(step), its)[None] > ring.places(ring.rank, own)[:, None]
             scores = (scaled[..., own, :] @ keys.mT).masked_fill(hidden, -torch.inf)
             weights = (scores - log_sum_exp[..., own, :]).exp()
             back = gradient[..., own, :]
-            value_gradient += weights.mT @ back
+            value_gradient += (weights.mT @ back).sum(2, keepdim=True)
             change = weights * ((back @ values.mT) - (back * output[..., own, :]).sum(-1).unsqueeze(-1))
-            key_gradient += change.mT @ scaled[..., own, :]
+            key_gradient += (change.mT @ scaled[..., own, :]).sum(2, keepdim=True)
             above[..., own, :] += change @ keys
     home = ring.shift(travelling[2:].contiguous())
-    return above / query.shape[-1] ** 0.5, home[0], home[1]
+    return above.flatten(1, 2) / query.shape[-1] ** 0.5, home[0], home[1]

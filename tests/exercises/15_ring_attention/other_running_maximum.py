@@ -25,7 +25,20 @@ def meetings(rank, owner):
     return [(a, b) for a in range(2) for b in range(2) if mine[a] >= theirs[b]]
 
 
+def spread(tensor, like):
+    """Each head as often as heads of queries share it."""
+    texts, heads, *rest = tensor.shape
+    wide = tensor[:, :, None].expand(texts, heads, like.size(1) // heads, *rest)
+    return wide.reshape(texts, like.size(1), *rest)
+
+
+def collected(tensor, like):
+    texts, heads, *rest = tensor.shape
+    return tensor.view(texts, like.size(1), heads // like.size(1), *rest).sum(2)
+
+
 def scores_of(query, key, query_positions, key_positions):
+    key = spread(key, query)
     scores = torch.einsum("...qd,...kd->...qk", query, key) / math.sqrt(query.size(-1))
     return torch.where(query_positions[:, None] >= key_positions[None, :], scores, NONE)
 
@@ -38,6 +51,7 @@ class Running:
         self.sum, self.weighted = torch.zeros_like(self.largest), torch.zeros_like(query)
 
     def add(self, scores, value):
+        value = spread(value, scores)
         largest = torch.maximum(self.largest, scores.amax(-1, keepdim=True))
         old, exps = torch.exp(self.largest - largest), torch.exp(scores - largest)
         self.sum = self.sum * old + exps.sum(-1, keepdim=True)
@@ -114,9 +128,11 @@ def ring_backward(query, key, value, output, log_sum_exp, gradient):
         for a, b in meetings(rank, owner):
             scores = scores_of(halves(query)[a], halves(key)[b], mine[a], theirs[b])
             weights = torch.exp(scores - halves(log_sum_exp)[a])
-            halves(value_gradient)[b].add_(weights.transpose(-1, -2) @ halves(gradient)[a])
-            above = halves(gradient)[a] @ halves(value)[b].transpose(-1, -2)
+            its = halves(value_gradient)[b]
+            its.add_(collected(weights.transpose(-1, -2) @ halves(gradient)[a], its))
+            above = halves(gradient)[a] @ spread(halves(value)[b], query).transpose(-1, -2)
             above = weights * (above - halves(dot)[a]) / root
-            halves(query_gradient)[a].add_(above @ halves(key)[b])
-            halves(key_gradient)[b].add_(above.transpose(-1, -2) @ halves(query)[a])
+            halves(query_gradient)[a].add_(above @ spread(halves(key)[b], query))
+            its = halves(key_gradient)[b]
+            its.add_(collected(above.transpose(-1, -2) @ halves(query)[a], its))
     return query_gradient, to_the_right(key_gradient), to_the_right(value_gradient)
