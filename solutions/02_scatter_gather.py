@@ -1,4 +1,4 @@
-"""Exercise 02: DataParallel by hand, in one process. 10 points.
+"""Exercise 02: DataParallel by hand, in one process. 10 points, about 60 minutes.
 
 In each step, DataParallel cuts the batch into parts, copies the model to every GPU, runs each copy on its
 part, and concatenates the outputs. The loss is computed from all outputs. The backward pass leaves
@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 
 def scatter(batch, count):
-    """Cut a tensor along its first dimension into a list of at most `count` parts, in order.
+    """Cut a tensor along its first dimension into at most `count` parts: a list or a tuple, in order.
 
     All parts have the same size, except that the last part may be smaller. Choose the smallest size for
     which `count` parts are enough. No part is empty. So 10 images for 4 copies make parts of 3, 3, 3 and 1
@@ -37,7 +37,7 @@ def scatter(batch, count):
 
 
 def replicate(model, count):
-    """Return a list of `count` copies of the model, each with separate parameters and buffers.
+    """Return a list or a tuple of `count` copies of the model, each with separate parameters and buffers.
 
     In a copy, the same parameters are frozen as in the model, and no others. Layers that share a parameter
     in the model also share it in a copy. A copy is in the same mode, training or evaluation, as the model.
@@ -82,7 +82,8 @@ def reduce(model, copies):
 def train_step(model, optimizer, images, labels, count):
     """Take one optimizer step with cross_entropy over all images, computed on `count` copies.
 
-    Ignore gradients from before the call. Return the mean loss over all images as a float.
+    Only the copies run. Ignore gradients from before the call. Return the mean loss over all images as a
+    float.
     """
     # cut 02.5: one step of training, made of these
     copies = replicate(model, count)

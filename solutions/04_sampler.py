@@ -1,4 +1,4 @@
-"""Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points.
+"""Exercise 04: one's own DistributedSampler, and an evaluation that is exact. 12 points, about 75 minutes.
 
 First read what notebook 03 says about which process gets which image, and about the mean of four
 accuracies.

@@ -1,4 +1,4 @@
-"""Exercise 05: save, load, resume. 5 points.
+"""Exercise 05: save, load, resume. 5 points, about 30 minutes.
 
 Several processes train one model with DistributedDataParallel. One process is killed, and then all
 processes are started again with the same command. Write the functions that let the run continue after the
@@ -8,9 +8,9 @@ last complete epoch, as in lesson 05.
     05.2 (2 points)  load: every process restores what was saved
     05.3 (1 point)   train: continue where the last run stopped
 
-`parts` is a dict such as {"model": ..., "optimizer": ..., "scheduler": ...}. Each part has `state_dict()`
-and `load_state_dict(state)`. `snapshot` is the path of the snapshot file, a `pathlib.Path`. Its folder
-exists. You decide what the file contains.
+`parts` is a dict such as {"model": ..., "optimizer": ..., "scheduler": ...}, and there may be further
+parts. Each part has `state_dict()` and `load_state_dict(state)`. `snapshot` is the path of the snapshot
+file, a `pathlib.Path`. Its folder exists. You decide what the file contains.
 """
 
 from pathlib import Path
@@ -27,7 +27,8 @@ def save(snapshot, parts, epoch, rank):
     file `snapshot` must stay as it was: the previous complete snapshot, or no file. So first write a
     temporary file in the same folder, and then rename it with `Path.replace`, which happens either
     completely or not at all. If an earlier save was killed and left its temporary file behind, overwrite
-    that file.
+    that file. Leave all other files in the folder alone, because they may belong to other runs: make the
+    name of the temporary file from the name of `snapshot`.
     """
     # cut 05.1: rank 0 writes a temporary file and renames it
     if rank == 0:
@@ -42,8 +43,9 @@ def load(snapshot, parts):
     """Restore all parts from the snapshot. Return the number of the next epoch to train.
 
     Every process calls this before it trains. Epochs are numbered from 1: if epoch 3 was saved, return 4.
-    If there is no snapshot, leave the parts alone and return 1. Ignore all other files in the folder: one
-    of them may be an incomplete snapshot, left by a run that was killed while it saved.
+    If there is no snapshot, leave the parts alone and return 1. Ignore all other files in the folder, and
+    do not remove any: one of them may be an incomplete snapshot, left by a run that was killed while it
+    saved.
     """
     # cut 05.2: restore all parts, and return the next epoch
     if not snapshot.exists():

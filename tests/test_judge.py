@@ -311,12 +311,8 @@ HINTED = [
         "neither a mean nor a sum",
     ),
     ("01", "gradients set to zero before each part", "that of the last part alone", "of the earlier parts"),
-    (
-        "01",
-        "the model is put into evaluation mode",
-        "without batch norm, everything is correct",
-        "change the mode",
-    ),
+    ("01", "the model is put into evaluation mode", "is in evaluation mode", "changes the mode"),
+    ("02", "mean over the means of the parts", "the mean of the losses of the parts", "differ in size"),
     ("02", "gradients set to zero after reduce", "your code was given$", "^No weight has changed"),
     (
         "03b",
@@ -886,7 +882,7 @@ BLAME = {
     "never ends": (
         "    has_one = torch",
         "    while dist.get_rank() == 1:\n        pass\n    has_one = torch",
-        r"rank 1 had not returned after 3 s; rank 1 was at line \d+ of 03_av\w+.py: `.*`; "
+        r"rank 1 was at line \d+ of 03_av\w+.py: `.*` and had not returned after 3 s; "
         r"rank 0 was waiting for it in all_reduce number 1",
     ),
     "sleeps": (
@@ -1847,8 +1843,8 @@ def test_a_check_and_a_submission_have_so_many_seconds(nursery, tmp_path, monkey
     result = judge.grade_one(one, entry, tmp_path, nursery, 0, set())
     assert result.status == "timeout"
     assert re.fullmatch(
-        r"ranks 0 and 1 had not returned after [3-9] s; ranks 0 and 1 were at line 2 of "
-        r"03_average_gradients\.py: `while True: pass`",
+        r"ranks 0 and 1 were at line 2 of 03_average_gradients\.py: `while True: pass` "
+        r"and had not returned after [3-9] s",
         result.came,
     )
     trial = judge.Trial(nursery, one, entry["id"], {}, 0)

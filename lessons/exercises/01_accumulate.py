@@ -1,4 +1,4 @@
-"""Exercise 01: a large batch made of several small ones. 10 points.
+"""Exercise 01: a large batch made of several small ones. 10 points, about 60 minutes.
 
 A batch of 120 images may not fit into your GPU's memory, but 50 images may. So you cut the batch into parts
 of 50, 50 and 20 images. Each part goes forward and backward by itself, and then the optimizer takes one
@@ -11,10 +11,10 @@ over the images of one call, so the mean of a part of 20 images must count less 
 A forward pass keeps its activations in memory until its backward pass. If all parts go forward before the
 first part goes backward, you save no memory. The checks measure the memory of your process.
 
-As in real training, the model may contain batch norm. Each part is then normalized by its own mean. The
-step is no longer the step for the whole batch, but it must still be the right step for these parts. The
-optimizer may be any optimizer of `torch.optim` except LBFGS, whose `step()` needs a function that computes
-the loss.
+As in real training, the model may contain batch norm, and it is and stays in training mode. Each part is
+then normalized by its own mean. The step is no longer the step for the whole batch, but it must still be
+the right step for these parts. The optimizer may be any optimizer of `torch.optim` except LBFGS, whose
+`step()` needs a function that computes the loss.
 
     01.1 (4 points)  add up the gradients of all parts
     01.2 (3 points)  one step of the optimizer for a large batch

@@ -1,4 +1,4 @@
-"""Exercise 03: DDP in its simplest form. 12 points.
+"""Exercise 03: DDP in its simplest form. 12 points, about 60 minutes.
 
 There are several processes, each with its own model and its own images. Two things turn them into one
 training job. All processes start with the weights of rank 0. And after every backward pass, before the
@@ -24,7 +24,7 @@ def broadcast_model(model):
 
 
 def average_gradients(model):
-    """After backward: replace every gradient by its mean over all ranks.
+    """After backward: replace every gradient by its mean over all ranks, and change nothing else.
 
     If a parameter has no gradient on any rank, its gradient stays None. If it has a gradient on at least
     one rank, it has one on all ranks afterwards. Leave frozen parameters (`requires_grad` is False) alone.

@@ -1,4 +1,4 @@
-"""Exercise 03b: DDP that sends while it still computes. 18 points.
+"""Exercise 03b: DDP that sends while it still computes. 24 points, about 240 minutes.
 
 In exercise 03, all communication came after the backward pass: first the network was idle, then the
 processor. But the gradients of the last layer are ready long before the gradients of the first layer, and
@@ -12,11 +12,20 @@ this:
         model.finish()                              # waits until every parameter has its mean
         optimizer.step()
 
-Buckets. One call per parameter costs too much, and a single call for all parameters could only begin after
-the backward pass. So parameters are grouped into buckets. The backward pass goes from the last layer to the
-first, so build the buckets in the reverse order of `module.parameters()`: the first bucket then also fills
-up first. Put a parameter into the current bucket unless the bucket would then hold more than
-`bucket_bytes`. In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets its own
+Solve the parts in order. For each part, read its paragraph below, write its gaps, and check it, for example
+with `make check EX=03b.1`. You need no later paragraph for it.
+
+    03b.1 (3 points)  30 minutes: put parameters into buckets
+    03b.2 (3 points)  30 minutes: begin equal, and keep buffers equal
+    03b.3 (6 points)  60 minutes: without hooks: finish sends every bucket and computes the means
+    03b.4 (8 points)  75 minutes: hooks that send each bucket as soon as it is full
+    03b.5 (4 points)  45 minutes: accumulate without communication
+
+Part 1, buckets. One call per parameter costs too much, and a single call for all parameters could only
+begin after the backward pass. So parameters are grouped into buckets. The backward pass goes from the last
+layer to the first, so build the buckets in the reverse order of `module.parameters()`: the first bucket
+then also fills up first. Put a parameter into the current bucket unless the bucket would then hold more
+than `bucket_bytes`. In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets its own
 bucket.) Parameters that are frozen when the wrapper is made belong to no bucket, and no bucket is empty.
 All parameters have the same dtype. There are no sparse gradients, such as those of
 `nn.Embedding(sparse=True)`.
@@ -24,44 +33,45 @@ All parameters have the same dtype. There are no sparse gradients, such as those
 DDP itself differs in two ways. It closes a bucket once the bucket has reached its limit, so a bucket may
 exceed it. And after the first step it rebuilds the buckets in the order in which the gradients arrived.
 
-Hooks. `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)` in every
-backward pass as soon as `parameter.grad` is complete. The function is called only once, even if several
-layers share the parameter. When all gradients of a bucket are ready, copy them into one flat tensor and
-start one `dist.all_reduce` of this tensor with `async_op=True`, in the hook. The call returns an object at
-once, and the object's `wait()` returns when the sum is there. Do not write into the flat tensor until then.
-Nothing may wait during the backward pass, not even for another rank that has not started its backward pass.
-All ranks must make the same calls in the same order: bucket 1 goes before bucket 2 on every rank, even on a
-rank where bucket 2 is full first.
+Part 2, equal ranks. When the wrapper is made, all ranks get rank 0's parameters and buffers, including the
+buffers that are not in `state_dict()`. Later the buffers drift apart, for example running means, because
+every rank has different images. So all ranks get rank 0's buffers again before each forward pass in
+training mode, with or without gradients. In evaluation mode nothing is sent, so a rank may then call
+`forward` alone.
 
-Missing gradients. A model may use different parameters on each rank, and in some steps a rank may have
-neither a forward nor a backward pass (if the model has buffers, there is always a forward pass). `finish()`
-is called on all ranks in any case, and sends what has not been sent yet. A missing gradient counts as zero
-in the mean (the sum of all ranks' gradients, divided by the number of ranks). A gradient that is None on
-all ranks stays None, but a gradient of zeros does not become None. A rank alone cannot know whether a
-gradient is None everywhere: send one extra number per parameter in the flat tensor, or in one more
-`all_reduce` in `finish()`. In each step you may call `all_reduce` once per bucket and once more for these
-numbers, and broadcast the buffers before the forward pass. The grader counts from outside what your process
-sends.
+Part 3, finish. Copy the gradients of a bucket into one flat tensor and start one `dist.all_reduce` of this
+tensor with `async_op=True`. The call returns an object at once, and the object's `wait()` returns when the
+sum is there. Do not write into the flat tensor until then. `finish()` starts whatever has not been started
+(in this part: every bucket), waits, and gives each parameter its mean: the sum of all ranks' gradients,
+divided by the number of ranks.
 
-Steps. `zero_grad` may set gradients to None, or write zeros into them. So the tensor that you assign to
+A model may use different parameters on each rank, and in some steps a rank may have neither a forward nor a
+backward pass (if the model has buffers, there is always a forward pass). `finish()` is called on all ranks
+in any case. A missing gradient counts as zero in the mean. A gradient that is None on all ranks stays None,
+but a gradient of zeros does not become None. A rank alone cannot know whether a gradient is None everywhere:
+send one extra number per parameter in the flat tensor, or in one more `all_reduce` in `finish()`.
+
+`zero_grad` may set gradients to None, or write zeros into them. So the tensor that you assign to
 `parameter.grad` must not share memory with anything that you use again.
 
-Accumulation. Forward and backward passes inside `with model.no_sync():` send nothing at all. (Such blocks
-may be nested.) Their gradients add up in `parameter.grad`, and the next backward pass outside the block
-sends the sums, even for parameters that were used only in the passes inside. Between two calls of
-`finish()` there is at most one backward pass outside `no_sync`.
+Part 4, hooks. `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)` in every
+backward pass as soon as `parameter.grad` is complete. The function is called only once, even if several
+layers share the parameter. When all gradients of a bucket are ready, start its `all_reduce` in the hook.
+Nothing may wait during the backward pass, not even for another rank that has not started its backward pass.
+All ranks must make the same calls in the same order: bucket 1 goes before bucket 2 on every rank, even on a
+rank where bucket 2 is full first. A bucket that never becomes full is left to `finish()`.
 
-Buffers. Running means drift apart, because every rank has different images. Before each forward pass in
-training mode (outside `no_sync`), all ranks get rank 0's buffers, including the buffers that are not in
-`state_dict()`. In evaluation mode nothing is sent, so a rank may then call `forward` alone.
+In each step, call `all_reduce` once per bucket and at most once more for the missing gradients. Apart from
+the broadcasts of buffers, call nothing else of `torch.distributed`. The grader counts from outside what
+your process sends.
+
+Part 5, accumulation. Forward and backward passes inside `with model.no_sync():` send nothing at all: no
+gradients, and no buffers in training mode. Such blocks may be nested, and an exception may end them. Their
+gradients add up in `parameter.grad`, and the next backward pass outside the block sends the sums, even for
+parameters that were used only in the passes inside. Between two calls of `finish()` there is at most one
+backward pass outside `no_sync`.
 
 The process group already exists: use `torch.distributed`.
-
-    03b.1 (2 points)  put parameters into buckets
-    03b.2 (2 points)  begin equal, install the hooks, and keep buffers equal
-    03b.3 (6 points)  send each bucket as soon as it is full, and finish
-    03b.4 (4 points)  finish with shared, frozen and missing gradients (in the same places as 03b.3)
-    03b.5 (4 points)  accumulate without communication
 """
 
 import contextlib
@@ -87,7 +97,9 @@ class Overlapped(nn.Module):
         super().__init__()
         self.module = module
         self.buckets = make_buckets(module.parameters(), bucket_bytes)
-        raise NotImplementedError("03b.2: begin with what rank 0 has, and install the hooks")
+        raise NotImplementedError("03b.2: begin with what rank 0 has")
+        # 03b.3: add what your other methods need, such as a list of what was sent
+        # 03b.4: install the hooks
 
     def forward(self, *inputs, **named):
         """Make the buffers equal if necessary, and return the module's output."""
@@ -95,7 +107,7 @@ class Overlapped(nn.Module):
 
     def gradient_came(self, parameter):
         """The hook: this parameter's gradient is complete. The backward pass continues when it returns."""
-        raise NotImplementedError("03b.3: send each bucket that is full now")
+        raise NotImplementedError("03b.4: send each bucket that is full now")
 
     def send_next(self):
         """Start the all_reduce of the first bucket that has not been sent, full or not."""

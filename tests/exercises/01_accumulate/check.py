@@ -144,12 +144,19 @@ def right_sizes(trial, came, sizes):
     )
 
 
+def mode_kept(trial, came):
+    """A change of mode changes the next step, and not this one: it is named, not shown by weights."""
+    wanted = "training mode, as the model was given to your code"
+    trial.require(came["training"] is True, "afterwards, the model is in evaluation mode", wanted)
+
+
 def right_state(trial, came, reference, state):
-    for name, expected in reference.tensors().items():
-        trial.close(f"{name} afterwards", came["state"].get(name), expected, relative=1e-4, scale=1.0)
+    mode_kept(trial, came)
     if COUNTER in state:
         counted = int(reference.state_dict()[COUNTER])
         trial.same("the number of batches that batch norm has seen", came["state"].get(COUNTER), counted)
+    for name, expected in reference.tensors().items():
+        trial.close(f"{name} afterwards", came["state"].get(name), expected, relative=1e-4, scale=1.0)
 
 
 def gates_of(trial, count, taken=0):
@@ -254,6 +261,7 @@ def gradients(trial, sizes, norm=False, old=False):
     for name, expected in state.items():
         if name in SHAPES:
             trial.close(f"{name} afterwards", came["state"].get(name), expected)
+    mode_kept(trial, came)
     return came["loss"], loss
 
 

@@ -63,6 +63,7 @@ class Model(nn.Module):
                 name: tensor.detach() for name, tensor in [*self.named_parameters(), *self.named_buffers()]
             },
             "sizes": self.sizes,
+            "training": self.training,
         }
 
 
@@ -144,7 +145,7 @@ def epoch(student, inputs, tools):
     optimizer, batches = optimizer_of(model, inputs, steps), Batches(inputs, model)
     losses = student.train_epoch(model, optimizer, batches, inputs["parts_per_step"])
     return model.seen() | {
-        "loss": losses if isinstance(losses, list | tuple) else None,
+        "loss": losses if isinstance(losses, list) else None,
         "kind": type(losses).__name__,
         "given": given,
         "steps": len(steps),

@@ -2,7 +2,7 @@
 
 import numpy
 import torch
-from judge import check, so_many
+from judge import Verdict, check, so_many
 from optimizers import Optimizer
 from torch import nn
 from torch.func import functional_call
@@ -275,6 +275,51 @@ def buffers(trial):
 # ---- 02.5
 
 
+def of_all(outputs, labels):
+    return cross_entropy(torch.cat(outputs), labels)
+
+
+def of_parts(outputs, labels):
+    sizes = [len(output) for output in outputs]
+    pairs = zip(outputs, labels.split(sizes), strict=True)
+    return [cross_entropy(output, part) for output, part in pairs]
+
+
+# What comes of mistakes that can be named.
+OTHER_LOSSES = {
+    "the mean of the losses of the parts": lambda *both: sum(of_parts(*both)) / len(of_parts(*both)),
+    "the sum of the losses of the parts": lambda *both: sum(of_parts(*both)),
+}
+
+
+def learnt(state, batches, count, optimizer, options, tied, loss_of=of_all):
+    """The model after all steps, in float64, and the loss of each."""
+    model = Reference(state, tied)
+    steps = Optimizer(optimizer, model.parameters(), options)
+    losses = []
+    for images, labels in batches:
+        # Each part begins with the buffers from before the step: what the first makes of them is what stays.
+        outputs, buffers = [], []
+        for part in images.double().split(part_sizes(len(images), count)):
+            buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
+            outputs.append(functional_call(model, buffers[-1], part))
+        loss = loss_of(outputs, labels)
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+        model.load_state_dict(buffers[0], strict=False)
+        losses.append(loss.item())
+    return model, losses
+
+
+def is_state(trial, came, expected):
+    try:
+        right_state(trial, "", came, expected, relative=2e-4)
+    except Verdict:
+        return False
+    return True
+
+
 def trained(trial, sizes, count, optimizer, options, old=False, **more):
     state = drawn_state(trial)
     batches = [(trial.floats(size, 5), trial.integers(0, 4, size)) for size in sizes]
@@ -288,21 +333,8 @@ def trained(trial, sizes, count, optimizer, options, old=False, **more):
         **more,
     }
     (came,) = trial.run("train", [inputs], group=False)
-    model = Reference(state, more.get("tied", False))
-    steps = Optimizer(optimizer, model.parameters(), options)
-    losses = []
-    for images, labels in batches:
-        # Each part begins with the buffers from before the step: what the first makes of them is what stays.
-        outputs, buffers = [], []
-        for part in images.double().split(part_sizes(len(images), count)):
-            buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
-            outputs.append(functional_call(model, buffers[-1], part))
-        loss = cross_entropy(torch.cat(outputs), labels)
-        steps.zero_grad()
-        loss.backward()
-        steps.step()
-        model.load_state_dict(buffers[0], strict=False)
-        losses.append(loss.item())
+    tied = more.get("tied", False)
+    model, losses = learnt(state, batches, count, optimizer, options, tied)
     trial.same("the number of steps of the optimizer", came["steps"], len(sizes))
     for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
         expected = part_sizes(size, count)
@@ -311,12 +343,26 @@ def trained(trial, sizes, count, optimizer, options, old=False, **more):
             f"in step {number}, the copies were called with batches of {words(calls['sizes'])} images",
             words(expected),
         )
+        came_by = f"in step {number}, one of the models that were called is the model itself"
+        trial.require(not calls["itself"], came_by, f"calls of {len(expected)} copies, one per part")
         trial.require(
             calls["copies"] == len(expected),
             f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called",
             f"{len(expected)}, one per part",
         )
-    right_state(trial, "after the last step", came["state"], model.state_dict(), relative=2e-4)
+    wanted = "training mode, as the model was given to your code"
+    trial.require(came["training"] is True, "afterwards, the model is in evaluation mode", wanted)
+    try:
+        right_state(trial, "after the last step", came["state"], model.state_dict(), relative=2e-4)
+    except Verdict:
+        for named, loss in OTHER_LOSSES.items():
+            other, _ = learnt(state, batches, count, optimizer, options, tied, loss)
+            if is_state(trial, came["state"], other.state_dict()):
+                came_by = f"the weights after the last step are those that {named} leads to"
+                raise Verdict(
+                    "failed", came_by, "one mean over all images, computed from all outputs"
+                ) from None
+        raise
     for number, (got, expected) in enumerate(zip(came["loss"], losses, strict=True), 1):
         kind = "a tensor" if hasattr(got, "shape") else type(got).__name__
         trial.require(isinstance(got, float), f"the loss of step {number} is {kind}", "a float")

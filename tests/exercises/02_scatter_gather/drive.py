@@ -152,6 +152,13 @@ def train(student, inputs, tools):
             {
                 "sizes": [size for _, size in CALLS],
                 "copies": len({place for place, _ in CALLS}),
+                "itself": model.first.weight.data_ptr() in [place for place, _ in CALLS],
             }
         )
-    return {"loss": losses, "steps": len(steps), "calls": calls, "state": values(model)}
+    return {
+        "loss": losses,
+        "steps": len(steps),
+        "calls": calls,
+        "state": values(model),
+        "training": all(module.training for module in model.modules()),
+    }

@@ -90,10 +90,11 @@ def in_place(trial):
 
 def average(trial, world_size, steps, tied=False, frozen=()):
     """`steps` has, for each call of average_gradients, the gradients of each rank."""
-    state = states(trial, 1)[0]
+    # As if the ranks had never been made equal: weights and buffers that are exchanged here, too, are seen.
+    given = states(trial, world_size, buffers=True)
     inputs = [
         {
-            "state": state,
+            "state": given[rank],
             "gradients": [gradients[rank] for gradients in steps],
             "tied": tied,
             "frozen": list(frozen),
@@ -111,7 +112,7 @@ def average(trial, world_size, steps, tied=False, frozen=()):
                     trial.require(got is None, f"{what} is not None", "None")
                 else:
                     trial.close(what, got, expected)
-        trial.same(f"the list of weights that have changed on rank {rank}", came["moved"], [])
+        trial.same(f"the list of weights and buffers that have changed on rank {rank}", came["moved"], [])
 
 
 def drawn(trial, world_size, names=SHAPES):

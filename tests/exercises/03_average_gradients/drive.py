@@ -47,7 +47,8 @@ def average(student, inputs, tools):
     """average_gradients, once for each step, on gradients that are given, since they could come from any
     backward pass."""
     elsewhere, model, came = addresses.scatter(tools.rank), Model(inputs), []
-    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    others = dict(model.named_parameters()) | dict(model.named_buffers())
+    weights = {name: tensor.detach().clone() for name, tensor in others.items()}
     for given in inputs["gradients"]:
         for name, parameter in model.named_parameters():
             parameter.grad = torch.from_numpy(given[name]) if name in given else None
@@ -56,6 +57,6 @@ def average(student, inputs, tools):
         came.append({name: None if grad is None else grad.clone() for name, grad in grads.items()})
     return {
         "gradients": came,
-        "moved": [name for name, tensor in model.named_parameters() if not tensor.equal(weights[name])],
+        "moved": [name for name, tensor in others.items() if not tensor.equal(weights[name])],
         "elsewhere": len(elsewhere),
     }

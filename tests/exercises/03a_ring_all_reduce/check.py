@@ -185,7 +185,8 @@ def cut_cases(trial):
 def cut(trial, cases):
     """The cases with what came of each, after the chunks were found to have the right sizes."""
     found = run(trial, "cut", [{"cases": cases}], group=False)[0]
-    trial.require(isinstance(found, list) and len(found) == len(cases), "the result is not a list")
+    kind = f"what chunks_of returns has the type {found}" if isinstance(found, str) else "there is no result"
+    trial.require(isinstance(found, list) and len(found) == len(cases), kind, "a list or a tuple")
     for (flat, world_size), came in zip(cases, found, strict=True):
         what = f"of {len(flat)} numbers for {world_size} processes"
         chunks = part(trial, came, "chunks", list)
@@ -403,3 +404,8 @@ def messages(trial):
         whole(trial, world_size, trial.floats, (count,))
         steps = 2 * (world_size - 1)
         round_the_ring(trial, steps, [(4 * 300 * steps, 4 * 300 * steps)] * world_size)
+    trial.tried("4 processes, 2 numbers of 4 bytes: two chunks are empty; the kernel counts the messages")
+    whole(trial, 4, trial.floats, (2,))
+    # In each half, a rank sends all chunks but one: chunk r + 1, and then chunk r + 2.
+    data = [4 * (2 * 2 - sum((rank + more) % 4 < 2 for more in (1, 2))) for rank in range(4)]
+    round_the_ring(trial, 6, [(one, one) for one in data])

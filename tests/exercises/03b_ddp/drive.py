@@ -101,7 +101,7 @@ def buffers(student, inputs, tools):
         for name, value in one["buffers"].items():
             getattr(model.drift, name).copy_(torch.from_numpy(value))
         wrapped.train(one["training"])
-        with contextlib.nullcontext() if one["training"] else torch.no_grad():
+        with contextlib.nullcontext() if one["grad"] else torch.no_grad():
             wrapped(torch.from_numpy(inputs["images"]))
     return {"seen": model.drift.seen}
 

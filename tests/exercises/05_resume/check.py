@@ -4,6 +4,8 @@ What is in the folders is read by runs without the student's code. What was save
 that it trains on from there proves that it came out of the folder.
 """
 
+import hashlib
+
 import by_path
 import torch
 from judge import Verdict, check, explain
@@ -59,9 +61,22 @@ def look(trial, folder, *names):
     return ours(trial, "look", folder, folders=list(names))
 
 
-def saved_by(trial, folder, disk, history, epoch, world_size=1):
-    """Each rank saves to a disk of its own."""
-    trial.run("save", [until(history, epoch) | {"disk": disk}] * world_size, folder=folder)
+def saved_by(trial, folder, disk, history, epoch, world_size=1, others=False):
+    """Each rank saves to a disk of its own. `others`: where files of other runs are."""
+    inputs = until(history, epoch) | {"disk": disk, "others": others}
+    trial.run("save", [inputs] * world_size, folder=folder)
+
+
+def without_others(trial, what, files):
+    """The files of a folder without those of other runs, which must be as they were."""
+    for name in driver().OTHERS:
+        digest = hashlib.sha256(f"{name} is a file of another run".encode()).hexdigest()
+        kept = "the files of other runs, as they were"
+        trial.require(name in files, f"{what}, {name} is gone: a file of another run", kept)
+        trial.require(
+            files[name]["digest"] == digest, f"{what}, {name} has changed: a file of another run", kept
+        )
+    return {name: facts for name, facts in files.items() if name not in driver().OTHERS}
 
 
 def save_and_die(trial, folder, history, /, **inputs):
@@ -93,6 +108,8 @@ def goes_on(trial, rank, came, first, parts, gradients):
     for name in SHAPES:
         expected = parts["model"].state_dict()[name]
         trial.close(f"on rank {rank}, {name} after load", look_at(came, "state", name), expected)
+    what = f"on rank {rank}, what `counter`, a fourth part, has counted after load"
+    trial.same(what, look_at(came, "counter"), parts["counter"].steps)
     what = f"on rank {rank}, the learning rate after load"
     trial.close(what, look_at(came, "rate", 0), driver().rates(parts)[0], scale=0.01)
     driver().step(parts, gradients)
@@ -120,9 +137,12 @@ def begins_anew(trial, came, given):
 
 @check("05.1a")
 def rank_0_saves(trial):
-    trial.tried("2 processes, each with its own disk, save after epoch 1")
-    saved_by(trial, "a", "disk", a_history(trial), 1, world_size=2)
-    disks = look(trial, "a", "disk-0", "disk-1")
+    trial.tried("2 processes, each with its own disk, which has files of other runs, save after epoch 1")
+    saved_by(trial, "a", "disk", a_history(trial), 1, world_size=2, others=True)
+    disks = {
+        disk: without_others(trial, f"on the disk of rank {disk[-1]}", files)
+        for disk, files in look(trial, "a", "disk-0", "disk-1").items()
+    }
     came = f"the disk of rank 0 has {words(disks['disk-0'])}"
     trial.require(SNAPSHOT in disks["disk-0"], came, f"{SNAPSHOT}, the path that save was given")
     trial.require(
@@ -171,6 +191,11 @@ def killed_in_a_save(trial):
     trial.tried("one more save, after epoch 3, in each folder in which a save was killed; then load")
     for disk in tried:
         trial.run("save_here", [until(history, 3) | {"disk": disk}], folder="b")
+    for disk, files in look(trial, "b", *tried).items():
+        left = {*files} - {SNAPSHOT}
+        trial.tried(f"{tried[disk]}; then one more save, after epoch 3")
+        trial.require(not left, f"in the folder, there still is {words(left)}", f"only {SNAPSHOT}")
+    trial.tried("one more save, after epoch 3, in each folder in which a save was killed; then load")
     came, given = loaded_by(trial, "b", *tried)
     for found in came[0]:
         goes_on_after(trial, 0, found, history, 3, given[0]["gradients"])
@@ -235,6 +260,7 @@ def nothing_or_half(trial):
     disks = {"first": None, "second": "before-0", "other": "before-0"}
     ours(trial, "put_back", "b", disks=disks, later="later-0")
     came, given = loaded_by(trial, "b", *tried)
+    without_others(trial, "after load", look(trial, "b", "other")["other"])
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(what)
         if disk == "first":
@@ -300,9 +326,12 @@ class Training:
         trial = self.trial
         for rank, came in enumerate(ranks):
             losses = look_at(came, "losses")
-            epochs = sorted(losses) if isinstance(losses, dict) else losses
-            expected = list(range(after + 1, self.epochs + 1))
-            trial.same(f"on rank {rank}, the list of epochs trained", epochs, expected)
+            kind = "None" if losses is None else f"something of the type {type(losses).__name__}"
+            wanted = "a dict: the number of each epoch, and its loss"
+            trial.require(isinstance(losses, dict), f"on rank {rank}, train returns {kind}", wanted)
+            epochs, expected = sorted(losses), list(range(after + 1, self.epochs + 1))
+            last = ", although the last one had ended," * (not expected)
+            trial.same(f"on rank {rank}, the list of epochs trained{last}", epochs, expected)
             for epoch in epochs:
                 what = f"on rank {rank}, the loss of epoch {epoch}"
                 trial.close(what, losses[epoch], self.losses[rank][epoch], relative=2e-4, scale=1.0)
@@ -317,7 +346,7 @@ def one_curve(trial):
     trial.tried("2 processes train 4 epochs, and neither is killed")
     training.ends_as_it_must(trial.run("train", training.inputs("whole"), folder="a"))
     trial.tried("2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3")
-    killed_in_epoch_3(trial, training)
+    killed(trial, training, "killed", 3)
     trial.tried(
         "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3; both are started again, "
         "with different initial weights, and NaN instead of the images of epochs 1 and 2"
@@ -325,15 +354,23 @@ def one_curve(trial):
     training.ends_as_it_must(trial.run("train", training.inputs("killed", after=2), folder="a"), after=2)
     trial.tried("the same, and after the training has ended, both are started once more")
     training.ends_as_it_must(trial.run("train", training.inputs("killed", after=4), folder="a"), after=4)
+    # An epoch with an odd number: every second epoch is not every epoch.
+    trial.tried("2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 2")
+    killed(trial, training, "early", 2)
+    trial.tried(
+        "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 2; both are started again, "
+        "with different initial weights, and NaN instead of the images of epoch 1"
+    )
+    training.ends_as_it_must(trial.run("train", training.inputs("early", after=1), folder="a"), after=1)
 
 
-def killed_in_epoch_3(trial, training):
+def killed(trial, training, disk, epoch):
     """Rank 1 kills itself. Rank 0 fails too, since it cannot go on without its gradients."""
-    inputs = training.inputs("killed")
-    inputs[1]["die_in"] = 2 * training.steps + 2
+    inputs = training.inputs(disk)
+    inputs[1]["die_in"] = (epoch - 1) * training.steps + 2
     try:
         trial.run("train", inputs, folder="a", kill={"rank": 1})
     except Verdict:
         if not trial.events(1, "dies"):
             raise
-    trial.require(trial.events(1, "dies"), "the training came to its end", "SIGKILL in epoch 3")
+    trial.require(trial.events(1, "dies"), "the training came to its end", f"SIGKILL in epoch {epoch}")

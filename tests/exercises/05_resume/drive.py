@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 LR, MOMENTUM = 0.1, 0.9
+OTHERS = ["temporary", "tmp", "unfinished", "snapshot.tmp", "later.tmp", "later.temporary", "notes.txt"]
 
 
 class Model(nn.Module):
@@ -37,10 +38,23 @@ class Model(nn.Module):
         return self.second(torch.tanh(self.first(images)) * self.scale)
 
 
+class Counter:
+    """A part that is none of the three that every run has: it counts steps."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
 def parts_of(model, epochs):
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "counter": Counter()}
 
 
 def step(parts, gradients):
@@ -48,6 +62,7 @@ def step(parts, gradients):
     for name, parameter in parts["model"].named_parameters():
         parameter.grad = torch.as_tensor(gradients[name]).clone()
     parts["optimizer"].step()
+    parts["counter"].steps += 1
 
 
 def rates(parts):
@@ -67,6 +82,12 @@ def path_of(tools, name):
     folder = Path(tools.folder, name)
     folder.mkdir(exist_ok=True)
     return folder / "run.snapshot"
+
+
+def write_others(folder):
+    """Files of other runs, with names that a temporary file might have."""
+    for name in OTHERS:
+        Path(folder, name).write_text(f"{name} is a file of another run")
 
 
 # ---- without the student's code ---------------------------------------------------------------
@@ -94,6 +115,7 @@ def put_back(_, inputs, tools):
         else:
             shutil.copyfile(path_of(tools, source), snapshot)
     shutil.copyfile(path_of(tools, inputs["later"]), path_of(tools, "other").with_name("later.snapshot"))
+    write_others(path_of(tools, "other").parent)
     return {}
 
 
@@ -103,6 +125,8 @@ def put_back(_, inputs, tools):
 def save(student, inputs, tools):
     """Each rank has a folder of its own, as on machines that share no disk: so it can be seen who writes."""
     snapshot = path_of(tools, f"{inputs['disk']}-{tools.rank}")
+    if inputs.get("others"):
+        write_others(snapshot.parent)
     student.save(snapshot, trained(inputs), inputs["epoch"], tools.rank)
     return {}
 
@@ -136,7 +160,7 @@ def load(student, inputs, tools):
     for disk in inputs["disks"]:
         parts = parts_of(Model(inputs["state"]), inputs["epochs"])
         came = {"first": student.load(path_of(tools, disk), parts), "rate": rates(parts)}
-        came["state"] = copy_of(parts["model"])
+        came |= {"state": copy_of(parts["model"]), "counter": parts["counter"].steps}
         step(parts, inputs["gradients"])
         came["after"] = copy_of(parts["model"])
         parts["scheduler"].step()

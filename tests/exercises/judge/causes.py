@@ -79,11 +79,15 @@ def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -
     return Cause(near, error["time"], rank, "error", came)
 
 
-def ended(rank: int, one: dict[str, Any], who: str) -> Cause:
+def ended(rank: int, one: dict[str, Any], who: str, files: dict[str, str]) -> Cause:
     """The cause that the end of a process is."""
     when = one["marks"].get("@ended", {}).get("time", 0)
-    status = "timeout" if one["ended"] == -24 else "error"
-    return Cause(Near.OWN, when, rank, status, f"{who} {ended_words(one['ended'])}")
+    if one["ended"] != -24:
+        return Cause(Near.OWN, when, rank, "error", f"{who} {ended_words(one['ended'])}")
+    # The kernel's warning makes faulthandler print where the process is.
+    at = standing({"stack": one["output"].rpartition("(most recent call first)")[2]}, files)
+    came = f"{who} was{at} when it had {ended_words(-24)}" if at else f"{who} {ended_words(-24)}"
+    return Cause(Near.OWN, when, rank, "timeout", came)
 
 
 def explain(
@@ -105,7 +109,7 @@ def explain(
         if one["error"]:
             causes.append(raised(rank, one["error"], who, alone, next(iter(files))))
         elif one["ended"] is not None:
-            causes.append(ended(rank, one, who))
+            causes.append(ended(rank, one, who, files))
     if causes:
         raise told(min(causes, key=Cause.order), ranks)
     if answer["why"] == "memory":
@@ -119,8 +123,12 @@ def explain(
     busy = [rank for rank, one in missing.items() if not one["inside"]] or list(missing)
     who, last = "your code" if alone else names(busy), with_last(ranks[busy[0]])
     at = {rank: ranks[rank] for rank in busy if standing(ranks[rank], files)}
-    last = f"; {stood(at, files)}" if at else last
-    came = f"{who} had not returned after {answer['seconds']:.0f} s{last}{waiting(ranks, busy)}"
+    time = f"had not returned after {answer['seconds']:.0f} s"
+    if at:  # the line is what is looked for first
+        place = stood(at, files)
+        who, last = (f"your code{place.removeprefix('rank 0')}" if alone else place), ""
+        time = f"and {time}"
+    came = f"{who} {time}{last}{waiting(ranks, busy)}"
     raise Verdict("timeout", came)
 
 
