@@ -2,7 +2,7 @@ r"""What it costs to skip the batches that a run has done before it was killed: 
 
     python lessons/recipes/skip.py
 
-islice over a DataLoader loads and augments each of these batches again, and throws it away.
+islice over a DataLoader loads and augments each of these batches again and throws it away.
 islice over the sampler skips only numbers. The batches that follow are the same.
 """
 
@@ -41,14 +41,15 @@ def main(arguments):
         start = time.perf_counter()
         first.append(next(skip(images, sampler, arguments.done)))
         seconds = time.perf_counter() - start
-        print(f"skip {arguments.done} {name}: {seconds:.2f} s until the next batch is there", flush=True)
+        text = f"skip {arguments.done} {name}: {seconds:.2f} s until the next batch is there"
+        print(text, flush=True)
     (images, labels), (same_images, same_labels) = first
     print("the same batch:", torch.equal(images, same_images) and torch.equal(labels, same_labels))
 
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--done", type=int, default=180, help="batches that the killed run has done (180)")
+    parser.add_argument("--done", type=int, default=180, help="batches done before (180)")
     arguments = parser.parse_args()
     workload.check(arguments)
     main(arguments)
