@@ -2,7 +2,7 @@ r"""What it costs to skip the batches that a run has done before it was killed: 
 
     python lessons/recipes/skip.py
 
-islice over a DataLoader loads and augments each of these batches again and throws it away.
+islice over a DataLoader loads and augments these batches again and throws them away.
 islice over the sampler skips only numbers. The batches that follow are the same.
 """
 
