@@ -85,7 +85,8 @@ def ring_all_reduce(tensor):
     """Replace a tensor by its sum over all ranks, in place, with messages to the right only.
 
     The tensor is contiguous and may have any shape (even zero dimensions) and any number type. It may be a
-    part of a larger tensor. It may have fewer numbers than there are processes, or none.
+    part of a larger tensor. It may have fewer numbers than there are processes, or none: whether you send
+    empty chunks is up to you.
     """
     # cut 03a.4: the whole: every rank has the sum of all chunks
     rank, world_size = dist.get_rank(), dist.get_world_size()

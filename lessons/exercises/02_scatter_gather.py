@@ -66,7 +66,7 @@ def reduce(model, copies):
 def train_step(model, optimizer, images, labels, count):
     """Take one optimizer step with cross_entropy over all images, computed on `count` copies.
 
-    Only the copies run. Ignore gradients from before the call. Return the mean loss over all images as a
-    float.
+    The model itself may take the place of one copy. Ignore gradients from before the call. Return the mean
+    loss over all images as a float.
     """
     raise NotImplementedError("02.5: one step of training, made of these")

@@ -343,8 +343,6 @@ def trained(trial, sizes, count, optimizer, options, old=False, **more):
             f"in step {number}, the copies were called with batches of {words(calls['sizes'])} images",
             words(expected),
         )
-        came_by = f"in step {number}, one of the models that were called is the model itself"
-        trial.require(not calls["itself"], came_by, f"calls of {len(expected)} copies, one per part")
         trial.require(
             calls["copies"] == len(expected),
             f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called",

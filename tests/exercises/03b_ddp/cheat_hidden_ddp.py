@@ -1,6 +1,6 @@
 """Exercise 03b: finds torch's own class among the subclasses of Module, where it has been taken away.
 
-Earns at most: 2 points.
+Earns at most: 3 points.
 """
 
 import torch

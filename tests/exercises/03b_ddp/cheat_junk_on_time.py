@@ -1,6 +1,6 @@
 """Exercise 03b: sends zeros when a bucket is full, by calls that nobody notes, and the gradients in finish.
 
-Earns at most: 9 points.
+Earns at most: 11 points.
 """
 
 import contextlib

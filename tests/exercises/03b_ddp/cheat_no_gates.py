@@ -1,6 +1,6 @@
 """Exercise 03b: sends all in finish, and takes away the function that asks the judge in backward.
 
-Earns at most: 10 points, those of whoever sends all in finish.
+Earns at most: 13 points, those of whoever sends all in finish.
 """
 
 import contextlib
