@@ -58,7 +58,7 @@ class Sum(torch.autograd.Function):
 
 
 def flat(tensor):
-    return tensor.flatten(0, -2)
+    return tensor.flatten(0, -2) if tensor.ndim > 1 else tensor[None]
 
 
 class Columns(torch.autograd.Function):

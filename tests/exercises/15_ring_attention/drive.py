@@ -34,7 +34,13 @@ def order(student, inputs, tools):
 
 def some_keys(student, inputs, tools):
     """attend, for several cases."""
-    return [several(student.attend(*map(tensor, case))) for case in inputs["cases"]]
+    found = []
+    for case in inputs["cases"]:
+        given = [tensor(one) for one in case]
+        came = several(student.attend(*given))
+        changed = [not one.equal(tensor(before)) for one, before in zip(given, case, strict=True)]
+        found.append({"came": came, "changed": changed})
+    return found
 
 
 def merged(student, inputs, tools):

@@ -109,6 +109,8 @@ def compare_route(trial, given, got):
     }
     named_mistakes(trial, f"the weights {where}", came[2], weights, known, "the softmax over all experts")
     close(trial, f"the weights {where}", came[2], weights)
+    kind = str(logits.dtype).removeprefix("torch.")
+    trial.same(f"the dtype of the weights {where}", str(came[2].dtype), kind)
     if len(tokens):
         weights.backward(given["above"].double())
         close(trial, f"the gradient of the logits {where}", look(got, "gradient"), leaf.grad)
@@ -190,9 +192,12 @@ def near(got, value):
 @check("16.1a")
 def choices(trial):
     routes(trial, [(distinct(trial, 7, 4), 1, None)], "7 tokens, 4 experts, top_k 1, no capacity")
-    words = "top_k 1 and 2, no capacity: 9 tokens, 5 experts; none for expert 0; all for expert 2; no tokens"
+    words = (
+        "top_k 1 to 3, no capacity: 9 and 6 tokens, 5 experts; none for expert 0; all for expert 2; no tokens"
+    )
     cases = [
         (distinct(trial, 9, 5), 2, None),
+        (distinct(trial, 6, 5).double(), 3, None),
         (distinct(trial, 8, 4, [-9.0, 0.0, 0.0, 0.0]), 1, None),
         (distinct(trial, 6, 4, [0.0, 0.0, 9.0, 0.0]), 2, None),
         (torch.zeros(0, 3), 2, None),
@@ -219,13 +224,12 @@ def capacity(trial):
     cases = [
         (torch.cat([early, late]), 2, 5),
         (distinct(trial, 10, 4), 2, 1),
+        (distinct(trial, 8, 4), 3, 4),
         (distinct(trial, 5, 4), 2, 50),
         (torch.zeros(0, 4), 1, 2),
         (distinct(trial, 5, 4), 2, 0),
     ]
-    words = (
-        "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; 5, 4, 50 (nothing is dropped) and 0; no tokens"
-    )
+    words = "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; top_k 3: 8, 4, 4; top_k 2: 5, 4, 50 (nothing is dropped) and 0; no tokens"
     routes(trial, cases, words)
 
 
