@@ -351,6 +351,9 @@ def pages():
     lesson_07 = lessons.get("07_mixed_precision")
     fp16 = ROOT / "lessons/parts/fp16.py"
     found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
+    recipe = ROOT / "lessons/recipes/mixed_precision.py"
+    lesson_08 = lessons.get("08_real_training")
+    found[ROOT / "lessons/pages/recipes.md"] = {recipe.stem: block(recipe, lesson_08.path, "../recipes/")}
     found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
     found[ROOT / "lessons/launch/free_gpus.md"] = {"clone": clone_in_a_cell()}

@@ -2,8 +2,8 @@ r"""What it costs to skip the batches that a run has done before it was killed: 
 
     python lessons/recipes/skip.py
 
-islice over a DataLoader loads and augments these batches again and throws them away.
-islice over the sampler skips only numbers. The batches that follow are the same.
+islice over a DataLoader loads and augments each of these batches again, and throws it
+away. islice over the sampler skips only numbers. The batches that follow are the same.
 """
 
 import sys
@@ -22,13 +22,16 @@ SIZE = 60  # images per batch
 
 
 def skip_batches(images, sampler, done):
-    loader = DataLoader(images, SIZE, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    return islice(loader, done, None)
+    return islice(make_loader(images, sampler), done, None)
 
 
 def skip_indices(images, sampler, done):
     rest = list(islice(sampler, done * SIZE, None))
-    return iter(DataLoader(images, SIZE, sampler=rest, drop_last=True, collate_fn=workload.collate))
+    return iter(make_loader(images, rest))
+
+
+def make_loader(images, sampler):
+    return DataLoader(images, SIZE, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
 
 def main(arguments):
@@ -41,15 +44,14 @@ def main(arguments):
         start = time.perf_counter()
         first.append(next(skip(images, sampler, arguments.done)))
         seconds = time.perf_counter() - start
-        text = f"skip {arguments.done} {name}: {seconds:.2f} s until the next batch is there"
-        print(text, flush=True)
+        print(f"skip {arguments.done} {name}: {seconds:.2f} s until the next batch is there", flush=True)
     (images, labels), (same_images, same_labels) = first
     print("the same batch:", torch.equal(images, same_images) and torch.equal(labels, same_labels))
 
 
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--done", type=int, default=180, help="batches done before (180)")
+    parser.add_argument("--done", type=int, default=180, help="batches to skip (180)")
     arguments = parser.parse_args()
     workload.check(arguments)
     main(arguments)

@@ -152,3 +152,62 @@ def test_skipped_indices_are_not_loaded_and_the_same_batch_follows(images):
         assert counted.loaded == expected
     (one, labels), (two, same_labels) = batches
     assert one.equal(two) and labels.equal(same_labels)
+
+
+# ---- mixed precision
+
+SMALL = ("--train-size", 144, "--validation-size", 24, "--test-size", 50, "--batch-size", 24, "--width", 2)
+
+
+@pytest.fixture
+def mixed(forked):
+    """Run mixed_precision.py, which may be killed once; answers with its losses and its last line."""
+
+    def mixed(precision, *arguments, folder):
+        words = ["torchrun", "--standalone", "--nproc-per-node", 2, "--max-restarts", 1]
+        words += [ROOT / "lessons/recipes/mixed_precision.py", *SMALL, "--epochs", 3]
+        words += ["--precision", precision, *arguments]
+        result = forked(words, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, folder)
+        assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        curve = launcher.read_curve(result.out, "mixed_precision")
+        return [row["loss"] for row in curve], result.stdout.splitlines()[-1]
+
+    return mixed
+
+
+@pytest.mark.long
+def test_a_resumed_fp16_run_skips_no_more_steps_if_it_has_the_scalers_state(mixed):
+    high = ("--first-scale", 2**19)
+    losses, last = mixed("fp16", *high, folder="uninterrupted")
+    assert last == "skipped 3 steps since the last start, scale 65,536"
+    resumed, last = mixed("fp16", *high, "--crash-at", 2, folder="resumed")
+    assert last == "skipped 0 steps since the last start, scale 65,536"
+    assert resumed == losses
+
+
+@pytest.mark.night
+def test_a_resumed_fp16_run_without_the_scalers_state_skips_steps(mixed):
+    high = ("--first-scale", 2**19)
+    losses, _ = mixed("fp16", *high, folder="uninterrupted")
+    resumed, last = mixed("fp16", *high, "--crash-at", 2, "--forget-scaler", folder="resumed")
+    assert last == "skipped 3 steps since the last start, scale 65,536"
+    assert resumed[:2] == losses[:2] and resumed[2] != losses[2]
+
+
+@pytest.mark.night
+def test_bf16_resumes_with_the_same_losses_and_is_close_to_fp32(mixed):
+    exact, _ = mixed("fp32", folder="fp32")
+    losses, last = mixed("bf16", folder="bf16")
+    assert last.startswith("best: ")
+    assert losses != exact and losses == pytest.approx(exact, rel=0.02)
+    assert mixed("bf16", "--crash-at", 2, folder="resumed")[0] == losses
+
+
+def test_fused_sgd_still_needs_the_warning_on_the_page():
+    """If this fails, torch has mended it: take the paragraph and the condition in the script away."""
+    parameter = torch.nn.Parameter(torch.ones(64))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True)
+    parameter.grad = torch.zeros(64)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(1.0)
+    optimizer.step()  # as GradScaler.step calls it after an overflow
+    assert optimizer.state[parameter]["momentum_buffer"] is not None  # and nothing was written into it

@@ -1,0 +1,199 @@
+r"""Lesson 08 in bf16 or fp16, with the scaler's state in its snapshots.
+
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
+        --max-restarts 3 lessons/recipes/mixed_precision.py --precision fp16
+
+The last line says how many steps were skipped and what the scale is. With --crash-at 3, the
+run is killed and resumes. With --forget-scaler as well, it resumes as a script does that
+does not save the scaler: there is no error, but it skips steps that it should take.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import workload
+from parts import loading, options, rate, resnet
+from parts.best import Best
+from parts.board import Board
+from parts.snapshot import Snapshots
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@workload.let_the_first_speak
+def train(rank, world_size, device, arguments):
+    check_shared(arguments.out, rank, device)
+    workload.set_seed(arguments.seed)
+    train_set, test_set = workload.load_images(arguments)
+    train_set, validation_set = workload.split(train_set, arguments.validation_size)
+    sampler = loading.Sampler(train_set, seed=arguments.seed, drop_last=True)
+    size = arguments.batch_size // world_size
+    augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
+    train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
+    train_loader.generator = torch.Generator()  # or each new iterator would use up a random number
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
+    indices = range(rank, len(validation_set), world_size)
+    validation_loader = DataLoader(validation_set, 500, sampler=indices, collate_fn=workload.collate)
+
+    norm = FloatSyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
+    model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
+    model = model.to(device, arguments.dtype, memory_format=torch.channels_last)
+    model = nn.parallel.DistributedDataParallel(model)
+    settle(model, train_set.images[:1].to(device))
+    if arguments.compile:
+        resnet.compile_now(model, train_set.images[:size].to(device))
+    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, each twice as long
+    fp16 = arguments.precision == "fp16"
+    # Fused SGD of torch 2.13 uses an uninitialized momentum buffer if the first step is skipped.
+    options_of_sgd = {"momentum": 0.9, "weight_decay": 5e-4, "fused": not fp16}
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, **options_of_sgd)
+    share = rate.warm_up_and_cosine(arguments.warm_up, arguments.epochs, len(train_loader))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    best = Best()
+    autocast = torch.autocast(device.type, TYPES[arguments.precision], arguments.precision != "fp32")
+    scaler = torch.amp.GradScaler(device.type, arguments.first_scale, enabled=fp16)
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
+    if not arguments.forget_scaler:
+        parts["scaler"] = scaler
+    settings = workload.settings(arguments, model.module) | options.settings(arguments)
+    settings["precision"] = arguments.precision
+    snapshots = Snapshots(arguments, settings)
+    skipped = 0
+    first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
+    every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
+    state = snapshots.find_newest()
+    if state is not None:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        first, done, processes = state["epoch"], state["step"], state["processes"]
+        workload.set_random_state(processes[rank % len(processes)]["random"], device)
+        loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
+        if rank == 0:
+            print(f"resumed in epoch {first} after step {done}", flush=True)
+    board = Board(arguments, rank, first, model.module, optimizer, train_set.images[:1])
+
+    for epoch in range(first, arguments.epochs + 1):
+        if epoch - best.epoch > arguments.patience:
+            break  # all processes break here, or none: one left alone would wait
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        batches = islice(workload.progress(train_loader, epoch), done, None)
+        for step, (images, labels) in enumerate(batches, done + 1):
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            with autocast:
+                loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scale = scaler.get_scale()
+            scaler.step(optimizer)  # skips the step if a gradient is not finite
+            scaler.update()  # halves the scale after such a step
+            if scaler.get_scale() < scale:
+                skipped += 1
+            else:
+                scheduler.step()  # at each step, since the warm-up is short
+            board.step()
+            loss_sum += loss.detach()
+            stop = snapshots.agree_to_stop()
+            if stop or step % every == 0:
+                mine = {"random": workload.random_state(device), "loss_sum": loss_sum.item()}
+                processes = snapshots.gather(mine)
+                state = {name: part.state_dict() for name, part in parts.items()}
+                state |= {"epoch": epoch, "step": step, "processes": processes}
+                snapshots.save(state)
+            if stop:
+                snapshots.close()
+                return True
+        workload.crash_once(epoch == arguments.crash_at)
+        dist.all_reduce(loss_sum)
+        mean_loss = loss_sum.item() / len(train_loader) / world_size
+        seconds = time.perf_counter() - start
+
+        correct = count_correct(model.module, validation_loader, device)  # DDP's forward may wait for others
+        dist.all_reduce(correct)
+        speed = (len(train_loader) - done) * arguments.batch_size / seconds
+        board.show(epoch, mean_loss, correct.item() / len(validation_set), speed)
+        best.see(epoch, correct.item(), model.module)
+        done, loss_sum = 0, torch.zeros_like(loss_sum)
+
+    model.module.load_state_dict(best.weights)
+    correct = count_correct(model.module, test_loader, device)  # once: these images chose nothing
+    dist.all_reduce(correct)
+    board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
+    if rank == 0 and fp16:
+        print(f"skipped {skipped} steps since the last start, scale {scaler.get_scale():,.0f}")
+    if rank == 0:  # all ranks hold the same weights, and would write the same file
+        torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
+    snapshots.close()
+    return False
+
+
+class FloatSyncBatchNorm(resnet.SyncBatchNorm):
+    """Computes the statistics in 32 bits, as nn.SyncBatchNorm does on GPUs."""
+
+    def forward(self, values):
+        return super().forward(values.float()).to(values.dtype)
+
+
+def settle(model, images):
+    """DDP changes its order of summation after the first backward pass: run that pass now."""
+    model.eval()  # leaves batch norm and the random state as they are
+    model(images).sum().backward()
+    model.train()
+    model.zero_grad()
+
+
+def check_shared(folder, rank, device):
+    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    ticket = torch.tensor(time.time_ns(), device=device)
+    file = folder / "ticket"
+    if rank == 0:
+        file.write_text(str(ticket.item()))
+    dist.broadcast(ticket, src=0)
+    if not file.exists() or file.read_text() != str(ticket.item()):
+        workload.refuse(f"--out {folder} is not on a disk that all machines share")
+
+
+@torch.no_grad()
+def count_correct(model, test_loader, device):
+    model.eval()  # or an answer would depend on the other images of the batch
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for images, labels in test_loader:
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    model.train()
+    return correct
+
+
+if __name__ == "__main__":
+    workload.end_with_parent()
+    parser = workload.parser(__file__, __doc__)
+    parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
+    parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
+    parser.add_argument("--precision", choices=TYPES, default="bf16", help="of the forward pass (bf16)")
+    parser.add_argument("--first-scale", type=float, default=2.0**16, help="of the loss, in fp16 (65536)")
+    parser.add_argument("--forget-scaler", action="store_true", help="leave the scaler out of snapshots")
+    options.add(parser)
+    arguments = parser.parse_args()
+    workload.require_torchrun(__file__)
+    options.check(arguments)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    workload.require_precision(arguments.precision, device)
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    timeout = timedelta(seconds=arguments.time_limit)  # by default 30 minutes (NCCL: 10)
+    dist.init_process_group(backend, timeout=timeout)
+    stopped = train(rank, world_size, device, arguments)
+    dist.destroy_process_group()
+    workload.leave(stopped)
