@@ -147,7 +147,7 @@ class FloatSyncBatchNorm(resnet.SyncBatchNorm):
 
 
 def settle(model, images):
-    """DDP changes its order of summation after the first backward pass: run that pass now."""
+    """DDP sums in another order after its first backward pass: run that pass now."""
     model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
@@ -178,7 +178,7 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
-    parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
+    parser.add_argument("--crash-at", type=int, help="epoch in which one process dies")
     parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     parser.add_argument("--precision", choices=TYPES, default="bf16", help="of the forward pass (bf16)")
