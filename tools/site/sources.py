@@ -259,7 +259,7 @@ def exercise(path: PurePosixPath) -> str:
     """The page of an exercise: what its docstring asks, how to check an answer, and the file."""
     text = (ROOT / path).read_text()
     first, _, rest = ast.get_docstring(ast.parse(text)).partition("\n")
-    title, points = re.match(r"(.*)\. (\d+ points)\.", first).groups()
+    title, points = re.match(r"(.*)\. (\d+ points.*)\.", first).groups()
     body = text.split('"""', 2)[2].lstrip("\n")
     return (
         f"# {title}\n\n:::{{container}} card\n{points} · `{path}`\n:::\n\n{docstring(rest)}\n\n"
