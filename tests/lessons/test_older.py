@@ -310,6 +310,74 @@ def test_rpc_warns_of_itself(old):
     assert quoted(f"UserWarning: {warning} ProcessGroup.")
 
 
+# ---- hogwild
+
+HOGWILD = ("--train-size", "1200", "--test-size", "400", "--epochs", "3", "--batch-size", "20")
+
+
+def accuracies(forked, script, folder):
+    result = forked([sys.executable, script, *HOGWILD], folder=folder)
+    assert result.code == 0, result.stderr
+    return re.fullmatch(r"accuracy before (\S+)%, after (\S+)%\n", result.stdout).groups()
+
+
+@pytest.mark.night
+def test_hogwild_trains_the_weights_that_the_processes_share(forked, tmp_path):
+    before, after = map(float, accuracies(forked, FOLDER / "hogwild.py", "shared"))
+    assert before < 20 and after > 2 * before
+    text = (FOLDER / "hogwild.py").read_text()
+    text = text.replace("str(Path(__file__).resolve().parent.parent)", repr(str(FOLDER.parent)))
+    assert text.count("    model.share_memory()") == 1
+    (tmp_path / "copies.py").write_text(text.replace("    model.share_memory()", "    pass"))
+    before, after = accuracies(forked, tmp_path / "copies.py", "copies")
+    assert after == before
+
+
+# ---- wrappers and samplers
+
+
+def test_a_sampler_yields_indices():
+    sampler = torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0)
+    with pytest.raises(TypeError) as error:
+        for _images, _labels in sampler:
+            pass
+    assert quoted(f"TypeError: {error.value}")
+
+
+TWO_WRAPPERS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+mesh = dist.init_device_mesh("cpu", (2,))
+model = fully_shard(DistributedDataParallel(torch.nn.Linear(8, 8)), mesh=mesh)
+model(torch.randn(4, 8)).sum().backward()
+print("trained", type(model.module.weight.grad).__name__, flush=True)
+DistributedDataParallel(fully_shard(torch.nn.Linear(8, 8), mesh=mesh))
+"""
+
+
+@pytest.mark.long
+def test_sharding_a_ddp_model_runs_and_the_other_order_is_refused(forked, tmp_path):
+    (tmp_path / "both.py").write_text(TWO_WRAPPERS)
+    result = forked(["torchrun", "--standalone", "--nproc-per-node", "2", tmp_path / "both.py"])
+    assert result.stdout == "trained DTensor\n" * 2, result.stderr
+    error = (
+        "NotImplementedError: Operator c10d.broadcast_.default does not have a sharding strategy registered."
+    )
+    assert error in said(result.stderr)
+    assert quoted(error)
+
+
+def test_the_old_policy_has_another_name_now():
+    from torch.distributed.fsdp import wrap
+
+    assert not hasattr(wrap, "default_auto_wrap_policy") and wrap.size_based_auto_wrap_policy
+
+
 # ---- the page
 
 

@@ -984,7 +984,7 @@ def test_when_not_to_distribute_is_what_the_planner_says(capsys):
     section = (ROOT / "lessons/README.md").read_text().split("**When not to distribute at all.**")[1]
     lines = [line for line in section.splitlines() if line.startswith("- ")]
     said = [text for line in lines for text in re.findall(r"`([^`]+)`", line)]
-    assert len(lines) == 6 and sum(text.startswith("--params") for text in said) == 8
+    assert len(lines) == 11 and sum(text.startswith("--params") for text in said) == 12
     for text in said:
         if text.startswith("--params"):
             words, printed = text, what_it_prints(text, capsys)
