@@ -455,7 +455,8 @@ def missing_on_some(trial):
             batches = [] if skip is None else [batch_of(trial, model, 3, skip)]
             ranks.append([{"batches": batches, "factor": 1.0}])
         came = run_steps(trial, inputs_of(model, 150, ranks))
-        gradients(trial, model, came, mean(model, model["state"], [steps[0] for steps in ranks]), 0)
+        expected = mean(model, model["state"], [steps[0] for steps in ranks])
+        gradients(trial, model, came, expected, 0, f" ({words})")
 
 
 @check("03b.3c")

@@ -182,6 +182,14 @@ def killed_in_a_save(trial):
         came = f"{SNAPSHOT} has {found['size']} bytes"
         right = f"the {before['size']} bytes of epoch 1, until epoch 2 is completely written"
         trial.require(complete, came, right)
+    # A rename works only inside one file system, and the folder of a job is often on another one.
+    outside = [name for name, facts in look(trial, "b", ".")["."].items() if facts["digest"] != "no file"]
+    outside = [name for name in outside if not name.startswith(".meeting")]
+    trial.require(
+        not outside,
+        f"a save that was killed has left {words(outside)} outside of the folder of `snapshot`",
+        "a temporary file in the same folder",
+    )
     trial.tried("load in each folder in which a save was killed")
     came, given = loaded_by(trial, "b", *tried)
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
