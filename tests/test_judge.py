@@ -241,7 +241,7 @@ def test_the_hint_follows_what_came():
     assert shown("it is 4", 4) == shown("not written yet: 03.1: it is 5", 4) == ["one", "two", "three"]
     assert shown("not written yet: 03.1: it is 5") == []
     # Of a loop without an end, the line comes first, and the check's own hint would mislead.
-    stack = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 2 in f\n  File "b.py", line 9 in g\n'
+    stack = '(most recent call first):\n  File "a.py", line 2 in f\n  File "b.py", line 9 in g\n'
     ended = {"marks": {}, "ended": -24, "output": f"some words\n{stack}"}
     cause = judge.causes.ended(0, ended, "your code", {"a.py": "def f():\n    while True: pass\n"})
     assert cause.came.startswith(
