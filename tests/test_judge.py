@@ -241,6 +241,14 @@ def test_the_hint_follows_what_came():
     assert shown("it is 3", 4) == ["own", "one", "two", "three"]
     assert shown("it is 4", 4) == shown("not written yet: 03.1: it is 5", 4) == ["one", "two", "three"]
     assert shown("not written yet: 03.1: it is 5") == []
+    # Of a loop without an end, the line comes first, and the check's own hint would mislead.
+    stack = '(most recent call first):\n  File "a.py", line 2 in f\n  File "b.py", line 9 in g\n'
+    ended = {"marks": {}, "ended": -24, "output": f"some words\n{stack}"}
+    cause = judge.causes.ended(0, ended, "your code", {"a.py": "def f():\n    while True: pass\n"})
+    assert cause.came.startswith(
+        "your code was at line 2 of a.py: `while True: pass` when it had used up its"
+    )
+    assert cause.status == "timeout" and shown(cause.came) == []
 
 
 # A mutant for each kind: an exercise, the mutant's name or what is changed in the solution, a check.

@@ -26,7 +26,7 @@ ALWAYS = {
 PLAIN = {
     # Not a KeyError, and not what torch refuses: these are mostly about what the exercise is about.
     "an error in Python": (r" raised (Name|UnboundLocal|Attribute|Type|Import|ModuleNotFound)Error\b", ""),
-    "never ends": (r"had not returned after|^the run was stuck|used up its \\d+ s of CPU time", ""),
+    "never ends": (r"had not returned after|^the run was stuck|used up its \d+ s of CPU time", ""),
     "a sum": (
         r"every number is (\d+) times what it should be, and there are \1 processes",
         "all_reduce returns the sum over all processes. Does the exercise ask for a sum or for a mean?",
