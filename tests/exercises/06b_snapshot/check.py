@@ -176,6 +176,7 @@ def refused_aloud(trial, said, *names):
     """In one line for each of these files, which has its name and a reason. Returns the reasons."""
     lines, reasons = [line for line in said.splitlines() if line.strip()], []
     says_nothing = {"refused", "refusing", "skipped", "skipping", "the", "is", "was", "file", "snapshot"}
+    says_nothing |= {"and", "trying", "try", "tries", "using", "one", "before", "previous", "older", "next"}
     for name in names:
         mine = [line for line in lines if name in line]
         trial.require(mine, f"no line on stderr contains {name}", f"a line that says that {name} is refused")
