@@ -342,6 +342,8 @@ HINTED = [
     ),
     ("06", "the scheduler is stepped before the epoch", "that it was given$", "Which learning rate"),
     ("06", "divided by the images and by the processes", "divided by 2 processes", "what the sum is divided"),
+    ("06", "no set_epoch", "set_epoch was not called$", "make the sampler's order change"),
+    ("06", "the first epoch is number 1", "set_epoch was called with 1, 2, 3$", "first epoch is number 0"),
     (
         "09",
         "the gradients of shard and images change places",

@@ -176,6 +176,7 @@ def refused_aloud(trial, said, *names):
     """In one line for each of these files, which has its name and a reason. Returns the reasons."""
     lines, reasons = [line for line in said.splitlines() if line.strip()], []
     says_nothing = {"refused", "refusing", "skipped", "skipping", "the", "is", "was", "file", "snapshot"}
+    says_nothing |= {"and", "trying", "try", "tries", "using", "one", "before", "previous", "older", "next"}
     for name in names:
         mine = [line for line in lines if name in line]
         trial.require(mine, f"no line on stderr contains {name}", f"a line that says that {name} is refused")
@@ -356,7 +357,8 @@ def killed_at_every_file_event(trial, inputs, name="at"):
         if one_killed(trial, "save_and_die", "c", to=f"{name}-{at}", at=at, **inputs) is None:
             break
         folders[f"{name}-{at}"] = f"SIGKILL at file event {at} of {saved}"
-    trial.require(folders, "save opened, renamed or removed no file, so it was not killed", "a save")
+    came = "save has opened no file with open(), and renamed and removed none: there was no moment to kill it"
+    trial.require(folders, came, "a temporary file that you open and write yourself, and then a rename")
     return folders
 
 
@@ -563,8 +565,14 @@ def hostile(trial):
         harmless = kind not in ran
         trial.require(harmless, f"loading {names[kind]} has run its code", "no code from a file is run")
         loaded(trial, "beside the hostile file,", came[f"with-{kind}"], given[1])
+    for kind in kinds:
+        trial.tried(f"steps 1 and 2, and {names[kind]}: {kinds[kind]}")
         if kind != "own" or names[kind] in there:
-            refused_aloud(trial, said[f"with-{kind}"], names[kind])
+            try:
+                refused_aloud(trial, said[f"with-{kind}"], names[kind])
+            except Verdict as verdict:
+                verdict.came = f"no code was run, but {verdict.came}"
+                raise
     came = "loading a hostile file has run its code, which has removed its traces"
     trial.require(changed == before, came, "no code from a file is run")
 

@@ -229,8 +229,10 @@ def capacity(trial):
         (torch.zeros(0, 4), 1, 2),
         (distinct(trial, 5, 4), 2, 0),
     ]
-    words = "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; top_k 3: 8, 4, 4; top_k 2: 5, 4, 50 "
-    words += "(nothing is dropped) and 0; no tokens"
+    words = (
+        "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; top_k 3: 8, 4, 4; top_k 2: 5, 4, 50 (nothing is"
+        " dropped) and 0; no tokens"
+    )
     routes(trial, cases, words)
 
 
