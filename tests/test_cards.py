@@ -1,29 +1,19 @@
 """A page's card says how to run its lesson, what is new in it, and which of its lines to copy."""
 
+import html
 import re
 import shlex
-import textwrap
 
 import pytest
 
+import deck
 import diffs
 import lessons
+from deck import COPY, NEW, RUN, read
 
 HEAD = "<!-- card -->"
-RUN, NEW, COPY = "**Run it:**", "**New here:**", "**Copy these lines:**"
 PAGES = {lesson.stem: lesson.page.read_text() for lesson in lessons.LESSONS}
 WITH_CARD = [stem for stem, page in PAGES.items() if HEAD in page]
-
-
-def read(page):
-    """The command, the new ideas and the lines to copy. Each line may begin with > or not."""
-    text = re.sub(r"^> ?", "", page.split(HEAD)[1], flags=re.M)
-    run, new, copy = re.split("|".join(map(re.escape, (RUN, NEW, COPY))), text, maxsplit=3)[1:]
-    command = re.search(r"```sh\n(.*?)```|`([^`]+)`", run, re.S)
-    block = re.match(r"\s*```python\n(.*?)\n```", copy, re.S)
-    assert command and block, "the command, or the lines to copy, are not in a block of code"
-    ideas = re.findall(r"^\s*\d+\. (.+)", new, re.M)
-    return command[1] or command[2], ideas, textwrap.dedent(block[1]).splitlines()
 
 
 def not_in(script, copied):
@@ -113,3 +103,15 @@ def test_a_card_is_read():
 )
 def test_a_line_that_the_script_does_not_have_is_found(copied, missing):
     assert not_in(SCRIPT, copied) == missing
+
+
+def test_the_slides_have_every_card():
+    page = deck.deck()
+    assert page.count("<section>") == 1 + len(WITH_CARD)
+    for stem in WITH_CARD:
+        command, ideas, copied = read(PAGES[stem])
+        for text in (command.strip(), "\n".join(copied).strip()):
+            assert f"<code>{html.escape(text, quote=False)}</code>" in page, stem
+        assert page.count("<li>") >= len(ideas) > 0
+    assert not re.search(r'<(script|img|link) |href="http', page), "it needs nothing from elsewhere"
+    assert "](" not in page and "**" not in re.sub(r"(?s)<pre.*?</pre>", "", page), "Markdown is left"

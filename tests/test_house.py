@@ -1,6 +1,8 @@
 """The pages, the sizes and the commands are what they say they are."""
 
+import importlib.metadata
 import itertools
+import json
 import os
 import re
 import shutil
@@ -11,6 +13,8 @@ import textwrap
 import nbformat
 import pytest
 import torch
+import yaml
+from packaging.requirements import Requirement
 
 import diffs
 import ladder
@@ -248,13 +252,67 @@ def test_there_is_one_list_of_requirements():
     assert all(re.fullmatch(r"#.*|[\w-]+==[\d.]+", line) for line in lines)
 
 
+def test_the_lock_has_all_that_requirements_install():
+    """In the very versions of requirements.txt, and with the hash of each file."""
+    text = (ROOT / "lessons/launch/requirements.lock").read_text()
+    blocks = re.findall(r"(?m)^([\w.-]+)==(\S+)(.*(?:\n    --hash=sha256:[0-9a-f]{64}.*)+)", text)
+    assert len(blocks) == len(re.findall(r"(?m)^[a-z].*==", text)) > 100
+    locked = {canonical(name): version for name, version, _ in blocks}
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, _, version = line.partition("==")
+            assert locked[canonical(name)] == version, name
+            assert needed_by(name) - {canonical("rungs")} <= set(locked), name
+    assert "http" not in re.sub("httpcore|httpx", "", text), "who installs from it chooses from where"
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needed_by(name, found=None):
+    """A package that is installed here, and all that it needs on this machine."""
+    found = set() if found is None else found
+    if canonical(name) not in found:
+        found.add(canonical(name))
+        for line in importlib.metadata.requires(name) or ():
+            needs = Requirement(line)
+            if needs.marker is None or needs.marker.evaluate({"extra": ""}):
+                needed_by(needs.name, found)
+    return found
+
+
+def test_issue_forms_ask_for_what_their_labels_say():
+    """GitHub ignores a form in which a field is unknown, a name occurs twice, or nothing can be filled in."""
+    forms = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    assert len(forms) == 3
+    for path in forms:
+        form = yaml.safe_load(path.read_text())
+        assert set(form) == {"name", "description", "body"}, path
+        fields = [part for part in form["body"] if part["type"] != "markdown"]
+        assert {part["type"] for part in fields} <= {"input", "textarea"}
+        assert len({part["id"] for part in fields}) == len(fields) > 0
+        assert all(set(part) <= {"type", "id", "attributes", "validations"} for part in fields)
+        assert all(part["attributes"]["label"] for part in fields)
+        assert any(part.get("validations", {}).get("required") for part in fields)
+        for name in re.findall(r"lessons/[\w/.]+md", path.read_text()):
+            assert (ROOT / name).exists(), name
+
+
+def test_the_dev_container_installs_what_readme_says():
+    command = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())["postCreateCommand"]
+    typed = " ".join(README.replace("\\\n", " ").split())
+    install = re.search(r"pip (install .*?/whl/cpu)", command)[1]
+    assert install in typed and command.endswith(" && make setup")
+
+
 def test_nothing_stands_at_the_top_that_a_newcomer_would_wonder_at():
     listed = call("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.splitlines()
     assert {name.split("/")[0] for name in listed} == {
         *("README.md", "LICENSE", "Makefile", "environment.yml", "requirements.txt", "pyproject.toml"),
         *("CONTRIBUTING.md", "CHANGELOG.md", ".github"),
         *("lessons", "notebooks", "solutions", "tools", "tests", ".ci", ".gitignore"),
-        *(["CITATION.cff"] if lessons.ADDRESS else []),  # GitHub looks for it here
+        *("CITATION.cff", ".devcontainer"),  # GitHub looks for them here
     }
 
 

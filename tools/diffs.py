@@ -169,6 +169,7 @@ def clone_in_a_cell(address=lessons.ADDRESS) -> str:
 
 def citation(address=lessons.ADDRESS) -> str:
     """CITATION.cff, which GitHub looks for at the top of a repository."""
+    found = f"repository-code: {address}\n" if address else ""
     return f"""\
 cff-version: 1.2.0
 message: If you use Rungs in a course or a paper, please cite it.
@@ -177,8 +178,7 @@ type: software
 authors:
   - name: The authors of Rungs
 license: MIT
-repository-code: {address}
-"""
+{found}"""
 
 
 def contents() -> str:
@@ -386,10 +386,7 @@ def main():
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
         new[row.path] = nbformat.writes(with_diffs(with_way(row, read(row)))) + "\n"
-    if lessons.ADDRESS:
-        new[ROOT / "CITATION.cff"] = citation()
-    elif not arguments.check:
-        (ROOT / "CITATION.cff").unlink(missing_ok=True)
+    new[ROOT / "CITATION.cff"] = citation()
     for path, page in new.items():
         if not path.exists() or page != path.read_text():
             if arguments.check:

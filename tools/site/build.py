@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))  # for lessons.py
 
+import deck
 import home
 import lessons
 import sources
@@ -128,6 +129,7 @@ def main():
     status = subprocess.run([sys.executable, *map(str, words)]).returncode
     if status:
         sys.exit("error: the site was not built: what is wrong is said above")
+    (site / "slides.html").write_text(deck.deck())
     take_pyodide(site / "_static/pyodide")
     (site / ".nojekyll").touch()  # else GitHub leaves out what begins with an underscore
     count = len(list(folder.rglob("*.md")))

@@ -41,6 +41,7 @@ PARTS = {
         "tools/bench/README.md",
         "tools/site/README.md",
         "solutions/README.md",
+        "lessons/LICENSE.md",
     ),
 }
 
@@ -317,7 +318,7 @@ def syllabus(book) -> str:
     text = (
         "# Syllabus\n\nOne lesson a week: read the diff, predict what changes, run it, break it. The minutes "
         "are reading time. [For instructors](tests/README.md) explains how to give the exercises to a class "
-        "and grade them.\n\n"
+        'and grade them. <a href="slides.html">The slides</a> have a slide for each lesson.\n\n'
         + shortest()
         + "\n"
         + "\n".join(lines)
