@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import launcher
 import workload
@@ -211,3 +212,32 @@ def test_fused_sgd_still_needs_the_warning_on_the_page():
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(1.0)
     optimizer.step()  # as GradScaler.step calls it after an overflow
     assert optimizer.state[parameter]["momentum_buffer"] is not None  # and nothing was written into it
+
+
+# ---- LoRA
+
+
+@pytest.mark.long("2")
+@pytest.mark.night
+@pytest.mark.parametrize("processes", [2, 3])
+def test_lora_has_one_processs_losses_and_its_file_the_names_it_began_with(recipe, tmp_path, processes):
+    few = ("--epochs", 2, "--train-size", 192, "--test-size", 100)
+    one = recipe("lora", 1, *few, folder="one")
+    lines = recipe("lora", processes, *few, folder="run")
+    curves = [launcher.read_curve(tmp_path / name / "out", "lora") for name in ("run", "one")]
+    assert launcher.difference(*curves) == ""
+    assert one[-2] == lines[-2] == "trained 1,024 of 27,754 parameters"
+    accuracy = re.search(r"accuracy +(.*?%)", lines[1])[1]
+    assert lines[-1] == f"the merged file, read by one process: accuracy {accuracy}"
+
+    files = {path.stem: load_file(path) for path in (tmp_path / "run/out/lora").glob("*.safetensors")}
+    base, merged, adapters = files["base"], files["model"], files["adapter_model"]
+    assert base.keys() == merged.keys()
+    changed = {name for name in base if not base[name].equal(merged[name])}
+    assert changed == {f"model.layers.{i}.self_attn.{x}_proj.weight" for i in range(2) for x in "qv"}
+    assert adapters.keys() == {
+        f"base_model.model.{name.removesuffix('weight')}lora_{x}.weight" for name in changed for x in "AB"
+    }
+    name = "model.layers.1.self_attn.q_proj"
+    b, a = (adapters[f"base_model.model.{name}.lora_{x}.weight"] for x in "BA")
+    assert torch.allclose(merged[f"{name}.weight"], base[f"{name}.weight"] + b @ a * 2, atol=1e-6)
