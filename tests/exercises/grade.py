@@ -215,6 +215,25 @@ def fingerprint(one, files, seed, level):
     return digest.hexdigest()
 
 
+def untouched(files, exercises):
+    """The checks whose files are as they were handed out. 04a's scripts run as they are, and fail."""
+    found = []
+    for one in exercises:
+        for entry in one["check"]:
+            names = entry.get("files", one["files"])
+            starters = {name: judge.STARTERS / name for name in names}
+            if all(
+                starters[name].exists() and files.get(name) == starters[name].read_bytes() for name in names
+            ):
+                found.append(entry["id"])
+    return found
+
+
+def still_untouched(record, graded):
+    """Those of an earlier grading, of exercises that are not graded now."""
+    return [identity for identity in record.get("untouched", []) if identity.partition(".")[0] not in graded]
+
+
 def grade_into(student, path, out, exercises, seed, nursery):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     import pages
@@ -223,7 +242,7 @@ def grade_into(student, path, out, exercises, seed, nursery):
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
     marks = {one["id"]: fingerprint(one, files, own_seed, nursery.level) for one in exercises}
-    record = {"marks": {}, "exercises": {}, "absent": []}
+    record = {"marks": {}, "exercises": {}, "absent": [], "untouched": []}
     with contextlib.suppress(OSError, ValueError):
         record = json.loads((folder / "grade.json").read_text())
     todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
@@ -241,6 +260,7 @@ def grade_into(student, path, out, exercises, seed, nursery):
         "infrastructure": bool(broken),
         "trouble": trouble,
         "absent": sorted(absent),
+        "untouched": sorted({*still_untouched(record, marks), *untouched(files, exercises)}),
         "kept": not todo,
         "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
         "exercises": dict(sorted(results.items())),

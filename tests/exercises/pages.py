@@ -7,7 +7,7 @@ import html
 import io
 import re
 from collections import Counter
-from statistics import mean, median
+from statistics import correlation, mean, median
 
 import judge
 
@@ -221,16 +221,43 @@ KIND_OF = {"failed": "failed", "error": "failed", "timeout": "failed"}
 
 
 def kind(result):
-    """What the item analysis counts: a file that was not handed in says nothing about a check."""
-    if result["about_file"] or result["came"].startswith(("see ", "not written yet")):
+    """What the item analysis counts: what nobody has written says nothing about a check."""
+    if result["came"].startswith(("there is no file", "not written yet")):
         return "not tried"
     return KIND_OF.get(result["status"], result["status"])
 
 
 def of_check(records, one, identity):
-    """The results of a check, of all who have been graded in its exercise."""
-    every = [record["exercises"][one["id"]] for record in records if one["id"] in record["exercises"]]
-    return [next(result for result in results if result["id"] == identity) for results in every]
+    """The results of a check, of all who have been graded in its exercise, each with its kind."""
+    found = []
+    for record in records:
+        results = {result["id"]: result for result in record["exercises"].get(one["id"], [])}
+        if identity in results:
+            result = results[identity]
+            first = result["came"].removeprefix("see ")  # a file that is missing is said at one check only
+            about = results.get(first, result)
+            tried = identity not in record.get("untouched", [])
+            found.append(result | {"kind": kind(about) if kind(about) == "not tried" else kind(result)})
+            if not tried:
+                found[-1]["kind"] = "not tried"
+    return found
+
+
+FEWEST = 5  # submissions: of fewer, a correlation says nothing
+
+
+def discrimination(records, one, identity):
+    """Whether those who pass a check do better in the rest: its correlation with the points of all other
+    checks. None where there are few submissions, or all are alike."""
+    passed, rest = [], []
+    for record in records:
+        for result in record["exercises"].get(one["id"], []):
+            if result["id"] == identity:
+                passed.append(float(result["status"] == "passed"))
+                rest.append(total(record) - result["score"])
+    if len(passed) < FEWEST or len(set(passed)) == 1 or len(set(rest)) == 1:
+        return None
+    return correlation(passed, rest)
 
 
 def items(records, exercises, seed, missing):
@@ -246,7 +273,9 @@ def items(records, exercises, seed, missing):
     if records:
         parts.append(f'<img alt="Points, and who passed each check" src="{plots(records, exercises)}">')
     parts.append(
-        "<p>Not tried: the file is missing, or the function is not written. Seconds: the median.</p>"
+        "<p>Not tried: the file is missing or as it was handed out, or the function is not written. Seconds: "
+        "the median. Discrimination: the correlation of a check with the points of all other checks. Below "
+        "0.2, look at the check: those who pass it do hardly better in the rest.</p>"
     )
     for one in exercises:
         parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table class=wide>")
@@ -258,14 +287,16 @@ def items(records, exercises, seed, missing):
             "not reached",
             "not tried",
             "points",
+            "discrimination",
             "seconds",
             "most common failure",
         )
-        parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6, 7)))
+        parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6, 7, 8)))
         for entry in one["check"]:
             results = of_check(records, one, entry["id"])
-            counts = Counter(map(kind, results))
-            failed = [result["came"] for result in results if kind(result) == "failed"]
+            counts = Counter(result["kind"] for result in results)
+            failed = [result["came"] for result in results if result["kind"] == "failed"]
+            index = discrimination(records, one, entry["id"])
             cause, times = next(iter(Counter(map(common, failed)).most_common(1)), ("", 0))
             example = next((came for came in failed if common(came) == cause), "")
             ran = [result["seconds"] for result in results if result["seconds"] > 0]
@@ -277,9 +308,10 @@ def items(records, exercises, seed, missing):
                     f"{mean(r['score'] for r in results):.2f} of {number(entry['points'])}"
                     if results
                     else "",
+                    "" if index is None else f"{index:.2f}",
                     f"{median(ran):.2f}" if ran else "",
                     f"{times} times, for example: {escape(example[:200])}" if times else "",
-                    numbers=(2, 3, 4, 5, 6, 7),
+                    numbers=(2, 3, 4, 5, 6, 7, 8),
                 )
             )
         parts.append("</table>")
@@ -292,7 +324,7 @@ def plots(records, exercises):
 
     names = [entry["id"] for one in exercises for entry in one["check"]]
     by_check = {
-        entry["id"]: Counter(map(kind, of_check(records, one, entry["id"])))
+        entry["id"]: Counter(result["kind"] for result in of_check(records, one, entry["id"]))
         for one in exercises
         for entry in one["check"]
     }
