@@ -26,6 +26,7 @@ import zipfile
 from concurrent.futures import BrokenExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
+import course
 import jobs
 import judge
 from judge.nursery import wire
@@ -234,7 +235,7 @@ def still_untouched(record, graded):
     return [identity for identity in record.get("untouched", []) if identity.partition(".")[0] not in graded]
 
 
-def grade_into(student, path, out, exercises, seed, nursery):
+def grade_into(student, path, out, exercises, seed, nursery, rules=None):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     import pages
 
@@ -265,13 +266,14 @@ def grade_into(student, path, out, exercises, seed, nursery):
         "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
         "exercises": dict(sorted(results.items())),
     }
+    (folder / "grade.json").write_text(json.dumps(record))
+    record = course.apply(rules or {}, record)
     (folder / "report.html").write_text(pages.report(record))
     if broken:
         # A machine that failed must not become a student's zero.
         (folder / "results.json").unlink(missing_ok=True)
     else:
         (folder / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
-    (folder / "grade.json").write_text(json.dumps(record))
     return record
 
 
@@ -283,10 +285,10 @@ def failed_record(student, trouble):
     return {"student": student, "infrastructure": True, "exercises": {}, "seconds": 0, "trouble": trouble}
 
 
-def grade_safely(student, path, out, exercises, seed):
+def grade_safely(student, path, out, exercises, seed, rules):
     """In a process of the pool: one bad submission never stops the rest."""
     try:
-        return grade_into(student, path, out, exercises, seed, jobs.NURSERY)
+        return grade_into(student, path, out, exercises, seed, jobs.NURSERY, rules)
     except Exception as error:
         jobs.NURSERY.close()
         return failed_record(student, f"{type(error).__name__}: {error}")
@@ -296,7 +298,9 @@ def grade_in_pool(found, records, level, arguments, exercises, bar):
     """Put the record of each of these students into `records`; of none whose process was ended."""
     with jobs.pool(arguments.jobs, level) as pool:
         given = {
-            pool.submit(grade_safely, student, path, arguments.out, exercises, arguments.seed): student
+            pool.submit(
+                grade_safely, student, path, arguments.out, exercises, arguments.seed, arguments.rules
+            ): student
             for student, path in found.items()
         }
         try:
@@ -317,6 +321,11 @@ def grade_class(arguments, exercises):
     folder, out = arguments.submissions, arguments.out
     if not folder.is_dir():
         refuse(f"there is no folder {folder}")
+    try:
+        arguments.rules = course.read(arguments.course, judge.manifest()) if arguments.course else {}
+        roster = course.read_roster(arguments.roster) if arguments.roster else None
+    except (course.Mistake, OSError) as mistake:
+        refuse(mistake)
     found, ignored = students(folder)
     if not found:
         refuse(f"there are no submissions in {folder}: it needs a folder, zip or tar file per student")
@@ -343,6 +352,15 @@ def grade_class(arguments, exercises):
     kept = sum(bool(record.get("kept")) for record in records)
     print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
     print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
+    if roster:
+        strangers, nothing = pages.write_for_a_system(roster, records, out)
+        print(f"for the upload: {out / roster[1]}")
+        for names, what in (
+            (strangers, "not in the roster"),
+            (nothing, "in the roster, and handed in nothing"),
+        ):
+            if names:
+                print(f"{what}: {', '.join(map(shown, names))}")
     for record in records:
         if record["trouble"] and not record["infrastructure"]:
             print(f"unreadable, so no points: {record['trouble']}")
@@ -421,6 +439,8 @@ def main():
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
+    option("--course", type=Path, help="weights, deadlines and corrections by hand: see course.py")
+    option("--roster", type=Path, help="CSV file of Canvas or Moodle: also write canvas.csv or moodle.csv")
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
     option("--doctor", action="store_true", help="show how well this machine can contain submissions")

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from statistics import correlation, mean, median
 
+import course
 import judge
 
 STYLE = """
@@ -40,12 +41,36 @@ def row(*cells, tag="td", numbers=()):
     return f"<tr>{''.join(words)}</tr>"
 
 
+def points_in(record, identity):
+    """Of an exercise, with its weight and what days of delay have cost: see course.py."""
+    points = sum(result["score"] for result in record["exercises"].get(identity, []))
+    return round(points * record.get("worth", {}).get(identity, 1), 4)
+
+
+def most_in(record, identity):
+    points = sum(result["points"] for result in record["exercises"].get(identity, []))
+    return round(points * record.get("weights", {}).get(identity, 1), 4)
+
+
 def total(record):
-    return sum(result["score"] for results in record["exercises"].values() for result in results)
+    return round(sum(points_in(record, identity) for identity in record["exercises"]), 4)
 
 
 def most(record):
-    return sum(result["points"] for results in record["exercises"].values() for result in results)
+    return round(sum(most_in(record, identity) for identity in record["exercises"]), 4)
+
+
+def terms_of(record, identity):
+    """In words, what makes the points of an exercise others than the sum of its checks."""
+    words, number = [], judge.number
+    if record.get("weights", {}).get(identity, 1) != 1:
+        words.append(f"weight {number(record['weights'][identity])}")
+    if identity in record.get("late", {}):
+        days, charged = record["late"][identity]
+        words.append(f"{days} days late, of which {charged} cost points")
+    if words:
+        words.append(f"counts {number(points_in(record, identity))} of {number(most_in(record, identity))}")
+    return "; ".join(words)
 
 
 def report(record):
@@ -82,6 +107,8 @@ def report(record):
                 )
             )
         parts.append("</table>")
+        if terms_of(record, identity):
+            parts.append(f"<p>{escape(terms_of(record, identity))}</p>")
     return page(f"{record['student']}: exercises", "\n".join(parts))
 
 
@@ -102,19 +129,26 @@ def overview(record):
 
 
 def details(result):
+    comment = (
+        f"<dl><dt>comment</dt><dd>{html.escape(result['comment'])}</dd></dl>" if "comment" in result else ""
+    )
     if result["status"] == "passed" or result["visibility"] != "visible":
-        return ""
+        return comment
     if result["status"] == "not reached":
-        return f" <span class=dim>{html.escape(result['came'])}</span>"
+        return f" <span class=dim>{html.escape(result['came'])}</span>{comment}"
     words = []
     for name in ("tried", "came", "expected"):
         if result[name]:
             label = "result" if name == "came" else name
             words.append(f"<dt>{label}</dt><dd>{html.escape(result[name])}</dd>")
-    for hint in judge.helpful(judge.Result(**result), 1):
+    for hint in judge.helpful(as_result(result), 1):
         words.append(f"<dt>hint</dt><dd>{html.escape(hint)}</dd>")
     printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
-    return (f"<dl>{''.join(words)}</dl>" if words else "") + printed
+    return comment + (f"<dl>{''.join(words)}</dl>" if words else "") + printed
+
+
+def as_result(result):
+    return judge.Result(**{name: value for name, value in result.items() if name != "comment"})
 
 
 def gradescope(record):
@@ -122,7 +156,8 @@ def gradescope(record):
     tests = []
     for results in record["exercises"].values():
         for result in results:
-            detail = judge.detail(judge.Result(**result), 1) if result["status"] != "passed" else []
+            detail = judge.detail(as_result(result), 1) if result["status"] != "passed" else []
+            detail += [f"  comment:  {result['comment']}"] if "comment" in result else []
             tests.append(
                 {
                     "number": result["id"],
@@ -180,7 +215,9 @@ def write_class(records, out, seed):
     graded = [record for record in records if not record["infrastructure"]]
     there = {identity for record in records for identity in record["exercises"]}
     exercises = [one for one in judge.manifest() if one["id"] in there]
-    maximum = judge.number(sum(judge.points_of(one) for one in exercises))
+    weights = next((record["weights"] for record in graded if "weights" in record), {})
+    maxima = [judge.points_of(one) * weights.get(one["id"], 1) for one in exercises]
+    maximum = judge.number(round(sum(maxima), 4))
     with (out / "grades.csv").open("w", newline="") as file:
         write = csv.writer(file)
         names = [one["id"] for one in exercises]
@@ -190,21 +227,35 @@ def write_class(records, out, seed):
                 empty = [""] * (len(exercises) + 1)
                 write.writerow([safe(record["student"]), *empty, maximum, "infrastructure: not graded", ""])
                 continue
-            scores = [sum(r["score"] for r in record["exercises"].get(name, [])) for name in names]
+            scores = [points_in(record, name) for name in names]
             status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
-            points = map(judge.number, (*scores, sum(scores)))
+            points = map(judge.number, (*scores, round(sum(scores), 4)))
             absent = " ".join(record["absent"])
             write.writerow([safe(record["student"]), *points, maximum, status, absent])
     with (out / "nbgrader.csv").open("w", newline="") as file:
         write = csv.writer(file)
         write.writerow(["assignment", "student_id", "score", "max_score"])
         for record in graded:
-            for one in exercises:
-                score = sum(result["score"] for result in record["exercises"].get(one["id"], []))
-                name = one["stem"]
-                points = judge.number(judge.points_of(one))
-                write.writerow([name, safe(record["student"]), judge.number(score), points])
+            for one, most_points in zip(exercises, maxima, strict=True):
+                score, points = points_in(record, one["id"]), judge.number(round(most_points, 4))
+                write.writerow([one["stem"], safe(record["student"]), judge.number(score), points])
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
+
+
+def write_for_a_system(roster, records, out):
+    """canvas.csv or moodle.csv. Returns who is not in the roster, and who of it has handed in nothing."""
+    rows, name = roster
+    graded = [record for record in records if not record["infrastructure"]]
+    exercises = [
+        one for one in judge.manifest() if any(one["id"] in record["exercises"] for record in graded)
+    ]
+    weights = next((record["weights"] for record in graded if "weights" in record), {})
+    maxima = [judge.number(round(judge.points_of(one) * weights.get(one["id"], 1), 4)) for one in exercises]
+    scores = {
+        record["student"]: [judge.number(points_in(record, one["id"])) for one in exercises]
+        for record in graded
+    }
+    return course.write_roster(rows, name, scores, exercises, maxima, out, safe)
 
 
 def safe(word):
@@ -254,7 +305,8 @@ def discrimination(records, one, identity):
         for result in record["exercises"].get(one["id"], []):
             if result["id"] == identity:
                 passed.append(float(result["status"] == "passed"))
-                rest.append(total(record) - result["score"])
+                others = [r["score"] for results in record["exercises"].values() for r in results]
+                rest.append(sum(others) - result["score"])
     if len(passed) < FEWEST or len(set(passed)) == 1 or len(set(rest)) == 1:
         return None
     return correlation(passed, rest)
