@@ -476,11 +476,11 @@ KINDS = {
 }
 
 
-def clip(trial, world_size, cases):
+def clip(trial, world_size, cases, hiddens=(7, 3)):
     """Call clip_gradients for each case: beginnings of the names that have gradients (None: all), the largest
     norm allowed, as a multiple of the norm (1 where that is 0), and the kind of model. Yields (words, what
     came on the rank, norm, right gradients on the rank, norms that are wrong in a known way)."""
-    model = model_of(trial, 5, (7, 3))
+    model = model_of(trial, 5, hiddens)
     whole = {name: trial.floats(*value.shape) for name, value in parameters_of(model).items()}
     given, norms, wholes = [{"model": model, "cases": []} for _ in range(world_size)], [], []
     for some, factor, kind in cases:
@@ -582,6 +582,9 @@ def norm(trial):
             f"rank {rank} sent {sent} bytes in {len(cases)} calls of clip_gradients",
             f"a sum or two in each call, at most {most} bytes with all overhead",
         )
+    trial.tried("4 processes, a model with one block of 3 neurons, of which rank 3 has no shard")
+    for words, came, right, _, wrong in clip(trial, 4, [(None, 3.0, "")], (3,)):
+        right_norm(trial, words, came.get("norm"), right, wrong)
 
 
 @check("11.5b")
