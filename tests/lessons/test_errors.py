@@ -109,7 +109,8 @@ def says(text, messages):
 
 
 @pytest.mark.quick("left_out", "module_names", "truncated", "unused_parameter")
-@pytest.mark.night
+@pytest.mark.night("addresses_of_an_old_run")
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_the_heading_is_what_torch_prints(forked, name):
     words, message = CASES[name]
