@@ -241,3 +241,24 @@ def test_lora_has_one_processs_losses_and_its_file_the_names_it_began_with(recip
     name = "model.layers.1.self_attn.q_proj"
     b, a = (adapters[f"base_model.model.{name}.lora_{x}.weight"] for x in "BA")
     assert torch.allclose(merged[f"{name}.weight"], base[f"{name}.weight"] + b @ a * 2, atol=1e-6)
+
+
+# ---- Muon
+
+
+@pytest.mark.long("gather-2-2")
+@pytest.mark.night
+@pytest.mark.parametrize(
+    ("how", "processes", "collectives"),
+    [("gather", 2, 2), ("gather", 3, 2), ("torch", 2, 27), ("shards", 2, 0)],
+)
+def test_muon_needs_whole_matrices(recipe, tmp_path, how, processes, collectives):
+    few = ("--train-size", 1200, "--test-size", 100, "--epochs", 2)
+    recipe("muon", 1, *few, folder="one")
+    lines = recipe("muon", processes, *few, "--how", how)
+    assert lines[-1] == f"collectives in a step of Muon, for 2 matrices: {collectives}"
+    pairs = zip(
+        *(launcher.read_curve(tmp_path / name / "out", "muon") for name in ("one", "run")), strict=True
+    )
+    off = max(abs(other["loss"] / one["loss"] - 1) for one, other in pairs)
+    assert (off > 0.005) if how == "shards" else (off < 0.002)
