@@ -7,6 +7,7 @@ Where a process that has imported torch must not fork (macOS), each rank is star
 """
 
 import contextlib
+import io
 import os
 import select
 import selectors
@@ -105,14 +106,26 @@ class Rank:
         gloo's own thread wakes a hundred times a second. Within STILL_UNSEEN, that would look like life."""
         used, idle = 0, True
         try:
-            for task in Path(f"/proc/{self.pid}/task").iterdir():
-                name, _, rest = (task / "stat").read_text().rpartition(")")
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                name, _, rest = read(f"/proc/{self.pid}/task/{task}/stat").rpartition(")")
                 rest, wakes = rest.split(), name.endswith("(gloo_tcp_loop") and not seen
                 used += (int(rest[11]) + int(rest[12])) // (10 if wakes else 1)
                 idle = idle and (wakes or rest[0] in "SZX")
         except OSError:
             return None
         return used if idle else None
+
+
+def read(path):
+    """A page of /proc. It is read a hundred times in each run, and pathlib would take most of that time."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        data = os.read(descriptor, 1 << 16)
+        while more := os.read(descriptor, 1 << 16):
+            data += more
+        return data.decode(errors="replace")
+    finally:
+        os.close(descriptor)
 
 
 def sockets():
@@ -161,18 +174,20 @@ def below(pid):
     """The children of a process, and theirs."""
     found = set()
     with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
+        for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):  # a thread that ends meanwhile must not hide the others
-                found |= {int(child) for child in (task / "children").read_text().split()}
+                found |= {int(child) for child in read(f"/proc/{pid}/task/{task}/children").split()}
     return found.union(*map(below, found))
 
 
-def of_any_thread(pid, read):
-    """What `read` finds under /proc for a process. Once its first thread has ended, the process's own page is
-    empty, though others go on: then it is asked of them."""
-    found = read(Path(f"/proc/{pid}"))
-    with contextlib.suppress(OSError):
-        found = found or next(filter(None, map(read, Path(f"/proc/{pid}/task").iterdir())), found)
+def of_any_thread(pid, look_at):
+    """What `look_at` finds under /proc for a process. Once its first thread has ended, the process's own page
+    is empty, though others go on: then it is asked of them."""
+    found = look_at(f"/proc/{pid}")
+    if not found:
+        with contextlib.suppress(OSError):
+            tasks = [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
+            found = next(filter(None, map(look_at, tasks)), found)
     return found
 
 
@@ -184,7 +199,7 @@ def memory_of(pid):
 def resident(place):
     held = 0
     with contextlib.suppress(OSError):
-        for line in (place / "status").read_text().splitlines():
+        for line in read(f"{place}/status").splitlines():
             if line.startswith(("RssAnon", "RssShmem")):
                 held += int(line.split()[1]) << 10
     return held
@@ -194,7 +209,7 @@ def most_resident(place):
     """What a process holds, files that it has mapped too, and the most that it has ever held."""
     found = {"VmRSS": 0, "VmHWM": 0}
     with contextlib.suppress(OSError):
-        for line in (place / "status").read_text().splitlines():
+        for line in read(f"{place}/status").splitlines():
             if line.startswith(tuple(found)):
                 found[line[:5]] = int(line.split()[1]) << 10
     return found if found["VmRSS"] else {}
@@ -204,9 +219,9 @@ def open_sockets(place):
     """The inodes of the sockets that a process or a thread has open."""
     found = []
     with contextlib.suppress(OSError):
-        for descriptor in (place / "fd").iterdir():
+        for descriptor in os.listdir(f"{place}/fd"):
             with contextlib.suppress(OSError, ValueError):
-                name = os.readlink(descriptor)
+                name = os.readlink(f"{place}/fd/{descriptor}")
                 found += [int(name[8:-1])] if name.startswith("socket:[") else []
     return found
 
@@ -560,7 +575,8 @@ def begin(ranks):
 
 def open_gates(ranks):
     """Answer each rank that asks for a number, if what the judge demands for it is seen from outside."""
-    waiting = [rank for rank in ranks if rank.asks]
+    # To look at all ranks takes milliseconds. Who waits for another rank's question is not looked at yet.
+    waiting = [rank for rank in ranks if rank.asks and all_asked(ranks, rank.gates[rank.asks])]
     seen = looked(ranks) if waiting else []
     for rank in waiting:
         gate, facts = rank.gates[rank.asks], seen[rank.number]
@@ -568,14 +584,18 @@ def open_gates(ranks):
             facts[name] - seen_at(rank, gate.get(since)).get(name, 0)
             for name, since in (("sent", "sent since"), ("memory", "memory since"))
         )
-        others = all(name in ranks[other].asked for other, name in gate.get("asked", []))
-        if others and rank.sent >= gate.get("sent", 0) and rank.grown <= gate.get("memory", rank.grown):
+        if rank.sent >= gate.get("sent", 0) and rank.grown <= gate.get("memory", rank.grown):
             del facts["by_ports"]
             rank.asked[rank.asks] |= facts
             rank.asks = None
             data = wire.pack(gate["value"])
             with contextlib.suppress(OSError):
                 os.write(rank.writes, struct.pack("<I", len(data)) + data)
+
+
+def all_asked(ranks, gate):
+    """Whether those have asked that must ask before."""
+    return all(name in ranks[other].asked for other, name in gate.get("asked", []))
 
 
 def seen_at(rank, name):
@@ -692,11 +712,34 @@ def serve(incoming, outgoing):
         for file in by_path.drivers():
             by_path.driver(file.parent.name)
         torch.set_num_threads(1)
+        warm(torch)
         gc.collect()
         gc.freeze()
     say(outgoing, {"ready": True, "landlock": contain.landlock_version(), "uid": os.getuid()})
     while answer_one(incoming, outgoing) if not FORK else answer_in_a_copy(incoming, outgoing):
         pass
+
+
+def warm(torch):
+    """What torch does when it is used for the first time, done here once and not in each rank again. No
+    backward pass: a process that has done one must not fork."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    outputs = model(torch.randn(4, 8))
+    torch.nn.functional.cross_entropy(outputs, torch.zeros(4, dtype=torch.long)).item()
+    outputs.softmax(1).argmax(1).eq(torch.zeros(4)).sum().item()
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer = kind(model.parameters(), 0.1)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    list(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)), 2, shuffle=True))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    torch.load(file)
+    # init_process_group empties these tables. They are spread over so much memory that to do it in a rank,
+    # which has it in common with this process, costs a tenth of the rank's time.
+    torch._dynamo.trace_rules.clear_lru_cache()
 
 
 def answer_one(incoming, outgoing):

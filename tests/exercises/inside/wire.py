@@ -27,17 +27,19 @@ def pack(value):
     arrays = []
 
     def plain(value):
+        if value is None or type(value) is str or type(value) is bool:
+            return value
         if isinstance(value, int) and int(value) not in WHOLE:
             raise BadFrame("a whole number of more than 64 bits")
-        if value is None or isinstance(value, str | bool | int):
+        if isinstance(value, (str, int)):
             return value
         if isinstance(value, float):
             return value if value - value == 0 else {"@float": repr(value)}
         if isinstance(value, dict):
             return {"@dict": [[plain(key), plain(item)] for key, item in value.items()]}
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
-        if isinstance(value, bytes | bytearray):
+        if isinstance(value, (bytes, bytearray)):
             value = numpy.frombuffer(bytes(value), dtype=numpy.uint8)
         elif hasattr(value, "detach"):
             value = value.detach().cpu()
@@ -51,7 +53,7 @@ def pack(value):
         return {"@array": len(arrays) - 1}
 
     head = {"value": plain(value), "arrays": [[kind, list(shape)] for kind, shape, _ in arrays]}
-    text = json.dumps(head, allow_nan=False).encode()
+    text = ENCODER.encode(head).encode()
     return b"".join([struct.pack("<I", len(text)), text, *(data for _, _, data in arrays)])
 
 
@@ -62,7 +64,7 @@ def unpack(data, longest=1 << 32, most_values=1 << 32):
         head = bytes(data[4 : 4 + length])
         if length > longest or sum(map(head.count, (b",", b"[", b"{"))) > most_values:
             raise BadFrame("too many words and numbers outside of arrays")
-        head = json.loads(head, parse_constant=_refuse)
+        head = DECODER.decode(head.decode())
         place, arrays = 4 + length, []
         for kind, shape in head["arrays"]:
             if kind not in DTYPES or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
@@ -99,9 +101,15 @@ def _refuse(word):
     raise BadFrame(f"{word} in the header")
 
 
+# Made once: json.dumps and json.loads would make one for each frame.
+ENCODER, DECODER = json.JSONEncoder(allow_nan=False), json.JSONDecoder(parse_constant=_refuse)
+
+
 def _value(value, arrays, depth=0):
     if depth > DEEPEST:
         raise BadFrame("nested too deep")
+    if type(value) is str or value is None:
+        return value
     if isinstance(value, int) and value not in WHOLE:
         raise BadFrame("a whole number of more than 64 bits")
     if isinstance(value, list):
