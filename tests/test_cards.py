@@ -105,8 +105,8 @@ def test_a_line_that_the_script_does_not_have_is_found(copied, missing):
     assert not_in(SCRIPT, copied) == missing
 
 
-def test_the_slides_have_every_card():
-    page = deck.deck()
+def test_the_slides_have_every_card(tmp_path):
+    page = deck.deck(tmp_path)
     assert page.count("<section>") == 1 + len(WITH_CARD)
     for stem in WITH_CARD:
         command, ideas, copied = read(PAGES[stem])

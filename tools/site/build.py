@@ -129,7 +129,7 @@ def main():
     status = subprocess.run([sys.executable, *map(str, words)]).returncode
     if status:
         sys.exit("error: the site was not built: what is wrong is said above")
-    (site / "slides.html").write_text(deck.deck())
+    (site / "slides.html").write_text(deck.deck(site))
     take_pyodide(site / "_static/pyodide")
     (site / ".nojekyll").touch()  # else GitHub leaves out what begins with an underscore
     count = len(list(folder.rglob("*.md")))

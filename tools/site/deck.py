@@ -60,10 +60,11 @@ def slide(title: str, *parts: str) -> str:
     return "\n".join(["<section>", f"<h1>{inline(title)}</h1>", *parts, "</section>"])
 
 
-def of_lesson(lesson) -> str:
+def of_lesson(lesson, site) -> str:
     command, ideas, copied = read(lesson.page.read_text())
     items = "".join(f"<li>{inline(idea)}</li>" for idea in ideas)
-    link = f'<a href="lessons/pages/{lesson.page.stem}.html">page {lesson.number}</a>'
+    page = f"lessons/pages/{lesson.page.stem}.html"
+    link = f'<a href="{page}">page {lesson.number}</a>' if (site / page).exists() else ""
     return slide(
         f"{lesson.number}. {lesson.title}",
         f"<ol>{items}</ol>",
@@ -73,14 +74,15 @@ def of_lesson(lesson) -> str:
     )
 
 
-def deck() -> str:
+def deck(site) -> str:
+    """The deck for the site in this folder, which may lack some pages."""
     shown = [lesson for lesson in lessons.LESSONS if "<!-- card -->" in lesson.page.read_text()]
     first = slide(
         "Distributed training with PyTorch, one small diff at a time",
         f"<p>{len(shown)} lessons: what is new in each, the lines to copy, and the command to run.</p>",
         '<p>Arrow keys turn the slides. Printing makes a PDF. <a href="index.html">The site</a></p>',
     )
-    slides = "\n".join([first, *map(of_lesson, shown)])
+    slides = "\n".join([first, *(of_lesson(lesson, site) for lesson in shown)])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
