@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-room test-all costs tools check lab notebooks starters exercise gradescope selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-room test-all costs tools check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -64,8 +64,15 @@ exercise: setup ## create a small example exercise: ID=14 NAME=toy
 	@$(PYTHON) tools/exercise.py "$(ID)" "$(NAME)"
 	@$(PYTHON) tools/starters.py
 
-gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip
-	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip
+gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip (COURSE=course.toml hides checks)
+	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip $(if $(COURSE),--course $(COURSE))
+
+# What holds a solution, or is made of one. `git archive` also leaves out what git does not know, and all history.
+ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/other_* tests/exercises/*/cheat_*
+students: ## write the repository without its answers and history, for students: out/students.zip
+	@mkdir -p $(OUT)
+	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))
+	@echo "$(OUT)/students.zip: unpack it into a new repository, and push that one"
 
 selftest: setup ## test the grader with solutions, mutants and hostile submissions: out/selftest.html
 	@$(PYTHON) tests/exercises/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)

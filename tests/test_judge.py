@@ -35,6 +35,7 @@ import itertools
 
 import bundle
 import contain
+import course
 import grade
 import judge
 import nursery as inside_nursery
@@ -2309,6 +2310,238 @@ def test_the_doctor_says_what_there_is():
     assert run.returncode == (level < 2)
 
 
+# ---- a course ---------------------------------------------------------------------------------
+
+
+def a_record(student, score_of, came="", about=False, untouched=()):
+    """What the judge has found of exercises 03 and 04a for one student, without any run."""
+    exercises = {}
+    for identity in ("03", "04a"):
+        exercises[identity] = []
+        for entry in judge.exercise(identity)["check"]:
+            score = score_of(entry)
+            result = judge.Result(entry["id"], entry["title"], entry["points"], score, hints=entry["hints"])
+            result.status, result.came = ("passed", "") if score else ("failed", came or "a wrong number")
+            result.about_file = about
+            exercises[identity].append(result.as_dict())
+    facts = {"student": student, "seed": "s", "containment": "level 3", "seconds": 1, "infrastructure": False}
+    return facts | {"trouble": "", "absent": [], "untouched": list(untouched), "exercises": exercises}
+
+
+def a_course(folder, text, **tables):
+    folder.mkdir(exist_ok=True)
+    for name, lines in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        text = f'{name} = "{name}.csv"\n{text}'
+    (folder / "course.toml").write_text(text)
+    return course.Course(folder / "course.toml")
+
+
+def written(records, of, out):
+    for record in records:
+        (out / record["student"]).mkdir(parents=True, exist_ok=True)
+    return pages.write_class(records, out, "s", of)
+
+
+def test_a_course_without_a_file_changes_nothing(tmp_path):
+    written([a_record("ada", lambda entry: entry["points"])], course.Course(), tmp_path)
+    (row,) = table(tmp_path / "grades.csv")
+    assert (row["03"], row["04a"], row["total"], row["maximum"], row["days late"]) == (
+        "12",
+        "30",
+        "42",
+        "42",
+        "",
+    )
+    assert not (tmp_path / "canvas.csv").exists() and not (tmp_path / "moodle.csv").exists()
+
+
+def test_late_days_are_free_until_they_are_used_up_and_weights_count(tmp_path):
+    """Two free days: 03, two days late, uses them. 04a is a day and a minute late: two begun days."""
+    text = """late_days = 2
+penalty_per_day = 0.25
+[exercises.04a]
+due = 2027-03-10T12:00:00+01:00
+weight = 10
+[exercises.03]
+due = 2027-03-01T12:00:00+01:00
+"""
+    times = ["student,exercise,time", "ada,03,2027-03-03T12:00:00+01:00", "ada,04a,2027-03-11T12:01:00+01:00"]
+    times += ["ben,,2027-03-01T12:00:00+01:00", "eve,04a,2028-01-01T00:00:00Z"]
+    records = [a_record(name, lambda entry: entry["points"]) for name in ("ada", "ben", "eve")]
+    written(records, a_course(tmp_path / "c", text, submitted=times), tmp_path)
+    rows = {row["student"]: row for row in table(tmp_path / "grades.csv")}
+    assert [rows["ada"][name] for name in ("03", "04a", "total", "maximum")] == ["12", "5", "17", "22"]
+    assert rows["ada"]["days late"] == "03:2 04a:2"
+    assert (rows["ben"]["total"], rows["ben"]["days late"]) == ("22", "")
+    assert rows["eve"]["04a"] == "0"  # never less
+    nbgrader = [row for row in table(tmp_path / "nbgrader.csv") if row["student_id"] == "ada"]
+    assert [(row["score"], row["max_score"]) for row in nbgrader] == [("12", "12"), ("5", "10")]
+
+
+def test_a_correction_by_hand_survives_a_regrade(tmp_path):
+    """It is in a file of its own. grade.json, which a regrade writes, has only what the judge has found."""
+    rows = ["student,check,points,comment", "ada,03.2a,2.5,forgot <b>one</b> line", "ada,,,well explained"]
+    rows += ["ada,04a,7,", "ben,03,,see me"]
+    of = a_course(tmp_path / "c", "", corrections=rows)
+    for _ in ("graded", "graded again"):
+        records = [a_record(name, lambda entry: 0) for name in ("ada", "ben")]
+        written(records, of, tmp_path)
+        assert records[0] == a_record("ada", lambda entry: 0)
+        rows = {row["student"]: row for row in table(tmp_path / "grades.csv")}
+        assert [rows["ada"][name] for name in ("03", "04a", "total")] == ["2.5", "7", "9.5"]
+        report = (tmp_path / "ada" / "report.html").read_text()
+        assert "2.5 (was 0) of 3" in report and "<b>Comment:</b> forgot &lt;b&gt;one" in report
+        assert "<b>Comment:</b> well explained" in report
+        results = json.loads((tmp_path / "ada" / "results.json").read_text())
+        (test,) = (test for test in results["tests"] if test["number"] == "03.2a")
+        assert test["score"] == 2.5 and "corrected by hand: 0 points before" in test["output"]
+        assert "comment: forgot <b>one</b> line" in test["output"] and results["score"] == 9.5
+        assert "comment: well explained" in results["output"]
+        assert "comment on 03: see me" in (tmp_path / "ben" / "results.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "tables", "words"),
+    [
+        ("late_dayz = 3", {}, "late_dayz"),
+        ("[exercises.03]\ndue = 2027-03-01", {}, "with a time zone"),
+        ("[exercises.03]\ndu = 1", {}, "has du, which means nothing"),
+        ("[exercises.77]\nweight = 1", {}, "there is no exercise 77"),
+        ("", {"corrections": ["student,check", "ada,03"]}, "has no column points and no column comment"),
+        ("", {"corrections": ["student,check,points,comment", "ada,03.9z,1,"]}, "has no check 03.9z"),
+        (
+            "",
+            {"corrections": ["student,check,points,comment", "ada,03.1a,two,"]},
+            "'two' of ada is no number",
+        ),
+        ('roster = "nowhere.csv"', {}, "roster cannot be read"),
+    ],
+)
+def test_a_slip_in_a_course_is_refused_in_one_line(text, tables, words, tmp_path):
+    with pytest.raises(SystemExit) as refused:
+        written([a_record("ada", lambda entry: 0)], a_course(tmp_path / "c", text, **tables), tmp_path)
+    assert words in str(refused.value) and str(refused.value).startswith("error: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_canvas_and_moodle_find_their_students_by_a_roster(tmp_path):
+    """The gradebook as Canvas exports it, with its line of points, and the grades as Moodle does."""
+    canvas = ["Student,ID,SIS User ID,SIS Login ID,Section,Old", "    Points Possible,,,,,10"]
+    canvas += ['"Lovelace, Ada",17,s17,ada,A,9', '"Turing, Alan",18,s18,alan,A,8']
+    records = [a_record("ada", lambda entry: entry["points"]), a_record("mallory", lambda entry: 0)]
+    said = written(records, a_course(tmp_path / "c", "", roster=canvas), tmp_path)
+    lines = list(csv.reader((tmp_path / "canvas.csv").read_text().splitlines()))
+    assert lines[0][:5] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
+    assert lines[0][5] == "03 DDP in its simplest form" and lines[1] == [
+        "    Points Possible",
+        "",
+        "",
+        "",
+        "",
+        "12",
+        "30",
+    ]
+    assert lines[2] == ["Lovelace, Ada", "17", "s17", "ada", "A", "12", "30"]
+    assert lines[3] == ["Turing, Alan", "18", "s18", "alan", "A", "", ""] and len(lines) == 4
+    assert said == [
+        "not in the roster, or there more than once: mallory",
+        "in the roster, but without a grade: 1",
+    ]
+    moodle = ["First name,ID number,Email address", "Ada,7,ada@x.org", "Mal,8,mallory"]
+    written(records, a_course(tmp_path / "m", "", roster=moodle), tmp_path)
+    lines = list(csv.reader((tmp_path / "moodle.csv").read_text().splitlines()))
+    assert lines[0][:2] == ["ID number", "Email address"] and lines[2] == ["8", "mallory", "0", "0"]
+
+
+@pytest.mark.parametrize("due", ["2020-01-01T00:00:00Z", "2920-01-01T00:00:00Z", None])
+def test_what_is_hidden_until_the_deadline_is_hidden_everywhere(due, tmp_path):
+    """On Gradescope and in the report: a check, the hints of all, and each sum that would tell."""
+    text = 'hidden = ["03.2a"]\nhints = "after_due_date"\n' + (
+        f"[exercises.03]\ndue = {due}\n" if due else ""
+    )
+    of = a_course(tmp_path / "c", text)
+    record = a_record("ada", lambda entry: entry["points"] * (entry["id"] not in ("03.2b", "03.1a")))
+    written([record], of, tmp_path)
+    report, results = ((tmp_path / "ada" / name).read_text() for name in ("report.html", "results.json"))
+    hint = {
+        one: judge.exercise("03")["check"][place]["hints"][0] for one, place in (("03.1a", 0), ("03.2b", 3))
+    }
+    tests = json.loads(results)["tests"]
+    visible = [test for test in tests if test["visibility"] == "visible"]
+    numbers = [test["number"] for test in visible]
+    if due and due.startswith("2020"):
+        assert numbers.count("03.2a") == 1 and len(visible) == len(tests)
+        assert "Hidden for now" not in report and pages.html.escape(hint["03.1a"]) in report
+        assert f"hint:     {hint['03.1a']}" in next(t["output"] for t in tests if t["number"] == "03.1a")
+        return
+    assert "03.2a" not in numbers and "hint" not in "".join(test["output"] + test["name"] for test in visible)
+    hints = [test for test in tests if test["name"].startswith("hint for ")]
+    assert [test["output"] for test in hints if test["number"] == "03.1a"] == [hint["03.1a"]]
+    assert {test["visibility"] for test in hints} == {"after_due_date"}
+    assert "Hidden for now, and in no sum on this page: 03.2a." in report and "? of 3" in report
+    assert pages.html.escape(hint["03.1a"]) not in report
+    assert f"03 DDP in its simplest form: {12 - 3 - 2 - 1} of 12" in report  # 3 are hidden, 2 and 1 failed
+
+
+def test_the_item_analysis_knows_what_was_tried(tmp_path):
+    """A syntax error was tried, and an untouched script was not."""
+    starter = (judge.STARTERS / "04a_bug_hunt/bug_01.py").read_bytes()
+    hunt = judge.exercise("04a")
+    files = {name: (judge.STARTERS / name).read_bytes() for name in hunt["files"]}
+    every = [entry["id"] for entry in hunt["check"]]
+    assert grade.untouched_of(hunt, files) == every
+    files["04a_bug_hunt/bug_01.py"] = starter.replace(b"\n", b"\r\n")
+    assert grade.untouched_of(hunt, files) == every  # an editor's line ends are no answer
+    files["04a_bug_hunt/bug_01.py"] = starter + b"x = 1\n"
+    assert grade.untouched_of(hunt, files) == every[2:]
+    assert grade.untouched_of(judge.exercise("03"), {THIRD: solution().encode()}) == []
+
+    records = [a_record("ada", lambda entry: 0, untouched=every)]
+    records.append(a_record("ben", lambda entry: 0, f"{THIRD} has a syntax error in line 3: oh", about=True))
+    records.append(a_record("eve", lambda entry: 0, f"there is no file {THIRD}", about=True))
+    for record in records[1:]:
+        for result in record["exercises"]["03"][1:]:
+            result["status"], result["came"] = "not reached", "see 03.1a"
+    kinds = [pages.kind(record, pages.of(record, "03.1a")) for record in records]
+    assert kinds == ["failed", "failed", "not tried"]
+    assert [pages.kind(r, pages.of(r, "03.2a")) for r in records] == ["failed", "not reached", "not tried"]
+    assert pages.kind(records[0], pages.of(records[0], "04a.1a")) == "not tried"
+
+
+def test_a_check_that_tells_good_students_from_others_says_so():
+    """03.1a is passed by the better three of six, 03.1b by the worse, 03.2a by all."""
+
+    def scores(place):
+        others = place / 6
+        return lambda e: {"03.1a": 2 * (place > 2), "03.1b": place < 3, "03.2a": 3}.get(
+            e["id"], e["points"] * others
+        )
+
+    third = judge.exercise("03")
+    records = [a_record(str(place), scores(place)) for place in range(6)]
+    found = {name: pages.discrimination(records, third, name) for name in ("03.1a", "03.1b", "03.2a")}
+    assert float(found["03.1a"]) > 0.8 and float(found["03.1b"]) < -0.8 and found["03.2a"] == ""
+    assert pages.discrimination(records[:4], third, "03.1a") == ""
+    assert f"<td class=n>{found['03.1a']}</td>" in pages.items(records, [third], "s", 0)
+
+
+def test_what_jplag_and_moss_compare(tmp_path):
+    """By exercise and student, with the starter, which all have in common; also from an archive."""
+    subs, out = tmp_path / "submissions", tmp_path / "compare"
+    (subs / "ada").mkdir(parents=True)
+    (subs / "ada" / THIRD).write_text(solution())
+    with zipfile.ZipFile(subs / "zoe.zip", "w") as archive:
+        archive.writestr(f"deep/{THIRD}", "x = 1\n")
+        archive.writestr("../../escaped.py", "x = 1\n")
+    words = [sys.executable, "tests/exercises/grade.py", str(subs), "--collect", str(out), "--only", "03"]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    there = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert there == {f"03/submissions/ada/{THIRD}", f"03/submissions/zoe/{THIRD}", f"03/starter/{THIRD}"}
+    assert (out / "03/starter" / THIRD).read_text() == (judge.STARTERS / THIRD).read_text()
+
+
 # ---- recipes ----------------------------------------------------------------------------------
 
 
@@ -2318,10 +2551,11 @@ def holds_answers(name):
 
 
 def test_a_students_copy_has_no_answers(tmp_path):
-    """By the command that tests/README.md tells an instructor."""
-    command = re.search(r"`(git archive -o students.zip [^`]+)`", (ROOT / "tests/README.md").read_text())[1]
-    command = command.replace("students.zip", str(tmp_path / "students.zip"))
-    run = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    """By the command that tests/README.md tells an instructor. `make check` works in it."""
+    assert "`make students`" in (ROOT / "tests/README.md").read_text()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    words = {"env": environment, "capture_output": True, "text": True}
+    run = subprocess.run(["make", "students", f"OUT={tmp_path}"], cwd=ROOT, **words)
     assert run.returncode == 0, run.stderr
     with zipfile.ZipFile(tmp_path / "students.zip") as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -2331,6 +2565,11 @@ def test_a_students_copy_has_no_answers(tmp_path):
     assert {"Makefile", "tests/exercises/03_average_gradients/check.py", f"lessons/exercises/{THIRD}"} <= {
         *names
     }
+    shutil.unpack_archive(tmp_path / "students.zip", tmp_path / "copy")
+    (tmp_path / "copy/lessons/exercises" / THIRD).write_text(solution())
+    check = ["make", "check", f"PYTHON={sys.executable}", "EX=03.1a", "WARM=no"]
+    run = subprocess.run(check, cwd=tmp_path / "copy", stdin=subprocess.DEVNULL, **words)
+    assert run.returncode == 0 and "2 of 2 points" in run.stdout, run.stdout + run.stderr
 
 
 def defined(path):
@@ -2358,7 +2597,8 @@ def test_what_students_can_copy_from_a_check_is_said():
 @pytest.mark.long
 def test_gradescopes_bundle_grades(tmp_path):
     """The bundle, unpacked as Gradescope does, run by its own script; only the folder is another one."""
-    bundle.build(tmp_path / "gradescope.zip")
+    course_of_it = a_course(tmp_path / "c", 'hidden = ["03.1a"]', roster=["ID,Email address", "1,a@x.org"])
+    bundle.build(tmp_path / "gradescope.zip", course_of_it)
     with zipfile.ZipFile(tmp_path / "gradescope.zip") as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "autograder" / "source")
@@ -2375,6 +2615,19 @@ def test_gradescopes_bundle_grades(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     results = json.loads((root / "results" / "results.json").read_text())
     assert results["score"] == 12 and len(results["tests"]) == 8
+    assert [t["number"] for t in results["tests"] if t["visibility"] == "after_due_date"] == ["03.1a"]
+    assert not any("roster" in name for name in names)
+    # The same bundle under Classroom 50: its runner starts autograder.py in the student's folder.
+    shutil.copy(bundle.RECIPES / "classroom50.py", root / "source" / "autograder.py")
+    facts = dict.fromkeys(("CLASSROOM", "ASSIGNMENT", "SUBMISSION_TAG", "COMMIT_URL", "RELEASE_URL"), "x")
+    words = [sys.executable, str(root / "source" / "autograder.py")]
+    run = subprocess.run(
+        words, env=environment | facts, cwd=root / "submission", capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads((root / "submission" / "result.json").read_text())
+    assert (result["schema"], result["score"], result["max-score"]) == ("classroom50/result/v1", 10, 10)
+    assert len(result["tests"]) == 7 and all(test["passed"] for test in result["tests"])
 
 
 def test_gradescopes_requirements_are_those_of_the_lessons():

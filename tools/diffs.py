@@ -205,7 +205,7 @@ def way(lesson: Lesson) -> str:
     found.append(f"script: [{lesson.path.name}](../{lesson.path.name})")
     found.append(f"notebook: {', '.join(link_notebooks(lesson, '../../'))}")
     if solve := link_exercises(lesson, "../../"):
-        found.append(f"exercise: {', '.join(solve)}")
+        found.append(f"[exercise](../exercises/README.md): {', '.join(solve)}")
     return " | ".join(found) + "\n"
 
 
@@ -272,7 +272,9 @@ def notebook_way(row: Notebook) -> str:
             found.append(f"script: [{lesson.path.name}](../lessons/{lesson.path.name})")
     for path in lessons.exercises(row.number) if row.number else ():
         name = path.stem.replace("_", " ")
-        found.append(f"exercise: [{name}](../lessons/exercises/{path.name})")
+        found.append(
+            f"[exercise](../lessons/exercises/README.md): [{name}](../lessons/exercises/{path.name})"
+        )
     return " | ".join(found) + "\n"
 
 

@@ -1,10 +1,12 @@
 """Build the zip file for a Gradescope autograder: `make gradescope`. It contains no solutions."""
 
 import argparse
+import json
 import zipfile
 from pathlib import Path
 
 import judge
+from course import Course
 
 RECIPES = judge.HERE / "recipes"
 OWN_PACKAGES = ("torch==",)
@@ -31,7 +33,16 @@ def requirements():
     return "\n".join([line for line in lines if line.startswith(OWN_PACKAGES)] + ["numpy", ""])
 
 
-def build(path):
+def hidden(course):
+    """Of a course.toml only what Gradescope is to hide. Deadlines are set there, and no roster leaves."""
+    lines = [
+        f"hidden = {json.dumps(sorted(course.hidden))}",
+        f"hints = {json.dumps(course.get('hints', 'visible'))}",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def build(path, course=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, file in contents().items():
@@ -40,11 +51,14 @@ def build(path):
             entry.compress_type = zipfile.ZIP_DEFLATED
             bundle.writestr(entry, file.read_bytes())
         bundle.writestr("grader/requirements.txt", requirements())
+        bundle.writestr("grader/course.toml", hidden(course or Course()))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gradescope.zip"), help="where to write it")
-    path = parser.parse_args().out
-    build(path)
+    parser.add_argument("--course", type=Path, help="a course.toml: hide what it hides")
+    arguments = parser.parse_args()
+    path = arguments.out
+    build(path, Course(arguments.course))
     print(f"{path}: upload this file as the autograder of a programming assignment")

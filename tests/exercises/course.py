@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """What only the instructor knows: weights, deadlines, corrections by hand, and who is in the class.
 
 `grade.py SUBMISSIONS --course course.toml --roster roster.csv`. All of it is optional:
@@ -19,10 +20,18 @@
 
 The roster is a CSV file that Canvas or Moodle has exported. A submission has the name of a student's login,
 ID or email address in it.
+=======
+"""What an instructor decides about a course, in one small file: `grade.py SUBMISSIONS --course course.toml`.
+
+recipes/course.toml explains each line of it. The judge knows nothing of all this: what it has found stays in
+grade.json as it was, and a correction by hand, a deadline or a weight is applied whenever tables and reports
+are written. So they survive a regrade, and a changed course.toml needs no new grading.
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
 """
 
 import copy
 import csv
+<<<<<<< HEAD
 import math
 import tomllib
 from datetime import datetime
@@ -144,3 +153,203 @@ def write_roster(rows, name, scores, exercises, maxima, out, safe):
             else:
                 nothing.append(next(row[column] for column in NAMES if row.get(column)))
     return sorted(scores.keys() - known), nothing
+=======
+import datetime
+import math
+import tomllib
+
+import judge
+
+# By these columns of a roster Canvas and Moodle know their students, each by one of them.
+CANVAS, MOODLE = ("ID", "SIS User ID", "SIS Login ID"), ("Username", "ID number", "Email address")
+KNOWN = {"roster", "corrections", "submitted", "late_days", "penalty_per_day", "hints", "hidden", "exercises"}
+KNOWN_OF_ONE = {"due", "weight", "hidden"}
+DAY = datetime.timedelta(days=1)
+
+
+class Course:
+    """A course.toml, with the tables that it names. Without a file, a course that decides nothing."""
+
+    def __init__(self, path=None):
+        self.facts, self.folder = {}, None
+        if path is not None:
+            try:
+                self.facts, self.folder = tomllib.loads(path.read_text()), path.parent
+            except (OSError, tomllib.TOMLDecodeError) as error:
+                refuse(f"{path} cannot be read: {error}")
+        self.exercises = {judge.exercise(name)["id"]: one for name, one in self.get("exercises", {}).items()}
+        self.refuse_slips(path)
+        # The export of Canvas begins with a line of points, which is no student.
+        self.roster = [
+            row for row in self.table("roster") if any(map(row.get, ("student", *CANVAS, *MOODLE)))
+        ]
+        self.corrections = self.table("corrections", "student", "check", "points", "comment")
+        self.submitted = self.table("submitted", "student", "exercise", "time")
+        self.hidden = wanted(self.get("hidden", []))
+        for name, one in self.exercises.items():
+            if one.get("hidden"):
+                self.hidden |= wanted([name])
+
+    def get(self, name, default):
+        return self.facts.get(name, default)
+
+    def refuse_slips(self, path):
+        """A word that is spelled in another way would decide nothing, and nobody would see it."""
+        strange = self.facts.keys() - KNOWN
+        for name, one in self.exercises.items():
+            strange |= one.keys() - KNOWN_OF_ONE
+            due = one.get("due")
+            if due is not None and (not isinstance(due, datetime.datetime) or due.tzinfo is None):
+                refuse(f"{path}: write due of {name} with a time zone, such as 2027-03-01T23:59:00+01:00")
+        if strange:
+            refuse(f"{path} has {' and '.join(sorted(strange))}, which means nothing")
+
+    def table(self, name, *columns):
+        """The rows of a CSV file that lies beside course.toml; none if course.toml names no such file."""
+        file = self.get(name, None)
+        if file is None:
+            return []
+        try:
+            with (self.folder / file).open(newline="", encoding="utf-8-sig") as opened:
+                rows = list(csv.DictReader(opened))
+        except OSError as error:
+            refuse(f"{name} cannot be read: {error}")
+        missing = [column for column in columns if rows and column not in rows[0]]
+        if missing:
+            refuse(f"{self.folder / file} has no column {' and no column '.join(missing)}")
+        return [{key: (value or "").strip() for key, value in row.items() if key} for row in rows]
+
+    # -- one student
+
+    def applied(self, record):
+        """The record of a student with the corrections by hand, and what is hidden now."""
+        record = copy.deepcopy(record)
+        record["comments"] = {}
+        for results in record["exercises"].values():
+            for result in results:
+                if result["id"] in self.hidden:
+                    result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
+                if result["status"] != "passed" and self.hints_are_hidden(result["id"]):
+                    result["hints_later"] = True
+        for row in self.corrections:
+            if row["student"] == record["student"]:
+                correct(record, row)
+        return record
+
+    def is_before(self, identity):
+        """Whether the deadline of this check's exercise is still to come. Without one, it never comes."""
+        due = self.exercises.get(identity.partition(".")[0], {}).get("due")
+        return due is None or datetime.datetime.now(datetime.UTC) < due
+
+    def hints_are_hidden(self, identity):
+        return self.get("hints", "visible") == "after_due_date" and self.is_before(identity)
+
+    def grades(self, record, exercises):
+        """For each exercise: points of the checks, days late, and points that count. Free late days go to the
+        exercises in the order of their deadlines."""
+        found, left = {}, self.get("late_days", 0)
+        for one in sorted(exercises, key=lambda one: str(self.exercises.get(one["id"], {}).get("due", ""))):
+            score = sum(result["score"] for result in record["exercises"].get(one["id"], []))
+            late = self.days_late(record["student"], one["id"]) if score else 0
+            used = min(left, late)
+            left -= used
+            share = max(0.0, 1 - (late - used) * self.get("penalty_per_day", 1.0))
+            weight = self.exercises.get(one["id"], {}).get("weight", judge.points_of(one))
+            counts = round(score / judge.points_of(one) * weight * share, 3)
+            found[one["id"]] = {"points": score, "late": late, "counts": counts, "of": weight}
+        return {one["id"]: found[one["id"]] for one in exercises}
+
+    def days_late(self, student, identity):
+        """Begun days after the deadline; 0 without a deadline, or if nothing says when it was submitted."""
+        due, when = self.exercises.get(identity, {}).get("due"), None
+        for row in self.submitted:
+            if row["student"] == student and row["exercise"] in ("", identity):
+                when = datetime.datetime.fromisoformat(row["time"])
+                if when.tzinfo is None:
+                    refuse(f"write the time of {student} with a time zone: {row['time']}")
+        return max(0, math.ceil((when - due) / DAY)) if due and when else 0
+
+    # -- the class
+
+    def rows_of(self, student):
+        """The rows of the roster that have the name of this student's folder in one of their columns."""
+        columns = ("student", *CANVAS, *MOODLE)
+        return [row for row in self.roster if student in (row.get(column) for column in columns)]
+
+
+def refuse(words):
+    raise SystemExit(f"error: {words}")
+
+
+def wanted(names):
+    return set().union(*map(judge.wanted, names))
+
+
+def correct(record, row):
+    """One row of corrections.csv: other points for a check or an exercise, a comment, or both."""
+    name, points = row["check"], row["points"]
+    record["comments"].setdefault(name, [])
+    if row["comment"]:
+        record["comments"][name].append(row["comment"])
+    if not points:
+        return
+    results = record["exercises"].get(name.partition(".")[0], [])
+    meant = [result for result in results if name in (result["id"], result["id"].partition(".")[0])]
+    if not meant:
+        refuse(f"corrections: {record['student']} has no check {name}")
+    try:
+        left = float(points)
+    except ValueError:
+        refuse(f"corrections: {points!r} of {record['student']} is no number of points")
+    # Points for a whole exercise go to its checks in order: their sum is what counts.
+    for result in meant:
+        result["corrected_from"] = result["score"]
+        result["score"] = min(left, result["points"]) if len(meant) > 1 else left
+        left -= result["score"]
+        result["score"] = int(result["score"]) if result["score"] == int(result["score"]) else result["score"]
+    if len(meant) > 1 and left:
+        meant[-1]["score"] += left
+
+
+def write_lists(course, records, exercises, out, safe):
+    """canvas.csv and moodle.csv, as far as the roster has what they need. Says who is in one list only."""
+    if not course.roster:
+        return []
+    graded = {record["student"]: record for record in records if not record["infrastructure"]}
+    rows = {student: course.rows_of(student) for student in graded}
+    said = [
+        f"not in the roster, or there more than once: {student}"
+        for student, found in rows.items()
+        if len(found) != 1
+    ]
+    by_row = {id(found[0]): student for student, found in rows.items() if len(found) == 1}
+    absent = sum(id(row) not in by_row for row in course.roster)
+    said += [f"in the roster, but without a grade: {absent}"] if absent else []
+
+    def points(row):
+        if id(row) not in by_row:
+            return [""] * len(exercises)
+        grades = course.grades(graded[by_row[id(row)]], exercises)
+        return [judge.number(grades[one["id"]]["counts"]) for one in exercises]
+
+    names = [f"{one['id']} {one['title']}" for one in exercises]
+    most = [
+        judge.number(course.exercises.get(o["id"], {}).get("weight", judge.points_of(o))) for o in exercises
+    ]
+    columns = course.roster[0].keys()
+    if any(column in columns for column in CANVAS):
+        known = ["Student", *CANVAS, "Section"]
+        lines = [["    Points Possible", "", "", "", "", *most]]
+        lines += [[*(safe(row.get(column, "")) for column in known), *points(row)] for row in course.roster]
+        write(out / "canvas.csv", [[*known, *names], *lines])
+    if any(column in columns for column in MOODLE):
+        known = [column for column in MOODLE if column in columns]
+        lines = [[*(safe(row[column]) for column in known), *points(row)] for row in course.roster]
+        write(out / "moodle.csv", [[*known, *names], *lines])
+    return said
+
+
+def write(path, lines):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3

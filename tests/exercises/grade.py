@@ -4,7 +4,8 @@
 
 SUBMISSIONS contains one folder, zip or tar file per student. Expect a progress bar. Afterwards, `grades` has
 results.json (in Gradescope's format) and report.html for each student, and grades.csv, nbgrader.csv and
-items.html for the class. After an interruption, run the same command again: finished grades are kept.
+items.html for the class; with --course and a roster, also canvas.csv and moodle.csv. After an interruption,
+run the same command again: finished grades are kept.
 
     python tests/exercises/grade.py --one FOLDER --out DIR    grade one submission, for an autograder
     python tests/exercises/grade.py --doctor                  show how well this machine contains submissions
@@ -29,6 +30,7 @@ from pathlib import Path, PurePosixPath
 import course
 import jobs
 import judge
+from course import Course
 from judge.nursery import wire
 from judge.walls import contain
 from judge.words import visible
@@ -216,6 +218,7 @@ def fingerprint(one, files, seed, level):
     return digest.hexdigest()
 
 
+<<<<<<< HEAD
 def untouched(files, exercises):
     """The checks whose files are as they were handed out. 04a's scripts run as they are, and fail."""
     found = []
@@ -236,6 +239,19 @@ def still_untouched(record, graded):
 
 
 def grade_into(student, path, out, exercises, seed, nursery, rules=None):
+=======
+def untouched_of(one, files):
+    """The checks of an exercise whose files are the starters, as students got them."""
+
+    def is_starter(name):
+        starter = judge.STARTERS / name
+        return name in files and starter.exists() and files[name].split() == starter.read_bytes().split()
+
+    return [entry["id"] for entry in one["check"] if all(map(is_starter, entry.get("files", one["files"])))]
+
+
+def grade_into(student, path, out, exercises, seed, nursery):
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     import pages
 
@@ -253,6 +269,8 @@ def grade_into(student, path, out, exercises, seed, nursery, rules=None):
     broken = [name for name, some in results.items() if any(r["status"] == "infrastructure" for r in some)]
     absent = set(record["absent"]) - set(marks)
     absent |= {one["id"] for one in exercises if not any(name in files for name in one["files"])}
+    untouched = {name for name in record.get("untouched", []) if name.partition(".")[0] not in marks}
+    untouched |= {check for one in exercises for check in untouched_of(one, files)}
     record = {
         "student": student,
         "seed": own_seed,
@@ -261,7 +279,11 @@ def grade_into(student, path, out, exercises, seed, nursery, rules=None):
         "infrastructure": bool(broken),
         "trouble": trouble,
         "absent": sorted(absent),
+<<<<<<< HEAD
         "untouched": sorted({*still_untouched(record, marks), *untouched(files, exercises)}),
+=======
+        "untouched": sorted(untouched),
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         "kept": not todo,
         "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
         "exercises": dict(sorted(results.items())),
@@ -333,6 +355,7 @@ def grade_class(arguments, exercises):
     if level < 3 and not arguments.force:
         why = judge.machine()["why"].get(3, "level 3 is available here")
         refuse(f"level {level} is not enough for a class ({why}). --force overrides this")
+    course = Course(arguments.course)
     out.mkdir(parents=True, exist_ok=True)
     arguments.seed = seed_in(out, arguments.seed)
     print(
@@ -346,12 +369,13 @@ def grade_class(arguments, exercises):
             grade_in_pool({student: found[student]}, records, level, arguments, exercises, bar)
     failures = {student: failed_record(student, "the grader's process was killed twice") for student in found}
     records = [(failures | records)[student] for student in found]
-    pages.write_class(records, out, arguments.seed)
+    said = pages.write_class(records, out, arguments.seed, course)
     failed = [record for record in records if record["infrastructure"]]
     seconds = time.monotonic() - began
     kept = sum(bool(record.get("kept")) for record in records)
     print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
     print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
+<<<<<<< HEAD
     if roster:
         strangers, nothing = pages.write_for_a_system(roster, records, out)
         print(f"for the upload: {out / roster[1]}")
@@ -361,6 +385,10 @@ def grade_class(arguments, exercises):
         ):
             if names:
                 print(f"{what}: {', '.join(map(shown, names))}")
+=======
+    for words in said:
+        print(words)
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     for record in records:
         if record["trouble"] and not record["infrastructure"]:
             print(f"unreadable, so no points: {record['trouble']}")
@@ -370,6 +398,27 @@ def grade_class(arguments, exercises):
         print(f"not graded, because this machine failed: {record['student']} {record['trouble']}".rstrip())
     if failed:
         refuse(f"{len(failed)} not graded: run the same command again")
+
+
+def collect_class(arguments, exercises):
+    """The files of each exercise, a folder for each student, and the starter, for JPlag or MOSS."""
+    found, _ = students(arguments.submissions)
+    for student, path in found.items():
+        files, trouble = opened(path, exercises)
+        if trouble:
+            print(f"unreadable: {trouble}")
+        for one in exercises:
+            for name in set(one["files"]) & files.keys():
+                copy_to(arguments.collect / one["id"] / "submissions" / student / name, files[name])
+    for one in exercises:
+        for name in one["files"]:
+            copy_to(arguments.collect / one["id"] / "starter" / name, (judge.STARTERS / name).read_bytes())
+    print(f"{len(found)} submissions, by exercise, in {arguments.collect}")
+
+
+def copy_to(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 def grade_one(arguments, exercises):
@@ -398,6 +447,7 @@ def grade_one(arguments, exercises):
         "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
     }
     print(record["containment"])
+    record = Course(arguments.course).applied(record)
     (arguments.out / "report.html").write_text(pages.report(record))
     if any(r.status == "infrastructure" for results in graded.values() for r in results):
         refuse("this machine failed, so there is no grade (see report.html)")
@@ -439,8 +489,13 @@ def main():
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
+<<<<<<< HEAD
     option("--course", type=Path, help="weights, deadlines and corrections by hand: see course.py")
     option("--roster", type=Path, help="CSV file of Canvas or Moodle: also write canvas.csv or moodle.csv")
+=======
+    option("--course", type=Path, help="deadlines, weights, roster and corrections: recipes/course.toml")
+    option("--collect", type=Path, help="grade nothing, but copy each exercise's files here, to compare them")
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
     option("--doctor", action="store_true", help="show how well this machine can contain submissions")
@@ -465,6 +520,8 @@ def main():
         selftest.main(exercises, arguments)
     elif arguments.one:
         grade_one(arguments, exercises)
+    elif arguments.submissions and arguments.collect:
+        collect_class(arguments, exercises)
     elif arguments.submissions:
         grade_class(arguments, exercises)
     else:

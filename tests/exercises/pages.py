@@ -5,12 +5,14 @@ import base64
 import csv
 import html
 import io
+import json
 import re
 from collections import Counter
 from statistics import correlation, mean, median
 
 import course
 import judge
+from course import write_lists
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dim: #8a8f98 }
@@ -53,7 +55,11 @@ def most_in(record, identity):
 
 
 def total(record):
+<<<<<<< HEAD
     return round(sum(points_in(record, identity) for identity in record["exercises"]), 4)
+=======
+    return points(result for results in record["exercises"].values() for result in results)
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
 
 
 def most(record):
@@ -73,6 +79,21 @@ def terms_of(record, identity):
     return "; ".join(words)
 
 
+def points(results):
+    """The points that a student may see now: a sum with a hidden check in it would tell its result."""
+    return sum(result["score"] for result in results if result["visibility"] == "visible")
+
+
+def result_of(result):
+    """The Result of a check, without what a course has added to it (course.py)."""
+    more = ("corrected_from", "hints_later")
+    return judge.Result(**{name: value for name, value in result.items() if name not in more})
+
+
+def comments(record, name):
+    return record.get("comments", {}).get(name, [])
+
+
 def report(record):
     """The page of one student."""
     escape, number = html.escape, judge.number
@@ -82,6 +103,10 @@ def report(record):
     parts.append(f"<p class=dim>{escape(terms(record))}</p>")
     if record["trouble"]:
         parts.append(f"<p class=failed>{escape(record['trouble'])}</p>")
+    hidden = [r["id"] for some in record["exercises"].values() for r in some if r["visibility"] != "visible"]
+    if hidden:
+        parts.append(f"<p>Hidden for now, and in no sum on this page: {', '.join(hidden)}.</p>")
+    parts += [f"<p><b>Comment:</b> {escape(words)}</p>" for words in comments(record, "")]
     if len(record["exercises"]) > 1:
         parts.append(overview(record))
     for identity, results in record["exercises"].items():
@@ -90,19 +115,26 @@ def report(record):
             head = f"{identity} {escape(one['title'])}: 0 of {number(judge.points_of(one))}"
             parts.append(f"<h2>{head}</h2><p>{escape(results[0]['came'])}</p>")
             continue
-        score, points = sum(r["score"] for r in results), judge.points_of(one)
-        parts.append(
-            f"<h2>{identity} {escape(one['title'])}: {number(score)} of {number(points)}</h2><table>"
+        head = (
+            f"{identity} {escape(one['title'])}: {number(points(results))} of {number(judge.points_of(one))}"
         )
+        parts.append(f"<h2>{head}</h2>")
+        parts += [f"<p><b>Comment:</b> {escape(words)}</p>" for words in comments(record, identity)]
+        parts.append("<table>")
         parts.append(row("check", "", "points", "", tag="th", numbers=(2,)))
         for result in results:
-            status = result["status"].replace(" ", "-")
+            status, score = result["status"], number(result["score"])
+            if "corrected_from" in result:
+                status, score = "corrected", f"{score} (was {number(result['corrected_from'])})"
+            if result["visibility"] != "visible":
+                status, score = "hidden", "?"
+            said = "".join(f"<p><b>Comment:</b> {escape(one)}</p>" for one in comments(record, result["id"]))
             parts.append(
                 row(
                     result["id"],
-                    escape(result["title"]) + details(result),
-                    f"{number(result['score'])} of {number(result['points'])}",
-                    f'<span class="{status}">{result["status"]}</span>',
+                    escape(result["title"]) + details(result) + said,
+                    f"{score} of {number(result['points'])}",
+                    f'<span class="{status.replace(" ", "-")}">{status}</span>',
                     numbers=(2,),
                 )
             )
@@ -123,8 +155,8 @@ def overview(record):
     lines = [row("exercise", "", "points", tag="th", numbers=(2,))]
     for identity, results in record["exercises"].items():
         one = judge.exercise(identity)
-        points = f"{judge.number(sum(r['score'] for r in results))} of {judge.number(judge.points_of(one))}"
-        lines.append(row(identity, html.escape(one["title"]), points, numbers=(2,)))
+        earned = f"{judge.number(points(results))} of {judge.number(judge.points_of(one))}"
+        lines.append(row(identity, html.escape(one["title"]), earned, numbers=(2,)))
     return f"<table>{''.join(lines)}</table>"
 
 
@@ -141,7 +173,11 @@ def details(result):
         if result[name]:
             label = "result" if name == "came" else name
             words.append(f"<dt>{label}</dt><dd>{html.escape(result[name])}</dd>")
+<<<<<<< HEAD
     for hint in judge.helpful(as_result(result), 1):
+=======
+    for hint in judge.helpful(result_of(result), 0 if result.get("hints_later") else 1):
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         words.append(f"<dt>hint</dt><dd>{html.escape(hint)}</dd>")
     printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
     return comment + (f"<dl>{''.join(words)}</dl>" if words else "") + printed
@@ -156,8 +192,16 @@ def gradescope(record):
     tests = []
     for results in record["exercises"].values():
         for result in results:
+<<<<<<< HEAD
             detail = judge.detail(as_result(result), 1) if result["status"] != "passed" else []
             detail += [f"  comment:  {result['comment']}"] if "comment" in result else []
+=======
+            one, later = result_of(result), result.get("hints_later")
+            detail = judge.detail(one, 0 if later else 1) if result["status"] != "passed" else []
+            if "corrected_from" in result:
+                detail.append(f"corrected by hand: {judge.number(result['corrected_from'])} points before")
+            detail += [f"comment: {words}" for words in comments(record, result["id"])]
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
             tests.append(
                 {
                     "number": result["id"],
@@ -170,9 +214,18 @@ def gradescope(record):
                     "output_format": "text",
                 }
             )
+            # Gradescope hides whole tests: a hint that comes later is one of its own, without points.
+            for hint in judge.helpful(one, 1) if later else []:
+                name = {"number": result["id"], "name": f"hint for {result['title']}"}
+                tests.append(name | {"visibility": "after_due_date", "output": hint, "output_format": "text"})
+    said = [
+        f"comment{name and ' on '}{name}: {words}"
+        for name in ("", *record["exercises"])
+        for words in comments(record, name)
+    ]
     return {
-        "score": total(record),
-        "output": terms(record),
+        "score": sum(result["score"] for results in record["exercises"].values() for result in results),
+        "output": "\n".join([terms(record), *said]),
         "output_format": "text",
         "stdout_visibility": "hidden",
         "tests": tests,
@@ -211,35 +264,66 @@ def matrix(rows, level):
 # ---- the class --------------------------------------------------------------------------------
 
 
-def write_class(records, out, seed):
+def write_class(records, out, seed, course):
+    """The tables have what counts, after corrections, late days and weights; the item analysis has what the
+    judge has found. Returns words about students who are in one list only."""
     graded = [record for record in records if not record["infrastructure"]]
     there = {identity for record in records for identity in record["exercises"]}
     exercises = [one for one in judge.manifest() if one["id"] in there]
+<<<<<<< HEAD
     weights = next((record["weights"] for record in graded if "weights" in record), {})
     maxima = [judge.points_of(one) * weights.get(one["id"], 1) for one in exercises]
     maximum = judge.number(round(sum(maxima), 4))
+=======
+    corrected = {record["student"]: course.applied(record) for record in graded}
+    grades = {student: course.grades(record, exercises) for student, record in corrected.items()}
+    weights = course.grades({"student": "", "exercises": {}}, exercises)
+    maximum = judge.number(sum(one["of"] for one in weights.values()))
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     with (out / "grades.csv").open("w", newline="") as file:
         write = csv.writer(file)
         names = [one["id"] for one in exercises]
-        write.writerow(["student", *names, "total", "maximum", "status", "not handed in"])
+        write.writerow(["student", *names, "total", "maximum", "status", "not handed in", "days late"])
         for record in records:
             if record["infrastructure"]:
                 empty = [""] * (len(exercises) + 1)
-                write.writerow([safe(record["student"]), *empty, maximum, "infrastructure: not graded", ""])
+                write.writerow(
+                    [safe(record["student"]), *empty, maximum, "infrastructure: not graded", "", ""]
+                )
                 continue
+<<<<<<< HEAD
             scores = [points_in(record, name) for name in names]
             status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
             points = map(judge.number, (*scores, round(sum(scores), 4)))
+=======
+            of_student = grades[record["student"]]
+            scores = [of_student[name]["counts"] for name in names]
+            late = " ".join(f"{name}:{one['late']}" for name, one in of_student.items() if one["late"])
+            status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
+            cells = map(judge.number, (*scores, sum(scores)))
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
             absent = " ".join(record["absent"])
-            write.writerow([safe(record["student"]), *points, maximum, status, absent])
+            write.writerow([safe(record["student"]), *cells, maximum, status, absent, late])
     with (out / "nbgrader.csv").open("w", newline="") as file:
         write = csv.writer(file)
         write.writerow(["assignment", "student_id", "score", "max_score"])
         for record in graded:
+<<<<<<< HEAD
             for one, most_points in zip(exercises, maxima, strict=True):
                 score, points = points_in(record, one["id"]), judge.number(round(most_points, 4))
                 write.writerow([one["stem"], safe(record["student"]), judge.number(score), points])
+=======
+            for one in exercises:
+                found = grades[record["student"]][one["id"]]
+                score, of = judge.number(found["counts"]), judge.number(found["of"])
+                write.writerow([one["stem"], safe(record["student"]), score, of])
+    for record in graded:
+        shown, folder = corrected[record["student"]], out / record["student"]
+        (folder / "report.html").write_text(report(shown))
+        (folder / "results.json").write_text(json.dumps(gradescope(shown), indent=1))
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
+    return write_lists(course, list(corrected.values()), exercises, out, safe)
 
 
 def write_for_a_system(roster, records, out):
@@ -271,13 +355,25 @@ def common(words):
 KIND_OF = {"failed": "failed", "error": "failed", "timeout": "failed"}
 
 
+<<<<<<< HEAD
 def kind(result):
     """What the item analysis counts: what nobody has written says nothing about a check."""
     if result["came"].startswith(("there is no file", "not written yet")):
+=======
+def kind(record, result):
+    """What the item analysis counts. A file that was not handed in, or is still the starter, says nothing
+    about a check. One with a syntax error was tried: its first check failed, the others are not reached."""
+    untouched = result["id"] in record.get("untouched", [])
+    if untouched or result["came"].startswith(("not written yet", "there is no file ")):
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         return "not tried"
+    if result["status"] == "not reached" and result["came"].startswith("see "):
+        first = result["came"].removeprefix("see ")
+        return "not tried" if kind(record, of(record, first)) == "not tried" else "not reached"
     return KIND_OF.get(result["status"], result["status"])
 
 
+<<<<<<< HEAD
 def of_check(records, one, identity):
     """The results of a check, of all who have been graded in its exercise, each with its kind."""
     found = []
@@ -310,6 +406,31 @@ def discrimination(records, one, identity):
     if len(passed) < FEWEST or len(set(passed)) == 1 or len(set(rest)) == 1:
         return None
     return correlation(passed, rest)
+=======
+def of(record, identity):
+    """The result of a check in the record of a student."""
+    results = record["exercises"][identity.partition(".")[0]]
+    return next(result for result in results if result["id"] == identity)
+
+
+def graded_in(records, one):
+    """The records of all who have been graded in an exercise."""
+    return [record for record in records if one["id"] in record["exercises"]]
+
+
+def discrimination(records, one, identity):
+    """How well a check tells good students from others: the correlation of its points with the sum of all
+    other checks. No words where all have the same, or there are too few to say anything."""
+    points = [of(record, identity)["score"] for record in records]
+    rest = [sum(r["score"] for rs in record["exercises"].values() for r in rs) for record in records]
+    rest = [whole - mine for whole, mine in zip(rest, points, strict=True)]
+    if len(records) < FEWEST or len(set(points)) < 2 or len(set(rest)) < 2:
+        return ""
+    return f"{correlation(points, rest):.2f}"
+
+
+FEWEST = 5
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
 
 
 def items(records, exercises, seed, missing):
@@ -325,9 +446,16 @@ def items(records, exercises, seed, missing):
     if records:
         parts.append(f'<img alt="Points, and who passed each check" src="{plots(records, exercises)}">')
     parts.append(
+<<<<<<< HEAD
         "<p>Not tried: the file is missing or as it was handed out, or the function is not written. Seconds: "
         "the median. Discrimination: the correlation of a check with the points of all other checks. Below "
         "0.2, look at the check: those who pass it do hardly better in the rest.</p>"
+=======
+        "<p>Not tried: the file is missing or still the starter, or the function is not written. Seconds: "
+        "the median. Discrimination: the correlation of a check's points with those of all other checks. "
+        "Near 1, the students who pass it have most points elsewhere. Near 0 or below, look at the check "
+        f"before you trust it. It needs at least {FEWEST} submissions that differ.</p>"
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     )
     for one in exercises:
         parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table class=wide>")
@@ -341,14 +469,24 @@ def items(records, exercises, seed, missing):
             "points",
             "discrimination",
             "seconds",
+            "discrimination",
             "most common failure",
         )
         parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6, 7, 8)))
+<<<<<<< HEAD
         for entry in one["check"]:
             results = of_check(records, one, entry["id"])
             counts = Counter(result["kind"] for result in results)
             failed = [result["came"] for result in results if result["kind"] == "failed"]
             index = discrimination(records, one, entry["id"])
+=======
+        there = graded_in(records, one)
+        for entry in one["check"]:
+            results = [of(record, entry["id"]) for record in there]
+            kinds = [kind(record, result) for record, result in zip(there, results, strict=True)]
+            counts = Counter(kinds)
+            failed = [r["came"] for r, kind in zip(results, kinds, strict=True) if kind == "failed"]
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
             cause, times = next(iter(Counter(map(common, failed)).most_common(1)), ("", 0))
             example = next((came for came in failed if common(came) == cause), "")
             ran = [result["seconds"] for result in results if result["seconds"] > 0]
@@ -362,6 +500,7 @@ def items(records, exercises, seed, missing):
                     else "",
                     "" if index is None else f"{index:.2f}",
                     f"{median(ran):.2f}" if ran else "",
+                    discrimination(there, one, entry["id"]),
                     f"{times} times, for example: {escape(example[:200])}" if times else "",
                     numbers=(2, 3, 4, 5, 6, 7, 8),
                 )
@@ -376,7 +515,11 @@ def plots(records, exercises):
 
     names = [entry["id"] for one in exercises for entry in one["check"]]
     by_check = {
+<<<<<<< HEAD
         entry["id"]: Counter(result["kind"] for result in of_check(records, one, entry["id"]))
+=======
+        entry["id"]: Counter(kind(record, of(record, entry["id"])) for record in graded_in(records, one))
+>>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         for one in exercises
         for entry in one["check"]
     }
