@@ -151,7 +151,6 @@ def mode_kept(trial, came):
 
 
 def right_state(trial, came, reference, state):
-    mode_kept(trial, came)
     if COUNTER in state:
         counted = int(reference.state_dict()[COUNTER])
         trial.same("the number of batches that batch norm has seen", came["state"].get(COUNTER), counted)
@@ -330,6 +329,8 @@ def large_steps(trial, batch_sizes, part_size, optimizer, norm=False, old=False,
     right_sizes(trial, came, sizes)
     one_after_the_other(trial, reference)
     trial.same("the number of steps of the optimizer", came["steps"], len(groups))
+    if len(groups) > 1:
+        mode_kept(trial, came)
     right_state(trial, came, reference, state)
     trial.require(isinstance(came["loss"], list), "the result has no list of losses")
     right_losses(trial, came, losses)
@@ -382,6 +383,7 @@ def epoch(trial, sizes, parts_per_step, optimizer, norm=False, old=False, wide=F
     if filler:
         taken_when_needed(trial, reference, len(sizes), parts_per_step)
     trial.same("the number of steps of the optimizer", came["steps"], len(groups))
+    mode_kept(trial, came)
     right_state(trial, came, reference, state)
     trial.same("the length of the list of losses", len(came["loss"]), len(losses))
     right_losses(trial, came, losses)

@@ -88,10 +88,11 @@ def in_place(trial):
             )
 
 
-def average(trial, world_size, steps, tied=False, frozen=()):
-    """`steps` has, for each call of average_gradients, the gradients of each rank."""
-    # As if the ranks had never been made equal: weights and buffers that are exchanged here, too, are seen.
-    given = states(trial, world_size, buffers=True)
+def average(trial, world_size, steps, tied=False, frozen=(), apart=False):
+    """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
+    buffers differ between the ranks, so that it is seen if they are exchanged."""
+    given = states(trial, world_size if apart else 1, buffers=apart)
+    given = given if apart else given * world_size
     inputs = [
         {
             "state": given[rank],
@@ -143,10 +144,10 @@ def averaged(trial):
 def frozen(trial):
     trial.tried(
         "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 it has different "
-        "gradients on each rank, from before it was frozen"
+        "gradients on each rank, from before it was frozen; weights and buffers differ between the ranks"
     )
     names = [name for name in SHAPES if name not in FIRST]
-    average(trial, 2, [drawn(trial, 2, names), drawn(trial, 2)], frozen=FIRST)
+    average(trial, 2, [drawn(trial, 2, names), drawn(trial, 2)], frozen=FIRST, apart=True)
 
 
 @check("03.2c")

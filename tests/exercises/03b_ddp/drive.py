@@ -125,6 +125,7 @@ def steps(student, inputs, tools):
         return tools.ask(name, value)
 
     for step in inputs["steps"]:
+        tools.event("step")
         if step.get("fails"):
             with contextlib.suppress(Trouble), wrapped.no_sync():
                 raise Trouble
