@@ -1118,57 +1118,6 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def record_of(student, statuses, came="", **more):
-    """A record with exercise 03's checks: p is passed, f failed, - not reached."""
-    names = {"p": "passed", "f": "failed", "-": "not reached"}
-    results = []
-    for entry, letter in zip(judge.exercise("03")["check"], statuses, strict=True):
-        result = judge.Result(entry["id"], entry["title"], entry["points"], status=names[letter])
-        result.score = entry["points"] * (letter == "p")
-        result.came = came if not results else "see 03.1a"
-        results.append(result.as_dict())
-    return {"student": student, "exercises": {"03": results}, "containment": "level 3", **more}
-
-
-def kinds(record):
-    return [
-        found["kind"]
-        for one in judge.exercise("03")["check"]
-        for found in pages.of_check([record], judge.exercise("03"), one["id"])
-    ]
-
-
-def test_what_nobody_tried_is_not_failed():
-    """A syntax error is an answer that fails. A missing file is none, nor is one as it was handed out."""
-    syntax = record_of(
-        "ada", "f-------", "03_average_gradients.py has a syntax error in line 3: invalid syntax"
-    )
-    assert kinds(syntax) == ["failed", *["not reached"] * 7]
-    missing = record_of("bo", "f-------", "there is no file 03_average_gradients.py")
-    assert kinds(missing) == ["not tried"] * 8
-    kept = record_of("cy", "fffffppp", "the loss is wrong", untouched=["03.1a", "03.2a"])
-    assert kinds(kept)[0] == "not tried" and kinds(kept).count("not tried") == 2
-    bugs = judge.exercise("04a")
-    files = {name: (judge.STARTERS / name).read_bytes() for name in bugs["files"]}
-    assert grade.untouched(files, [bugs]) == [entry["id"] for entry in bugs["check"]]
-    first = bugs["check"][0].get("files", bugs["files"])[0]
-    changed = files | {first: files[first] + b"\n"}
-    assert bugs["check"][0]["id"] not in grade.untouched(changed, [bugs]) != []
-
-
-def test_a_check_that_tells_the_good_from_the_others_discriminates():
-    one = judge.exercise("03")
-    first, last = one["check"][0]["id"], one["check"][-1]["id"]
-    better = [record_of(str(number), "pppppppf") for number in range(3)]
-    others = [record_of(str(number), "ffffffff"[:7] + "p") for number in range(3)]
-    assert pages.discrimination(better + others, one, first) > 0.9
-    assert pages.discrimination(better + others, one, last) < -0.9
-    assert pages.discrimination(better[:2] + others[:2], one, first) is None  # too few
-    assert pages.discrimination(better * 2, one, first) is None  # all alike
-    alone = [record_of(str(number), letter + "-" * 7) for number, letter in enumerate("pppfff")]
-    assert pages.discrimination(alone, one, first) is None  # all alike in the rest
-
-
 def first_check():
     return judge.exercise("03"), judge.exercise("03")["check"][0]
 

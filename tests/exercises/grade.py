@@ -27,7 +27,6 @@ import zipfile
 from concurrent.futures import BrokenExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
-import course
 import jobs
 import judge
 from course import Course
@@ -218,28 +217,6 @@ def fingerprint(one, files, seed, level):
     return digest.hexdigest()
 
 
-<<<<<<< HEAD
-def untouched(files, exercises):
-    """The checks whose files are as they were handed out. 04a's scripts run as they are, and fail."""
-    found = []
-    for one in exercises:
-        for entry in one["check"]:
-            names = entry.get("files", one["files"])
-            starters = {name: judge.STARTERS / name for name in names}
-            if all(
-                starters[name].exists() and files.get(name) == starters[name].read_bytes() for name in names
-            ):
-                found.append(entry["id"])
-    return found
-
-
-def still_untouched(record, graded):
-    """Those of an earlier grading, of exercises that are not graded now."""
-    return [identity for identity in record.get("untouched", []) if identity.partition(".")[0] not in graded]
-
-
-def grade_into(student, path, out, exercises, seed, nursery, rules=None):
-=======
 def untouched_of(one, files):
     """The checks of an exercise whose files are the starters, as students got them."""
 
@@ -251,7 +228,6 @@ def untouched_of(one, files):
 
 
 def grade_into(student, path, out, exercises, seed, nursery):
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     import pages
 
@@ -259,7 +235,7 @@ def grade_into(student, path, out, exercises, seed, nursery):
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
     marks = {one["id"]: fingerprint(one, files, own_seed, nursery.level) for one in exercises}
-    record = {"marks": {}, "exercises": {}, "absent": [], "untouched": []}
+    record = {"marks": {}, "exercises": {}, "absent": []}
     with contextlib.suppress(OSError, ValueError):
         record = json.loads((folder / "grade.json").read_text())
     todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
@@ -279,23 +255,18 @@ def grade_into(student, path, out, exercises, seed, nursery):
         "infrastructure": bool(broken),
         "trouble": trouble,
         "absent": sorted(absent),
-<<<<<<< HEAD
-        "untouched": sorted({*still_untouched(record, marks), *untouched(files, exercises)}),
-=======
         "untouched": sorted(untouched),
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         "kept": not todo,
         "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
         "exercises": dict(sorted(results.items())),
     }
-    (folder / "grade.json").write_text(json.dumps(record))
-    record = course.apply(rules or {}, record)
     (folder / "report.html").write_text(pages.report(record))
     if broken:
         # A machine that failed must not become a student's zero.
         (folder / "results.json").unlink(missing_ok=True)
     else:
         (folder / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
+    (folder / "grade.json").write_text(json.dumps(record))
     return record
 
 
@@ -307,10 +278,10 @@ def failed_record(student, trouble):
     return {"student": student, "infrastructure": True, "exercises": {}, "seconds": 0, "trouble": trouble}
 
 
-def grade_safely(student, path, out, exercises, seed, rules):
+def grade_safely(student, path, out, exercises, seed):
     """In a process of the pool: one bad submission never stops the rest."""
     try:
-        return grade_into(student, path, out, exercises, seed, jobs.NURSERY, rules)
+        return grade_into(student, path, out, exercises, seed, jobs.NURSERY)
     except Exception as error:
         jobs.NURSERY.close()
         return failed_record(student, f"{type(error).__name__}: {error}")
@@ -320,9 +291,7 @@ def grade_in_pool(found, records, level, arguments, exercises, bar):
     """Put the record of each of these students into `records`; of none whose process was ended."""
     with jobs.pool(arguments.jobs, level) as pool:
         given = {
-            pool.submit(
-                grade_safely, student, path, arguments.out, exercises, arguments.seed, arguments.rules
-            ): student
+            pool.submit(grade_safely, student, path, arguments.out, exercises, arguments.seed): student
             for student, path in found.items()
         }
         try:
@@ -343,11 +312,6 @@ def grade_class(arguments, exercises):
     folder, out = arguments.submissions, arguments.out
     if not folder.is_dir():
         refuse(f"there is no folder {folder}")
-    try:
-        arguments.rules = course.read(arguments.course, judge.manifest()) if arguments.course else {}
-        roster = course.read_roster(arguments.roster) if arguments.roster else None
-    except (course.Mistake, OSError) as mistake:
-        refuse(mistake)
     found, ignored = students(folder)
     if not found:
         refuse(f"there are no submissions in {folder}: it needs a folder, zip or tar file per student")
@@ -375,20 +339,8 @@ def grade_class(arguments, exercises):
     kept = sum(bool(record.get("kept")) for record in records)
     print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
     print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
-<<<<<<< HEAD
-    if roster:
-        strangers, nothing = pages.write_for_a_system(roster, records, out)
-        print(f"for the upload: {out / roster[1]}")
-        for names, what in (
-            (strangers, "not in the roster"),
-            (nothing, "in the roster, and handed in nothing"),
-        ):
-            if names:
-                print(f"{what}: {', '.join(map(shown, names))}")
-=======
     for words in said:
         print(words)
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     for record in records:
         if record["trouble"] and not record["infrastructure"]:
             print(f"unreadable, so no points: {record['trouble']}")
@@ -489,13 +441,8 @@ def main():
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
-<<<<<<< HEAD
-    option("--course", type=Path, help="weights, deadlines and corrections by hand: see course.py")
-    option("--roster", type=Path, help="CSV file of Canvas or Moodle: also write canvas.csv or moodle.csv")
-=======
     option("--course", type=Path, help="deadlines, weights, roster and corrections: recipes/course.toml")
     option("--collect", type=Path, help="grade nothing, but copy each exercise's files here, to compare them")
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
     option("--doctor", action="store_true", help="show how well this machine can contain submissions")

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from statistics import correlation, mean, median
 
-import course
 import judge
 from course import write_lists
 
@@ -43,40 +42,12 @@ def row(*cells, tag="td", numbers=()):
     return f"<tr>{''.join(words)}</tr>"
 
 
-def points_in(record, identity):
-    """Of an exercise, with its weight and what days of delay have cost: see course.py."""
-    points = sum(result["score"] for result in record["exercises"].get(identity, []))
-    return round(points * record.get("worth", {}).get(identity, 1), 4)
-
-
-def most_in(record, identity):
-    points = sum(result["points"] for result in record["exercises"].get(identity, []))
-    return round(points * record.get("weights", {}).get(identity, 1), 4)
-
-
 def total(record):
-<<<<<<< HEAD
-    return round(sum(points_in(record, identity) for identity in record["exercises"]), 4)
-=======
     return points(result for results in record["exercises"].values() for result in results)
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
 
 
 def most(record):
-    return round(sum(most_in(record, identity) for identity in record["exercises"]), 4)
-
-
-def terms_of(record, identity):
-    """In words, what makes the points of an exercise others than the sum of its checks."""
-    words, number = [], judge.number
-    if record.get("weights", {}).get(identity, 1) != 1:
-        words.append(f"weight {number(record['weights'][identity])}")
-    if identity in record.get("late", {}):
-        days, charged = record["late"][identity]
-        words.append(f"{days} days late, of which {charged} cost points")
-    if words:
-        words.append(f"counts {number(points_in(record, identity))} of {number(most_in(record, identity))}")
-    return "; ".join(words)
+    return sum(result["points"] for results in record["exercises"].values() for result in results)
 
 
 def points(results):
@@ -139,8 +110,6 @@ def report(record):
                 )
             )
         parts.append("</table>")
-        if terms_of(record, identity):
-            parts.append(f"<p>{escape(terms_of(record, identity))}</p>")
     return page(f"{record['student']}: exercises", "\n".join(parts))
 
 
@@ -161,30 +130,19 @@ def overview(record):
 
 
 def details(result):
-    comment = (
-        f"<dl><dt>comment</dt><dd>{html.escape(result['comment'])}</dd></dl>" if "comment" in result else ""
-    )
     if result["status"] == "passed" or result["visibility"] != "visible":
-        return comment
+        return ""
     if result["status"] == "not reached":
-        return f" <span class=dim>{html.escape(result['came'])}</span>{comment}"
+        return f" <span class=dim>{html.escape(result['came'])}</span>"
     words = []
     for name in ("tried", "came", "expected"):
         if result[name]:
             label = "result" if name == "came" else name
             words.append(f"<dt>{label}</dt><dd>{html.escape(result[name])}</dd>")
-<<<<<<< HEAD
-    for hint in judge.helpful(as_result(result), 1):
-=======
     for hint in judge.helpful(result_of(result), 0 if result.get("hints_later") else 1):
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         words.append(f"<dt>hint</dt><dd>{html.escape(hint)}</dd>")
     printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
-    return comment + (f"<dl>{''.join(words)}</dl>" if words else "") + printed
-
-
-def as_result(result):
-    return judge.Result(**{name: value for name, value in result.items() if name != "comment"})
+    return (f"<dl>{''.join(words)}</dl>" if words else "") + printed
 
 
 def gradescope(record):
@@ -192,16 +150,11 @@ def gradescope(record):
     tests = []
     for results in record["exercises"].values():
         for result in results:
-<<<<<<< HEAD
-            detail = judge.detail(as_result(result), 1) if result["status"] != "passed" else []
-            detail += [f"  comment:  {result['comment']}"] if "comment" in result else []
-=======
             one, later = result_of(result), result.get("hints_later")
             detail = judge.detail(one, 0 if later else 1) if result["status"] != "passed" else []
             if "corrected_from" in result:
                 detail.append(f"corrected by hand: {judge.number(result['corrected_from'])} points before")
             detail += [f"comment: {words}" for words in comments(record, result["id"])]
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
             tests.append(
                 {
                     "number": result["id"],
@@ -270,16 +223,10 @@ def write_class(records, out, seed, course):
     graded = [record for record in records if not record["infrastructure"]]
     there = {identity for record in records for identity in record["exercises"]}
     exercises = [one for one in judge.manifest() if one["id"] in there]
-<<<<<<< HEAD
-    weights = next((record["weights"] for record in graded if "weights" in record), {})
-    maxima = [judge.points_of(one) * weights.get(one["id"], 1) for one in exercises]
-    maximum = judge.number(round(sum(maxima), 4))
-=======
     corrected = {record["student"]: course.applied(record) for record in graded}
     grades = {student: course.grades(record, exercises) for student, record in corrected.items()}
     weights = course.grades({"student": "", "exercises": {}}, exercises)
     maximum = judge.number(sum(one["of"] for one in weights.values()))
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     with (out / "grades.csv").open("w", newline="") as file:
         write = csv.writer(file)
         names = [one["id"] for one in exercises]
@@ -291,28 +238,17 @@ def write_class(records, out, seed, course):
                     [safe(record["student"]), *empty, maximum, "infrastructure: not graded", "", ""]
                 )
                 continue
-<<<<<<< HEAD
-            scores = [points_in(record, name) for name in names]
-            status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
-            points = map(judge.number, (*scores, round(sum(scores), 4)))
-=======
             of_student = grades[record["student"]]
             scores = [of_student[name]["counts"] for name in names]
             late = " ".join(f"{name}:{one['late']}" for name, one in of_student.items() if one["late"])
             status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
             cells = map(judge.number, (*scores, sum(scores)))
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
             absent = " ".join(record["absent"])
             write.writerow([safe(record["student"]), *cells, maximum, status, absent, late])
     with (out / "nbgrader.csv").open("w", newline="") as file:
         write = csv.writer(file)
         write.writerow(["assignment", "student_id", "score", "max_score"])
         for record in graded:
-<<<<<<< HEAD
-            for one, most_points in zip(exercises, maxima, strict=True):
-                score, points = points_in(record, one["id"]), judge.number(round(most_points, 4))
-                write.writerow([one["stem"], safe(record["student"]), judge.number(score), points])
-=======
             for one in exercises:
                 found = grades[record["student"]][one["id"]]
                 score, of = judge.number(found["counts"]), judge.number(found["of"])
@@ -321,25 +257,8 @@ def write_class(records, out, seed, course):
         shown, folder = corrected[record["student"]], out / record["student"]
         (folder / "report.html").write_text(report(shown))
         (folder / "results.json").write_text(json.dumps(gradescope(shown), indent=1))
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
     return write_lists(course, list(corrected.values()), exercises, out, safe)
-
-
-def write_for_a_system(roster, records, out):
-    """canvas.csv or moodle.csv. Returns who is not in the roster, and who of it has handed in nothing."""
-    rows, name = roster
-    graded = [record for record in records if not record["infrastructure"]]
-    exercises = [
-        one for one in judge.manifest() if any(one["id"] in record["exercises"] for record in graded)
-    ]
-    weights = next((record["weights"] for record in graded if "weights" in record), {})
-    maxima = [judge.number(round(judge.points_of(one) * weights.get(one["id"], 1), 4)) for one in exercises]
-    scores = {
-        record["student"]: [judge.number(points_in(record, one["id"])) for one in exercises]
-        for record in graded
-    }
-    return course.write_roster(rows, name, scores, exercises, maxima, out, safe)
 
 
 def safe(word):
@@ -355,17 +274,11 @@ def common(words):
 KIND_OF = {"failed": "failed", "error": "failed", "timeout": "failed"}
 
 
-<<<<<<< HEAD
-def kind(result):
-    """What the item analysis counts: what nobody has written says nothing about a check."""
-    if result["came"].startswith(("there is no file", "not written yet")):
-=======
 def kind(record, result):
     """What the item analysis counts. A file that was not handed in, or is still the starter, says nothing
     about a check. One with a syntax error was tried: its first check failed, the others are not reached."""
     untouched = result["id"] in record.get("untouched", [])
     if untouched or result["came"].startswith(("not written yet", "there is no file ")):
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         return "not tried"
     if result["status"] == "not reached" and result["came"].startswith("see "):
         first = result["came"].removeprefix("see ")
@@ -373,40 +286,6 @@ def kind(record, result):
     return KIND_OF.get(result["status"], result["status"])
 
 
-<<<<<<< HEAD
-def of_check(records, one, identity):
-    """The results of a check, of all who have been graded in its exercise, each with its kind."""
-    found = []
-    for record in records:
-        results = {result["id"]: result for result in record["exercises"].get(one["id"], [])}
-        if identity in results:
-            result = results[identity]
-            first = result["came"].removeprefix("see ")  # a file that is missing is said at one check only
-            about = results.get(first, result)
-            tried = identity not in record.get("untouched", [])
-            found.append(result | {"kind": kind(about) if kind(about) == "not tried" else kind(result)})
-            if not tried:
-                found[-1]["kind"] = "not tried"
-    return found
-
-
-FEWEST = 5  # submissions: of fewer, a correlation says nothing
-
-
-def discrimination(records, one, identity):
-    """Whether those who pass a check do better in the rest: its correlation with the points of all other
-    checks. None where there are few submissions, or all are alike."""
-    passed, rest = [], []
-    for record in records:
-        for result in record["exercises"].get(one["id"], []):
-            if result["id"] == identity:
-                passed.append(float(result["status"] == "passed"))
-                others = [r["score"] for results in record["exercises"].values() for r in results]
-                rest.append(sum(others) - result["score"])
-    if len(passed) < FEWEST or len(set(passed)) == 1 or len(set(rest)) == 1:
-        return None
-    return correlation(passed, rest)
-=======
 def of(record, identity):
     """The result of a check in the record of a student."""
     results = record["exercises"][identity.partition(".")[0]]
@@ -430,7 +309,6 @@ def discrimination(records, one, identity):
 
 
 FEWEST = 5
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
 
 
 def items(records, exercises, seed, missing):
@@ -446,16 +324,10 @@ def items(records, exercises, seed, missing):
     if records:
         parts.append(f'<img alt="Points, and who passed each check" src="{plots(records, exercises)}">')
     parts.append(
-<<<<<<< HEAD
-        "<p>Not tried: the file is missing or as it was handed out, or the function is not written. Seconds: "
-        "the median. Discrimination: the correlation of a check with the points of all other checks. Below "
-        "0.2, look at the check: those who pass it do hardly better in the rest.</p>"
-=======
         "<p>Not tried: the file is missing or still the starter, or the function is not written. Seconds: "
         "the median. Discrimination: the correlation of a check's points with those of all other checks. "
         "Near 1, the students who pass it have most points elsewhere. Near 0 or below, look at the check "
         f"before you trust it. It needs at least {FEWEST} submissions that differ.</p>"
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
     )
     for one in exercises:
         parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table class=wide>")
@@ -467,26 +339,17 @@ def items(records, exercises, seed, missing):
             "not reached",
             "not tried",
             "points",
-            "discrimination",
             "seconds",
             "discrimination",
             "most common failure",
         )
         parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6, 7, 8)))
-<<<<<<< HEAD
-        for entry in one["check"]:
-            results = of_check(records, one, entry["id"])
-            counts = Counter(result["kind"] for result in results)
-            failed = [result["came"] for result in results if result["kind"] == "failed"]
-            index = discrimination(records, one, entry["id"])
-=======
         there = graded_in(records, one)
         for entry in one["check"]:
             results = [of(record, entry["id"]) for record in there]
             kinds = [kind(record, result) for record, result in zip(there, results, strict=True)]
             counts = Counter(kinds)
             failed = [r["came"] for r, kind in zip(results, kinds, strict=True) if kind == "failed"]
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
             cause, times = next(iter(Counter(map(common, failed)).most_common(1)), ("", 0))
             example = next((came for came in failed if common(came) == cause), "")
             ran = [result["seconds"] for result in results if result["seconds"] > 0]
@@ -498,7 +361,6 @@ def items(records, exercises, seed, missing):
                     f"{mean(r['score'] for r in results):.2f} of {number(entry['points'])}"
                     if results
                     else "",
-                    "" if index is None else f"{index:.2f}",
                     f"{median(ran):.2f}" if ran else "",
                     discrimination(there, one, entry["id"]),
                     f"{times} times, for example: {escape(example[:200])}" if times else "",
@@ -515,11 +377,7 @@ def plots(records, exercises):
 
     names = [entry["id"] for one in exercises for entry in one["check"]]
     by_check = {
-<<<<<<< HEAD
-        entry["id"]: Counter(result["kind"] for result in of_check(records, one, entry["id"]))
-=======
         entry["id"]: Counter(kind(record, of(record, entry["id"])) for record in graded_in(records, one))
->>>>>>> e790a1539b07cfa2c128c699116c461312bdc1a3
         for one in exercises
         for entry in one["check"]
     }
