@@ -1107,7 +1107,7 @@ def test_a_machine_that_fails_is_nobodys_zero(monkeypatch, tmp_path, starts):
         monkeypatch.setattr(judge.nursery, "INSIDE", tmp_path)
     record = grade.grade_into("ada", judge.SOLUTIONS, tmp_path, [one], 0, broken)
     assert record["infrastructure"] and not (tmp_path / "ada" / "results.json").exists()
-    pages.write_class([record], tmp_path, 0)
+    pages.write_class([record], tmp_path, 0, course.Course())
     (row,) = table(tmp_path / "grades.csv")
     assert (row["total"], row["status"]) == ("", "infrastructure: not graded")
     assert (tmp_path / "nbgrader.csv").read_text().count("\n") == 1
@@ -1716,7 +1716,7 @@ def test_no_name_of_a_student_harms_the_class(tmp_path):
             for name, path in found.items()
         ]
     (out / "seed.txt").write_text("0")
-    pages.write_class(records, out, 0)
+    pages.write_class(records, out, 0, course.Course())
     rows = table(out / "grades.csv")
     assert {row["status"] for row in rows} == {"graded"} and len(rows) == len(found)
     for name in ("grades.csv", "nbgrader.csv"):

@@ -142,8 +142,8 @@ def train(rank, world_size, arguments):
                 if taken == arguments.stop_after:
                     dist.all_reduce(totals)
                     if rank == 0:
-                        state = {name: part.state_dict() for name, part in parts.items()}
-                        state |= {"epoch": epoch, "step": step, "totals": totals / world_size}
+                        state = {"epoch": epoch, "step": step, "totals": totals / world_size}
+                        state |= {name: part.state_dict() for name, part in parts.items()}
                         torch.save(state, snapshot)
                     return
         del chunks  # ends the workers, which may have read ahead
