@@ -1,10 +1,11 @@
-r"""GPUs of different speeds: a batch for each by its speed, and every image with the same weight.
+r"""GPUs of different speeds: batches by speed, and every image with the same weight.
 
     torchrun --standalone --nproc-per-node 2 lessons/recipes/unequal.py --speeds 3 1
 
-The losses are those of one process. With --split equal, all processes get the same number of
-images, so the slow one sets the pace. --mean-of-means is the mistake: each process uses the
-mean loss of its own images, so images of a slow process count more. The speeds are simulated.
+The losses are those of one process. With --split equal, all processes get the same number
+of images, so the slow one sets the pace. --mean-of-means is the mistake: each process uses
+the mean loss of its own images, so images of a slow process count more. The speeds are
+simulated.
 """
 
 import os
