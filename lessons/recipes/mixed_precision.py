@@ -3,9 +3,9 @@ r"""Lesson 08 in bf16 or fp16, with the scaler's state in its snapshots.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/recipes/mixed_precision.py --precision fp16
 
-The last line says how many steps were skipped and what the scale is. With --crash-at 3, the
-run is killed and resumes. With --forget-scaler as well, it resumes as a script does that
-does not save the scaler: there is no error, but it skips steps that it should take.
+The last line says how many steps were skipped and what the scale is. With --crash-at 3,
+the run is killed and resumes. With --forget-scaler as well, it resumes as a script does
+that does not save the scaler: there is no error, but it skips steps that it should take.
 """
 
 import os
@@ -182,7 +182,7 @@ if __name__ == "__main__":
     parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     parser.add_argument("--precision", choices=TYPES, default="bf16", help="of the forward pass (bf16)")
-    parser.add_argument("--first-scale", type=float, default=2.0**16, help="of the loss, in fp16 (65536)")
+    parser.add_argument("--first-scale", type=float, default=2.0**16, help="of fp16 (65536)")
     parser.add_argument("--forget-scaler", action="store_true", help="leave the scaler out of snapshots")
     options.add(parser)
     arguments = parser.parse_args()

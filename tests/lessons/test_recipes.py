@@ -1,5 +1,7 @@
 """The recipes: what the page quotes is what the scripts print, and the cures have one process's numbers."""
 
+import math
+import random
 import re
 
 import pytest
@@ -10,7 +12,7 @@ import launcher
 import workload
 from lessons import ROOT
 from parts import loading
-from recipes import skip, streaming
+from recipes import faults, skip, streaming, unequal
 
 PAGE = (ROOT / "lessons/pages/recipes.md").read_text()
 
@@ -19,10 +21,10 @@ PAGE = (ROOT / "lessons/pages/recipes.md").read_text()
 def recipe(forked):
     """Run a recipe by torchrun; answers with the lines that it printed."""
 
-    def recipe(name, processes, *arguments, folder="run"):
+    def recipe(name, processes, *arguments, folder="run", environment=None):
         words = ["torchrun", "--standalone", "--nproc-per-node", processes]
         words += [ROOT / f"lessons/recipes/{name}.py", *arguments]
-        result = forked(words, folder=folder)
+        result = forked(words, environment, folder)
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result.stdout.splitlines()
 
@@ -262,3 +264,58 @@ def test_muon_needs_whole_matrices(recipe, tmp_path, how, processes, collectives
     )
     off = max(abs(other["loss"] / one["loss"] - 1) for one, other in pairs)
     assert (off > 0.005) if how == "shards" else (off < 0.002)
+
+
+# ---- GPUs of different speeds, failures, torch.compile
+
+
+@pytest.mark.long("two")
+@pytest.mark.night
+@pytest.mark.parametrize("speeds", [(3, 1), (3, 1, 2.5)], ids=["two", "three"])
+def test_unequal_shares_have_one_processs_losses_and_the_mean_of_means_has_not(recipe, tmp_path, speeds):
+    few = ("--train-size", 600, "--test-size", 100, "--epochs", 2, "--lr", 0.3)
+    recipe("unequal", 1, *few, folder="one")
+    lines = recipe("unequal", len(speeds), *few, "--speeds", *speeds)
+    assert lines[0].endswith("[90, 30]" if len(speeds) == 2 else "[55, 19, 46]")
+    recipe("unequal", len(speeds), *few, "--speeds", *speeds, "--mean-of-means", folder="mistake")
+    curves = {
+        name: launcher.read_curve(tmp_path / name / "out", "unequal") for name in ("one", "run", "mistake")
+    }
+    assert launcher.difference(curves["run"], curves["one"]) == ""
+    assert launcher.difference(curves["mistake"], curves["one"]) != ""
+
+
+def test_the_shares_of_a_batch_add_up_to_it():
+    for speeds in ([1], [3, 1], [1, 1, 1], [5, 1, 1, 0.2]):
+        sizes = unequal.shares(speeds, 121)
+        assert sum(sizes) == 121
+        assert all(
+            abs(size - 121 * speed / sum(speeds)) <= 1 for size, speed in zip(sizes, speeds, strict=True)
+        )
+
+
+def test_the_simulation_of_failures_agrees_with_the_arithmetic(monkeypatch, capsys):
+    hours, between, step, restart = 100_000, 4.0, 10 / 3600, 1 / 6
+    whole = faults.full_restart(hours, between, 0.5, restart, random.Random(1))
+    # Half a snapshot's time is lost per failure, and the restart.
+    kept = 0.5 / (math.exp(0.5 / between) - 1)
+    assert whole == pytest.approx(kept / (between + restart), rel=0.01)
+    part = faults.one_group(hours, between, 16, step, restart, random.Random(1))
+    assert part == pytest.approx(1 - (restart / 16 + step) / between, rel=0.001)
+    monkeypatch.setattr("sys.argv", ["faults.py"])
+    faults.main()
+    printed = re.findall(r"[0-9.]+(?=%| hours)", capsys.readouterr().out)
+    assert f"| 1,024, 30 minutes | {printed[0]} hours | {printed[1]}% | {printed[2]}% |" in PAGE
+
+
+@pytest.mark.night
+def test_what_torch_compile_compiles_is_what_the_page_says(recipe):
+    def exact(line):
+        return re.sub(r"at +\d+%", "at some share", line)
+
+    # Dynamo warns of its own code, and the fork server takes a warning for an error.
+    lines = recipe("compile", 2, environment={"PYTHONWARNINGS": "default"})
+    assert list(map(exact, lines)) == list(map(exact, quoted("compile")))
+    shares = {line.split(" | ")[1].strip(): int(re.search(r"at +(\d+)%", line)[1]) for line in lines[:4]}
+    whole = shares.pop("before, one graph")
+    assert whole > 1.5 * max(shares.values())
