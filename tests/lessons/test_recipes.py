@@ -256,7 +256,7 @@ def test_lora_has_one_processs_losses_and_its_file_the_names_it_began_with(recip
 )
 def test_muon_needs_whole_matrices(recipe, tmp_path, how, processes, collectives):
     few = ("--train-size", 1200, "--test-size", 100, "--epochs", 2)
-    recipe("muon", 1, *few, folder="one")
+    recipe("muon", 1, *few, "--how", "torch", folder="one")  # torch.optim.Muon itself
     lines = recipe("muon", processes, *few, "--how", how)
     assert lines[-1] == f"collectives in a step of Muon, for 2 matrices: {collectives}"
     pairs = zip(
