@@ -305,7 +305,7 @@ def test_the_simulation_of_failures_agrees_with_the_arithmetic(monkeypatch, caps
     monkeypatch.setattr("sys.argv", ["faults.py"])
     faults.main()
     printed = re.findall(r"[0-9.]+(?=%| hours)", capsys.readouterr().out)
-    assert f"| 1,024, 30 minutes | {printed[0]} hours | {printed[1]}% | {printed[2]}% |" in PAGE
+    assert f"| 16,384, 30 minutes | {printed[0]} hours | {printed[1]}% | {printed[2]}% |" in PAGE
 
 
 @pytest.mark.night
