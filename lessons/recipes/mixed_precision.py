@@ -183,7 +183,7 @@ if __name__ == "__main__":
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     parser.add_argument("--precision", choices=TYPES, default="bf16", help="of the forward pass (bf16)")
     parser.add_argument("--first-scale", type=float, default=2.0**16, help="of fp16 (65536)")
-    parser.add_argument("--forget-scaler", action="store_true", help="leave the scaler out of snapshots")
+    parser.add_argument("--forget-scaler", action="store_true", help="do not save it")
     options.add(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)

@@ -256,7 +256,7 @@ def test_lora_has_one_processs_losses_and_its_file_the_names_it_began_with(recip
 )
 def test_muon_needs_whole_matrices(recipe, tmp_path, how, processes, collectives):
     few = ("--train-size", 1200, "--test-size", 100, "--epochs", 2)
-    recipe("muon", 1, *few, folder="one")
+    recipe("muon", 1, *few, "--how", "torch", folder="one")  # torch.optim.Muon itself
     lines = recipe("muon", processes, *few, "--how", how)
     assert lines[-1] == f"collectives in a step of Muon, for 2 matrices: {collectives}"
     pairs = zip(
@@ -305,7 +305,7 @@ def test_the_simulation_of_failures_agrees_with_the_arithmetic(monkeypatch, caps
     monkeypatch.setattr("sys.argv", ["faults.py"])
     faults.main()
     printed = re.findall(r"[0-9.]+(?=%| hours)", capsys.readouterr().out)
-    assert f"| 1,024, 30 minutes | {printed[0]} hours | {printed[1]}% | {printed[2]}% |" in PAGE
+    assert f"| 16,384, 30 minutes | {printed[0]} hours | {printed[1]}% | {printed[2]}% |" in PAGE
 
 
 @pytest.mark.night
