@@ -78,7 +78,7 @@ ROWS = {
         f"after {LATER} s",
         5,
         LATER + STARTING,
-        "They continue from the newest snapshot:",
+        "They wait, and then continue from the newest snapshot, as the next line shows.",
         ON,
     ),
     "fewer": Row(
