@@ -2,9 +2,9 @@ r"""The cost of failures with a full restart, and if only one group restarts.
 
     python lessons/recipes/faults.py
 
-A simulation, failure by failure. A full restart stops all groups, and repeats the steps since
-the last snapshot. Without a full restart, the other groups lose a step and go on, while the
-group that failed is away. Change the numbers with the options: see --help.
+A simulation, failure by failure. A full restart stops all groups and repeats the steps since
+the last snapshot. Without a full restart, the other groups lose a step and go on while
+the group that failed is away. Change the numbers with the options: see --help.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main():
     option("--failures", type=float, default=419 / 54 / 16.384, help="per 1,000 GPUs and day (0.47)")
     option("--groups", type=int, default=16, help="replica groups (16)")
     option("--snapshot-minutes", type=float, default=30, help="between snapshots (30)")
-    option("--restart-minutes", type=float, default=10, help="until a process trains again (10)")
+    option("--restart-minutes", type=float, default=10, help="of a process (10)")
     option("--step-seconds", type=float, default=10, help="of a step (10)")
     option("--days", type=float, default=2000, help="that are simulated (2000)")
     arguments = parser.parse_args()

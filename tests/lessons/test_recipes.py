@@ -212,8 +212,12 @@ def test_fused_sgd_still_needs_the_warning_on_the_page():
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True)
     parameter.grad = torch.zeros(64)
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(1.0)
-    optimizer.step()  # as GradScaler.step calls it after an overflow
-    assert optimizer.state[parameter]["momentum_buffer"] is not None  # and nothing was written into it
+    torch.use_deterministic_algorithms(True)  # fills memory that nothing was written into with NaN
+    try:
+        optimizer.step()  # as GradScaler.step calls it after an overflow
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert optimizer.state[parameter]["momentum_buffer"].isnan().all()
 
 
 # ---- LoRA
