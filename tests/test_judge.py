@@ -1147,14 +1147,20 @@ def test_a_student_checks_a_starter():
     assert "Traceback" not in text and "contained at level" in text
 
 
+def test_a_student_asks_for_hints_and_for_one_check():
+    """It is not reached, and so it fails."""
+    code, text = check("--only", "03.1b", "--hints", "--submission", str(judge.STARTERS))
+    assert code == 1 and "hint 3:" in text and "1 failed" in text and "skipped" not in text
+
+
+@pytest.mark.long
 def test_a_check_that_is_not_reached_fails_everywhere(tmp_path):
     """03.2b needs 03.2a, which is wrong. A skip would leave the status 0, and a course that goes by it would
     give the points."""
     junit = tmp_path / "junit.xml"
     (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
-    code, text = check("--only", "03.2b", "--hints", "--submission", str(tmp_path), "--junitxml", str(junit))
-    assert code == 1 and "1 failed" in text and "skipped" not in text
-    assert "hint 3:" in text and "(not reached: 03.2a must pass first)" in text
+    code, text = check("--only", "03.2b", "--submission", str(tmp_path), "--junitxml", str(junit))
+    assert code == 1 and "1 failed" in text and "(not reached: 03.2a must pass first)" in text
     suite = ElementTree.parse(junit).getroot()[0]
     assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
     make = subprocess.run(
@@ -1165,16 +1171,18 @@ def test_a_check_that_is_not_reached_fails_everywhere(tmp_path):
         text=True,
     )
     assert make.returncode == 2 and "not reached" in make.stdout
-    words = [sys.executable, "tests/exercises/grade.py", "--one", str(tmp_path), "--only", "03", "--force"]
-    for strict, code in (([], 0), (["--strict"], 1)):
-        graded = subprocess.run([*words, "--out", str(tmp_path), *strict], cwd=ROOT, capture_output=True)
-        assert graded.returncode == code
+    words = ["--one", str(tmp_path), "--only", "03", "--force", "--out", str(tmp_path), "--strict"]
+    graded = subprocess.run(
+        [sys.executable, "tests/exercises/grade.py", *words], cwd=ROOT, capture_output=True
+    )
+    assert graded.returncode == 1
     results = json.loads((tmp_path / "results.json").read_text())
     of_03 = {test["number"]: test for test in results["tests"]}
     assert of_03["03.2b"]["status"] == "failed" and of_03["03.2b"]["score"] == 0
     assert "03.2a must pass first" in of_03["03.2b"]["output"] and "hint" not in of_03["03.2b"]["output"]
 
 
+@pytest.mark.long
 def test_it_reads_as_pytest_does(tmp_path):
     """Names, -v, -r and the JUnit file are what somebody who knows pytest expects."""
     junit = tmp_path / "junit.xml"
@@ -2499,13 +2507,19 @@ def holds_answers(name):
     return bool(re.search(r"(^|/)(solutions|mutants|cheats?|other|selftest)([_./]|$)", name))
 
 
-def test_a_students_copy_has_no_answers(tmp_path):
-    """By the command that tests/README.md tells an instructor. `make check` works in it."""
+def students_copy(folder):
+    """Write it into this folder. Returns how to start another program beside `make test`."""
     assert "`make students`" in (ROOT / "tests/README.md").read_text()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     words = {"env": environment, "capture_output": True, "text": True}
-    run = subprocess.run(["make", "students", f"OUT={tmp_path}"], cwd=ROOT, **words)
+    run = subprocess.run(["make", "students", f"OUT={folder}"], cwd=ROOT, **words)
     assert run.returncode == 0, run.stderr
+    return words
+
+
+def test_a_students_copy_has_no_answers(tmp_path):
+    """By the command that tests/README.md tells an instructor."""
+    students_copy(tmp_path)
     with zipfile.ZipFile(tmp_path / "students.zip") as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
     # What the cheats at exercise 03 put before a solution, and the selftest that reads one, tell nothing.
@@ -2514,6 +2528,11 @@ def test_a_students_copy_has_no_answers(tmp_path):
     assert {"Makefile", "tests/exercises/03_average_gradients/check.py", f"lessons/exercises/{THIRD}"} <= {
         *names
     }
+
+
+@pytest.mark.night
+def test_make_check_works_in_a_students_copy(tmp_path):
+    words = students_copy(tmp_path)
     shutil.unpack_archive(tmp_path / "students.zip", tmp_path / "copy")
     (tmp_path / "copy/lessons/exercises" / THIRD).write_text(solution())
     check = ["make", "check", f"PYTHON={sys.executable}", "EX=03.1a", "WARM=no"]
