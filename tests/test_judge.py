@@ -1205,9 +1205,9 @@ def test_it_reads_as_pytest_does(tmp_path):
     assert "every number is 2 times what it should be" in failure.get("message")
     for words in ("0 of 3 points", "\n  expected: ", "\n  hint:     ", "\n    rank 0 | summed"):
         assert words in failure.text, words
-    # By its name alone, as pytest has printed it.
-    code, text = check("--submission", str(tmp_path), "--collect-only", "-q", args=[f"{third}::03.2a"])
-    assert code == 0 and text.startswith(f"{third}::03.2a\n")
+    # By its name alone, as pytest has printed it. 03.1a runs too, because 03.1b needs it, and does not count.
+    code, text = check("--submission", str(tmp_path), "--out", str(tmp_path), args=[f"{third}::03.1b"])
+    assert code == 0 and "1 passed" in text and "1 of 1 points of 1 check\n" in text
 
 
 @pytest.mark.parametrize(
@@ -2480,6 +2480,9 @@ def test_a_check_that_tells_good_students_from_others_says_so():
     found = {name: pages.discrimination(records, third, name) for name in ("03.1a", "03.1b", "03.2a")}
     assert float(found["03.1a"]) > 0.8 and float(found["03.1b"]) < -0.8 and found["03.2a"] == ""
     assert pages.discrimination(records[:4], third, "03.1a") == ""
+    # A check's own points are not among those that it is compared with.
+    alone = [a_record(str(place), lambda e, p=place: p * (e["id"] == "03.2a")) for place in range(6)]
+    assert pages.discrimination(alone, third, "03.2a") == ""
     assert f"<td class=n>{found['03.1a']}</td>" in pages.items(records, [third], "s", 0)
 
 
