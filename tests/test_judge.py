@@ -1323,27 +1323,33 @@ def test_make_adds_nothing_to_the_report(terminal):
     assert (run.returncode == 0, "make" not in run.stdout + said) == (terminal, terminal)
 
 
-def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
-    """Of a check that fails; of one that is passed only with -rP. All of it lies in the file named."""
-    prints = """    lines = 0 if hasattr(average_gradients, "called") else 30
+def prints(folder):
+    """A submission that prints, and the words to check it. 03.2d fails."""
+    lines = """    lines = 0 if hasattr(average_gradients, "called") else 30
     average_gradients.called = True
     for number in range(lines):
         print(f"line {number} of {dist.get_rank()}" + " x" * 100 * (number == 29))
 """
-    text = solution().replace("    has_one = torch", prints + "    has_one = torch")
-    (tmp_path / THIRD).write_text(text.replace("if count == 0:", "if False:"))
-    code, text = check("--only", "03.2", "--submission", str(tmp_path), "--out", str(tmp_path / "out"))
+    text = solution().replace("    has_one = torch", lines + "    has_one = torch")
+    (folder / THIRD).write_text(text.replace("if count == 0:", "if False:"))
+    return ["--submission", str(folder), "--out", str(folder / "out")]
+
+
+@pytest.mark.long
+def test_what_a_passed_check_has_printed_is_shown_on_request(tmp_path):
+    code, text = check("--only", "03.2a", "-rP", *prints(tmp_path))
+    assert code == 0 and "03.2a every gradient is the mean over all ranks" in text
+    assert text.count("rank 3 | ... 25 lines left out") == 1  # of four runs, the one with the most ranks
+
+
+def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
+    """Of a check that fails. All of it lies in the file that is named."""
+    code, text = check("--only", "03.2", *prints(tmp_path))
     assert ": passed" not in text
-    failed, passed = (
-        text,
-        check("--only", "03.2a", "--submission", str(tmp_path), "--out", str(tmp_path / "other"), "-rP")[1],
-    )
-    shown = re.findall(r"^    (rank . \| .*)$", failed, re.M)
+    shown = re.findall(r"^    (rank . \| .*)$", text, re.M)
     left = [*(f"line {number} of 1" for number in range(4)), "... 20 lines left out", "line 24 of 1"]
     assert code == 1 and shown[11:17] == [f"rank 1 | {words}" for words in left]
     assert all(line.startswith("rank ") and len(line) < 170 for line in shown) and len(shown) == 22
-    assert passed.count("rank 3 | ... 25 lines left out") == 1  # of four runs, the one with the most ranks
-    assert "03.2a every gradient is the mean over all ranks" in passed
     assert f"\neverything that your code printed is in {tmp_path}/out/printed/03.txt\n" in text
     whole = (tmp_path / "out/printed/03.txt").read_text()
     assert whole.count("rank 1 | line 29 of 1" + " x" * 100) == 7 and "left out" not in whole
