@@ -183,7 +183,8 @@ def test_the_same_on_a_terminal(student):
 def on_a_terminal(student, warm):
     ours, theirs = pty.openpty()
     student.environment |= {"TERM": "xterm-256color", "COLUMNS": "70"}
-    with student.start("-q", "--only", "03.1a", "--hints", warm=warm, **dict.fromkeys(STANDARD, theirs)) as run:
+    words = ("-q", "--only", "03.1a", "--hints")
+    with student.start(*words, warm=warm, **dict.fromkeys(STANDARD, theirs)) as run:
         os.close(theirs)
         text = b""
         with contextlib.suppress(OSError):
