@@ -1,13 +1,21 @@
 """What an instructor decides: course.toml and its tables, and the lists for Canvas and Moodle. Nothing is run
 here: records stand for what the judge has found. The first tests of these are in test_judge.py."""
 
+import csv
+import json
+import subprocess
 import sys
+
+import pytest
 
 from lessons import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "exercises"))
+import course
 import grade
 import judge
+
+import pages
 
 
 def test_a_line_that_is_only_indented_in_another_way_is_an_answer():
@@ -20,3 +28,142 @@ def test_a_line_that_is_only_indented_in_another_way_is_an_answer():
     assert files[name].count(indented) == 1
     files[name] = files[name].replace(indented, indented[4:])
     assert not checks & set(grade.untouched_of(hunt, files))
+
+
+def a_record(student, passes=(), about=""):
+    """What the judge has found of exercise 03 for one student: `passes` are the names of checks. `about` is
+    what it says of a file that it could not read."""
+    found = []
+    for entry in judge.exercise("03")["check"]:
+        result = judge.Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"])
+        if entry["id"] in passes:
+            result.status, result.score = "passed", entry["points"]
+        elif about:
+            result.about_file = not found
+            result.status, result.came = ("not reached", "see 03.1a") if found else ("failed", about)
+        elif set(entry.get("needs", [])) - set(passes):
+            result.status, result.came = "not reached", f"{entry['needs'][0]} must pass first"
+        else:
+            result.status, result.came = "failed", "a wrong number"
+        found.append(result.as_dict())
+    facts = {"student": student, "seed": "s", "containment": "level 3", "seconds": 1, "infrastructure": False}
+    return facts | {"trouble": "", "absent": [], "exercises": {"03": found}}
+
+
+def a_course(folder, text="", **tables):
+    folder.mkdir(exist_ok=True)
+    for name, lines in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        text = f'{name} = "{name}.csv"\n{text}'
+    (folder / "course.toml").write_text(text)
+    return course.Course(folder / "course.toml")
+
+
+def written(records, of, out):
+    for record in records:
+        (out / record["student"]).mkdir(parents=True, exist_ok=True)
+    return pages.write_class(records, out, "s", of)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- what is refused --------------------------------------------------------------------------
+
+ZONE = "with a time zone, such as 2027-03-01T23:59:00+01:00"
+SLIPS = {
+    "late days in words": ('late_days = "3"', "late_days is '3', but must be a whole number"),
+    "late days that are true": ("late_days = true", "late_days is True, but must be a whole number"),
+    "late days below 0": ("late_days = -1", "late_days must be 0 or more"),
+    "a penalty in percent": ("penalty_per_day = 20", "penalty_per_day must be between 0 and 1"),
+    "hints": ('hints = "after_deadline"', 'hints must be "visible" or "after_due_date"'),
+    "one name": ('hidden = "03"', "hidden is '03', but must be a list of names"),
+    "no check": ('hidden = ["03.9z"]', "there is no check 03.9z"),
+    "a number": ("hidden = [77]", "there is no exercise 77"),
+    "no table": ("exercises.03 = 5", "exercise 03: write it as a table, [exercises.03]"),
+    "a day": ("[exercises.03]\ndue = 2027-03-01", f"but must be a time {ZONE}"),
+    "a text": ('[exercises.03]\ndue = "2027-03-01"', f"due is '2027-03-01', but must be a time {ZONE}"),
+    "no zone": ("[exercises.03]\ndue = 2027-03-01T12:00:00", f"exercise 03: write due {ZONE}"),
+    "no number": ("[exercises.03]\nweight = nan", "exercise 03: weight must be 0 or more"),
+    "a file of numbers": ("corrections = 3", "corrections is 3, but must be a text"),
+}
+CORRECTIONS, SUBMITTED = "student,check,points,comment", "student,exercise,time"
+ROWS = {
+    "a comment on no check": ("corrections", CORRECTIONS, "ada,03.9z,,oh", "ada has no check 03.9z"),
+    "points for nothing": ("corrections", CORRECTIONS, "ada,,3,", "3 points of ada need a check or an"),
+    "no number of points": ("corrections", CORRECTIONS, "ada,03,nan,", "'nan' of ada is no number of points"),
+    "points below 0": ("corrections", CORRECTIONS, "ada,03,-1,", "'-1' of ada is no number of points"),
+    "no exercise": ("submitted", SUBMITTED, "ada,77,2027-03-01T12:00Z", "there is no exercise 77"),
+    "no time": ("submitted", SUBMITTED, "ada,03,soon", f"'soon' of ada is no time {ZONE}"),
+    "no time zone": ("submitted", SUBMITTED, "ada,03,2027-03-01T12:00", "the time of ada with a time zone"),
+    "nobody, corrected": ("corrections", CORRECTIONS, "adda,03,1,", "there is no submission of 'adda'"),
+    "nobody, in time": ("submitted", SUBMITTED, "adda,,2027-03-01T12:00Z", "no submission of 'adda'"),
+}
+
+
+@pytest.mark.parametrize("name", [*SLIPS, *ROWS])
+def test_what_would_decide_nothing_is_refused_in_one_line_before_anything_is_graded(name, tmp_path):
+    with pytest.raises(SystemExit) as refused:
+        if name in SLIPS:
+            a_course(tmp_path, SLIPS[name][0])
+        else:
+            file, head, row, _ = ROWS[name]
+            a_course(tmp_path, **{file: [head, row]}).refuse_strangers(["ada", "ben"])
+    words = str(refused.value)
+    assert (SLIPS | ROWS)[name][-1] in words and words.startswith("error: ") and "\n" not in words
+
+
+def test_a_file_that_is_no_text_is_refused_in_one_line(tmp_path):
+    (tmp_path / "course.toml").write_bytes(b'roster = "\xff"')
+    with pytest.raises(SystemExit, match=r"error: .*course\.toml cannot be read: "):
+        course.Course(tmp_path / "course.toml")
+    (tmp_path / "roster.csv").write_bytes(b"ID\n\xff\n")
+    (tmp_path / "course.toml").write_text('roster = "roster.csv"')
+    with pytest.raises(SystemExit, match="error: roster cannot be read: "):
+        course.Course(tmp_path / "course.toml")
+
+
+# ---- what counts ------------------------------------------------------------------------------
+
+
+def test_a_course_beside_the_submissions_is_found(tmp_path):
+    """It is refused here, so that nothing has to be graded; with a file that is named, it is not read."""
+    (tmp_path / "submissions" / "ada").mkdir(parents=True)
+    (tmp_path / "course.toml").write_text("late_dayz = 3")
+    (tmp_path / "other.toml").write_text("late_dayss = 3")
+    words = [sys.executable, "tests/exercises/grade.py", str(tmp_path / "submissions"), "--force"]
+    for more, name in ((), "course.toml has late_dayz,"), (["--course", "other.toml"], "late_dayss"):
+        more = [str(tmp_path / word) if word.endswith(".toml") else word for word in more]
+        run = subprocess.run([*words, *more], cwd=ROOT, capture_output=True, text=True)
+        assert run.returncode == 1 and name in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_free_late_days_go_to_the_earliest_deadline_wherever_its_clock_is(tmp_path):
+    """As texts, the deadline of 04 would come first. A line for one exercise goes before one for all."""
+    text = "late_days = 1\npenalty_per_day = 0.5\n[exercises.03]\ndue = 2027-03-02T06:00:00+14:00\n"
+    text += "[exercises.04]\ndue = 2027-03-01T23:00:00Z\n"
+    times = [SUBMITTED, "ada,3,2027-03-02T12:00:00+14:00", "ada,04,2027-03-02T12:00:00Z"]
+    times += ["ada,,2029-01-01T00:00:00Z"]
+    exercises = [judge.exercise("03"), judge.exercise("04")]
+    record = a_record("ada", {entry["id"] for entry in exercises[0]["check"]})
+    passed = [judge.Result(e["id"], "", e["points"], e["points"]).as_dict() for e in exercises[1]["check"]]
+    record["exercises"]["04"] = passed
+    grades = a_course(tmp_path, text, submitted=times).grades(record, exercises)
+    assert {name: one["late"] for name, one in grades.items()} == {"03": 1, "04": 1}
+    assert grades["03"]["counts"] == 12 and grades["04"]["counts"] == judge.points_of(exercises[1]) / 2
+
+
+def test_a_correction_is_in_every_list_also_where_the_file_was_missing(tmp_path):
+    rows = [CORRECTIONS, "ada,03.2a,3,=sent by mail", "ada,03.1a,1,", "ben,03,,", "ben,04,5,not graded yet"]
+    records = [a_record(name, about="there is no file 03_average_gradients.py") for name in ("ada", "ben")]
+    written(records, a_course(tmp_path / "c", corrections=rows), tmp_path)
+    ada, ben = table(tmp_path / "grades.csv")
+    assert (ada["03"], ada["corrected"], ada["comments"]) == ("4", "03.1a 03.2a", "03.2a: =sent by mail")
+    assert (ben["03"], ben["corrected"], ben["comments"]) == ("0", "", "04: not graded yet")
+    assert [row["score"] for row in table(tmp_path / "nbgrader.csv")] == ["4", "0"]
+    report = (tmp_path / "ada" / "report.html").read_text()
+    assert "4 of 12" in report and "3 (was 0) of 3" in report and "=sent by mail" in report
+    tests = json.loads((tmp_path / "ada" / "results.json").read_text())["tests"]
+    assert {t["number"]: t["status"] for t in tests if t["score"]} == {"03.1a": "failed", "03.2a": "passed"}

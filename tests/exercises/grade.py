@@ -323,9 +323,13 @@ def grade_class(arguments, exercises):
     if level < 3 and not arguments.force:
         why = judge.machine()["why"].get(3, "level 3 is available here")
         refuse(f"level {level} is not enough for a class ({why}). --force overrides this")
-    course = Course(arguments.course)
+    beside = folder.resolve().parent / "course.toml"
+    course = Course(arguments.course or (beside if beside.exists() else None))
+    course.refuse_strangers(found)
     out.mkdir(parents=True, exist_ok=True)
     arguments.seed = seed_in(out, arguments.seed)
+    if course.path:
+        print(f"course: {course.path}")
     print(
         f"{len(found)} submission{'s' * (len(found) != 1)}, {judge.containment(level)}, seed {arguments.seed}"
     )
@@ -445,7 +449,9 @@ def main():
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
-    option("--course", type=Path, help="deadlines, weights, roster and corrections: recipes/course.toml")
+    option(
+        "--course", type=Path, help="deadlines, weights, corrections (default: SUBMISSIONS/../course.toml)"
+    )
     option("--collect", type=Path, help="grade nothing, but copy each exercise's files here, to compare them")
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
