@@ -167,3 +167,44 @@ def test_a_correction_is_in_every_list_also_where_the_file_was_missing(tmp_path)
     assert "4 of 12" in report and "3 (was 0) of 3" in report and "=sent by mail" in report
     tests = json.loads((tmp_path / "ada" / "results.json").read_text())["tests"]
     assert {t["number"]: t["status"] for t in tests if t["score"]} == {"03.1a": "failed", "03.2a": "passed"}
+
+
+# ---- Canvas and Moodle ------------------------------------------------------------------------
+
+CANVAS = ["Student,ID,SIS User ID,SIS Login ID,Section", "    Points Possible,,,,"]
+CANVAS += ['"Lovelace, Ada",17,s17,ada,A', '"Turing, Alan",18,s18,alan,A', '"Noether, Emmy",19,s19,emmy,B']
+
+
+def test_who_is_in_one_list_only_is_named(tmp_path):
+    records = [a_record(name, {"03.1a"}) for name in ("ada", "mallory")]
+    said = written(records, a_course(tmp_path / "c", roster=CANVAS), tmp_path)
+    assert said == [
+        "not in the roster, or there more than once: mallory",
+        "in the roster, but without a grade: 2 (Turing, Alan; Noether, Emmy)",
+    ]
+
+
+def test_two_submissions_of_one_student_get_no_points_by_chance(tmp_path):
+    """One folder is named by a login, the other one by an id."""
+    records = [a_record("ada", {"03.1a"}), a_record("s17"), a_record("alan"), a_record("emmy")]
+    said = written(records, a_course(tmp_path / "c", roster=CANVAS), tmp_path)
+    assert said == [
+        "several submissions of one student in the roster, so no points in the lists: ada and s17"
+    ]
+    lines = list(csv.reader((tmp_path / "canvas.csv").read_text().splitlines()))
+    assert [line[-1] for line in lines[2:]] == ["", "0", "0"]
+    assert {row["student"] for row in table(tmp_path / "grades.csv")} == {"ada", "s17", "alan", "emmy"}
+
+
+def test_moodle_gets_the_columns_that_it_knows(tmp_path):
+    roster = ["First name,Last name,Username,ID number,Email address", "Ada,Lovelace,al,17,ada@x.org"]
+    written([a_record("ada@x.org", {"03.2a"})], a_course(tmp_path / "c", roster=roster), tmp_path)
+    lines = list(csv.reader((tmp_path / "moodle.csv").read_text().splitlines()))
+    assert lines[0] == ["Username", "ID number", "Email address", "03 DDP in its simplest form"]
+    assert lines[1:] == [["al", "17", "ada@x.org", "3"]] and not (tmp_path / "canvas.csv").exists()
+
+
+@pytest.mark.parametrize("lines", [["Student;ID", "Ada;17"], ["name,number", "ada,17"]])
+def test_a_roster_in_which_nobody_can_be_found_is_refused(lines, tmp_path):
+    with pytest.raises(SystemExit, match="error: roster: separate columns by commas, and name one"):
+        a_course(tmp_path, roster=lines)

@@ -2395,7 +2395,7 @@ def test_canvas_and_moodle_find_their_students_by_a_roster(tmp_path):
     assert lines[3] == ["Turing, Alan", "18", "s18", "alan", "A", "", ""] and len(lines) == 4
     assert said == [
         "not in the roster, or there more than once: mallory",
-        "in the roster, but without a grade: 1",
+        "in the roster, but without a grade: 1 (Turing, Alan)",
     ]
     moodle = ["First name,ID number,Email address", "Ada,7,ada@x.org", "Mal,8,mallory"]
     written(records, a_course(tmp_path / "m", "", roster=moodle), tmp_path)

@@ -53,7 +53,10 @@ class Course:
         self.refuse_values()
         self.exercises = {judge.exercise(name)["id"]: one for name, one in self.get("exercises", {}).items()}
         # The export of Canvas begins with a line of points, which is no student.
-        self.roster = [row for row in self.table("roster") if any(map(row.get, STUDENT))]
+        rows = self.table("roster")
+        if rows and not set(STUDENT) & set(rows[0]):
+            refuse(f"roster: separate columns by commas, and name one of them {' or '.join(STUDENT)}")
+        self.roster = [row for row in rows if any(map(row.get, STUDENT))]
         self.corrections = self.table("corrections", "student", "check", "points", "comment")
         self.submitted = self.table("submitted", "student", "exercise", "time")
         for row in self.corrections:
@@ -242,9 +245,20 @@ def write_lists(course, records, exercises, out, safe):
         for student, found in rows.items()
         if len(found) != 1
     ]
-    by_row = {id(found[0]): student for student, found in rows.items() if len(found) == 1}
-    absent = sum(id(row) not in by_row for row in course.roster)
-    said += [f"in the roster, but without a grade: {absent}"] if absent else []
+    by_row = {}
+    for student, found in rows.items():
+        if len(found) == 1:
+            by_row.setdefault(id(found[0]), []).append(student)
+    # Two folders, one named by a login and one by an id, say. Which of them counts, the grader cannot know.
+    said += [
+        f"several submissions of one student in the roster, so no points in the lists: {' and '.join(some)}"
+        for some in by_row.values()
+        if len(some) > 1
+    ]
+    absent = [name_of(row) for row in course.roster if id(row) not in by_row]
+    if absent:
+        said.append(f"in the roster, but without a grade: {len(absent)} ({'; '.join(absent)})")
+    by_row = {row: some[0] for row, some in by_row.items() if len(some) == 1}
 
     def points(row):
         if id(row) not in by_row:
@@ -267,6 +281,12 @@ def write_lists(course, records, exercises, out, safe):
         lines = [[*(safe(row[column]) for column in known), *points(row)] for row in course.roster]
         write(out / "moodle.csv", [[*known, *names], *lines])
     return said
+
+
+def name_of(row):
+    """As a person finds the student in the roster. Canvas lets students choose the name that is shown."""
+    columns = ("Student", *STUDENT)
+    return judge.words.visible(next(row[column] for column in columns if row.get(column)))
 
 
 def write(path, lines):
