@@ -208,3 +208,41 @@ def test_moodle_gets_the_columns_that_it_knows(tmp_path):
 def test_a_roster_in_which_nobody_can_be_found_is_refused(lines, tmp_path):
     with pytest.raises(SystemExit, match="error: roster: separate columns by commas, and name one"):
         a_course(tmp_path, roster=lines)
+
+
+# ---- hidden until the deadline ----------------------------------------------------------------
+
+
+def seen(out, student):
+    """What a student can see now: of report.html all, of results.json what Gradescope shows."""
+    tests = json.loads((out / student / "results.json").read_text())["tests"]
+    return (out / student / "report.html").read_text(), [t for t in tests if t["visibility"] == "visible"]
+
+
+def test_no_other_check_tells_the_result_of_a_hidden_one(tmp_path):
+    """Whoever fails 03.2a and whoever passes it see the same of all checks that are not hidden."""
+    of = a_course(tmp_path / "c", 'hidden = ["03.2a"]\nhints = "after_due_date"')
+    every = [entry["id"] for entry in judge.exercise("03")["check"]]
+    records = [a_record("ada", {"03.1a", "03.1b"}), a_record("ben", set(every) - {"03.1c"})]
+    written(records, of, tmp_path)
+    (ada, tests_of_ada), (ben, tests_of_ben) = (seen(tmp_path, name) for name in ("ada", "ben"))
+    assert tests_of_ada == tests_of_ben and {t["number"] for t in tests_of_ada} == set(every[:3])
+    assert ada.replace("ada", "") == ben.replace("ben", "")
+
+
+def test_what_an_instructor_says_about_a_hidden_check_is_hidden_too(tmp_path):
+    of = a_course(
+        tmp_path / "c", 'hidden = ["03.2a"]', corrections=[CORRECTIONS, "ada,03.2a,3,you are right"]
+    )
+    written([a_record("ada")], of, tmp_path)
+    report, tests = seen(tmp_path, "ada")
+    assert "you are right" not in report + json.dumps(tests) and "was 0" not in report
+    assert table(tmp_path / "grades.csv")[0]["comments"] == "03.2a: you are right"
+
+
+def test_a_syntax_error_is_said_also_if_the_first_check_is_hidden(tmp_path):
+    came = "03_average_gradients.py has a syntax error in line 3"
+    written([a_record("ada", about=came)], a_course(tmp_path / "c", 'hidden = ["03.1a"]'), tmp_path)
+    _, tests = seen(tmp_path, "ada")
+    assert [t["number"] for t in tests] == ["03.2a", "03.2b", "03.2c", "03.2d", "03.2e"]
+    assert all(came in t["output"] and "see 03.1a" not in t["output"] for t in tests)

@@ -68,6 +68,11 @@ class Course:
         for name, one in self.exercises.items():
             if one.get("hidden"):
                 self.hidden |= wanted([name])
+        # A check that is not reached tells that one it needs has failed.
+        for one in judge.manifest():
+            for entry in one["check"]:
+                if self.hidden & set(entry.get("needs", [])):
+                    self.hidden.add(entry["id"])
 
     def get(self, name, default):
         return self.facts.get(name, default)
@@ -134,6 +139,7 @@ class Course:
                     result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
                 if result["status"] != "passed" and self.hints_are_hidden(result["id"]):
                     result["hints_later"] = True
+            say_what_is_hidden(results)
         for row in self.corrections:
             if row["student"] == record["student"]:
                 correct(record, row)
@@ -211,6 +217,16 @@ def time_of(row):
     if when.tzinfo is None:
         refuse(f"submitted: write the time of {row['student']} with a time zone: {row['time']}")
     return when
+
+
+def say_what_is_hidden(results):
+    """That a file is missing or no Python is said at its first check, and "see 03.1a" at the others. If that
+    check is hidden, the others say it themselves: it is about the file, and no result."""
+    by_name = {result["id"]: result for result in results}
+    for result in results:
+        first = by_name.get(result["came"].removeprefix("see "), result)
+        if result["visibility"] == "visible" != first["visibility"]:
+            result["came"] = first["came"]
 
 
 def correct(record, row):

@@ -106,9 +106,9 @@ def report(record):
             status, score = result["status"], number(result["score"])
             if "corrected_from" in result:
                 status, score = "corrected", f"{score} (was {number(result['corrected_from'])})"
-            if result["visibility"] != "visible":
-                status, score = "hidden", "?"
             said = "".join(f"<p><b>Comment:</b> {escape(one)}</p>" for one in comments(record, result["id"]))
+            if result["visibility"] != "visible":
+                status, score, said = "hidden", "?", ""
             parts.append(
                 row(
                     result["id"],
