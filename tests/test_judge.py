@@ -1147,14 +1147,20 @@ def test_a_student_checks_a_starter():
     assert "Traceback" not in text and "contained at level" in text
 
 
+def test_a_student_asks_for_hints_and_for_one_check():
+    """It is not reached, and so it fails."""
+    code, text = check("--only", "03.1b", "--hints", "--submission", str(judge.STARTERS))
+    assert code == 1 and "hint 3:" in text and "1 failed" in text and "skipped" not in text
+
+
+@pytest.mark.long
 def test_a_check_that_is_not_reached_fails_everywhere(tmp_path):
     """03.2b needs 03.2a, which is wrong. A skip would leave the status 0, and a course that goes by it would
     give the points."""
     junit = tmp_path / "junit.xml"
     (tmp_path / THIRD).write_text(solution().replace("parameter.grad /= dist.get_world_size()", "pass"))
-    code, text = check("--only", "03.2b", "--hints", "--submission", str(tmp_path), "--junitxml", str(junit))
-    assert code == 1 and "1 failed" in text and "skipped" not in text
-    assert "hint 3:" in text and "(not reached: 03.2a must pass first)" in text
+    code, text = check("--only", "03.2b", "--submission", str(tmp_path), "--junitxml", str(junit))
+    assert code == 1 and "1 failed" in text and "(not reached: 03.2a must pass first)" in text
     suite = ElementTree.parse(junit).getroot()[0]
     assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
     make = subprocess.run(
@@ -1165,16 +1171,18 @@ def test_a_check_that_is_not_reached_fails_everywhere(tmp_path):
         text=True,
     )
     assert make.returncode == 2 and "not reached" in make.stdout
-    words = [sys.executable, "tests/exercises/grade.py", "--one", str(tmp_path), "--only", "03", "--force"]
-    for strict, code in (([], 0), (["--strict"], 1)):
-        graded = subprocess.run([*words, "--out", str(tmp_path), *strict], cwd=ROOT, capture_output=True)
-        assert graded.returncode == code
+    words = ["--one", str(tmp_path), "--only", "03", "--force", "--out", str(tmp_path), "--strict"]
+    graded = subprocess.run(
+        [sys.executable, "tests/exercises/grade.py", *words], cwd=ROOT, capture_output=True
+    )
+    assert graded.returncode == 1
     results = json.loads((tmp_path / "results.json").read_text())
     of_03 = {test["number"]: test for test in results["tests"]}
     assert of_03["03.2b"]["status"] == "failed" and of_03["03.2b"]["score"] == 0
     assert "03.2a must pass first" in of_03["03.2b"]["output"] and "hint" not in of_03["03.2b"]["output"]
 
 
+@pytest.mark.long
 def test_it_reads_as_pytest_does(tmp_path):
     """Names, -v, -r and the JUnit file are what somebody who knows pytest expects."""
     junit = tmp_path / "junit.xml"
@@ -1197,9 +1205,9 @@ def test_it_reads_as_pytest_does(tmp_path):
     assert "every number is 2 times what it should be" in failure.get("message")
     for words in ("0 of 3 points", "\n  expected: ", "\n  hint:     ", "\n    rank 0 | summed"):
         assert words in failure.text, words
-    # By its name alone, as pytest has printed it.
-    code, text = check("--submission", str(tmp_path), "--collect-only", "-q", args=[f"{third}::03.2a"])
-    assert code == 0 and text.startswith(f"{third}::03.2a\n")
+    # By its name alone, as pytest has printed it. 03.1a runs too, because 03.1b needs it, and does not count.
+    code, text = check("--submission", str(tmp_path), "--out", str(tmp_path), args=[f"{third}::03.1b"])
+    assert code == 0 and "1 passed" in text and "1 of 1 points of 1 check\n" in text
 
 
 @pytest.mark.parametrize(
@@ -1315,27 +1323,33 @@ def test_make_adds_nothing_to_the_report(terminal):
     assert (run.returncode == 0, "make" not in run.stdout + said) == (terminal, terminal)
 
 
-def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
-    """Of a check that fails; of one that is passed only with -rP. All of it lies in the file named."""
-    prints = """    lines = 0 if hasattr(average_gradients, "called") else 30
+def prints(folder):
+    """A submission that prints, and the words to check it. 03.2d fails."""
+    lines = """    lines = 0 if hasattr(average_gradients, "called") else 30
     average_gradients.called = True
     for number in range(lines):
         print(f"line {number} of {dist.get_rank()}" + " x" * 100 * (number == 29))
 """
-    text = solution().replace("    has_one = torch", prints + "    has_one = torch")
-    (tmp_path / THIRD).write_text(text.replace("if count == 0:", "if False:"))
-    code, text = check("--only", "03.2", "--submission", str(tmp_path), "--out", str(tmp_path / "out"))
+    text = solution().replace("    has_one = torch", lines + "    has_one = torch")
+    (folder / THIRD).write_text(text.replace("if count == 0:", "if False:"))
+    return ["--submission", str(folder), "--out", str(folder / "out")]
+
+
+@pytest.mark.long
+def test_what_a_passed_check_has_printed_is_shown_on_request(tmp_path):
+    code, text = check("--only", "03.2a", "-rP", *prints(tmp_path))
+    assert code == 0 and "03.2a every gradient is the mean over all ranks" in text
+    assert text.count("rank 3 | ... 25 lines left out") == 1  # of four runs, the one with the most ranks
+
+
+def test_what_is_printed_is_shown_by_rank_and_kept(tmp_path):
+    """Of a check that fails. All of it lies in the file that is named."""
+    code, text = check("--only", "03.2", *prints(tmp_path))
     assert ": passed" not in text
-    failed, passed = (
-        text,
-        check("--only", "03.2a", "--submission", str(tmp_path), "--out", str(tmp_path / "other"), "-rP")[1],
-    )
-    shown = re.findall(r"^    (rank . \| .*)$", failed, re.M)
+    shown = re.findall(r"^    (rank . \| .*)$", text, re.M)
     left = [*(f"line {number} of 1" for number in range(4)), "... 20 lines left out", "line 24 of 1"]
     assert code == 1 and shown[11:17] == [f"rank 1 | {words}" for words in left]
     assert all(line.startswith("rank ") and len(line) < 170 for line in shown) and len(shown) == 22
-    assert passed.count("rank 3 | ... 25 lines left out") == 1  # of four runs, the one with the most ranks
-    assert "03.2a every gradient is the mean over all ranks" in passed
     assert f"\neverything that your code printed is in {tmp_path}/out/printed/03.txt\n" in text
     whole = (tmp_path / "out/printed/03.txt").read_text()
     assert whole.count("rank 1 | line 29 of 1" + " x" * 100) == 7 and "left out" not in whole
@@ -2477,6 +2491,9 @@ def test_a_check_that_tells_good_students_from_others_says_so():
     found = {name: pages.discrimination(records, third, name) for name in ("03.1a", "03.1b", "03.2a")}
     assert float(found["03.1a"]) > 0.8 and float(found["03.1b"]) < -0.8 and found["03.2a"] == ""
     assert pages.discrimination(records[:4], third, "03.1a") == ""
+    # A check's own points are not among those that it is compared with.
+    alone = [a_record(str(place), lambda e, p=place: p * (e["id"] == "03.2a")) for place in range(6)]
+    assert pages.discrimination(alone, third, "03.2a") == ""
     assert f"<td class=n>{found['03.1a']}</td>" in pages.items(records, [third], "s", 0)
 
 
@@ -2504,13 +2521,19 @@ def holds_answers(name):
     return bool(re.search(r"(^|/)(solutions|mutants|cheats?|other|selftest)([_./]|$)", name))
 
 
-def test_a_students_copy_has_no_answers(tmp_path):
-    """By the command that tests/README.md tells an instructor. `make check` works in it."""
+def students_copy(folder):
+    """Write it into this folder. Returns how to start another program beside `make test`."""
     assert "`make students`" in (ROOT / "tests/README.md").read_text()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     words = {"env": environment, "capture_output": True, "text": True}
-    run = subprocess.run(["make", "students", f"OUT={tmp_path}"], cwd=ROOT, **words)
+    run = subprocess.run(["make", "students", f"OUT={folder}"], cwd=ROOT, **words)
     assert run.returncode == 0, run.stderr
+    return words
+
+
+def test_a_students_copy_has_no_answers(tmp_path):
+    """By the command that tests/README.md tells an instructor."""
+    students_copy(tmp_path)
     with zipfile.ZipFile(tmp_path / "students.zip") as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
     # What the cheats at exercise 03 put before a solution, and the selftest that reads one, tell nothing.
@@ -2519,6 +2542,11 @@ def test_a_students_copy_has_no_answers(tmp_path):
     assert {"Makefile", "tests/exercises/03_average_gradients/check.py", f"lessons/exercises/{THIRD}"} <= {
         *names
     }
+
+
+@pytest.mark.night
+def test_make_check_works_in_a_students_copy(tmp_path):
+    words = students_copy(tmp_path)
     shutil.unpack_archive(tmp_path / "students.zip", tmp_path / "copy")
     (tmp_path / "copy/lessons/exercises" / THIRD).write_text(solution())
     check = ["make", "check", f"PYTHON={sys.executable}", "EX=03.1a", "WARM=no"]

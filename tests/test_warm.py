@@ -174,7 +174,8 @@ def test_the_same_bytes_and_the_same_status(words, student):
 
 @pytest.mark.long
 def test_the_same_on_a_terminal(student):
-    """Of a check that fails: colours, and lines as wide as it is."""
+    """Of a check that fails: colours, and lines as wide as it is. As make does, with -q: without it, pytest
+    tells a terminal how many tests it has found so far, twice a second."""
     assert on_a_terminal(student, True) == on_a_terminal(student, False)
     assert student.server()
 
@@ -182,7 +183,8 @@ def test_the_same_on_a_terminal(student):
 def on_a_terminal(student, warm):
     ours, theirs = pty.openpty()
     student.environment |= {"TERM": "xterm-256color", "COLUMNS": "70"}
-    with student.start("--only", "03.1a", "--hints", warm=warm, **dict.fromkeys(STANDARD, theirs)) as run:
+    words = ("-q", "--only", "03.1a", "--hints")
+    with student.start(*words, warm=warm, **dict.fromkeys(STANDARD, theirs)) as run:
         os.close(theirs)
         text = b""
         with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
 """From the files of a submission to the results of all checks of an exercise."""
 
 import ast
+import functools
 import time
 import traceback
 import warnings
@@ -179,15 +180,26 @@ def read_files(one: Exercise, folder: str | Path) -> dict[str, str]:
 
 def refuse_names(one: Exercise, name: str, text: str) -> None:
     """What an exercise does without, found by reading. Reading is not enough: workers take it away, too."""
+    refused = what_is_refused(tuple(one.get("forbidden", [])), name, text)
+    if refused:
+        raise Verdict(*refused)
+
+
+@functools.lru_cache(
+    maxsize=64
+)  # each check of an exercise reads its files, and they do not change meanwhile
+def what_is_refused(names: tuple[str, ...], name: str, text: str) -> tuple[str, ...]:
+    """Status, result and expectation for a file that is no Python, or uses one of these names."""
     try:
         with warnings.catch_warnings():  # a "\\d" is a warning, and pytest makes errors of them
             warnings.simplefilter("ignore")
             tree = ast.parse(text, name)
     except SyntaxError as error:
-        raise Verdict("error", f"{name} has a syntax error in line {error.lineno}: {error.msg}") from None
+        return "error", f"{name} has a syntax error in line {error.lineno}: {error.msg}"
     except (RecursionError, MemoryError, ValueError):
-        raise Verdict("error", f"{name} is not valid Python") from None
-    found = forbidden.used(tree, one.get("forbidden", []))
-    if found:
-        came = f"line {found[0]} of {name} uses {found[1]}"
-        raise Verdict("failed", came, "this exercise must be solved without it")
+        return "error", f"{name} is not valid Python"
+    found = forbidden.used(tree, list(names))
+    if not found:
+        return ()
+    came = f"line {found[0]} of {name} uses {found[1]}"
+    return "failed", came, "this exercise must be solved without it"

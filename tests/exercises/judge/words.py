@@ -2,6 +2,7 @@
 
 import re
 
+from judge.comparing import so_many
 from judge.exercises import Exercise, points_of
 from judge.results import Result
 
@@ -23,7 +24,7 @@ def report(
     some = len(asked) < len(one["check"])
     total = sum(result.points for result in asked) if some else points_of(one)
     earned = f"{number(sum(result.score for result in asked))} of {number(total)} points"
-    of = f" of {len(asked)} checks" if some else ""
+    of = f" of {so_many(len(asked), 'check')}" if some else ""
     lines = [f"{one['id']} {one['title']}: {earned}{of}", ""]
     for result in results:
         if result.status not in ("passed", "not reached"):
