@@ -50,6 +50,29 @@ def a_record(student, passes=(), about=""):
     return facts | {"trouble": "", "absent": [], "exercises": {"03": found}}
 
 
+def test_what_needs_a_check_whose_file_is_missing_was_not_tried_either():
+    """As grade.py says it: 03.1b needs 03.1a, 03.2a needs nothing, 03.2e needs 03.2d, and that 03.2a."""
+    came = {
+        "missing": "there is no file 03_average_gradients.py",
+        "broken": "it has a syntax error in line 3",
+    }
+    kinds = {}
+    for name, words in came.items():
+        record = a_record(name, about=words)
+        for entry, result in zip(judge.exercise("03")["check"], record["exercises"]["03"], strict=True):
+            if "needs" in entry:
+                result["came"] = f"{' and '.join(entry['needs'])} must pass first"
+        kinds[name] = [pages.kind(record, result) for result in record["exercises"]["03"]]
+    assert kinds == {"missing": ["not tried"] * 8, "broken": ["failed"] + ["not reached"] * 7}
+    # A function that is not written: whoever has written the next one has tried it.
+    record = a_record("part", {"03.2a"})
+    record["exercises"]["03"][0]["came"] = "not written yet: 03.1: start alike"
+    assert [pages.kind(record, pages.of(record, name)) for name in ("03.1a", "03.1b")] == [
+        "not tried",
+        "not reached",
+    ]
+
+
 def a_course(folder, text="", **tables):
     folder.mkdir(exist_ok=True)
     for name, lines in tables.items():
@@ -204,6 +227,13 @@ def test_moodle_gets_the_columns_that_it_knows(tmp_path):
     assert lines[1:] == [["al", "17", "ada@x.org", "3"]] and not (tmp_path / "canvas.csv").exists()
 
 
+@pytest.mark.parametrize("name", ["canvas.csv", "Moodle.CSV"])
+def test_a_submission_that_is_called_like_a_list_does_not_take_its_place(name, tmp_path):
+    """The folder of its report would be there, and the list could not be written."""
+    (tmp_path / name).mkdir()
+    assert [student for student in grade.students(tmp_path)[0] if student.casefold() == name.casefold()] == []
+
+
 @pytest.mark.parametrize("lines", [["Student;ID", "Ada;17"], ["name,number", "ada,17"]])
 def test_a_roster_in_which_nobody_can_be_found_is_refused(lines, tmp_path):
     with pytest.raises(SystemExit, match="error: roster: separate columns by commas, and name one"):
@@ -246,3 +276,22 @@ def test_a_syntax_error_is_said_also_if_the_first_check_is_hidden(tmp_path):
     _, tests = seen(tmp_path, "ada")
     assert [t["number"] for t in tests] == ["03.2a", "03.2b", "03.2c", "03.2d", "03.2e"]
     assert all(came in t["output"] and "see 03.1a" not in t["output"] for t in tests)
+
+
+# ---- the recipe -------------------------------------------------------------------------------
+
+
+def test_the_recipe_can_be_read_with_the_tables_that_it_names(tmp_path):
+    text = (judge.HERE / "recipes" / "course.toml").read_text()
+    with pytest.raises(SystemExit, match="error: roster cannot be read"):
+        a_course(tmp_path, text)
+    for name, lines in {
+        "roster": CANVAS,
+        "corrections": [CORRECTIONS, "ada,08,20,"],
+        "submitted": [SUBMITTED, "ada,08,2027-03-20T00:00:00+01:00"],
+    }.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    of = a_course(tmp_path, text)
+    of.refuse_strangers(["ada"])
+    assert {"03.2c", "08.1a"} <= of.hidden and set(of.facts) == set(course.KNOWN)
+    assert {word for one in of.exercises.values() for word in one} | {"hidden"} == set(course.KNOWN_OF_ONE)

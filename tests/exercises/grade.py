@@ -37,7 +37,7 @@ from judge.words import visible
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
 ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
-OURS = ("grades.csv", "nbgrader.csv", "items.html", "seed.txt")
+OURS = ("grades.csv", "nbgrader.csv", "canvas.csv", "moodle.csv", "items.html", "seed.txt")
 
 
 def refuse(words):

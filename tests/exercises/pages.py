@@ -311,10 +311,22 @@ def kind(record, result):
     untouched = result["id"] in record.get("untouched", [])
     if untouched or result["came"].startswith(("not written yet", "there is no file ")):
         return "not tried"
-    if result["status"] == "not reached" and result["came"].startswith("see "):
-        first = result["came"].removeprefix("see ")
-        return "not tried" if kind(record, of(record, first)) == "not tried" else "not reached"
+    if result["status"] == "not reached":
+        return "not tried" if any(is_missing(record, name) for name in before(result)) else "not reached"
     return KIND_OF.get(result["status"], result["status"])
+
+
+def before(result):
+    """The checks that a result points to: "see 03.1a", or "03.1a and 03.1b must pass first"."""
+    return result["came"].removeprefix("see ").removesuffix(" must pass first").split(" and ")
+
+
+def is_missing(record, identity):
+    """Whether a check has no result because its file is not there."""
+    result = of(record, identity)
+    if result["status"] == "not reached":
+        return any(is_missing(record, name) for name in before(result))
+    return result["came"].startswith("there is no file ")
 
 
 def of(record, identity):
