@@ -15,9 +15,27 @@ import judge
 
 # By these columns of a roster Canvas and Moodle know their students, each by one of them.
 CANVAS, MOODLE = ("ID", "SIS User ID", "SIS Login ID"), ("Username", "ID number", "Email address")
-KNOWN = {"roster", "corrections", "submitted", "late_days", "penalty_per_day", "hints", "hidden", "exercises"}
-KNOWN_OF_ONE = {"due", "weight", "hidden"}
+STUDENT = ("student", *CANVAS, *MOODLE)
+# What may stand in course.toml, and what it has to be, in words and for Python.
+TEXT, NUMBER, NAMES = ("a text", str), ("a number", (int, float)), ("a list of names", list)
+KNOWN = {
+    "roster": TEXT,
+    "corrections": TEXT,
+    "submitted": TEXT,
+    "late_days": ("a whole number", int),
+    "penalty_per_day": NUMBER,
+    "hints": TEXT,
+    "hidden": NAMES,
+    "exercises": ("a table", dict),
+}
+WITH_ZONE = "with a time zone, such as 2027-03-01T23:59:00+01:00"
+KNOWN_OF_ONE = {
+    "due": (f"a time {WITH_ZONE}", datetime.datetime),
+    "weight": NUMBER,
+    "hidden": ("true or false", bool),
+}
 DAY = datetime.timedelta(days=1)
+NEVER = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 
 
 class Course:
@@ -28,34 +46,71 @@ class Course:
         if path is not None:
             try:
                 self.facts, self.folder = tomllib.loads(path.read_text()), path.parent
-            except (OSError, tomllib.TOMLDecodeError) as error:
+            except (OSError, ValueError) as error:
                 refuse(f"{path} cannot be read: {error}")
+        self.path = path
+        self.refuse_slips(self.facts, KNOWN, path)
+        self.refuse_values()
         self.exercises = {judge.exercise(name)["id"]: one for name, one in self.get("exercises", {}).items()}
-        self.refuse_slips(path)
         # The export of Canvas begins with a line of points, which is no student.
-        self.roster = [
-            row for row in self.table("roster") if any(map(row.get, ("student", *CANVAS, *MOODLE)))
-        ]
+        rows = self.table("roster")
+        if rows and not set(STUDENT) & set(rows[0]):
+            refuse(f"roster: separate columns by commas, and name one of them {' or '.join(STUDENT)}")
+        self.roster = [row for row in rows if any(map(row.get, STUDENT))]
         self.corrections = self.table("corrections", "student", "check", "points", "comment")
         self.submitted = self.table("submitted", "student", "exercise", "time")
+        for row in self.corrections:
+            refuse_correction(row)
+        for row in self.submitted:
+            row["exercise"] = judge.exercise(row["exercise"])["id"] if row["exercise"] else ""
+            row["time"] = time_of(row)
         self.hidden = wanted(self.get("hidden", []))
         for name, one in self.exercises.items():
             if one.get("hidden"):
                 self.hidden |= wanted([name])
+        # A check that is not reached tells that one it needs has failed.
+        for one in judge.manifest():
+            for entry in one["check"]:
+                if self.hidden & set(entry.get("needs", [])):
+                    self.hidden.add(entry["id"])
 
     def get(self, name, default):
         return self.facts.get(name, default)
 
-    def refuse_slips(self, path):
+    def refuse_slips(self, facts, known, where):
         """A word that is spelled in another way would decide nothing, and nobody would see it."""
-        strange = self.facts.keys() - KNOWN
-        for name, one in self.exercises.items():
-            strange |= one.keys() - KNOWN_OF_ONE
-            due = one.get("due")
-            if due is not None and (not isinstance(due, datetime.datetime) or due.tzinfo is None):
-                refuse(f"{path}: write due of {name} with a time zone, such as 2027-03-01T23:59:00+01:00")
+        strange = facts.keys() - known
         if strange:
-            refuse(f"{path} has {' and '.join(sorted(strange))}, which means nothing")
+            refuse(f"{where} has {' and '.join(sorted(strange))}, which means nothing")
+        for name, value in facts.items():
+            words, kind = known[name]
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                refuse(f"{where}: {name} is {value!r}, but must be {words}")
+
+    def refuse_values(self):
+        """Of the right kind, but never meant, such as a penalty of 20 for 20 percent."""
+        if self.get("late_days", 0) < 0:
+            refuse(f"{self.path}: late_days must be 0 or more")
+        if not 0 <= self.get("penalty_per_day", 0) <= 1:
+            refuse(f"{self.path}: penalty_per_day must be between 0 and 1")
+        if self.get("hints", "visible") not in ("visible", "after_due_date"):
+            refuse(f'{self.path}: hints must be "visible" or "after_due_date"')
+        for name, one in self.get("exercises", {}).items():
+            where = f"{self.path}, exercise {name}"
+            if not isinstance(one, dict):
+                refuse(f"{where}: write it as a table, [exercises.{name}]")
+            self.refuse_slips(one, KNOWN_OF_ONE, where)
+            if "due" in one and one["due"].tzinfo is None:
+                refuse(f"{where}: write due {WITH_ZONE}")
+            if not 0 <= one.get("weight", 0) < math.inf:
+                refuse(f"{where}: weight must be 0 or more")
+
+    def refuse_strangers(self, students):
+        """A correction for `adda` would help nobody, and Ada would be on time if her row said so."""
+        for name in ("corrections", "submitted"):
+            strange = {row["student"] for row in getattr(self, name)} - set(students)
+            if strange:
+                refuse(f"{name}: there is no submission of {' or '.join(map(repr, sorted(strange)))}")
 
     def table(self, name, *columns):
         """The rows of a CSV file that lies beside course.toml; none if course.toml names no such file."""
@@ -65,7 +120,7 @@ class Course:
         try:
             with (self.folder / file).open(newline="", encoding="utf-8-sig") as opened:
                 rows = list(csv.DictReader(opened))
-        except OSError as error:
+        except (OSError, ValueError, csv.Error) as error:
             refuse(f"{name} cannot be read: {error}")
         missing = [column for column in columns if rows and column not in rows[0]]
         if missing:
@@ -84,6 +139,7 @@ class Course:
                     result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
                 if result["status"] != "passed" and self.hints_are_hidden(result["id"]):
                     result["hints_later"] = True
+            say_what_is_hidden(results)
         for row in self.corrections:
             if row["student"] == record["student"]:
                 correct(record, row)
@@ -91,7 +147,7 @@ class Course:
 
     def is_before(self, identity):
         """Whether the deadline of this check's exercise is still to come. Without one, it never comes."""
-        due = self.exercises.get(identity.partition(".")[0], {}).get("due")
+        due = self.due(identity.partition(".")[0])
         return due is None or datetime.datetime.now(datetime.UTC) < due
 
     def hints_are_hidden(self, identity):
@@ -101,7 +157,7 @@ class Course:
         """For each exercise: points of the checks, days late, and points that count. Free late days go to the
         exercises in the order of their deadlines."""
         found, left = {}, self.get("late_days", 0)
-        for one in sorted(exercises, key=lambda one: str(self.exercises.get(one["id"], {}).get("due", ""))):
+        for one in sorted(exercises, key=lambda one: self.due(one["id"]) or NEVER):
             score = sum(result["score"] for result in record["exercises"].get(one["id"], []))
             late = self.days_late(record["student"], one["id"]) if score else 0
             used = min(left, late)
@@ -112,22 +168,21 @@ class Course:
             found[one["id"]] = {"points": score, "late": late, "counts": counts, "of": weight}
         return {one["id"]: found[one["id"]] for one in exercises}
 
+    def due(self, identity):
+        return self.exercises.get(identity, {}).get("due")
+
     def days_late(self, student, identity):
-        """Begun days after the deadline; 0 without a deadline, or if nothing says when it was submitted."""
-        due, when = self.exercises.get(identity, {}).get("due"), None
-        for row in self.submitted:
-            if row["student"] == student and row["exercise"] in ("", identity):
-                when = datetime.datetime.fromisoformat(row["time"])
-                if when.tzinfo is None:
-                    refuse(f"write the time of {student} with a time zone: {row['time']}")
+        """Begun days after the deadline; 0 without a deadline, or if nothing says when it was submitted. A
+        line for this exercise goes before one for all of them."""
+        times = {row["exercise"]: row["time"] for row in self.submitted if row["student"] == student}
+        due, when = self.due(identity), times.get(identity, times.get(""))
         return max(0, math.ceil((when - due) / DAY)) if due and when else 0
 
     # -- the class
 
     def rows_of(self, student):
         """The rows of the roster that have the name of this student's folder in one of their columns."""
-        columns = ("student", *CANVAS, *MOODLE)
-        return [row for row in self.roster if student in (row.get(column) for column in columns)]
+        return [row for row in self.roster if student in (row.get(column) for column in STUDENT)]
 
 
 def refuse(words):
@@ -135,7 +190,43 @@ def refuse(words):
 
 
 def wanted(names):
-    return set().union(*map(judge.wanted, names))
+    return set().union(*(judge.wanted(str(name)) for name in names))
+
+
+def refuse_correction(row):
+    """One that names no check, or no points, would be there and count for nothing."""
+    student, name = row["student"], row["check"]
+    there = {entry["id"] for one in judge.manifest() for entry in one["check"]}
+    if name and name not in there | {one["id"] for one in judge.manifest()}:
+        refuse(f"corrections: {student} has no check {name}")
+    if row["points"] and not name:
+        refuse(f"corrections: {row['points']} points of {student} need a check or an exercise")
+    try:
+        good = 0 <= float(row["points"] or 0) < math.inf
+    except ValueError:
+        good = False
+    if not good:
+        refuse(f"corrections: {row['points']!r} of {student} is no number of points")
+
+
+def time_of(row):
+    try:
+        when = datetime.datetime.fromisoformat(row["time"])
+    except ValueError:
+        refuse(f"submitted: {row['time']!r} of {row['student']} is no time {WITH_ZONE}")
+    if when.tzinfo is None:
+        refuse(f"submitted: write the time of {row['student']} with a time zone: {row['time']}")
+    return when
+
+
+def say_what_is_hidden(results):
+    """That a file is missing or no Python is said at its first check, and "see 03.1a" at the others. If that
+    check is hidden, the others say it themselves: it is about the file, and no result."""
+    by_name = {result["id"]: result for result in results}
+    for result in results:
+        first = by_name.get(result["came"].removeprefix("see "), result)
+        if result["visibility"] == "visible" != first["visibility"]:
+            result["came"] = first["came"]
 
 
 def correct(record, row):
@@ -144,16 +235,11 @@ def correct(record, row):
     record["comments"].setdefault(name, [])
     if row["comment"]:
         record["comments"][name].append(row["comment"])
-    if not points:
-        return
     results = record["exercises"].get(name.partition(".")[0], [])
     meant = [result for result in results if name in (result["id"], result["id"].partition(".")[0])]
-    if not meant:
-        refuse(f"corrections: {record['student']} has no check {name}")
-    try:
-        left = float(points)
-    except ValueError:
-        refuse(f"corrections: {points!r} of {record['student']} is no number of points")
+    if not points or not meant:  # no points, or the exercise has not been graded yet
+        return
+    left = float(points)
     # Points for a whole exercise go to its checks in order: their sum is what counts.
     for result in meant:
         result["corrected_from"] = result["score"]
@@ -175,9 +261,20 @@ def write_lists(course, records, exercises, out, safe):
         for student, found in rows.items()
         if len(found) != 1
     ]
-    by_row = {id(found[0]): student for student, found in rows.items() if len(found) == 1}
-    absent = sum(id(row) not in by_row for row in course.roster)
-    said += [f"in the roster, but without a grade: {absent}"] if absent else []
+    by_row = {}
+    for student, found in rows.items():
+        if len(found) == 1:
+            by_row.setdefault(id(found[0]), []).append(student)
+    # Two folders, one named by a login and one by an id, say. Which of them counts, the grader cannot know.
+    said += [
+        f"several submissions of one student in the roster, so no points in the lists: {' and '.join(some)}"
+        for some in by_row.values()
+        if len(some) > 1
+    ]
+    absent = [name_of(row) for row in course.roster if id(row) not in by_row]
+    if absent:
+        said.append(f"in the roster, but without a grade: {len(absent)} ({'; '.join(absent)})")
+    by_row = {row: some[0] for row, some in by_row.items() if len(some) == 1}
 
     def points(row):
         if id(row) not in by_row:
@@ -200,6 +297,12 @@ def write_lists(course, records, exercises, out, safe):
         lines = [[*(safe(row[column]) for column in known), *points(row)] for row in course.roster]
         write(out / "moodle.csv", [[*known, *names], *lines])
     return said
+
+
+def name_of(row):
+    """As a person finds the student in the roster. Canvas lets students choose the name that is shown."""
+    columns = ("Student", *STUDENT)
+    return judge.words.visible(next(row[column] for column in columns if row.get(column)))
 
 
 def write(path, lines):

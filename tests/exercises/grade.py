@@ -37,7 +37,7 @@ from judge.words import visible
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
 ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
-OURS = ("grades.csv", "nbgrader.csv", "items.html", "seed.txt")
+OURS = ("grades.csv", "nbgrader.csv", "canvas.csv", "moodle.csv", "items.html", "seed.txt")
 
 
 def refuse(words):
@@ -220,9 +220,13 @@ def fingerprint(one, files, seed, level):
 def untouched_of(one, files):
     """The checks of an exercise whose files are the starters, as students got them."""
 
+    def lines(data):
+        # Line ends and what an editor strips are no answer. How far a line is indented can be one.
+        return [line.rstrip() for line in data.rstrip().splitlines()]
+
     def is_starter(name):
         starter = judge.STARTERS / name
-        return name in files and starter.exists() and files[name].split() == starter.read_bytes().split()
+        return name in files and starter.exists() and lines(files[name]) == lines(starter.read_bytes())
 
     return [entry["id"] for entry in one["check"] if all(map(is_starter, entry.get("files", one["files"])))]
 
@@ -319,9 +323,13 @@ def grade_class(arguments, exercises):
     if level < 3 and not arguments.force:
         why = judge.machine()["why"].get(3, "level 3 is available here")
         refuse(f"level {level} is not enough for a class ({why}). --force overrides this")
-    course = Course(arguments.course)
+    beside = folder.resolve().parent / "course.toml"
+    course = Course(arguments.course or (beside if beside.exists() else None))
+    course.refuse_strangers(found)
     out.mkdir(parents=True, exist_ok=True)
     arguments.seed = seed_in(out, arguments.seed)
+    if course.path:
+        print(f"course: {course.path}")
     print(
         f"{len(found)} submission{'s' * (len(found) != 1)}, {judge.containment(level)}, seed {arguments.seed}"
     )
@@ -441,7 +449,9 @@ def main():
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
-    option("--course", type=Path, help="deadlines, weights, roster and corrections: recipes/course.toml")
+    option(
+        "--course", type=Path, help="deadlines, weights, corrections (default: SUBMISSIONS/../course.toml)"
+    )
     option("--collect", type=Path, help="grade nothing, but copy each exercise's files here, to compare them")
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")

@@ -61,6 +61,13 @@ def result_of(result):
     return judge.Result(**{name: value for name, value in result.items() if name not in more})
 
 
+def passes(result):
+    """Points that were given by hand decide more than the judge does."""
+    if "corrected_from" in result:
+        return result["score"] >= result["points"]
+    return result["status"] == "passed"
+
+
 def comments(record, name):
     return record.get("comments", {}).get(name, [])
 
@@ -82,7 +89,9 @@ def report(record):
         parts.append(overview(record))
     for identity, results in record["exercises"].items():
         one = judge.exercise(identity)
-        if all(result["about_file"] or result["status"] == "not reached" for result in results):
+        decided = any("corrected_from" in r or comments(record, r["id"]) for r in results)
+        nothing = all(result["about_file"] or result["status"] == "not reached" for result in results)
+        if nothing and not decided and not comments(record, identity):
             head = f"{identity} {escape(one['title'])}: 0 of {number(judge.points_of(one))}"
             parts.append(f"<h2>{head}</h2><p>{escape(results[0]['came'])}</p>")
             continue
@@ -97,9 +106,9 @@ def report(record):
             status, score = result["status"], number(result["score"])
             if "corrected_from" in result:
                 status, score = "corrected", f"{score} (was {number(result['corrected_from'])})"
-            if result["visibility"] != "visible":
-                status, score = "hidden", "?"
             said = "".join(f"<p><b>Comment:</b> {escape(one)}</p>" for one in comments(record, result["id"]))
+            if result["visibility"] != "visible":
+                status, score, said = "hidden", "?", ""
             parts.append(
                 row(
                     result["id"],
@@ -161,7 +170,7 @@ def gradescope(record):
                     "name": result["title"],
                     "score": result["score"],
                     "max_score": result["points"],
-                    "status": "passed" if result["status"] == "passed" else "failed",
+                    "status": "passed" if passes(result) else "failed",
                     "visibility": result["visibility"],
                     "output": "\n".join(detail),
                     "output_format": "text",
@@ -230,12 +239,23 @@ def write_class(records, out, seed, course):
     with (out / "grades.csv").open("w", newline="") as file:
         write = csv.writer(file)
         names = [one["id"] for one in exercises]
-        write.writerow(["student", *names, "total", "maximum", "status", "not handed in", "days late"])
+        head = [
+            "student",
+            *names,
+            "total",
+            "maximum",
+            "status",
+            "not handed in",
+            "days late",
+            "corrected",
+            "comments",
+        ]
+        write.writerow(head)
         for record in records:
             if record["infrastructure"]:
                 empty = [""] * (len(exercises) + 1)
                 write.writerow(
-                    [safe(record["student"]), *empty, maximum, "infrastructure: not graded", "", ""]
+                    [safe(record["student"]), *empty, maximum, "infrastructure: not graded", *[""] * 4]
                 )
                 continue
             of_student = grades[record["student"]]
@@ -244,7 +264,8 @@ def write_class(records, out, seed, course):
             status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
             cells = map(judge.number, (*scores, sum(scores)))
             absent = " ".join(record["absent"])
-            write.writerow([safe(record["student"]), *cells, maximum, status, absent, late])
+            by_hand = decided_by_hand(corrected[record["student"]])
+            write.writerow([safe(record["student"]), *cells, maximum, status, absent, late, *by_hand])
     with (out / "nbgrader.csv").open("w", newline="") as file:
         write = csv.writer(file)
         write.writerow(["assignment", "student_id", "score", "max_score"])
@@ -259,6 +280,16 @@ def write_class(records, out, seed, course):
         (folder / "results.json").write_text(json.dumps(gradescope(shown), indent=1))
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
     return write_lists(course, list(corrected.values()), exercises, out, safe)
+
+
+def decided_by_hand(record):
+    """The checks whose points an instructor has changed, and all comments, for a table."""
+    every = [result for results in record["exercises"].values() for result in results]
+    changed = " ".join(result["id"] for result in every if "corrected_from" in result)
+    said = [
+        f"{name}: {words}" if name else words for name, some in record["comments"].items() for words in some
+    ]
+    return changed, safe("; ".join(said))
 
 
 def safe(word):
@@ -280,10 +311,22 @@ def kind(record, result):
     untouched = result["id"] in record.get("untouched", [])
     if untouched or result["came"].startswith(("not written yet", "there is no file ")):
         return "not tried"
-    if result["status"] == "not reached" and result["came"].startswith("see "):
-        first = result["came"].removeprefix("see ")
-        return "not tried" if kind(record, of(record, first)) == "not tried" else "not reached"
+    if result["status"] == "not reached":
+        return "not tried" if any(is_missing(record, name) for name in before(result)) else "not reached"
     return KIND_OF.get(result["status"], result["status"])
+
+
+def before(result):
+    """The checks that a result points to: "see 03.1a", or "03.1a and 03.1b must pass first"."""
+    return result["came"].removeprefix("see ").removesuffix(" must pass first").split(" and ")
+
+
+def is_missing(record, identity):
+    """Whether a check has no result because its file is not there."""
+    result = of(record, identity)
+    if result["status"] == "not reached":
+        return any(is_missing(record, name) for name in before(result))
+    return result["came"].startswith("there is no file ")
 
 
 def of(record, identity):

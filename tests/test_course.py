@@ -1,0 +1,297 @@
+"""What an instructor decides: course.toml and its tables, and the lists for Canvas and Moodle. Nothing is run
+here: records stand for what the judge has found. The first tests of these are in test_judge.py."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lessons import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "exercises"))
+import course
+import grade
+import judge
+
+import pages
+
+
+def test_a_line_that_is_only_indented_in_another_way_is_an_answer():
+    """In bug_03 of 04a, that can be the whole repair."""
+    hunt, name = judge.exercise("04a"), "04a_bug_hunt/bug_03.py"
+    files = {one: (judge.STARTERS / one).read_bytes() for one in hunt["files"]}
+    checks = {entry["id"] for entry in hunt["check"] if name in entry["files"]}
+    assert checks <= set(grade.untouched_of(hunt, files))
+    indented = b"        accuracy = measure("
+    assert files[name].count(indented) == 1
+    files[name] = files[name].replace(indented, indented[4:])
+    assert not checks & set(grade.untouched_of(hunt, files))
+
+
+def a_record(student, passes=(), about=""):
+    """What the judge has found of exercise 03 for one student: `passes` are the names of checks. `about` is
+    what it says of a file that it could not read."""
+    found = []
+    for entry in judge.exercise("03")["check"]:
+        result = judge.Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"])
+        if entry["id"] in passes:
+            result.status, result.score = "passed", entry["points"]
+        elif about:
+            result.about_file = not found
+            result.status, result.came = ("not reached", "see 03.1a") if found else ("failed", about)
+        elif set(entry.get("needs", [])) - set(passes):
+            result.status, result.came = "not reached", f"{entry['needs'][0]} must pass first"
+        else:
+            result.status, result.came = "failed", "a wrong number"
+        found.append(result.as_dict())
+    facts = {"student": student, "seed": "s", "containment": "level 3", "seconds": 1, "infrastructure": False}
+    return facts | {"trouble": "", "absent": [], "exercises": {"03": found}}
+
+
+def test_what_needs_a_check_whose_file_is_missing_was_not_tried_either():
+    """As grade.py says it: 03.1b needs 03.1a, 03.2a needs nothing, 03.2e needs 03.2d, and that 03.2a."""
+    came = {
+        "missing": "there is no file 03_average_gradients.py",
+        "broken": "it has a syntax error in line 3",
+    }
+    kinds = {}
+    for name, words in came.items():
+        record = a_record(name, about=words)
+        for entry, result in zip(judge.exercise("03")["check"], record["exercises"]["03"], strict=True):
+            if "needs" in entry:
+                result["came"] = f"{' and '.join(entry['needs'])} must pass first"
+        kinds[name] = [pages.kind(record, result) for result in record["exercises"]["03"]]
+    assert kinds == {"missing": ["not tried"] * 8, "broken": ["failed"] + ["not reached"] * 7}
+    # A function that is not written: whoever has written the next one has tried it.
+    record = a_record("part", {"03.2a"})
+    record["exercises"]["03"][0]["came"] = "not written yet: 03.1: start alike"
+    assert [pages.kind(record, pages.of(record, name)) for name in ("03.1a", "03.1b")] == [
+        "not tried",
+        "not reached",
+    ]
+
+
+def a_course(folder, text="", **tables):
+    folder.mkdir(exist_ok=True)
+    for name, lines in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        text = f'{name} = "{name}.csv"\n{text}'
+    (folder / "course.toml").write_text(text)
+    return course.Course(folder / "course.toml")
+
+
+def written(records, of, out):
+    for record in records:
+        (out / record["student"]).mkdir(parents=True, exist_ok=True)
+    return pages.write_class(records, out, "s", of)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- what is refused --------------------------------------------------------------------------
+
+ZONE = "with a time zone, such as 2027-03-01T23:59:00+01:00"
+SLIPS = {
+    "late days in words": ('late_days = "3"', "late_days is '3', but must be a whole number"),
+    "late days that are true": ("late_days = true", "late_days is True, but must be a whole number"),
+    "late days below 0": ("late_days = -1", "late_days must be 0 or more"),
+    "a penalty in percent": ("penalty_per_day = 20", "penalty_per_day must be between 0 and 1"),
+    "hints": ('hints = "after_deadline"', 'hints must be "visible" or "after_due_date"'),
+    "one name": ('hidden = "03"', "hidden is '03', but must be a list of names"),
+    "no check": ('hidden = ["03.9z"]', "there is no check 03.9z"),
+    "a number": ("hidden = [77]", "there is no exercise 77"),
+    "no table": ("exercises.03 = 5", "exercise 03: write it as a table, [exercises.03]"),
+    "a day": ("[exercises.03]\ndue = 2027-03-01", f"but must be a time {ZONE}"),
+    "a text": ('[exercises.03]\ndue = "2027-03-01"', f"due is '2027-03-01', but must be a time {ZONE}"),
+    "no zone": ("[exercises.03]\ndue = 2027-03-01T12:00:00", f"exercise 03: write due {ZONE}"),
+    "no number": ("[exercises.03]\nweight = nan", "exercise 03: weight must be 0 or more"),
+    "a file of numbers": ("corrections = 3", "corrections is 3, but must be a text"),
+}
+CORRECTIONS, SUBMITTED = "student,check,points,comment", "student,exercise,time"
+ROWS = {
+    "a comment on no check": ("corrections", CORRECTIONS, "ada,03.9z,,oh", "ada has no check 03.9z"),
+    "points for nothing": ("corrections", CORRECTIONS, "ada,,3,", "3 points of ada need a check or an"),
+    "no number of points": ("corrections", CORRECTIONS, "ada,03,nan,", "'nan' of ada is no number of points"),
+    "points below 0": ("corrections", CORRECTIONS, "ada,03,-1,", "'-1' of ada is no number of points"),
+    "no exercise": ("submitted", SUBMITTED, "ada,77,2027-03-01T12:00Z", "there is no exercise 77"),
+    "no time": ("submitted", SUBMITTED, "ada,03,soon", f"'soon' of ada is no time {ZONE}"),
+    "no time zone": ("submitted", SUBMITTED, "ada,03,2027-03-01T12:00", "the time of ada with a time zone"),
+    "nobody, corrected": ("corrections", CORRECTIONS, "adda,03,1,", "there is no submission of 'adda'"),
+    "nobody, in time": ("submitted", SUBMITTED, "adda,,2027-03-01T12:00Z", "no submission of 'adda'"),
+}
+
+
+@pytest.mark.parametrize("name", [*SLIPS, *ROWS])
+def test_what_would_decide_nothing_is_refused_in_one_line_before_anything_is_graded(name, tmp_path):
+    with pytest.raises(SystemExit) as refused:
+        if name in SLIPS:
+            a_course(tmp_path, SLIPS[name][0])
+        else:
+            file, head, row, _ = ROWS[name]
+            a_course(tmp_path, **{file: [head, row]}).refuse_strangers(["ada", "ben"])
+    words = str(refused.value)
+    assert (SLIPS | ROWS)[name][-1] in words and words.startswith("error: ") and "\n" not in words
+
+
+def test_a_file_that_is_no_text_is_refused_in_one_line(tmp_path):
+    (tmp_path / "course.toml").write_bytes(b'roster = "\xff"')
+    with pytest.raises(SystemExit, match=r"error: .*course\.toml cannot be read: "):
+        course.Course(tmp_path / "course.toml")
+    (tmp_path / "roster.csv").write_bytes(b"ID\n\xff\n")
+    (tmp_path / "course.toml").write_text('roster = "roster.csv"')
+    with pytest.raises(SystemExit, match="error: roster cannot be read: "):
+        course.Course(tmp_path / "course.toml")
+
+
+# ---- what counts ------------------------------------------------------------------------------
+
+
+def test_a_course_beside_the_submissions_is_found(tmp_path):
+    """It is refused here, so that nothing has to be graded; with a file that is named, it is not read."""
+    (tmp_path / "submissions" / "ada").mkdir(parents=True)
+    (tmp_path / "course.toml").write_text("late_dayz = 3")
+    (tmp_path / "other.toml").write_text("late_dayss = 3")
+    words = [sys.executable, "tests/exercises/grade.py", str(tmp_path / "submissions"), "--force"]
+    for more, name in ((), "course.toml has late_dayz,"), (["--course", "other.toml"], "late_dayss"):
+        more = [str(tmp_path / word) if word.endswith(".toml") else word for word in more]
+        run = subprocess.run([*words, *more], cwd=ROOT, capture_output=True, text=True)
+        assert run.returncode == 1 and name in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_free_late_days_go_to_the_earliest_deadline_wherever_its_clock_is(tmp_path):
+    """As texts, the deadline of 04 would come first. A line for one exercise goes before one for all."""
+    text = "late_days = 1\npenalty_per_day = 0.5\n[exercises.03]\ndue = 2027-03-02T06:00:00+14:00\n"
+    text += "[exercises.04]\ndue = 2027-03-01T23:00:00Z\n"
+    times = [SUBMITTED, "ada,3,2027-03-02T12:00:00+14:00", "ada,04,2027-03-02T12:00:00Z"]
+    times += ["ada,,2029-01-01T00:00:00Z"]
+    exercises = [judge.exercise("03"), judge.exercise("04")]
+    record = a_record("ada", {entry["id"] for entry in exercises[0]["check"]})
+    passed = [judge.Result(e["id"], "", e["points"], e["points"]).as_dict() for e in exercises[1]["check"]]
+    record["exercises"]["04"] = passed
+    grades = a_course(tmp_path, text, submitted=times).grades(record, exercises)
+    assert {name: one["late"] for name, one in grades.items()} == {"03": 1, "04": 1}
+    assert grades["03"]["counts"] == 12 and grades["04"]["counts"] == judge.points_of(exercises[1]) / 2
+
+
+def test_a_correction_is_in_every_list_also_where_the_file_was_missing(tmp_path):
+    rows = [CORRECTIONS, "ada,03.2a,3,=sent by mail", "ada,03.1a,1,", "ben,03,,", "ben,04,5,not graded yet"]
+    records = [a_record(name, about="there is no file 03_average_gradients.py") for name in ("ada", "ben")]
+    written(records, a_course(tmp_path / "c", corrections=rows), tmp_path)
+    ada, ben = table(tmp_path / "grades.csv")
+    assert (ada["03"], ada["corrected"], ada["comments"]) == ("4", "03.1a 03.2a", "03.2a: =sent by mail")
+    assert (ben["03"], ben["corrected"], ben["comments"]) == ("0", "", "04: not graded yet")
+    assert [row["score"] for row in table(tmp_path / "nbgrader.csv")] == ["4", "0"]
+    report = (tmp_path / "ada" / "report.html").read_text()
+    assert "4 of 12" in report and "3 (was 0) of 3" in report and "=sent by mail" in report
+    tests = json.loads((tmp_path / "ada" / "results.json").read_text())["tests"]
+    assert {t["number"]: t["status"] for t in tests if t["score"]} == {"03.1a": "failed", "03.2a": "passed"}
+
+
+# ---- Canvas and Moodle ------------------------------------------------------------------------
+
+CANVAS = ["Student,ID,SIS User ID,SIS Login ID,Section", "    Points Possible,,,,"]
+CANVAS += ['"Lovelace, Ada",17,s17,ada,A', '"Turing, Alan",18,s18,alan,A', '"Noether, Emmy",19,s19,emmy,B']
+
+
+def test_who_is_in_one_list_only_is_named(tmp_path):
+    records = [a_record(name, {"03.1a"}) for name in ("ada", "mallory")]
+    said = written(records, a_course(tmp_path / "c", roster=CANVAS), tmp_path)
+    assert said == [
+        "not in the roster, or there more than once: mallory",
+        "in the roster, but without a grade: 2 (Turing, Alan; Noether, Emmy)",
+    ]
+
+
+def test_two_submissions_of_one_student_get_no_points_by_chance(tmp_path):
+    """One folder is named by a login, the other one by an id."""
+    records = [a_record("ada", {"03.1a"}), a_record("s17"), a_record("alan"), a_record("emmy")]
+    said = written(records, a_course(tmp_path / "c", roster=CANVAS), tmp_path)
+    assert said == [
+        "several submissions of one student in the roster, so no points in the lists: ada and s17"
+    ]
+    lines = list(csv.reader((tmp_path / "canvas.csv").read_text().splitlines()))
+    assert [line[-1] for line in lines[2:]] == ["", "0", "0"]
+    assert {row["student"] for row in table(tmp_path / "grades.csv")} == {"ada", "s17", "alan", "emmy"}
+
+
+def test_moodle_gets_the_columns_that_it_knows(tmp_path):
+    roster = ["First name,Last name,Username,ID number,Email address", "Ada,Lovelace,al,17,ada@x.org"]
+    written([a_record("ada@x.org", {"03.2a"})], a_course(tmp_path / "c", roster=roster), tmp_path)
+    lines = list(csv.reader((tmp_path / "moodle.csv").read_text().splitlines()))
+    assert lines[0] == ["Username", "ID number", "Email address", "03 DDP in its simplest form"]
+    assert lines[1:] == [["al", "17", "ada@x.org", "3"]] and not (tmp_path / "canvas.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["canvas.csv", "Moodle.CSV"])
+def test_a_submission_that_is_called_like_a_list_does_not_take_its_place(name, tmp_path):
+    """The folder of its report would be there, and the list could not be written."""
+    (tmp_path / name).mkdir()
+    assert [student for student in grade.students(tmp_path)[0] if student.casefold() == name.casefold()] == []
+
+
+@pytest.mark.parametrize("lines", [["Student;ID", "Ada;17"], ["name,number", "ada,17"]])
+def test_a_roster_in_which_nobody_can_be_found_is_refused(lines, tmp_path):
+    with pytest.raises(SystemExit, match="error: roster: separate columns by commas, and name one"):
+        a_course(tmp_path, roster=lines)
+
+
+# ---- hidden until the deadline ----------------------------------------------------------------
+
+
+def seen(out, student):
+    """What a student can see now: of report.html all, of results.json what Gradescope shows."""
+    tests = json.loads((out / student / "results.json").read_text())["tests"]
+    return (out / student / "report.html").read_text(), [t for t in tests if t["visibility"] == "visible"]
+
+
+def test_no_other_check_tells_the_result_of_a_hidden_one(tmp_path):
+    """Whoever fails 03.2a and whoever passes it see the same of all checks that are not hidden."""
+    of = a_course(tmp_path / "c", 'hidden = ["03.2a"]\nhints = "after_due_date"')
+    every = [entry["id"] for entry in judge.exercise("03")["check"]]
+    records = [a_record("ada", {"03.1a", "03.1b"}), a_record("ben", set(every) - {"03.1c"})]
+    written(records, of, tmp_path)
+    (ada, tests_of_ada), (ben, tests_of_ben) = (seen(tmp_path, name) for name in ("ada", "ben"))
+    assert tests_of_ada == tests_of_ben and {t["number"] for t in tests_of_ada} == set(every[:3])
+    assert ada.replace("ada", "") == ben.replace("ben", "")
+
+
+def test_what_an_instructor_says_about_a_hidden_check_is_hidden_too(tmp_path):
+    of = a_course(
+        tmp_path / "c", 'hidden = ["03.2a"]', corrections=[CORRECTIONS, "ada,03.2a,3,you are right"]
+    )
+    written([a_record("ada")], of, tmp_path)
+    report, tests = seen(tmp_path, "ada")
+    assert "you are right" not in report + json.dumps(tests) and "was 0" not in report
+    assert table(tmp_path / "grades.csv")[0]["comments"] == "03.2a: you are right"
+
+
+def test_a_syntax_error_is_said_also_if_the_first_check_is_hidden(tmp_path):
+    came = "03_average_gradients.py has a syntax error in line 3"
+    written([a_record("ada", about=came)], a_course(tmp_path / "c", 'hidden = ["03.1a"]'), tmp_path)
+    _, tests = seen(tmp_path, "ada")
+    assert [t["number"] for t in tests] == ["03.2a", "03.2b", "03.2c", "03.2d", "03.2e"]
+    assert all(came in t["output"] and "see 03.1a" not in t["output"] for t in tests)
+
+
+# ---- the recipe -------------------------------------------------------------------------------
+
+
+def test_the_recipe_can_be_read_with_the_tables_that_it_names(tmp_path):
+    text = (judge.HERE / "recipes" / "course.toml").read_text()
+    with pytest.raises(SystemExit, match="error: roster cannot be read"):
+        a_course(tmp_path, text)
+    for name, lines in {
+        "roster": CANVAS,
+        "corrections": [CORRECTIONS, "ada,08,20,"],
+        "submitted": [SUBMITTED, "ada,08,2027-03-20T00:00:00+01:00"],
+    }.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    of = a_course(tmp_path, text)
+    of.refuse_strangers(["ada"])
+    assert {"03.2c", "08.1a"} <= of.hidden and set(of.facts) == set(course.KNOWN)
+    assert {word for one in of.exercises.values() for word in one} | {"hidden"} == set(course.KNOWN_OF_ONE)
