@@ -8,12 +8,18 @@ variant.py ...
     clocked  no change; process 0 reports when it reached each stage
     stepped  no change; process 0 reports how its steps spend their time
     saving   no change; process 0 reports how long each snapshot stopped training
+    watched  no change; process 0 reports images per second, and what the GPU did, for `make gpu`
+    deterministic  torch takes deterministic algorithms only. Of the attention of lesson 13 it says that on a
+             GPU "defaults to a non-deterministic algorithm" otherwise. Needs CUBLAS_WORKSPACE_CONFIG=:4096:8.
 
 Each report is one line of JSON on standard error. The lesson stays as it is: this file executes its text. The
 children of mp.spawn import this file too.
 """
 
+import atexit
+import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -21,6 +27,7 @@ from pathlib import Path
 
 started = time.time()
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -33,49 +40,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import steps
 
 
-class Large(nn.Sequential):
-    def __init__(self, shape, width):
-        channels, rows, columns = shape
-        super().__init__(
-            workload.Normalize(),
-            nn.Conv2d(channels, 64, kernel_size=5, padding=2, stride=2),
-            nn.GELU(),
-            nn.Conv2d(64, 128, kernel_size=5, padding=2),
-            nn.AvgPool2d(2),
-            nn.GELU(),
-            nn.Flatten(),
-            nn.Linear(128 * (rows // 4) * (columns // 4), 10),
-        )
+def large(shape, width):
+    channels, rows, columns = shape
+    return nn.Sequential(
+        workload.Normalize(),
+        nn.Conv2d(channels, 64, kernel_size=5, padding=2, stride=2),
+        nn.GELU(),
+        nn.Conv2d(64, 128, kernel_size=5, padding=2),
+        nn.AvgPool2d(2),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(128 * (rows // 4) * (columns // 4), 10),
+    )
 
 
-class Tiny(nn.Sequential):
-    def __init__(self, shape, width):
-        channels, rows, columns = shape
-        super().__init__(workload.Normalize(), nn.Flatten(), nn.Linear(channels * rows * columns, 10))
+def tiny(shape, width):
+    return linear(math.prod(shape), 10)
 
 
-class Wide(nn.Sequential):
-    def __init__(self, shape, width):
-        channels, rows, columns = shape
-        super().__init__(
-            workload.Normalize(),
-            nn.Flatten(),
-            nn.Linear(channels * rows * columns, 2208),
-            nn.GELU(),
-            nn.Linear(2208, 2208),
-            nn.GELU(),
-            nn.Linear(2208, 640),
-            nn.GELU(),
-            nn.Linear(640, 10),
-        )
+def wide(shape, width):
+    return linear(math.prod(shape), 2208, 2208, 640, 10)
 
 
-class Kinked(nn.Sequential):
+def linear(*widths):
+    layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.GELU(), nn.Linear(*pair))]
+    return nn.Sequential(workload.Normalize(), nn.Flatten(), *layers[1:])
+
+
+def kinked(shape, width):
     """ConvNet with a kink wherever it is smooth."""
-
-    def __init__(self, shape, width):
-        kinks = {nn.GELU: lambda: nn.ReLU(), nn.AvgPool2d: lambda: nn.MaxPool2d(2)}
-        super().__init__(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape, width)))
+    kinks = {nn.GELU: nn.ReLU, nn.AvgPool2d: lambda: nn.MaxPool2d(2)}
+    return nn.Sequential(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape, width)))
 
 
 def is_first():
@@ -112,8 +107,6 @@ def clock():
 def clock_saving():
     """Note how long snapshots stop training: from gathering their content until training goes on. In lesson
     06b that includes all of the writing; in 09 only the rest of the previous snapshot."""
-    import atexit
-
     times = {"began": None, "stood": [], "ended": 0.0}
     progress = workload.progress
 
@@ -183,12 +176,52 @@ def clock_lesson_09(times):
     state_dict.get_state_dict, dcp.async_save = clocked_get_state_dict, clocked_async_save
 
 
-MODELS = {"large": Large, "tiny": Tiny, "wide": Wide, "kinked": Kinked}
-CLOCKS = {"clocked": clock, "saving": clock_saving, "stepped": steps.clock}
+def watch():
+    """The first epoch prepares, the last is looked at with a profiler, and those between are timed, one after
+    the other without what lies between them: with large batches an epoch has few steps."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+    import turns
+
+    size, epochs = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--batch-size", "--epochs"))
+    progress, device, busy = workload.progress, workload.pick_device(), {}
+    steps, seconds = [], []
+
+    def watched_progress(batches, epoch):
+        if epoch == 2:
+            turns.wait_for_turn()
+        if epoch == epochs:
+            with turns.Watch(device) as watching:
+                yield from progress(batches, epoch)
+            busy.update(watching.found)
+            return
+        begin, count = time.perf_counter(), 0
+        for batch in progress(batches, epoch):
+            yield batch
+            count += 1
+        turns.synchronize(device)
+        if epoch > 1:
+            steps.append(count)
+            seconds.append(time.perf_counter() - begin)
+
+    def say():
+        if seconds:
+            turns.say({"images/s": sum(steps) * size / sum(seconds), "steps": sum(steps), "busy": busy})
+
+    workload.progress = watched_progress
+    atexit.register(say)
+
+
+def be_deterministic():
+    torch.use_deterministic_algorithms(True)
+
+
+MODELS = {"large": large, "tiny": tiny, "wide": wide, "kinked": kinked}
+CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": steps.clock, "watched": watch}
+CHANGES["deterministic"] = be_deterministic
 Smooth = workload.ConvNet
 for word in os.environ["VARIANT"].split(","):
-    if word in CLOCKS:
-        CLOCKS[word]()
+    if word in CHANGES:
+        CHANGES[word]()
     else:
         workload.ConvNet = MODELS[word]
 parser = workload.parser
