@@ -1,5 +1,6 @@
 """`make gpu`: what it promises about children, stages and time, and all of its stages in small."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -56,9 +57,19 @@ def verdicts(check):
     return {row.name: row.verdict for row in check.rows}
 
 
-def end_all(mark):
-    for pid, _ in alive(mark):
-        os.kill(pid, signal.SIGKILL)
+@contextlib.contextmanager
+def started(folder, *words):
+    """A process that has started another one; and all that are left of them, as a function."""
+    mark = f"test-{os.getpid()}-{time.time()}"
+    environment = os.environ | {"MARK_OF_TEST": mark, "TMPDIR": str(folder)}
+    words = [sys.executable, *map(str, words)]
+    run = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(alive(mark)) > 1, 60)
+        yield run, lambda: alive(mark)
+    finally:
+        for pid, _ in alive(mark):
+            os.kill(pid, signal.SIGKILL)
 
 
 def stage(name, *jobs, seconds=5.0):
@@ -205,30 +216,17 @@ def test_what_is_known_is_kept_when_it_is_killed(tmp_path):
         "    check.run({'sleeps': harness.Job([sys.executable, '-c', 'import time; time.sleep(60)'])})\n"
         "harness.Check(sys.argv[1], 5, False, 0).go([harness.Stage('a', 60, work)])\n"
     )
-    mark = f"killed-{os.getpid()}-{time.time()}"
-    run = subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path],
-        env=os.environ | {"MARK_OF_TEST": mark, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: len(alive(mark)) > 1, 60)
+    with started(tmp_path, "-c", script, tmp_path) as (run, _):
         run.send_signal(signal.SIGKILL)
         run.wait()
         (row,) = kept(tmp_path)["rows"]
         assert (row["name"], row["value"], row["verdict"]) == ("known", "42", "measured")
-    finally:
-        end_all(mark)
 
 
 def call(*words, **environment):
-    return subprocess.run(
-        [sys.executable, TOOL, *map(str, words)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
+    words = [sys.executable, TOOL, *map(str, words)]
+    environment = os.environ | environment
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=3600)
 
 
 def keep_compiled(folder):
@@ -238,10 +236,17 @@ def keep_compiled(folder):
         (Path(folder) / compiled.name).symlink_to(compiled)
 
 
-def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp_path):
-    run = call("--rehearse", "--stages", "0,1,9,x", "--out", tmp_path / "out", TMPDIR=str(tmp_path))
-    said = "error: --stages are numbers from 1 to 8, not 0, 9, x\n"
-    assert (run.returncode, run.stdout, run.stderr) == (1, "", said)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rehearse", "--stages", "0,1,9,x"], "--stages are numbers from 1 to 8, not 0, 9, x"),
+        ([], "there is no GPU here; with --rehearse, the same stages are tried without one"),
+    ],
+    ids=["no such stage", "no GPU"],
+)
+def test_what_cannot_run_is_refused_in_one_line_before_anything_is_written(tmp_path, words, said):
+    run = call(*words, "--out", tmp_path / "out", TMPDIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", f"error: {said}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -255,25 +260,11 @@ def test_no_minutes_are_not_eight(tmp_path):
 
 def test_sigterm_leaves_no_child_behind(tmp_path):
     keep_compiled(tmp_path)
-    mark = f"told-to-end-{os.getpid()}-{time.time()}"
-    words = [sys.executable, TOOL, "--rehearse", "--stages", "2", "--out", tmp_path / "out"]
-    environment = os.environ | {"MARK_OF_TEST": mark, "TMPDIR": str(tmp_path)}
-    run = subprocess.Popen([str(word) for word in words], env=environment, stdout=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: len(alive(mark)) > 1, 60)
+    with started(tmp_path, TOOL, "--rehearse", "--stages", "2", "--out", tmp_path / "out") as (run, left):
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=60) == 143
-        wait_for(lambda: not alive(mark), 10)
-    finally:
-        end_all(mark)
+        wait_for(lambda: not left(), 10)
     assert not list(tmp_path.glob("gpu-check-*"))
-
-
-def test_without_a_gpu_one_line_says_what_to_do(tmp_path):
-    run = call("--out", tmp_path / "out", CUDA_VISIBLE_DEVICES="")
-    line = "error: there is no GPU here; with --rehearse, the same stages are tried without one\n"
-    assert (run.returncode, run.stdout, run.stderr) == (1, "", line)
-    assert not (tmp_path / "out").exists()
 
 
 # ---- what is measured is what is meant ----------------------------------------------------------

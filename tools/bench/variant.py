@@ -37,7 +37,8 @@ import workload
 
 imported = time.time()
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import steps
+from steps import around
+from steps import clock as clock_steps
 
 
 def large(shape, width):
@@ -84,44 +85,61 @@ def tell(what, value):
 
 def clock():
     """Note the time at the points that every lesson passes, and report them after the first step."""
-    times = {"started": started, "imported": imported}
-    load_images, progress = workload.load_images, workload.progress
+    times, progress = {"started": started, "imported": imported}, workload.progress
 
-    def clocked_load_images(*arguments):
-        times["met"] = time.time()
-        images = load_images(*arguments)
-        times["images"] = time.time()
-        return images
+    def note(name):
+        times[name] = time.time()
 
     def clocked_progress(batches, epoch):
         for number, batch in enumerate(progress(batches, epoch)):
             if epoch == 1 and number < 2 and is_first():
-                times["built" if number == 0 else "stepped"] = time.time()
+                note("stepped" if number else "built")
                 if number == 1:
                     tell("clocked", times)
             yield batch
 
-    workload.load_images, workload.progress = clocked_load_images, clocked_progress
+    workload.progress = clocked_progress
+    around(workload, "load_images", lambda: note("met"), lambda images: note("images"))
 
 
 def clock_saving():
     """Note how long snapshots stop training: from gathering their content until training goes on. In lesson
     06b that includes all of the writing; in 09 only the rest of the previous snapshot."""
-    times = {"began": None, "stood": [], "ended": 0.0}
-    progress = workload.progress
+    times, stood, waited = {}, [], [0.0]
 
-    def clocked_progress(*arguments, **options):
-        times["began"] = times["began"] or time.perf_counter()
-        return progress(*arguments, **options)
+    def note(name):
+        times[name] = time.perf_counter()
 
-    workload.progress = clocked_progress
-    (clock_lesson_09 if LESSON.stem == "09_fsdp" else clock_lesson_06b)(times)
+    def trains_on(*found):
+        note("ended")
+        stood.append(times["ended"] - times["save"] + waited[0])
+        waited[0] = 0.0
+
+    def wait_is_over(*found):
+        waited[0] = time.perf_counter() - times["wait"]
+
+    def saves(future):
+        trains_on()
+        around(future, "result", lambda: note("wait"), wait_is_over)
+
+    around(workload, "progress", lambda: times.setdefault("began", time.perf_counter()))
+    if LESSON.stem == "09_fsdp":
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint import state_dict
+
+        around(state_dict, "get_state_dict", lambda: note("save"))
+        around(dcp, "async_save", after=saves)
+    else:
+        from parts import snapshot
+
+        around(workload, "random_state", lambda: note("save"))
+        around(snapshot.Snapshots, "save", after=trains_on)
 
     def say():
-        if times["stood"]:
+        if stood:
             size = max(map(size_of, Path("out").glob(f"{LESSON.stem}.epoch*")))
             whole = times["ended"] - times["began"]
-            tell("saving", {"stood": times["stood"], "whole": whole, "bytes": size})
+            tell("saving", {"stood": stood, "whole": whole, "bytes": size})
 
     if os.environ.get("RANK", "0") == "0":
         atexit.register(say)
@@ -129,51 +147,6 @@ def clock_saving():
 
 def size_of(path):
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
-
-
-def clock_lesson_06b(times):
-    from parts import snapshot
-
-    random_state, save = workload.random_state, snapshot.Snapshots.save
-
-    def clocked_random_state(*arguments):
-        times["save"] = time.perf_counter()
-        return random_state(*arguments)
-
-    def clocked_save(*arguments):
-        save(*arguments)
-        times["ended"] = time.perf_counter()
-        times["stood"].append(times["ended"] - times["save"])
-
-    workload.random_state = clocked_random_state
-    snapshot.Snapshots.save = clocked_save
-
-
-def clock_lesson_09(times):
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import state_dict
-
-    get_state_dict, async_save, waited = state_dict.get_state_dict, dcp.async_save, [0.0]
-
-    def clocked_get_state_dict(*arguments, **options):
-        times["save"] = time.perf_counter()
-        return get_state_dict(*arguments, **options)
-
-    def clocked_async_save(*arguments, **options):
-        future = async_save(*arguments, **options)
-        times["ended"] = time.perf_counter()
-        times["stood"].append(times["ended"] - times["save"] + waited.pop())
-        result = future.result
-
-        def clocked_result():
-            start = time.perf_counter()
-            result()
-            waited.append(time.perf_counter() - start)
-
-        future.result = clocked_result
-        return future
-
-    state_dict.get_state_dict, dcp.async_save = clocked_get_state_dict, clocked_async_save
 
 
 def watch():
@@ -216,7 +189,7 @@ def be_deterministic():
 
 
 MODELS = {"large": large, "tiny": tiny, "wide": wide, "kinked": kinked}
-CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": steps.clock, "watched": watch}
+CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": clock_steps, "watched": watch}
 CHANGES["deterministic"] = be_deterministic
 Smooth = workload.ConvNet
 for word in os.environ["VARIANT"].split(","):
