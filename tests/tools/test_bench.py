@@ -17,7 +17,10 @@ from lessons import ROOT
 from processes import alive, wait_for
 
 RESULTS = sorted(bench.RESULTS.glob("*.json"))
-SECTIONS = {"bench": (report, bench.RESULTS), "scaling": (scaling, scaling.RESULTS)}
+SECTIONS = {
+    "bench": (bench, bench.RESULTS, "--readme"),
+    "scaling": (scaling, scaling.RESULTS, "--pages"),
+}
 NAME, SAID = report.marks("bench").search(report.PAGE.read_text()).groups()
 NAMED = bench.RESULTS / NAME
 
@@ -34,16 +37,20 @@ def triple(values):
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_the_page_and_the_picture_show_what_the_file_that_the_page_names_holds(tmp_path, section):
-    module, folder = SECTIONS[section]
-    name, said = report.marks(section).search(report.PAGE.read_text()).groups()
-    result = json.loads((folder / name).read_text())
-    assert module.section(result, folder / name) == said, (
-        f"make {section} ARGUMENTS='--readme {folder}/{name}'"
-    )
-    module.draw(result, tmp_path / "drawn.svg")
-    drawn = (tmp_path / "drawn.svg").read_text()
-    assert "<svg" in drawn and drawn == (report.PICTURES / f"{section}.svg").read_text()
+def test_the_page_and_the_picture_show_what_the_file_that_the_page_names_holds(
+    tmp_path, monkeypatch, section
+):
+    """They are what --readme and --pages write from it, and nothing else on the page changes."""
+    (module, folder, option), right = SECTIONS[section], report.PAGE.read_text()
+    name, said = report.marks(section).search(right).groups()
+    picture, page = report.PICTURES / f"{section}.svg", tmp_path / "README.md"
+    page.write_text(right.replace(said, "old"))
+    monkeypatch.setattr(report, "PAGE", page)
+    monkeypatch.setattr(report, "PICTURES", tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{section}.py", option, str(folder / name)])
+    module.main()
+    assert page.read_text() == right, f"make {section} ARGUMENTS='{option} {folder / name}'"
+    assert (tmp_path / picture.name).read_text() == picture.read_text() and "<svg" in picture.read_text()
 
 
 TIMES = ("gloo, ms", "CPU ms: gloo", "measured", "free", "bound", "nothing sent", "sent after backward")
@@ -57,12 +64,9 @@ def test_the_page_names_what_measured_a_section_and_its_times_are_those_of_the_f
     """These programs ran once and are gone: the page says when, where and by which commit."""
     name, said = report.marks(section).search(report.PAGE.read_text()).groups()
     result = json.loads((bench.RESULTS / section / name).read_text())
-    by = rf"by `tools/bench/{section}\.py` of commit [0-9a-f]{{7}} \(\[all repeats\]\(results/{section}/"
-    assert (
-        re.search(re.escape(name).join((by, r"\)\)")), said)
-        and result["date"] in said
-        and result["machine"]["cpu"] in said
-    )
+    file = re.escape(f"([all repeats](results/{section}/{name}))")
+    assert re.search(rf"by `tools/bench/{section}\.py` of commit [0-9a-f]{{7}} {file}", said)
+    assert result["date"] in said and result["machine"]["cpu"] in said
     assert name == f"{bench.name_of(result)}.json"
     middles = [statistics.median(values) for _, values in leaves(result["rows"])]
     known = {f"{middle:,.{digits}f}" for middle in middles for digits in (0, 1, 2)}
@@ -119,24 +123,25 @@ def test_scaling_writes_a_line_for_each_number_of_processes():
         other = copy.deepcopy(result)
         other["rows"][number]["together"] = triple(row["together"])
         assert scaling.section(other, NAMED) != text, "a row that no line shows"
+    measured = scaling.in_rows(dict(list(found.items())[1:]))
+    assert measured == [result["rows"][0] | {"together": [], "apart": []}, *result["rows"][1:]], "one failed"
 
 
 def test_scaling_compares_a_job_with_as_many_that_do_not_talk(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(
-        scaling.rows, "lesson", lambda stem, count, folder, *words, **more: started.append((count, words))
-    )
+
+    def lesson(stem, count, folder, *words, **more):
+        started.append((count, words))
+
+    monkeypatch.setattr(scaling.rows, "lesson", lesson)
     monkeypatch.setattr(scaling.rows, "finish", lambda process: None)
     monkeypatch.setattr(scaling.rows, "speed", lambda folder, stem: 100.0)
     assert scaling.together(tmp_path, 4, 120, ("--epochs", 2), 0) == 100
     assert scaling.apart(tmp_path, 4, 120, ("--epochs", 2), 0) == 400
     batch = ("--epochs", 2, "--batch-size")
     assert started == [(4, (*batch, 120)), *[(1, (*batch, 30))] * 4]
-    assert [scaling.visible(first, 2, 4)["CUDA_VISIBLE_DEVICES"] for first in (0, 2)] == ["0,1", "2,3"]
-    assert (
-        scaling.visible(0, 4, 1)["CUDA_VISIBLE_DEVICES"] == "0"
-        and scaling.visible(0, 4, 0)["CUDA_VISIBLE_DEVICES"] == ""
-    )
+    places = [scaling.visible(*each) for each in ((0, 2, 4), (2, 2, 4), (0, 4, 1), (0, 4, 0))]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in places] == ["0,1", "2,3", "0", ""]
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -221,29 +226,6 @@ def test_nothing_of_a_row_that_failed_runs_beside_the_next():
     assert left == [] and rows.STARTED == []
 
 
-def test_a_failed_run_of_scaling_leaves_the_others_their_rows(tmp_path, monkeypatch):
-    """And what was measured is kept, where nobody takes it for a result."""
-    runs = []
-
-    def together(folder, count, size, words, gpus):
-        runs.append(count)
-        return 100.0 if len(runs) != 4 else sys.exit("error: it failed")
-
-    def apart(folder, *run):
-        return 100.0
-
-    monkeypatch.setattr(scaling, "together", together)
-    monkeypatch.setattr(scaling, "apart", apart)
-    results = tmp_path / "results"
-    words = ["scaling.py", "--repeats", "2", "--out", str(tmp_path), "--results", str(results)]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match=r"(?s)batch 120: error: it failed.*error: failed: .*; what was"):
-        scaling.main()
-    (kept,) = tmp_path.glob("*-scaling-incomplete.json")
-    numbers = [len(row["together"]) for row in json.loads(kept.read_text())["rows"]]
-    assert sorted(numbers) == [0, *[2] * (len(numbers) - 1)] and not list(results.iterdir())
-
-
 @pytest.mark.parametrize(
     ("fails", "words"),
     [
@@ -278,21 +260,6 @@ def test_a_row_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch
     said = capsys.readouterr().out
     assert words in said and "Lesson 01 is 1.51 times" in said
     assert len(tries) == fails and not list(results.iterdir())
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_page_is_written_from_a_file(tmp_path, monkeypatch, section):
-    """By --readme and by --pages, and nothing else on it changes."""
-    right = report.PAGE.read_text()
-    name, said = report.marks(section).search(right).groups()
-    page = tmp_path / "README.md"
-    page.write_text(right.replace(said, "old"))
-    monkeypatch.setattr(report, "PAGE", page)
-    monkeypatch.setattr(report, "PICTURES", tmp_path)
-    option = {"bench": "--readme", "scaling": "--pages"}[section]
-    monkeypatch.setattr(sys, "argv", [f"{section}.py", option, str(SECTIONS[section][1] / name)])
-    {"bench": bench, "scaling": scaling}[section].main()
-    assert page.read_text() == right and (tmp_path / f"{section}.svg").exists()
 
 
 # ---- what is measured is what is meant ----------------------------------------------------------

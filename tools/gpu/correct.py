@@ -24,15 +24,13 @@ FLAGS = {
     "products": "ieee",
     "old flag of TF32": False,
 }
-RANK_STEMS = (
-    *("04_ddp_torchrun", "06_multinode", "06b_preemption", "09_fsdp"),
-    *("11_tensor_parallel", "12_mesh", "13_gpt"),
-)
+RANK_STEMS = ("04_ddp_torchrun", "06_multinode", "06b_preemption", "09_fsdp")
+RANK_STEMS += ("11_tensor_parallel", "12_mesh", "13_gpt")
 OPTIONS_09 = (("--precision", "bf16"), ("--checkpoint-activations",), ("--offload",), ("--no-reshard",))
 SCHEDULES = ("1f1b", "naive", "gpipe", "interleaved")
 REHEARSED = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "13_gpt")
-# Not 13: torch calls the backward of its attention on GPUs non-deterministic; see deterministic.py.
 FP16 = launcher.ROOT / "lessons/parts/fp16.py"
+# Not 13: torch calls the backward of its attention on GPUs non-deterministic; see variant.py.
 BYTES = ("04_ddp_torchrun", "09_fsdp")
 
 
@@ -44,25 +42,30 @@ def same_bytes(stem: str) -> Callable:
     return look
 
 
+def losses_off(one: Result, other: Result, stem: str, of: str = "", epochs: int | None = None) -> float:
+    """The largest relative difference of the losses of an epoch."""
+    curves = launcher.read_curve(one.out, stem)[:epochs], launcher.read_curve(other.out, of or stem)[:epochs]
+    return max(abs(row["loss"] / expected["loss"] - 1) for row, expected in zip(*curves, strict=True))
+
+
 def same_curve(stem: str, of: str = "", limits: lessons.Curve = launcher.THE_SAME) -> Callable:
-    def look(one: Result, reference: Result):
-        curves = launcher.read_curve(one.out, stem), launcher.read_curve(reference.out, of or stem)
-        off = max(abs(row["loss"] / expected["loss"] - 1) for row, expected in zip(*curves, strict=True))
+    def look(one: Result, other: Result):
+        curves = launcher.read_curve(one.out, stem), launcher.read_curve(other.out, of or stem)
         different = launcher.difference(*curves, limits)
-        return different or f"losses off by {off:.1e} at most", not different
+        return different or f"losses off by {losses_off(one, other, stem, of):.1e} at most", not different
 
     return look
 
 
-def resumed(words: str, stem: str, of: str = "", limits: lessons.Curve = launcher.THE_SAME) -> Callable:
-    """That it said these words when it resumed, and has the same curve."""
+def resumed(words: str, look: Callable) -> Callable:
+    """That it said these words when it resumed, and what else is looked at."""
 
-    def look(result: Result, reference: Result):
-        value, is_right = same_curve(stem, of, limits)(result, reference)
+    def look_at_both(result: Result, reference: Result):
+        value, is_right = look(result, reference)
         said = words in result.stdout
         return f"{'resumed' if said else 'not resumed'}, {value}", said and is_right
 
-    return look
+    return look_at_both
 
 
 def within(limits: lessons.Curve) -> str:
@@ -131,7 +134,7 @@ def one_rank(check: Check) -> None:
             shutil.copytree(start.folder, folder)
             sorted((folder / "out").glob("*.snapshot"))[-1].unlink()
             jobs[where] = job(last, folder=folder, **(CPU if where == "CPU" else {}))
-    again, look = check.run(jobs), resumed("resumed in epoch 2 after step ", last, "", limits)
+    again, look = check.run(jobs), resumed("resumed in epoch 2 after step ", same_curve(last, "", limits))
     for where, reference in references.items():
         results = [again.get(where, reference), reference]
         check.judge(f"a snapshot resumed on the {where}", results, look, "resumed, within 1e-3")
@@ -254,7 +257,7 @@ def four_to_two(check: Check, four: Result | None, reference: Result) -> None:
     if not four.problem:
         shutil.rmtree(four.out / f"{stem}.epoch0002")
         result = check.run_one(check.lesson(stem, after, *small(stem), *EPOCHS, folder=four.folder))
-    look = resumed("resumed after epoch 1", stem, lessons.LADDER[0].stem)
+    look = resumed("resumed after epoch 1", same_curve(stem, lessons.LADDER[0].stem))
     check.judge(name, [result, reference], look, "resumed, the same curve")
 
 
@@ -352,32 +355,25 @@ def real_training(check: Check) -> None:
     add("workers", 2, "--workers", 2)
     found = check.run(jobs)
 
-    def apart(one, other, epochs=None):
-        curves = [launcher.read_curve(each.out, stem)[:epochs] for each in (one, other)]
-        return max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(*curves, strict=True))
-
     def compiled(one, other):
-        off = apart(one, other, 1)
+        off = losses_off(one, other, stem, epochs=1)
         return f"first epoch's loss off by {off:.1e}, {one.seconds:.0f} s", off < 1e-2
 
     def double(one, other):
-        off = apart(one, other)
+        off = losses_off(one, other, stem)
         return f"losses off by {off:.1e} at most", off < 5e-7
-
-    def crashed(one, other):
-        value, is_equal = same_bytes(stem)(one, other)
-        is_resumed = "resumed in epoch 1" in one.stdout
-        return f"{'resumed' if is_resumed else 'not resumed'}, {value}", is_resumed and is_equal
 
     def trace(result):
         path = result.out / f"{stem}.trace.json.gz"
         return f"a trace of {path.stat().st_size:,} bytes", path.stat().st_size > 1000
 
+    def judge(name, asked, look, expected):
+        check.judge(name, [found[each] for each in asked], look, expected)
+
     if has_compiled:
-        both = [found["compiled"], found["eager"]]
-        check.judge("08 compiled against eager", both, compiled, "within 1e-2")
-    both = [found["2 in float64"], found["1 in float64"]]
-    check.judge("SyncBatchNorm on 2 ranks against 1, float64", both, double, "losses within 5e-7")
-    check.judge("08 on 2, a crash", [found["a crash"], found["2"]], crashed, f"resumed, {EQUAL}")
-    check.judge("08 on 2, with workers", [found["workers"], found["2"]], same_bytes(stem), EQUAL)
-    check.judge("08 with --profile", [found["eager"]], trace, "a trace")
+        judge("08 compiled against eager", ("compiled", "eager"), compiled, "within 1e-2")
+    both, same = ("2 in float64", "1 in float64"), same_bytes(stem)
+    judge("SyncBatchNorm on 2 ranks against 1, float64", both, double, "losses within 5e-7")
+    judge("08 on 2, a crash", ("a crash", "2"), resumed("resumed in epoch 1", same), f"resumed, {EQUAL}")
+    judge("08 on 2, with workers", ("workers", "2"), same, EQUAL)
+    judge("08 with --profile", ("eager",), trace, "a trace")

@@ -103,11 +103,9 @@ def ladder(check: Check, found: dict[str, Result]) -> None:
             said = check.facts.setdefault("ladder", {})[step] = result.said()
             is_fp32 = step in ("plain", "input")
             said["mfu"] = share_of_peak(check, said["images/s"] * said["flops"], is_fp32)
-            return (
-                f"{said['images/s']:,.0f} images/s, {percent(said['mfu'])} of the "
-                f"{'fp32' if is_fp32 else 'bf16'} peak, {said['input']:.0%} of a step for input; "
-                f"{limits(said['busy'])}"
-            )
+            peak = f"{percent(said['mfu'])} of the {'fp32' if is_fp32 else 'bf16'} peak"
+            speed, _, inputs = bring(result).partition(", ")
+            return f"{speed}, {peak}, {inputs}; {limits(said['busy'])}"
 
         check.judge(f"ResNet-18, {STEPS[step]}", [result], look)
     worked = {step: result for step, result in found.items() if not result.problem}
@@ -131,10 +129,9 @@ def large_gpt(check: Check, found: dict[str, Result]) -> None:
         def look(result, name=name):
             said = check.facts.setdefault("gpt", {})[name] = result.said()
             shares[name] = said["mfu"] = share_of_peak(check, said["flops"] / said["seconds"])
-            return (
-                f"{said['tokens/s']:,.0f} tokens/s, {said['parameters'] / 1e6:,.0f} million parameters, "
-                f"{percent(said['mfu'])} of the bf16 peak; {limits(said['busy'])}"
-            )
+            size = f"{said['parameters'] / 1e6:,.0f} million parameters"
+            peak = f"{percent(said['mfu'])} of the bf16 peak; {limits(said['busy'])}"
+            return f"{said['tokens/s']:,.0f} tokens/s, {size}, {peak}"
 
         check.judge(f"a large {name}", [result], look)
     known = {name: share for name, share in shares.items() if share is not None}
@@ -226,9 +223,7 @@ def several_gpus(check: Check) -> None:
         check.row("P2P", "needs two GPUs", "", "not here")
 
     def data_parallel(*both):
-        curves = (
-            launcher.read_curve(each.out, stem) for each, stem in zip(both, stems.values(), strict=True)
-        )
+        curves = map(launcher.read_curve, (each.out for each in both), stems.values())
         different = launcher.difference(*curves)
         return different or "the curve of 01", not different
 
