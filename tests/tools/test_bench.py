@@ -317,6 +317,7 @@ def test_start_up_is_told_by_what_it_is_spent_on(tmp_path):
         ("09_fsdp", "wide,saving", 60e6, 70e6),  # written meanwhile: 8 million weights with their momentum
         ("06b_preemption", "saving", 200_000, 400_000),  # waited for: 32,000 weights with their momentum
     ],
+    ids=["written meanwhile", "waited for"],
 )
 def test_a_snapshot_is_clocked(tmp_path, stem, variant, least, most):
     sizes = ("--epochs", 2, "--train-size", 240, "--test-size", 60)
