@@ -82,14 +82,8 @@ def cut(trial, columns):
         compare(trial, f"the whole weight after {which}", look(got, "whole"), case["weight"])
 
 
-@check("11.1a")
-def columns(trial):
-    cut(trial, True)
-
-
-@check("11.1b")
-def rows(trial):
-    cut(trial, False)
+check("11.1a")(lambda trial: cut(trial, True))
+check("11.1b")(lambda trial: cut(trial, False))
 
 
 # ---- 11.2 -------------------------------------------------------------------------------------
@@ -127,14 +121,8 @@ def function(trial, name):
                     compare(trial, what, got, right)
 
 
-@check("11.2a")
-def copy(trial):
-    function(trial, "Copy")
-
-
-@check("11.2b")
-def sums(trial):
-    function(trial, "Sum")
+check("11.2a")(lambda trial: function(trial, "Copy"))
+check("11.2b")(lambda trial: function(trial, "Sum"))
 
 
 # ---- 11.3 -------------------------------------------------------------------------------------
@@ -189,14 +177,8 @@ def compare_layer(trial, column, came, right, rank, world_size):
         compare_one(what, f"{name}'s gradient", name, None if right[name] is None else right[name].grad)
 
 
-@check("11.3a")
-def column_linear(trial):
-    layers(trial, "ColumnLinear")
-
-
-@check("11.3b")
-def row_linear(trial):
-    layers(trial, "RowLinear")
+check("11.3a")(lambda trial: layers(trial, "ColumnLinear"))
+check("11.3b")(lambda trial: layers(trial, "RowLinear"))
 
 
 # How much a process may have grown until the matrices are made, since the look before the submission is
@@ -286,9 +268,7 @@ def demands(trial, world_size, whole, size):
     return gates, back
 
 
-@check("11.3c")
-def memory(trial):
-    large(trial, 4, block=False, traffic=False)
+check("11.3c")(lambda trial: large(trial, 4, block=False, traffic=False))
 
 
 # ---- 11.4 -------------------------------------------------------------------------------------

@@ -106,7 +106,9 @@ def compare_pair(trial, what, came, right, relative, wrong):
     """Output and log_sum_exp of attend or merge. `wrong` works out what they come to by a mistake: the output
     (place 0), or the log_sum_exp."""
     is_pair = isinstance(came, list) and len(came) == 2
-    trial.require(is_pair, f"{what.split()[0]} does not return a pair", "a pair: (output, log_sum_exp)")
+    trial.require(
+        is_pair, f"{what.split()[0].rstrip(',')} does not return a pair", "a pair: (output, log_sum_exp)"
+    )
     # The output of a query that meets no key is zeros: the log-sum-exp is -inf there.
     alone = torch.isneginf(right[1]).expand(right[0].shape).numpy()
     if isinstance(came[0], numpy.ndarray) and came[0].shape == alone.shape:
@@ -494,9 +496,7 @@ def bytes_forward(trial):
         to_the_right(trial, world_size, least, least, unit, words)
 
 
-@check("15.4c")
-def memory_forward(trial):
-    memory(trial, backward=False)
+check("15.4c")(lambda trial: memory(trial, backward=False))
 
 
 # Positions, size of a head, and processes, where memory is looked at; and columns that are compared.
@@ -567,9 +567,7 @@ def thin_pass(thin, wide, columns):
     }
 
 
-@check("15.4d")
-def left_out_forward(trial):
-    left_out(trial, backward=False)
+check("15.4d")(lambda trial: left_out(trial, backward=False))
 
 
 def left_out(trial, backward):
@@ -681,6 +679,4 @@ def traffic_backward(trial):
     memory(trial, backward=True)
 
 
-@check("15.5c")
-def left_out_backward(trial):
-    left_out(trial, backward=True)
+check("15.5c")(lambda trial: left_out(trial, backward=True))

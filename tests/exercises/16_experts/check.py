@@ -275,14 +275,8 @@ def balance(trial, gradients):
             trial.require(sent <= most, came, f"at most {most}, however many tokens there are: only counts")
 
 
-@check("16.2a")
-def balancing(trial):
-    balance(trial, False)
-
-
-@check("16.2b")
-def balancing_gradient(trial):
-    balance(trial, True)
+check("16.2a")(lambda trial: balance(trial, False))
+check("16.2b")(lambda trial: balance(trial, True))
 
 
 # ---- 16.3 -------------------------------------------------------------------------------------
@@ -508,14 +502,8 @@ def wrong_rows(trial, one, rank, got, right, weights, answer):
         trial.require(not amiss, came, f"the answer of expert {mine[0][1]} to the token itself")
 
 
-@check("16.3b")
-def combined(trial):
-    round_trips(trial, False)
-
-
-@check("16.3c")
-def gradients(trial):
-    round_trips(trial, True)
+check("16.3b")(lambda trial: round_trips(trial, False))
+check("16.3c")(lambda trial: round_trips(trial, True))
 
 
 COUNTS = 1500  # bytes between two processes for the counts, and for what gloo adds in each phase
