@@ -22,10 +22,6 @@ def double(model):
     return model | {"state": {name: tensor.double() / 3 for name, tensor in model["state"].items()}}
 
 
-def other_weights(trial, model):
-    return {name: trial.floats(*tensor.shape) for name, tensor in model["state"].items()}
-
-
 def names_of(model):
     """The parameters in the order of model.parameters()."""
     names = [
@@ -145,10 +141,14 @@ def in_words(call):
     return f"{call.get('event')} of {call.get('size')} numbers"
 
 
-def inputs_of(model, bucket_bytes, ranks, **more):
-    """Inputs for the driver `steps`: `ranks` has the list of steps of each rank."""
+def inputs_of(trial, model, bucket_bytes, ranks, apart=False, **more):
+    """Inputs for the driver `steps`: `ranks` has the list of steps of each rank. With `apart`, all but rank 0
+    begin with weights of their own."""
     steps = [[{name: step[name] for name in step if name != "kept"} for step in one] for one in ranks]
-    return [model | {"bucket_bytes": bucket_bytes, "steps": one, **more} for one in steps]
+    inputs = [model | {"bucket_bytes": bucket_bytes, "steps": one, **more} for one in steps]
+    for one in inputs[1:] if apart else ():
+        one["state"] = {name: trial.floats(*tensor.shape) for name, tensor in model["state"].items()}
+    return inputs
 
 
 def run_steps(trial, inputs, gates=None, **more):
@@ -227,10 +227,8 @@ def keep_back(trial, model, bucket_bytes, ranks):
 def overlapped(trial, model, bucket_bytes, ranks):
     """Steps with gates in backward: gradients must be right, and no more be sent than it takes."""
     gates = keep_back(trial, model, bucket_bytes, ranks)
-    inputs = inputs_of(model, bucket_bytes, ranks)
-    for rank in range(1, len(ranks)):
-        inputs[rank] = inputs[rank] | {"state": other_weights(trial, model)}
-    came, steps = run_steps(trial, inputs, gates), len(ranks[0])
+    inputs, steps = inputs_of(trial, model, bucket_bytes, ranks, apart=True), len(ranks[0])
+    came = run_steps(trial, inputs, gates)
     means = gradients(trial, model, came, ranks)
     # Asked before all of this had come, a gate would count what belongs to the step before.
     for number, expected in enumerate([model["state"], *means[:-1]]):
@@ -241,23 +239,20 @@ def overlapped(trial, model, bucket_bytes, ranks):
                 what = f"{kind} of {name} on rank {rank} when step {number + 1} began"
                 trial.close(what, had, expected[name], relative=5e-5)
     _, sizes = timetable(model, bucket_bytes)
+    of_each = f"one all_reduce for each of the {len(sizes)} buckets"
     for rank in range(len(ranks)):  # bytes prove it, calls explain it
         calls = calls_of(trial, rank, "begin 0")
         words = ", ".join(map(in_words, calls))
         came = f"rank {rank} made {len(calls)} calls of torch.distributed in {steps} steps: {words}"[:400]
-        wanted = (
-            f"in each step, one all_reduce for each of the {len(sizes)} buckets and at most one extra call"
-        )
+        wanted = f"in each step, {of_each} and at most one extra call"
         trial.require(len(calls) <= steps * (len(sizes) + 1), came, wanted)
     share = 2 * (len(ranks) - 1) / len(ranks) * sum(sizes) * steps
     most = 1.01 * share + steps * (len(sizes) + 1) * ONE_CALL * (len(ranks) - 1)
     for rank in range(len(ranks) if trial.counted else 0):
         got = trial.mark(rank, "@end")["sent"] - trial.asked(rank, "begin 0")["sent"]
-        trial.require(
-            0.97 * share - 64 <= got <= most,
-            f"in {steps} steps, rank {rank} sent {kilobytes(got)}",
-            f"{kilobytes(share)} to {kilobytes(most)}: one all_reduce for each of the {len(sizes)} buckets",
-        )
+        came = f"in {steps} steps, rank {rank} sent {kilobytes(got)}"
+        wanted = f"{kilobytes(share)} to {kilobytes(most)}: {of_each}"
+        trial.require(0.97 * share - 64 <= got <= most, came, wanted)
 
 
 def in_any_order(buckets):
@@ -323,10 +318,9 @@ def begin_equal(trial):
             " forward(images, skip=[1]) and forward(images, [1])"
         )
         model = model_of(trial, [5, 4, 4, 3], frozen=["layers.0.weight"]) | {"skip": [1], "bucket_bytes": 60}
-        models = [
-            model | {"state": other_weights(trial, model), "buffers": drawn_buffers(trial)}
-            for _ in range(world_size)
-        ]
+        shapes = {name: tensor.shape for name, tensor in model["state"].items()}
+        states = [{name: trial.floats(*shape) for name, shape in shapes.items()} for _ in range(world_size)]
+        models = [model | {"state": state, "buffers": drawn_buffers(trial)} for state in states]
         images = [trial.floats(rank + 2, 5) for rank in range(world_size)]
         inputs = [one | {"images": given} for one, given in zip(models, images, strict=True)]
         first = {name: tensor.double() for name, tensor in models[0]["state"].items()}
@@ -390,16 +384,14 @@ def averaged(trial):
             for rank in range(world_size)
         ]
         ranks[late][0]["sleep"] = 0.05 * (world_size > 1)
-        came = run_steps(trial, inputs_of(model, 200, ranks))
+        came = run_steps(trial, inputs_of(trial, model, 200, ranks))
         gradients(trial, model, came, ranks, relative=relative)
         data = 2 * 2 * (world_size - 1) / world_size * sum(timetable(model, 200)[1])
         for rank in range(world_size):
             got = trial.sent(rank)
-            trial.require(
-                got is None or got >= 0.9 * data,
-                f"in 2 steps, rank {rank} sent {got} bytes through the process group",
-                f"at least {data:.0f} bytes: an all_reduce of all gradients",
-            )
+            came_by = f"in 2 steps, rank {rank} sent {got} bytes through the process group"
+            wanted = f"at least {data:.0f} bytes: an all_reduce of all gradients"
+            trial.require(got is None or got >= 0.9 * data, came_by, wanted)
 
 
 @check("03b.3b")
@@ -417,7 +409,7 @@ def missing_on_some(trial):
             [step_of(trial, model) if skip is None else step_of(trial, model, 3, skips=[skip])]
             for skip in skips
         ]
-        came = run_steps(trial, inputs_of(model, 150, ranks))
+        came = run_steps(trial, inputs_of(trial, model, 150, ranks))
         gradients(trial, model, came, ranks, f" ({words})")
 
 
@@ -438,7 +430,7 @@ def missing_everywhere(trial):
         ]
         for rank in range(3)
     ]
-    came = run_steps(trial, inputs_of(model, 10_000, ranks))
+    came = run_steps(trial, inputs_of(trial, model, 10_000, ranks))
     gradients(trial, model, came, ranks)
 
 
@@ -461,7 +453,7 @@ def nobody_waits(trial):
         "words": f"rank {late} had not begun its backward",
     }
     try:
-        came = run_steps(trial, inputs_of(model, 200, ranks), gates, limit=6)
+        came = run_steps(trial, inputs_of(trial, model, 200, ranks), gates, limit=6)
     except Verdict as verdict:
         if verdict.status == "timeout":
             wanted = "backward and its hooks wait for no other rank: only finish waits"
@@ -469,9 +461,9 @@ def nobody_waits(trial):
         raise
     for rank in range(world_size):
         calls = {str(call.get("event")) for call in calls_of(trial, rank, "step")}
-        others = ", ".join(sorted(calls - {"all_reduce"}))
-        came_by = f"in a step of a model without buffers, rank {rank} called {others}"
-        trial.require(not others, came_by[:400], "only all_reduce")
+        calls = ", ".join(sorted(calls - {"all_reduce"}))
+        came_by = f"in a step of a model without buffers, rank {rank} called {calls}"
+        trial.require(not calls, came_by[:400], "only all_reduce")
     # The gradients of the images: nobody has them before backward has gone through all layers.
     for rank in others:
         images = []
@@ -541,7 +533,7 @@ def silence(trial):
         for name, number in zip(names, (begin, *after), strict=True):
             every = [[other, name] for other in range(world_size)]
             gates[rank][name] = {"value": number, "asked": every}
-    came = run_steps(trial, inputs_of(model, 2000, ranks), gates)
+    came = run_steps(trial, inputs_of(trial, model, 2000, ranks), gates)
     for rank, (step,) in enumerate(ranks):
         images = []
         right(model, model["state"], step["batches"], 1.0, step["kept"], images)
@@ -570,7 +562,7 @@ def accumulated(trial):
     for rank in range(3):
         skips = [[], [1], [1]] if rank == 0 else [[2], [], []]
         ranks.append([step_of(trial, model, *range(1 + rank, 4 + rank), skips=skips) for _ in range(2)])
-    came = run_steps(trial, inputs_of(model, 150, ranks))
+    came = run_steps(trial, inputs_of(trial, model, 150, ranks))
     gradients(trial, model, came, ranks)
     widths, bucket_bytes = wide(trial)
     trial.tried(
@@ -602,10 +594,7 @@ def curve(trial):
             images = sum(len(batch["images"]) for steps in ranks for batch in steps[number]["batches"])
             for steps in ranks:
                 steps[number]["factor"] = world_size / images
-        inputs = inputs_of(model, 150, ranks, zeros=zeros, rate=rate)
-        for rank in range(1, world_size):
-            inputs[rank] = inputs[rank] | {"state": other_weights(trial, model)}
-        came = run_steps(trial, inputs)
+        came = run_steps(trial, inputs_of(trial, model, 150, ranks, apart=True, zeros=zeros, rate=rate))
         state = {name: tensor.double() for name, tensor in model["state"].items()}
         for number in range(count):
             for rank, steps in enumerate(ranks):

@@ -22,27 +22,21 @@ def trained(trial, world_size, epochs, steps, size, orders_alike=True, fewer=0):
     what is right, and the loss of each epoch. The learning rate falls along a cosine, once an epoch."""
     state, images, lr = parameters(trial), steps * size - fewer, 0.7
     parts = pictures(trial, *[images] * world_size)
-    orders = [[trial.random.permutation(images) for _ in range(epochs)] for _ in range(world_size)]
-    orders = [
-        [torch.from_numpy(mine[epoch * (not orders_alike)]) for epoch in range(epochs)] for mine in orders
-    ]
+
+    def order():
+        return torch.from_numpy(trial.random.permutation(images))
+
+    orders = [[order()] * epochs if orders_alike else [order() for _ in range(epochs)] for _ in parts]
     inputs, batches = [], []
     for part, order in zip(parts, orders, strict=True):
         inputs.append({"state": state, **given(part), "size": size, "orders": order, "lr": lr})
         mine = chain.from_iterable(one.split(size) for one in order)
         batches.append([(part[0][batch], part[1][batch]) for batch in mine])
-    rates = [
-        lr * (1 + math.cos(math.pi * epoch / epochs)) / 2 for epoch in range(epochs) for _ in range(steps)
-    ]
+    rates = [lr * (1 + math.cos(math.pi * (step // steps) / epochs)) / 2 for step in range(epochs * steps)]
     right = learnt(state, list(zip(*batches, strict=True)), rates)
     losses = [sum(right.losses[epoch * steps : (epoch + 1) * steps]) / steps for epoch in range(epochs)]
-    return run(trial, "train", inputs), right, losses
-
-
-def run(trial, driver, inputs):
-    """Run it, and if nothing moves any more, say how far each rank came."""
     try:
-        return trial.run(driver, inputs)
+        return trial.run("train", inputs), right, losses
     except Verdict as verdict:
         verdict.came += passes_begun(trial) if verdict.status == "timeout" else ""
         raise
