@@ -92,3 +92,13 @@ def passes_begun(trial):
     words = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
     came = f"; number of training forward passes that each rank began: {words}"
     return came if len(set(counts)) > 1 else ""
+
+
+def environments(*counts):
+    """What torchrun tells each process on machines with so many processes."""
+    found, every = [], {"WORLD_SIZE": sum(counts), "GROUP_WORLD_SIZE": len(counts)}
+    for machine, count in enumerate(counts):
+        for local in range(count):
+            one = {"RANK": len(found), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": machine}
+            found.append({name: str(value) for name, value in (every | one).items()})
+    return found

@@ -6,21 +6,11 @@ from itertools import chain, pairwise
 
 import numpy
 import torch
-from classifier import answers, compare, learnt, parameters, passes_begun, pictures
+from classifier import answers, compare, environments, learnt, parameters, passes_begun, pictures
 from judge import STARTERS, Verdict, check, look, so_many
 
-KINDS = [
-    "order",
-    "seed",
-    "collective",
-    "sum",
-    "clipping",
-    "exchange",
-    "mean of means",
-    "resume",
-    "device",
-    "buffers",
-]
+KINDS = ["order", "seed", "collective", "sum", "clipping"]
+KINDS += ["exchange", "mean of means", "resume", "device", "buffers"]
 OTHERS = ("mode", "start", "writer", "zero_grad")
 
 
@@ -70,11 +60,6 @@ def steps_of(parts, size):
     """Batches of `size` of each rank, step by step."""
     ranks = [zip(images.split(size), labels.split(size), strict=True) for images, labels in parts]
     return list(zip(*ranks, strict=True))
-
-
-def chosen(batches, images, labels):
-    """The same from the numbers of images that each rank has given to its model."""
-    return [[(images[batch], labels[batch]) for batch in parts] for parts in zip(*batches, strict=True)]
 
 
 def named(number, right):
@@ -286,13 +271,9 @@ def exchange(trial):
         for rank, came in enumerate(ranks):
             trial.same(f"the number of batches of rank {rank}", len(came["given"]), steps * accumulate)
             pairs = came.get("passes") == ["forward", "backward"] * (steps * accumulate)
-            what = (
-                f"rank {rank} goes forward with another batch before the backward pass of the previous batch"
-            )
-            wanted = (
-                "a forward and a backward pass for each small batch, because the large batch is too large"
-            )
-            trial.require(pairs, what, wanted)
+            what = f"rank {rank} goes forward with another batch before the backward pass of the previous"
+            each = "a forward and a backward pass for each small batch"
+            trial.require(pairs, f"{what} batch", f"{each}, because the large batch is too large")
         # DDP sends the parameters once when it begins: half an exchange. Only Linux counts.
         if None not in sent:
             times = sum(sent) / once / world_size
@@ -345,9 +326,8 @@ def resume(trial):
             what = f"rank {rank} trains with {len(given)} batches after this start"
             trial.require(len(given) == len(wanted), what, until)
             what = f"rank {rank} trains with the images {given} after this start"[:200]
-            trial.require(
-                given == wanted, what, f"{wanted}, the order of epochs {first} to {epochs - 1}"[:200]
-            )
+            order = f"{wanted}, the order of epochs {first} to {epochs - 1}"[:200]
+            trial.require(given == wanted, what, order)
         compare(trial, ranks, learnt(state, joined(steps[:epochs]), **settings), len(joined(steps[:first])))
 
     def torn(begin, **inputs):
@@ -369,20 +349,18 @@ def device(trial):
     for machines in (((1, 2), (2, 3)), ((2, 4), (1, 1))):
         words = " and ".join(f"{count} on {so_many(devices, 'device')}" for count, devices in machines)
         trial.tried(f"two machines with these processes: {words}")
-        more = []
-        world_size = sum(count for count, _ in machines)
-        for machine, (count, devices) in enumerate(machines):
-            for local in range(count):
-                environment = {"RANK": len(more), "LOCAL_RANK": local, "WORLD_SIZE": world_size}
-                environment |= {"LOCAL_WORLD_SIZE": count, "GROUP_RANK": machine, "GROUP_WORLD_SIZE": 2}
-                environment = {name: str(value) for name, value in environment.items()}
-                more.append({"environment": environment, "devices": devices})
+        of_each = environments(*(count for count, _ in machines))
+        world_size = len(of_each)
+        devices = [machines[int(one["GROUP_RANK"])][1] for one in of_each]
+        more = [{"environment": one, "devices": many} for one, many in zip(of_each, devices, strict=True)]
         state, (both,) = parameters(trial), pictures(trial, 7 * world_size + 1)
         mine = [[value[7 * rank : 7 * rank + 7] for value in both] for rank in range(world_size)]
         ranks = train(trial, state, [both] * world_size, more, batch_size=4, lr=0.8)
         for rank, came in enumerate(ranks):
-            local = more[rank]["environment"]["LOCAL_RANK"]
-            machine = ("first", "second")[int(more[rank]["environment"]["GROUP_RANK"])]
+            local, machine = (
+                of_each[rank]["LOCAL_RANK"],
+                ("first", "second")[int(of_each[rank]["GROUP_RANK"])],
+            )
             put = [one for one in look(came, "put") or [] if isinstance(one, list) and len(one) == 2]
             used = sorted({str(number) for number, _ in put})
             devices = f"device {' and '.join(used)}" if used else "no device"
@@ -407,10 +385,8 @@ def buffers(trial):
             "norm.num_batches_tracked": torch.tensor(0),
         }
         # Images of another brightness and contrast on each rank, as from another camera.
-        parts = [
-            (images * (1 + rank) + 2 * rank, labels)
-            for rank, (images, labels) in enumerate(pictures(trial, *[12] * world_size))
-        ]
+        parts = enumerate(pictures(trial, *[12] * world_size))
+        parts = [(images * (1 + rank) + 2 * rank, labels) for rank, (images, labels) in parts]
         test = trial.floats(5, 6) + 1
         ranks = train(trial, state, parts, [{"test_images": test}] * world_size, batch_size=4, lr=0.3)
         learns = {name: value for name, value in state.items() if not name.startswith(("norm.r", "norm.num"))}

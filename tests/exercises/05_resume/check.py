@@ -16,13 +16,8 @@ KILLED, TOO_LARGE = -9, -25
 SNAPSHOT = "run.snapshot"
 EPOCHS = 6  # CosineAnnealingLR has another learning rate in each of them
 MOST_EVENTS = 20
-SHAPES = {
-    "first.weight": (8, 6),
-    "first.bias": (8,),
-    "second.weight": (3, 8),
-    "second.bias": (3,),
-    "scale": (8,),
-}
+SHAPES = {"first.weight": (8, 6), "first.bias": (8,), "second.weight": (3, 8), "second.bias": (3,)}
+SHAPES |= {"scale": (8,)}  # a buffer
 WEIGHTS = [name for name in SHAPES if name != "scale"]
 
 

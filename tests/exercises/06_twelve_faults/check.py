@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy
 import torch
-from classifier import answers, compare, learnt, parameters, passes_begun, pictures
+from classifier import answers, compare, environments, learnt, parameters, passes_begun, pictures
 from judge import Verdict, check, look, so_many
 
 
@@ -225,17 +225,13 @@ def own_device(trial):
     for machines in ((2, 2), (1, 2), (2, 1, 1)):
         words = ", ".join(map(str, machines))
         trial.tried(f"{len(machines)} machines with {words} devices, and one process per device")
-        facts, size = [], sum(machines)
-        for machine, count in enumerate(machines):
-            for local in range(count):
-                one = {"RANK": len(facts), "LOCAL_RANK": local, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": count}
-                facts.append(one | {"GROUP_RANK": machine, "GROUP_WORLD_SIZE": len(machines)})
         # The judge's ranks are no help: only what torchrun says counts.
-        facts = [facts[place] for place in trial.random.permutation(size).tolist()]
-        inputs = [{"environment": {name: str(value) for name, value in one.items()}} for one in facts]
+        facts = environments(*machines)
+        facts = [facts[place] for place in trial.random.permutation(len(facts)).tolist()]
+        inputs = [{"environment": one} for one in facts]
         for one, came in zip(facts, trial.run("device", inputs), strict=True):
             where = f"rank {one['RANK']} (local rank {one['LOCAL_RANK']})"
-            trial.same(f"the device of {where}", came["device"], one["LOCAL_RANK"])
+            trial.same(f"the device of {where}", came["device"], int(one["LOCAL_RANK"]))
 
 
 @check("06.12a")
