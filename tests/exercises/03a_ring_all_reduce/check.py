@@ -43,9 +43,13 @@ def round_the_ring(trial, steps, data, words="", count=True):
     for rank, row in enumerate(rows):
         right, left = (rank + 1) % world_size, (rank - 1) % world_size
         (least, most), allowed = data[rank], 10 * HEADER * steps
-        gone, data_sent = int(row.sum()), (least + most) / 2
-        if count and world_size > 2:
-            in_pieces(trial, rank, right, row[right] - data_sent, rows[right][rank], steps)
+        gone, headers = int(row.sum()), (2 if world_size > 2 else 3) * HEADER
+        messages = float(row[right] - (least + most) / 2) / headers
+        sent_right = f"the number of messages from rank {rank} to rank {right}"
+        # Many small messages are more bytes as well, but that says nothing to a student. Every message has
+        # two headers, and is answered by a third: if both numbers agree, the messages are too many.
+        if count and world_size > 2 and abs(messages - rows[right][rank] / HEADER) < 0.5:
+            trial.same(sent_right, round(messages), steps)
 
         def only_right(good, words, rank=rank, right=right):
             trial.require(good, f"rank {rank} sent {words}", f"messages only to the right, to rank {right}")
@@ -61,20 +65,10 @@ def round_the_ring(trial, steps, data, words="", count=True):
             only_right(row[other] == 0, f"{row[other]} bytes to rank {other}")
         only_right(world_size == 2 or row[left] <= 4 * HEADER * steps, to_left)
         if count:
-            messages = float(row[right] - data_sent) / ((2 if world_size > 2 else 3) * HEADER)
-            what = f"the number of messages from rank {rank} to rank {right}"
-            trial.same(what, round(messages), steps)
+            trial.same(sent_right, round(messages), steps)
         if count and world_size > 2:
             what = f"the number of messages that rank {rank} received from rank {left}"
             trial.same(what, round(float(row[left]) / HEADER), steps)
-
-
-def in_pieces(trial, rank, right, headers, answers, steps):
-    """Many small messages are more bytes as well, but that says nothing to a student. Every message has two
-    headers, and is answered by a third: if both numbers agree, it is the messages that are too many."""
-    messages = headers / (2 * HEADER)
-    if abs(messages - answers / HEADER) < 0.5:
-        trial.same(f"the number of messages from rank {rank} to rank {right}", round(float(messages)), steps)
 
 
 def whose(got, given, number):

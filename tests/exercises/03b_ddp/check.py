@@ -50,16 +50,12 @@ def buckets_of(sizes, frozen, bucket_bytes, each=4):
     return buckets
 
 
-def batch_of(trial, model, images, skip=()):
-    inside, outside = model["widths"][0], model["widths"][-1]
-    batch = {"images": trial.floats(images, inside), "targets": trial.floats(images, outside)}
-    return batch | {"skip": list(skip)}
-
-
 def step_of(trial, model, *images, skips=None, factor=1.0):
     """A step with a batch of so many images for each pass."""
-    skips = skips or [()] * len(images)
-    batches = [batch_of(trial, model, count, skip) for count, skip in zip(images, skips, strict=True)]
+    (inside, *_, outside), batches = model["widths"], []
+    for count, skip in zip(images, skips or [()] * len(images), strict=True):
+        batch = {"images": trial.floats(count, inside), "targets": trial.floats(count, outside)}
+        batches.append(batch | {"skip": list(skip)})
     return {"batches": batches, "factor": factor}
 
 
@@ -420,13 +416,13 @@ def missing_everywhere(trial):
         " gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, and rank 2 has zeros"
     )
     model = model_of(trial, [5, 5, 5, 5])
-    both = batch_of(trial, model, 2)
+    both = step_of(trial, model, 2)
     ranks = [
         [
             step_of(trial, model, 3, skips=[[1] if rank == 2 else [1, 2]]),
             step_of(trial, model, 2),
             step_of(trial, model, 2, factor=0.0),
-            {"batches": [both], "factor": (1.0, -1.0, 0.0)[rank]},
+            both | {"factor": (1.0, -1.0, 0.0)[rank]},
         ]
         for rank in range(3)
     ]

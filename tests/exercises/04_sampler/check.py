@@ -59,24 +59,6 @@ def dealt(trial, driver, cases, valid):
     return found
 
 
-def samplers(trial, cases):
-    """Run samplers. Each rank's shard has the right length, and consists of numbers of images."""
-
-    def valid(one, rank, shard):
-        passes = look(shard, "passes")
-        ok = isinstance(passes, list) and len(passes) == len(one["epochs"])
-        trial.require(ok, f"the sampler of rank {rank} sent no valid result", "integers")
-        more = 0 if one["drop_last"] else one["world_size"] - 1
-        length = (one["size"] + more) // one["world_size"]
-        for numbers in passes:
-            valid_numbers(trial, f"the sampler of rank {rank}", one["size"], numbers)
-            came = f"the sampler of rank {rank} gives {so_many(len(numbers), 'number')}"
-            trial.require(len(numbers) == length, came, str(length))
-        trial.same(f"len(sampler) of rank {rank}, before a pass,", shard.get("length"), length)
-
-    return dealt(trial, "passes", cases, valid)
-
-
 def valid_numbers(trial, who, size, numbers):
     whole = isinstance(numbers, list) and all(type(value) is int for value in numbers)
     trial.require(whole, f"{who} gives values that are not integers", "image numbers")
@@ -122,12 +104,25 @@ def together(trial, one, shards):
         trial.require(False, came, wanted)
     trial.require(not (never and low), f"{some(never)} never {come(never)}", wanted)
     trial.require(not seldom, f"{some(seldom)} {come(seldom)} less often than other images", wanted)
-    return counts
 
 
 def deal(trial, cases):
-    """All shards of all cases, checked: for each case and pass, the shard of each rank."""
-    found = samplers(trial, cases)
+    """Run samplers. Each rank's shard has the right length and consists of numbers of images, and the shards
+    fit together. Returns for each case what each rank sent."""
+
+    def valid(one, rank, shard):
+        who, passes = f"the sampler of rank {rank}", look(shard, "passes")
+        ok = isinstance(passes, list) and len(passes) == len(one["epochs"])
+        trial.require(ok, f"{who} sent no valid result", "integers")
+        more = 0 if one["drop_last"] else one["world_size"] - 1
+        length = (one["size"] + more) // one["world_size"]
+        for numbers in passes:
+            valid_numbers(trial, who, one["size"], numbers)
+            came = f"{who} gives {so_many(len(numbers), 'number')}"
+            trial.require(len(numbers) == length, came, str(length))
+        trial.same(f"len(sampler) of rank {rank}, before a pass,", shard.get("length"), length)
+
+    found = dealt(trial, "passes", cases, valid)
     for one, ranks in zip(cases, found, strict=True):
         for number, epoch in enumerate(one["epochs"]):
             trial.tried(words_for(one) + ("" if epoch is None else f", epoch {epoch}"))

@@ -88,7 +88,9 @@ def bug(identity):
             try:
                 function(trial)
             except Verdict:
-                if code_of(trial.files[script(trial)]) == code_of(handed_out(trial)):
+                starter = STARTERS / script(trial)
+                handed_out = starter.read_text() if starter.exists() else ""
+                if code_of(trial.files[script(trial)]) == code_of(handed_out):
                     came = "the code is unchanged and still does what the user saw"
                     raise Verdict("failed", came, "what the docstring asks for") from None
                 raise
@@ -96,11 +98,6 @@ def bug(identity):
         return function
 
     return mark
-
-
-def handed_out(trial):
-    path = STARTERS / script(trial)
-    return path.read_text() if path.exists() else ""
 
 
 def code_of(text):
