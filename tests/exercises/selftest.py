@@ -96,6 +96,35 @@ def sample(found):
     return [case for case in found if case.kind in ("solution", "starter")] + list(mutants.values())
 
 
+def grade_files(one, files, nursery, seed):
+    """Grade a submission that consists of these files."""
+    with tempfile.TemporaryDirectory(prefix="rungs-case-") as folder:
+        for file, text in files.items():
+            path = Path(folder, file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, errors="surrogateescape")
+        return judge.grade(one, Path(folder), nursery, seed)
+
+
+def row_of(one, kind, case, results, wanted, right, came=""):
+    """What came of a submission, for the table and the page."""
+    first = next((result for result in results if result.status != "passed"), None)
+    return {
+        "exercise": one["id"],
+        "kind": kind,
+        "name": case.name,
+        "wanted": wanted,
+        "score": sum(result.score for result in results),
+        "of": judge.points_of(one),
+        "fell_at": first and first.id,
+        "status": first.status if first else "passed",
+        "came": came or (first.came if first else ""),
+        "expected": first.expected if first else "",
+        "seconds": round(sum(result.seconds for result in results), 2),
+        "right": right,
+    }
+
+
 def run_case(one, case, nursery, seed=0, depth="all"):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, killed_by = case.kind, case.killed_by
@@ -107,14 +136,7 @@ def run_case(one, case, nursery, seed=0, depth="all"):
         needs = [[name for name in entry.get("needs", []) if name in wanted] for entry in checks]
         checks = [entry | {"needs": some} for entry, some in zip(checks, needs, strict=True)]
         one = one | {"check": checks}
-    folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
-    try:
-        for file, text in case.files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text)
-        results = judge.grade(one, folder, nursery, seed)
-    finally:
-        shutil.rmtree(folder)
+    results = grade_files(one, case.files, nursery, seed)
     score = sum(result.score for result in results)
     first = next((result for result in results if result.status != "passed"), None)
     full = judge.points_of(one)
@@ -127,20 +149,7 @@ def run_case(one, case, nursery, seed=0, depth="all"):
     else:
         right = first is not None and first.id == killed_by and first.status != "not reached"
         wanted = f"falls at {killed_by}"
-    return {
-        "exercise": one["id"],
-        "kind": kind,
-        "name": case.name,
-        "wanted": wanted,
-        "score": score,
-        "of": full,
-        "fell_at": first and first.id,
-        "status": first.status if first else "passed",
-        "came": first.came if first else "",
-        "expected": first.expected if first else "",
-        "seconds": round(sum(result.seconds for result in results), 2),
-        "right": right,
-    }
+    return row_of(one, kind, case, results, wanted, right)
 
 
 def exercise_matrix(one, nursery, told=None, only=None, each=1, but=()):
@@ -292,15 +301,9 @@ def run_cheat(case, nursery, canary, seed=0):
     one, most = case.exercise, case.most
     nursery.ready()
     process = nursery.process
-    folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
-    try:
-        for file, text in case.files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(canary.fill(text), errors="surrogateescape")
-        # Some never end: they need not be given as long as an honest one.
-        results = judge.grade(one | {"seconds": 5}, folder, nursery, seed)
-    finally:
-        shutil.rmtree(folder)
+    # Some never end: they need not be given as long as an honest one.
+    files = {file: canary.fill(text) for file, text in case.files.items()}
+    results = grade_files(one | {"seconds": 5}, files, nursery, seed)
     score = sum(result.score for result in results)
     trouble = canary.harm() + left_over(nursery)
     if score > most:
@@ -312,24 +315,11 @@ def run_cheat(case, nursery, canary, seed=0):
         trouble.append("the nursery was ended")
     if any(MISSED.search(result.came) for result in results):
         trouble.append("what it attacks is not there")
-    first = next((result for result in results if result.status != "passed"), None)
     honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, seed, set())
     if honest.status != "passed":
         trouble.append(f"an honest check after it: {honest.status}: {honest.came}")
-    return {
-        "exercise": one["id"],
-        "kind": "cheat",
-        "name": case.name,
-        "wanted": f"at most {judge.number(most)} points",
-        "score": score,
-        "of": judge.points_of(one),
-        "fell_at": first and first.id,
-        "status": first.status if first else "passed",
-        "came": "; ".join(trouble) or (first.came if first else ""),
-        "expected": first.expected if first else "",
-        "seconds": round(sum(result.seconds for result in results), 2),
-        "right": not trouble,
-    }
+    wanted = f"at most {judge.number(most)} points"
+    return row_of(one, "cheat", case, results, wanted, not trouble, "; ".join(trouble))
 
 
 def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
