@@ -8,6 +8,7 @@ that is changed: a planted bug whose symptom is hidden. `other_*` are solutions 
 file, or a folder with some of the files of an exercise that has several.
 """
 
+import ast
 import contextlib
 import re
 import shutil
@@ -17,10 +18,9 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cheats
 import jobs
 import judge
 
@@ -31,7 +31,7 @@ KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 # What a finished exercise has at least.
 MUTANTS, OTHERS = 8, 2
 # What a cheat raises where a module, or something in one, has another name now.
-MISSED = re.compile(r"raised (KeyError|AttributeError: module)")
+MISSED = re.compile(r"raised (KeyError|NameError|AttributeError: module)")
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,35 @@ def sample(found):
     return [case for case in found if case.kind in ("solution", "starter")] + list(mutants.values())
 
 
+def grade_files(one, files, nursery, seed):
+    """Grade a submission that consists of these files."""
+    with tempfile.TemporaryDirectory(prefix="rungs-case-") as folder:
+        for file, text in files.items():
+            path = Path(folder, file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, errors="surrogateescape")
+        return judge.grade(one, Path(folder), nursery, seed)
+
+
+def row_of(one, kind, case, results, wanted, right, came=""):
+    """What came of a submission, for the table and the page."""
+    first = next((result for result in results if result.status != "passed"), None)
+    return {
+        "exercise": one["id"],
+        "kind": kind,
+        "name": case.name,
+        "wanted": wanted,
+        "score": sum(result.score for result in results),
+        "of": judge.points_of(one),
+        "fell_at": first and first.id,
+        "status": first.status if first else "passed",
+        "came": came or (first.came if first else ""),
+        "expected": first.expected if first else "",
+        "seconds": round(sum(result.seconds for result in results), 2),
+        "right": right,
+    }
+
+
 def run_case(one, case, nursery, seed=0, depth="all"):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, killed_by = case.kind, case.killed_by
@@ -107,14 +136,7 @@ def run_case(one, case, nursery, seed=0, depth="all"):
         needs = [[name for name in entry.get("needs", []) if name in wanted] for entry in checks]
         checks = [entry | {"needs": some} for entry, some in zip(checks, needs, strict=True)]
         one = one | {"check": checks}
-    folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
-    try:
-        for file, text in case.files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text)
-        results = judge.grade(one, folder, nursery, seed)
-    finally:
-        shutil.rmtree(folder)
+    results = grade_files(one, case.files, nursery, seed)
     score = sum(result.score for result in results)
     first = next((result for result in results if result.status != "passed"), None)
     full = judge.points_of(one)
@@ -127,20 +149,7 @@ def run_case(one, case, nursery, seed=0, depth="all"):
     else:
         right = first is not None and first.id == killed_by and first.status != "not reached"
         wanted = f"falls at {killed_by}"
-    return {
-        "exercise": one["id"],
-        "kind": kind,
-        "name": case.name,
-        "wanted": wanted,
-        "score": score,
-        "of": full,
-        "fell_at": first and first.id,
-        "status": first.status if first else "passed",
-        "came": first.came if first else "",
-        "expected": first.expected if first else "",
-        "seconds": round(sum(result.seconds for result in results), 2),
-        "right": right,
-    }
+    return row_of(one, kind, case, results, wanted, right)
 
 
 def exercise_matrix(one, nursery, told=None, only=None, each=1, but=()):
@@ -234,33 +243,44 @@ class Canary:
         shutil.rmtree(self.folder)
 
 
+def written(nodes):
+    return ast.unparse(ast.Module([*nodes], []))
+
+
+def cheats_of(one):
+    """The cheats in the folder of an exercise: each function with `earns` is one, and what it holds is put
+    after the solution. A class in it extends the solution's class of the same name."""
+    path = judge.HERE / one["stem"] / "cheats.py"
+    if not path.exists():
+        return
+    tree = ast.parse(path.read_text()).body[1:]
+    functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
+    found = [node for node in functions if "earns" in [word.arg for word in node.args.args]]
+    common = written(node for node in tree if node not in found)
+    for node in found:
+        words = zip(node.args.args, node.args.defaults, strict=True)
+        own = {word.arg: eval(ast.unparse(value)) for word, value in words}
+        file = next(name for name in one["files"] if name.endswith(own.get("file", one["files"][0])))
+        of_solution = (judge.SOLUTIONS / file).read_text()
+        text = (judge.STARTERS / file).read_text() if own.get("on") == "starter" else of_solution
+        for part in node.body:
+            if isinstance(part, ast.ClassDef) and f"\nclass {part.name}" in text:
+                part.bases = part.bases or [ast.Name(part.name)]
+        text = own.get("text", f"{text}\n{common}\n{written(node.body[1:])}\n")
+        yield CheatCase(
+            one, node.name, {file: text}, own["earns"], own.get("harms", False), own.get("level", 1)
+        )
+
+
 def cheat_cases():
-    """The cheats at exercise 03, and those that lie in the folders of exercises."""
+    """What ends the process at the top of each solution, and the cheats in the folders of exercises."""
     found = []
-    third = judge.exercise("03")
-    name = third["files"][0]
-    bodies = {
-        cheats.STARTER: (judge.STARTERS / name).read_text(),
-        cheats.SOLUTION: (judge.SOLUTIONS / name).read_text(),
-        cheats.ALONE: "",
-    }
-    for title, one in cheats.CHEATS.items():
-        files = {name: one["text"] + bodies[one["body"]]}
-        found.append(CheatCase(third, title, files, one["earns"], one["harms"], one["level"]))
     for one in judge.manifest():
         texts = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
         for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
             title = f"{call.split()[-1]} at the top of the solution"
             found.append(CheatCase(one, title, {name: call + text for name, text in texts.items()}, 0))
-        for path in sorted((judge.HERE / one["stem"]).glob("cheat_*.py")):
-            text = path.read_text()
-            most = float(re.search(r"Earns at most: ([\d.]+)", text)[1])
-            # Where there are several files, it may name the one that it stands for.
-            name = re.search(r"In place of: (\S+)|$", text)[1] or one["files"][0]
-            name = next(file for file in texts if file.endswith(name))
-            level = int(re.search(r"From level: (\d)|$", text)[1] or 1)
-            title = path.stem.removeprefix("cheat_")
-            found.append(CheatCase(one, title, texts | {name: text}, most, level=level))
+        found += [replace(case, files=texts | case.files) for case in cheats_of(one)]
     return found
 
 
@@ -281,15 +301,9 @@ def run_cheat(case, nursery, canary, seed=0):
     one, most = case.exercise, case.most
     nursery.ready()
     process = nursery.process
-    folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
-    try:
-        for file, text in case.files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(canary.fill(text), errors="surrogateescape")
-        # Some never end: they need not be given as long as an honest one.
-        results = judge.grade(one | {"seconds": 5}, folder, nursery, seed)
-    finally:
-        shutil.rmtree(folder)
+    # Some never end: they need not be given as long as an honest one.
+    files = {file: canary.fill(text) for file, text in case.files.items()}
+    results = grade_files(one | {"seconds": 5}, files, nursery, seed)
     score = sum(result.score for result in results)
     trouble = canary.harm() + left_over(nursery)
     if score > most:
@@ -301,24 +315,11 @@ def run_cheat(case, nursery, canary, seed=0):
         trouble.append("the nursery was ended")
     if any(MISSED.search(result.came) for result in results):
         trouble.append("what it attacks is not there")
-    first = next((result for result in results if result.status != "passed"), None)
     honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, seed, set())
     if honest.status != "passed":
         trouble.append(f"an honest check after it: {honest.status}: {honest.came}")
-    return {
-        "exercise": one["id"],
-        "kind": "cheat",
-        "name": case.name,
-        "wanted": f"at most {judge.number(most)} points",
-        "score": score,
-        "of": judge.points_of(one),
-        "fell_at": first and first.id,
-        "status": first.status if first else "passed",
-        "came": "; ".join(trouble) or (first.came if first else ""),
-        "expected": first.expected if first else "",
-        "seconds": round(sum(result.seconds for result in results), 2),
-        "right": not trouble,
-    }
+    wanted = f"at most {judge.number(most)} points"
+    return row_of(one, "cheat", case, results, wanted, not trouble, "; ".join(trouble))
 
 
 def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
