@@ -302,7 +302,7 @@ def write_lists(course, records, exercises, out, safe):
 def name_of(row):
     """As a person finds the student in the roster. Canvas lets students choose the name that is shown."""
     columns = ("Student", *STUDENT)
-    return judge.words.visible(next(row[column] for column in columns if row.get(column)))
+    return judge.wording.visible(next(row[column] for column in columns if row.get(column)))
 
 
 def write(path, lines):

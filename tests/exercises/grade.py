@@ -30,9 +30,9 @@ from pathlib import Path, PurePosixPath
 import jobs
 import judge
 from course import Course
-from judge.nursery import wire
+from judge.connection import wire
 from judge.walls import contain
-from judge.words import visible
+from judge.wording import visible
 
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.

@@ -107,16 +107,9 @@ def run_case(one, case, nursery, seed=0, depth="all"):
         needs = [[name for name in entry.get("needs", []) if name in wanted] for entry in checks]
         checks = [entry | {"needs": some} for entry, some in zip(checks, needs, strict=True)]
         one = one | {"check": checks}
-    folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
-    try:
-        for file, text in case.files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text)
-        results = judge.grade(one, folder, nursery, seed)
-    finally:
-        shutil.rmtree(folder)
+    results = graded(one, case.files, nursery, seed)
     score = sum(result.score for result in results)
-    first = next((result for result in results if result.status != "passed"), None)
+    first = first_not_passed(results)
     full = judge.points_of(one)
     if any(result.status == "infrastructure" for result in results):
         right, wanted = False, "no infrastructure"
@@ -127,20 +120,36 @@ def run_case(one, case, nursery, seed=0, depth="all"):
     else:
         right = first is not None and first.id == killed_by and first.status != "not reached"
         wanted = f"falls at {killed_by}"
+    return row_of(one, results, kind=kind, name=case.name, wanted=wanted, right=right)
+
+
+def graded(one, files, nursery, seed):
+    """The results of a submission with these files."""
+    with tempfile.TemporaryDirectory(prefix="rungs-case-") as folder:
+        for file, text in files.items():
+            path = Path(folder) / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, errors="surrogateescape")
+        return judge.grade(one, folder, nursery, seed)
+
+
+def first_not_passed(results):
+    return next((result for result in results if result.status != "passed"), None)
+
+
+def row_of(one, results, **more):
+    """A row of the matrix: what came, and in `more`, what is said of it."""
+    first = first_not_passed(results)
     return {
         "exercise": one["id"],
-        "kind": kind,
-        "name": case.name,
-        "wanted": wanted,
-        "score": score,
-        "of": full,
+        "score": sum(result.score for result in results),
+        "of": judge.points_of(one),
         "fell_at": first and first.id,
         "status": first.status if first else "passed",
         "came": first.came if first else "",
         "expected": first.expected if first else "",
         "seconds": round(sum(result.seconds for result in results), 2),
-        "right": right,
-    }
+    } | more
 
 
 def exercise_matrix(one, nursery, told=None, only=None, each=1, but=()):
@@ -204,13 +213,10 @@ class Canary:
         return text.replace("{port}", str(self.door.getsockname()[1]))
 
     def digest(self):
-        return {
-            str(path.relative_to(self.folder)): (
-                path.read_bytes() if path.is_file() else None,
-                path.lstat().st_mode,
-            )
-            for path in sorted(self.folder.rglob("*"))
-        }
+        def facts(path):
+            return path.read_bytes() if path.is_file() else None, path.lstat().st_mode
+
+        return {path.relative_to(self.folder): facts(path) for path in self.folder.rglob("*")}
 
     def harm(self):
         """What has been done to it, in words."""
@@ -281,15 +287,9 @@ def run_cheat(case, nursery, canary, seed=0):
     one, most = case.exercise, case.most
     nursery.ready()
     process = nursery.process
-    folder = Path(tempfile.mkdtemp(prefix="rungs-case-"))
-    try:
-        for file, text in case.files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(canary.fill(text), errors="surrogateescape")
-        # Some never end: they need not be given as long as an honest one.
-        results = judge.grade(one | {"seconds": 5}, folder, nursery, seed)
-    finally:
-        shutil.rmtree(folder)
+    # Some never end: they need not be given as long as an honest one.
+    files = {name: canary.fill(text) for name, text in case.files.items()}
+    results = graded(one | {"seconds": 5}, files, nursery, seed)
     score = sum(result.score for result in results)
     trouble = canary.harm() + left_over(nursery)
     if score > most:
@@ -301,24 +301,12 @@ def run_cheat(case, nursery, canary, seed=0):
         trouble.append("the nursery was ended")
     if any(MISSED.search(result.came) for result in results):
         trouble.append("what it attacks is not there")
-    first = next((result for result in results if result.status != "passed"), None)
     honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, seed, set())
     if honest.status != "passed":
         trouble.append(f"an honest check after it: {honest.status}: {honest.came}")
-    return {
-        "exercise": one["id"],
-        "kind": "cheat",
-        "name": case.name,
-        "wanted": f"at most {judge.number(most)} points",
-        "score": score,
-        "of": judge.points_of(one),
-        "fell_at": first and first.id,
-        "status": first.status if first else "passed",
-        "came": "; ".join(trouble) or (first.came if first else ""),
-        "expected": first.expected if first else "",
-        "seconds": round(sum(result.seconds for result in results), 2),
-        "right": not trouble,
-    }
+    wanted, right = f"at most {judge.number(most)} points", not trouble
+    row = row_of(one, results, kind="cheat", name=case.name, wanted=wanted, right=right)
+    return row | {"came": "; ".join(trouble) or row["came"]}
 
 
 def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
@@ -348,37 +336,25 @@ def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
 # ---- all of it --------------------------------------------------------------------------------
 
 
-def totals():
-    """How much the grader is graded with, counted without running anything."""
-    rows = [case for one in judge.manifest() for case in cases(one)]
-    kinds = Counter(case.kind for case in rows)
-    return {
-        "exercises": len(judge.manifest()),
-        "checks": sum(len(one["check"]) for one in judge.manifest()),
-        "points": sum(judge.points_of(one) for one in judge.manifest()),
-        "mutants": kinds["mutant"],
-        "other solutions": kinds["other"],
-        "cheats": len(cheat_cases()),
-    }
-
-
 def sentence():
-    """What tests/README.md says about it."""
-    count = totals()
+    """How much the grader is graded with, as tests/README.md says it: counted without running anything."""
+    kinds = Counter(case.kind for one in judge.manifest() for case in cases(one))
+    checks = sum(len(one["check"]) for one in judge.manifest())
+    points = sum(judge.points_of(one) for one in judge.manifest())
     return (
-        f"{count['exercises']} exercises, {count['checks']} checks, {count['points']} points. "
-        f"The grader itself is tested with {count['mutants']} mutants of the solutions, each of which must "
-        f"fail the check that names it, {count['other solutions']} alternative solutions that are correct, "
-        f"and {count['cheats']} hostile or broken submissions."
+        f"{len(judge.manifest())} exercises, {checks} checks, {points} points. "
+        f"The grader itself is tested with {kinds['mutant']} mutants of the solutions, each of which must "
+        f"fail the check that names it, {kinds['other']} alternative solutions that are correct, "
+        f"and {len(cheat_cases())} hostile or broken submissions."
     )
+
+
+def told(row):
+    print(line(row), flush=True)
 
 
 def matrix_of(task):
     """In a process of the pool: the rows of an exercise, or a part of the cheats."""
-
-    def told(row):
-        print(line(row), flush=True)
-
     identity, part = task
     if identity:
         return exercise_matrix(judge.exercise(identity), jobs.NURSERY, told)
@@ -397,9 +373,8 @@ def main(exercises, arguments):
     level = judge.containment(arguments.level or judge.machine()["level"])
     path = arguments.out.parent / "selftest.html" if arguments.out.name == "grades" else arguments.out
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        pages.matrix(sorted(rows, key=lambda row: (row["exercise"], KINDS.index(row["kind"]))), level)
-    )
+    rows.sort(key=lambda row: (row["exercise"], KINDS.index(row["kind"])))
+    path.write_text(pages.matrix(rows, level))
     right = sum(row["right"] for row in rows)
     print(f"{right} of {len(rows)} graded as required, {level}, {time.monotonic() - began:.0f} s: see {path}")
     lacking = [f"{one['id']} has {', '.join(unfinished(one))}" for one in exercises if unfinished(one)]
@@ -416,10 +391,10 @@ if __name__ == "__main__":
     with judge.Nursery() as nursery:
         part = sys.argv[2] if len(sys.argv) > 2 else None
         if sys.argv[1] == "cheats":
-            rows = cheat_matrix(nursery, lambda row: print(line(row), flush=True), part)
+            rows = cheat_matrix(nursery, told, part)
         else:
             one = judge.exercise(sys.argv[1])
-            rows = exercise_matrix(one, nursery, lambda row: print(line(row), flush=True), part)
+            rows = exercise_matrix(one, nursery, told, part)
             if unfinished(one):
                 print(f"not finished: {one['id']} has {', '.join(unfinished(one))}")
     print(f"{sum(row['right'] for row in rows)} of {len(rows)} graded as required")

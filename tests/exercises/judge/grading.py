@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from judge import forbidden, hints, printed, waits
+from judge.connection import Gone, Nursery
 from judge.exercises import Entry, Exercise, check_function
-from judge.nursery import Gone, Nursery
 from judge.results import Result, Verdict
 from judge.settings import LARGEST_FILE, SOLUTIONS, SUBMISSION_SECONDS
 from judge.trial import Trial
-from judge.words import visible
+from judge.wording import visible
 
 # What a check raises that gets something else than it asked for. Where there is a solution, it is asked.
 OF_VALUES = (TypeError, AttributeError, LookupError, ValueError)
@@ -185,9 +185,8 @@ def refuse_names(one: Exercise, name: str, text: str) -> None:
         raise Verdict(*refused)
 
 
-@functools.lru_cache(
-    maxsize=64
-)  # each check of an exercise reads its files, and they do not change meanwhile
+# Each check of an exercise reads its files, and they do not change meanwhile.
+@functools.lru_cache(maxsize=64)
 def what_is_refused(names: tuple[str, ...], name: str, text: str) -> tuple[str, ...]:
     """Status, result and expectation for a file that is no Python, or uses one of these names."""
     try:
