@@ -209,6 +209,14 @@ def matrix(rows, level):
     return page("Test of the grader", "\n".join([*parts, "</table>"]), "matrix")
 
 
+def write_student(record, folder, broken=False):
+    """report.html and results.json. A machine that failed must not become a student's zero."""
+    (folder / "report.html").write_text(report(record))
+    (folder / "results.json").unlink(missing_ok=True)
+    if not broken:
+        (folder / "results.json").write_text(json.dumps(gradescope(record), indent=1))
+
+
 # ---- the class --------------------------------------------------------------------------------
 
 
@@ -249,9 +257,7 @@ def write_class(records, out, seed, course):
             table.append([one["stem"], safe(record["student"]), *score])
     write(out / "nbgrader.csv", table)
     for record in graded:
-        shown, folder = corrected[record["student"]], out / record["student"]
-        (folder / "report.html").write_text(report(shown))
-        (folder / "results.json").write_text(json.dumps(gradescope(shown), indent=1))
+        write_student(corrected[record["student"]], out / record["student"])
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
     return write_lists(course, list(corrected.values()), exercises, out, safe)
 

@@ -157,11 +157,10 @@ def exercise_matrix(one, nursery, told=None, only=None, each=1, but=()):
     of the time: with each=3, only every third mutant shows all of it, the others what their check names."""
     rows = []
     for number, case in enumerate(cases(one)):
-        if case.kind in but or (only and only not in case.name):
-            continue
-        rows.append(run_case(one, case, nursery, depth="next" if number % each else "all"))
-        if told:
-            told(rows[-1])
+        if case.kind not in but and (not only or only in case.name):
+            rows.append(run_case(one, case, nursery, depth="next" if number % each else "all"))
+            if told:
+                told(rows[-1])
     return rows
 
 
@@ -309,18 +308,14 @@ def run_cheat(case, nursery, canary, seed=0):
     return row | {"came": "; ".join(trouble) or row["came"]}
 
 
-def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
-    """All rows of cheats, or every n-th of them. What would harm this machine is left out without a wall."""
+def cheat_matrix(nursery, told=None, only=None, found=None):
+    """All rows of cheats, or of those `found`. What would harm this machine is left out without a wall."""
     wall = nursery.level > 1 or judge.machine()["landlock"] >= 6
     rows, canary = [], Canary()
     try:
-        for number, case in enumerate(found or cheat_cases()):
-            if (
-                number % part[1] != part[0]
-                or (only and only not in case.name)
-                or (case.harms and not wall)
-                or case.level > nursery.level
-            ):
+        for case in found or cheat_cases():
+            left_out = (case.harms and not wall) or case.level > nursery.level
+            if left_out or (only and only not in case.name):
                 continue
             rows.append(run_cheat(case, nursery, canary))
             if told:
@@ -358,7 +353,7 @@ def matrix_of(task):
     identity, part = task
     if identity:
         return exercise_matrix(judge.exercise(identity), jobs.NURSERY, told)
-    return cheat_matrix(jobs.NURSERY, told, part=part)
+    return cheat_matrix(jobs.NURSERY, told, found=cheat_cases()[part::4])
 
 
 def main(exercises, arguments):
@@ -366,7 +361,7 @@ def main(exercises, arguments):
     began, rows = time.monotonic(), []
     tasks = [(one["id"], None) for one in exercises]
     if not arguments.only:
-        tasks += [(None, (part, 4)) for part in range(4)]
+        tasks += [(None, part) for part in range(4)]
     with jobs.pool(arguments.jobs, arguments.level) as pool:
         for some in pool.map(matrix_of, tasks):
             rows += some

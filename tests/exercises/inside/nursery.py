@@ -629,23 +629,14 @@ def sweep(alone, mine):
 def descendants():
     """Living processes below this one, which adopts orphans."""
     parents = {}
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
+    for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                rest = file.read().rpartition(b")")[2].split()
-            if rest[0] not in (b"Z", b"X"):
-                parents[int(name)] = int(rest[1])
-    found, me = set(), os.getpid()
-    for pid in parents:
-        above, seen = parents.get(pid), set()
-        while above and above not in seen:
-            if above == me:
-                found.add(pid)
-                break
-            seen.add(above)
-            above = parents.get(above)
+            state, parent, *_ = read(f"/proc/{name}/stat").rpartition(")")[2].split()
+            if state not in "ZX":
+                parents[int(name)] = int(parent)
+    found, more = set(), {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in more} - found:
+        found |= more
     return found
 
 

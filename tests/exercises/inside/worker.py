@@ -64,7 +64,7 @@ class Tools:
     def __init__(self, pipe, rank, world_size, folder, files):
         self.rank, self.world_size, self.folder = rank, world_size, folder
         self.files = files
-        self._pipe, self._armed, self._file_events = pipe, None, 0
+        self._pipe, self._file_events = pipe, 0
 
     def event(self, name, **more):
         """Something that happened in this rank, in words and numbers."""
@@ -89,10 +89,6 @@ class Tools:
                     kill(pid, number)
 
         add_hook(hook)
-
-    @property
-    def file_events(self):
-        return self._file_events
 
 
 def salted(salt):

@@ -5,7 +5,6 @@ import functools
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,10 @@ def grade(
     folder: str | Path,
     nursery: Nursery,
     seed: Any = 0,
-    told: Callable[[Result], None] | None = None,
     left: float = SUBMISSION_SECONDS,
 ) -> list[Result]:
-    """All checks of one exercise, in order. `told` is called with each Result as soon as it is there. `left`
-    are the seconds that the submission still has; when they are over, no check is begun."""
+    """All checks of one exercise, in order. `left` are the seconds that the submission still has; when they
+    are over, no check is begun."""
     results, passed = [], set()
     for entry in one["check"]:
         if left > 0:
@@ -43,8 +41,6 @@ def grade(
         said_before(results)
         if results[-1].status == "passed":
             passed.add(entry["id"])
-        if told:
-            told(results[-1])
     return results
 
 
