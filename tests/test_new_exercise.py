@@ -11,37 +11,27 @@ import pytest
 
 from lessons import ROOT
 
-TOP = (
-    "lessons",
-    "solutions",
-    "tests",
-    "tools",
-    "Makefile",
-    "README.md",
-    "requirements.txt",
-    "pyproject.toml",
-)
+TOP = ("Makefile", "README.md", "requirements.txt", "pyproject.toml")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy in which nothing is in the way."""
-    folder = tmp_path_factory.mktemp("tree")
+    folder, ignored = (
+        tmp_path_factory.mktemp("tree"),
+        shutil.ignore_patterns("__pycache__", "results", "pictures"),
+    )
+    for name in ("lessons", "solutions", "tests", "tools"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in TOP:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "results", "pictures")
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, folder / name)
+        shutil.copy(ROOT / name, folder / name)
     return folder
 
 
 def call(tree, *words):
     # `make test` tells a make that it starts what it is itself to do.
-    environment = {
-        name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"
-    }
-    words = [str(word) for word in words]
+    names = [name for name in os.environ if "MAKE" not in name and name != "MFLAGS"]
+    environment = {name: os.environ[name] for name in names}
     run = subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True)
     return run.returncode, run.stdout + run.stderr
 

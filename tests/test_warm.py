@@ -22,7 +22,7 @@ from lessons import ROOT
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process stays behind")
 WARM = "tests/exercises/warm.py"
 PYTEST = ["-m", "pytest", "tests/exercises", "-p", "no:cacheprovider"]
-NOT_THEIRS = ("CI", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED")
+NOT_THEIRS = ("MFLAGS", "CI", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED")
 STANDARD = ("stdin", "stdout", "stderr")
 HANGS = "import time\nprint('now', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
 
@@ -32,8 +32,8 @@ class Student:
 
     def __init__(self, temporary, clone=ROOT, **more):
         self.temporary, self.clone = Path(temporary), clone
-        kept = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
-        kept = {name: value for name, value in kept.items() if name not in NOT_THEIRS}
+        names = [name for name in os.environ if "MAKE" not in name and name not in NOT_THEIRS]
+        kept = {name: os.environ[name] for name in names}
         self.environment = kept | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"} | more
 
     def start(self, *words, warm=True, **more):
@@ -51,6 +51,11 @@ class Student:
         command = ["make", "check", f"PYTHON={sys.executable}", f"OUT={self.temporary}/out", *words]
         run = subprocess.run(command, cwd=self.clone, env=self.environment, capture_output=True, text=True)
         return run.stdout + run.stderr
+
+    def asks_for_none(self):
+        """The cheapest command: it checks nothing. Returns the server behind it, if there is one."""
+        assert "there is no exercise 99" in self.check("--only", "99")[2]
+        return self.server() if self.servers() else None
 
     def servers(self):
         """The process behind each socket: only who may enter the folder can ask."""
@@ -74,22 +79,25 @@ def seconds_left_out(text):
     return re.sub(r" in [0-9.]+s\b", "", text)
 
 
+def stat_of(pid):
+    """State, parent and so on of a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return stat_of(pid)[0] not in "ZX"
+    return False
 
 
 def below(pid):
     """The living processes below this one."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.name)] = int(stat_of(entry.name)[1])
     children = {pid}
-    while more := {one for one, parent in found.items() if parent in children} - children:
+    while more := {one for one, parent in parents.items() if parent in children} - children:
         children |= more
     return {one for one in children - {pid} if alive(one)}
 
@@ -153,20 +161,21 @@ def hanging(folder):
     return "--only", "03.1a", "--submission", str(folder)
 
 
+SAME = {
+    "an exercise": (("--only", "03", "--submission", "solutions", "--seed", "7"), 0, "12 of 12 points"),
+    "no exercise": (("--only", "99"), 4, "there is no exercise 99"),
+    "no folder": (("--submission", "nowhere"), 2, "there is no folder nowhere"),
+}
+
+
 @pytest.mark.quick("no exercise")
 @pytest.mark.night
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(("--only", "03.1a,03.2a", "--submission", "solutions", "--seed", "7"), id="some checks"),
-        pytest.param(("--only", "99"), id="no exercise"),
-        pytest.param(("--submission", "nowhere"), id="no folder"),
-    ],
-)
-def test_the_same_bytes_and_the_same_status(words, student):
-    """Of checks that are passed, and of words that mean nothing."""
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_bytes_and_the_same_status(name, student):
+    """Of an exercise that is solved, and of words that mean nothing."""
+    words, code, said = SAME[name]
     warm, cold = student.check(*words), student.check(*words, warm=False)
-    assert warm == cold
+    assert warm == cold and warm[0] == code and said in warm[1] + warm[2]
     there = student.server()
     assert student.check(*words) == warm
     assert student.server() == there, "another server was needed"
@@ -197,13 +206,12 @@ def on_a_terminal(student, warm):
 
 @pytest.mark.long
 def test_make_leaves_it_behind_unless_it_is_told_not_to(student):
-    for words in (["WARM=no"], ["CI=yes"]):
-        student.environment.pop("CI", None)
-        if words == ["CI=yes"]:
-            student.environment["CI"] = "yes"
-        assert "there is no exercise 99" in student.make("EX=99", *words)
+    plain = student.environment
+    for words, more in (("WARM=no", {}), ("CI=yes", {"CI": "yes"})):
+        student.environment = plain | more
+        assert "there is no exercise 99" in student.make("EX=99", words)
         assert student.servers() == [] and list(student.temporary.iterdir()) == []
-    del student.environment["CI"]
+    student.environment = plain
     assert "there is no exercise 99" in student.make("EX=99")
     assert student.server()
 
@@ -212,22 +220,16 @@ def test_make_leaves_it_behind_unless_it_is_told_not_to(student):
 def test_what_has_changed_ends_it(student, clone):
     """A file of the judge, or the environment; what a terminal is called does not."""
     student.clone = clone
-
-    def server_of(*words):
-        assert "there is no exercise 99" in student.check("--only", "99")[2]
-        return student.server()
-
-    first = server_of()
+    first = student.asks_for_none()
     student.environment |= {"TERM": "dumb", "WINDOWID": "7", "COLUMNS": "60"}
-    assert server_of() == first
+    assert student.asks_for_none() == first
     judge = clone / "tests/exercises/judge/exercises.py"
     judge.write_text(judge.read_text().replace("there is no exercise", "here there is no exercise"))
     _, _, err = student.check("--only", "99")
     second = student.server()
     assert "here there is no exercise 99" in err and second != first and not alive(first)
     student.environment["OMP_NUM_THREADS"] = "2"
-    student.check("--only", "99")
-    assert student.server() != second and not alive(second)
+    assert student.asks_for_none() != second and not alive(second)
 
 
 @pytest.mark.long
@@ -236,7 +238,7 @@ def test_what_it_is_made_of(student, clone, monkeypatch):
     monkeypatch.setattr(warm, "HERE", clone / "tests/exercises")
     monkeypatch.setattr(warm, "ROOT", clone)
     seen = [warm.made_of()]
-    for name in ("judge/words.py", "inside/wire.py", "03b_ddp/drive.py", "03b_ddp/exercise.toml"):
+    for name in ("judge/wording.py", "inside/wire.py", "03b_ddp/drive.py", "03b_ddp/exercise.toml"):
         file = clone / "tests/exercises" / name
         before = file.stat()
         file.write_text(file.read_text().swapcase())  # as long as it was, and as old
@@ -258,8 +260,7 @@ def test_what_it_is_made_of(student, clone, monkeypatch):
 @pytest.mark.night
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
-    student.check("--only", "99")
-    server = student.server()
+    server = student.asks_for_none()
     with student.start(*hanging(tmp_path / "hangs")) as run:
         until(lambda: hangs(server), "ranks are to be there")
         during = below(server)
@@ -277,7 +278,7 @@ def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
 def test_a_run_ends_with_its_command(student, tmp_path):
     """Even one that would go on for an hour, and whose command was killed and could say nothing. And on a
     terminal, each line comes when it is printed."""
-    student.check("--only", "99")  # the server has begun without a terminal
+    server = student.asks_for_none()  # it has begun without a terminal
     (tmp_path / "sleeps.py").write_text("import time\nprint('begun')\ntime.sleep(3600)\n")
     words = [sys.executable, WARM, str(tmp_path / "sleeps.py")]
     ours, theirs = pty.openpty()
@@ -287,7 +288,7 @@ def test_a_run_ends_with_its_command(student, tmp_path):
         while b"\n" not in came and select.select([ours], [], [], 60)[0]:  # a line may come in parts
             came += os.read(ours, 100)
         os.close(ours)
-        copies = called(below(student.server()), WARM)
+        copies = called(below(server), WARM)
         run.kill()
         try:
             assert came == b"begun\r\n"
@@ -301,13 +302,12 @@ def test_a_run_ends_with_its_command(student, tmp_path):
 @pytest.mark.night
 def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
     """And a second command meanwhile does by itself what it is to do."""
-    student.check("--only", "99")
-    server = student.server()
+    server = student.asks_for_none()
     with student.start(*hanging(tmp_path / "hangs")) as run:
         until(lambda: hangs(server), "ranks are to be there")
         (copy,) = called(below(server), WARM)
         os.kill(copy, signal.SIGSTOP)
-        assert "there is no exercise 99" in student.check("--only", "99")[2]
+        student.asks_for_none()
         assert run.poll() is None
         os.kill(copy, signal.SIGKILL)
         run.communicate(timeout=60)
@@ -336,10 +336,9 @@ def test_no_two_users_and_no_two_clones_share_one(student, clone, monkeypatch):
     with monkeypatch.context() as other:
         other.setattr(warm, "ROOT", clone)
         assert warm.folder() != ours
-    with monkeypatch.context() as other:
-        other.setattr(os, "getuid", lambda: 12345)
-        with pytest.raises(OSError):  # it has another name, and the one who has made it is somebody else
-            warm.folder()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(OSError):  # it has another name, and the one who has made it is somebody else
+        warm.folder()
     assert len(list(student.temporary.iterdir())) == 3
 
 
@@ -355,14 +354,12 @@ def test_nobody_else_may_enter_its_folder(student, monkeypatch):
     """Whoever made it, or opened it: what is to be found there is not asked."""
     place = imported(monkeypatch, student).folder()
     place.chmod(0o755)
-    assert "there is no exercise 99" in student.check("--only", "99")[2]
-    assert student.servers() == []
+    assert student.asks_for_none() is None
     place.rmdir()
     elsewhere = student.temporary / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     place.symlink_to(elsewhere)
-    assert "there is no exercise 99" in student.check("--only", "99")[2]
-    assert student.servers() == []
+    assert student.asks_for_none() is None
 
 
 def test_nothing_is_done_for_another_user_or_from_inside_of_a_run(student, monkeypatch):

@@ -5,6 +5,7 @@ grade.json as it was, and a correction by hand, a deadline or a weight is applie
 are written. So they survive a regrade, and a changed course.toml needs no new grading.
 """
 
+import contextlib
 import copy
 import csv
 import datetime
@@ -201,10 +202,9 @@ def refuse_correction(row):
         refuse(f"corrections: {student} has no check {name}")
     if row["points"] and not name:
         refuse(f"corrections: {row['points']} points of {student} need a check or an exercise")
-    try:
+    good = False
+    with contextlib.suppress(ValueError):
         good = 0 <= float(row["points"] or 0) < math.inf
-    except ValueError:
-        good = False
     if not good:
         refuse(f"corrections: {row['points']!r} of {student} is no number of points")
 
@@ -256,21 +256,15 @@ def write_lists(course, records, exercises, out, safe):
         return []
     graded = {record["student"]: record for record in records if not record["infrastructure"]}
     rows = {student: course.rows_of(student) for student in graded}
-    said = [
-        f"not in the roster, or there more than once: {student}"
-        for student, found in rows.items()
-        if len(found) != 1
-    ]
+    found = {student: some[0] for student, some in rows.items() if len(some) == 1}
+    strangers = [student for student in rows if student not in found]
+    said = [f"not in the roster, or there more than once: {student}" for student in strangers]
     by_row = {}
-    for student, found in rows.items():
-        if len(found) == 1:
-            by_row.setdefault(id(found[0]), []).append(student)
+    for student, row in found.items():
+        by_row.setdefault(id(row), []).append(student)
     # Two folders, one named by a login and one by an id, say. Which of them counts, the grader cannot know.
-    said += [
-        f"several submissions of one student in the roster, so no points in the lists: {' and '.join(some)}"
-        for some in by_row.values()
-        if len(some) > 1
-    ]
+    words = "several submissions of one student in the roster, so no points in the lists"
+    said += [f"{words}: {' and '.join(some)}" for some in by_row.values() if len(some) > 1]
     absent = [name_of(row) for row in course.roster if id(row) not in by_row]
     if absent:
         said.append(f"in the roster, but without a grade: {len(absent)} ({'; '.join(absent)})")
@@ -283,26 +277,23 @@ def write_lists(course, records, exercises, out, safe):
         return [judge.number(grades[one["id"]]["counts"]) for one in exercises]
 
     names = [f"{one['id']} {one['title']}" for one in exercises]
-    most = [
-        judge.number(course.exercises.get(o["id"], {}).get("weight", judge.points_of(o))) for o in exercises
-    ]
+    weights = course.grades({"student": "", "exercises": {}}, exercises)
+    most = [judge.number(weights[one["id"]]["of"]) for one in exercises]
     columns = course.roster[0].keys()
-    if any(column in columns for column in CANVAS):
-        known = ["Student", *CANVAS, "Section"]
-        lines = [["    Points Possible", "", "", "", "", *most]]
-        lines += [[*(safe(row.get(column, "")) for column in known), *points(row)] for row in course.roster]
-        write(out / "canvas.csv", [[*known, *names], *lines])
-    if any(column in columns for column in MOODLE):
-        known = [column for column in MOODLE if column in columns]
-        lines = [[*(safe(row[column]) for column in known), *points(row)] for row in course.roster]
-        write(out / "moodle.csv", [[*known, *names], *lines])
+    for file, own, known, first in (
+        ("canvas.csv", CANVAS, ["Student", *CANVAS, "Section"], [["    Points Possible", *[""] * 4, *most]]),
+        ("moodle.csv", MOODLE, [column for column in MOODLE if column in columns], []),
+    ):
+        if any(column in columns for column in own):
+            rows = [[*(safe(row.get(name, "")) for name in known), *points(row)] for row in course.roster]
+            write(out / file, [[*known, *names], *first, *rows])
     return said
 
 
 def name_of(row):
     """As a person finds the student in the roster. Canvas lets students choose the name that is shown."""
     columns = ("Student", *STUDENT)
-    return judge.words.visible(next(row[column] for column in columns if row.get(column)))
+    return judge.wording.visible(next(row[column] for column in columns if row.get(column)))
 
 
 def write(path, lines):

@@ -30,9 +30,9 @@ from pathlib import Path, PurePosixPath
 import jobs
 import judge
 from course import Course
-from judge.nursery import wire
+from judge.connection import wire
 from judge.walls import contain
-from judge.words import visible
+from judge.wording import visible
 
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
@@ -172,9 +172,7 @@ def grade_files(files, exercises, seed, nursery):
     """All results of one submission, by exercise."""
     with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
         for name, data in files.items():
-            file = Path(folder) / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
+            copy_to(Path(folder) / name, data)
         graded, left = {}, judge.SUBMISSION_SECONDS
         for one in exercises:
             graded[one["id"]] = judge.grade(one, folder, nursery, seed, left=left)
@@ -264,12 +262,7 @@ def grade_into(student, path, out, exercises, seed, nursery):
         "marks": {name: mark for name, mark in (record["marks"] | marks).items() if name not in broken},
         "exercises": dict(sorted(results.items())),
     }
-    (folder / "report.html").write_text(pages.report(record))
-    if broken:
-        # A machine that failed must not become a student's zero.
-        (folder / "results.json").unlink(missing_ok=True)
-    else:
-        (folder / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
+    pages.write_student(record, folder, broken)
     (folder / "grade.json").write_text(json.dumps(record))
     return record
 
@@ -294,10 +287,8 @@ def grade_safely(student, path, out, exercises, seed):
 def grade_in_pool(found, records, level, arguments, exercises, bar):
     """Put the record of each of these students into `records`; of none whose process was ended."""
     with jobs.pool(arguments.jobs, level) as pool:
-        given = {
-            pool.submit(grade_safely, student, path, arguments.out, exercises, arguments.seed): student
-            for student, path in found.items()
-        }
+        more = (arguments.out, exercises, arguments.seed)
+        given = {pool.submit(grade_safely, *one, *more): one[0] for one in found.items()}
         try:
             for done in as_completed(given):
                 with contextlib.suppress(BrokenExecutor):
@@ -330,9 +321,8 @@ def grade_class(arguments, exercises):
     arguments.seed = seed_in(out, arguments.seed)
     if course.path:
         print(f"course: {course.path}")
-    print(
-        f"{len(found)} submission{'s' * (len(found) != 1)}, {judge.containment(level)}, seed {arguments.seed}"
-    )
+    count = judge.so_many(len(found), "submission")
+    print(f"{count}, {judge.containment(level)}, seed {arguments.seed}")
     records, began = {}, time.monotonic()
     with tqdm(total=len(found), unit="submission", disable=None) as bar:
         grade_in_pool(found, records, level, arguments, exercises, bar)
@@ -346,9 +336,7 @@ def grade_class(arguments, exercises):
     seconds = time.monotonic() - began
     kept = sum(bool(record.get("kept")) for record in records)
     print(f"{len(records) - len(failed) - kept} graded, {kept} kept from an earlier run, {seconds:.0f} s")
-    print(f"see {out / 'grades.csv'} and {out / 'items.html'}")
-    for words in said:
-        print(words)
+    print("\n".join([f"see {out / 'grades.csv'} and {out / 'items.html'}", *said]))
     for record in records:
         if record["trouble"] and not record["infrastructure"]:
             print(f"unreadable, so no points: {record['trouble']}")
@@ -408,12 +396,12 @@ def grade_one(arguments, exercises):
     }
     print(record["containment"])
     record = Course(arguments.course).applied(record)
-    (arguments.out / "report.html").write_text(pages.report(record))
-    if any(r.status == "infrastructure" for results in graded.values() for r in results):
+    statuses = {result.status for results in graded.values() for result in results}
+    pages.write_student(record, arguments.out, "infrastructure" in statuses)
+    if "infrastructure" in statuses:
         refuse("this machine failed, so there is no grade (see report.html)")
-    (arguments.out / "results.json").write_text(json.dumps(pages.gradescope(record), indent=1))
     # Gradescope takes any other status for a failure of the autograder itself.
-    if arguments.strict and any(r.status != "passed" for results in graded.values() for r in results):
+    if arguments.strict and statuses != {"passed"}:
         sys.exit(1)
 
 
@@ -449,9 +437,8 @@ def main():
     option("--only", default="", help="exercises to grade, such as 03,03a (default: all)")
     option("--force", action="store_true", help="grade even if submissions are not contained well enough")
     option("--level", type=int, choices=(1, 2, 3), help="containment level (default: the best one)")
-    option(
-        "--course", type=Path, help="deadlines, weights, corrections (default: SUBMISSIONS/../course.toml)"
-    )
+    beside = "SUBMISSIONS/../course.toml"
+    option("--course", type=Path, help=f"deadlines, weights, corrections (default: {beside})")
     option("--collect", type=Path, help="grade nothing, but copy each exercise's files here, to compare them")
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
@@ -464,9 +451,8 @@ def main():
         refuse(f"level {arguments.level} does not work here: {judge.machine()['why'][arguments.level]}")
     if judge.within_reach() and not arguments.force:
         refuse(judge.within_reach())
-    exercises = (
-        [judge.exercise(one) for one in arguments.only.split(",")] if arguments.only else judge.manifest()
-    )
+    only = filter(None, arguments.only.split(","))
+    exercises = [judge.exercise(one) for one in only] or judge.manifest()
     if arguments.doctor:
         doctor()
     elif arguments.selftest:

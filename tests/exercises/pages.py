@@ -2,7 +2,6 @@
 class. All that a student wrote is escaped before it gets into a page."""
 
 import base64
-import csv
 import html
 import io
 import json
@@ -11,7 +10,7 @@ from collections import Counter
 from statistics import correlation, mean, median
 
 import judge
-from course import write_lists
+from course import write, write_lists
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dim: #8a8f98 }
@@ -31,10 +30,13 @@ dt { float: left; width: 6em; color: var(--dim) } dd { margin-left: 6em }
 
 
 def page(title, body, kind=""):
-    head = '<!doctype html><html lang="en"><meta charset="utf-8">'
-    head += '<meta name="viewport" content="width=device-width">'
-    head += f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
-    return f'{head}\n<body class="{kind}">\n{body}\n</body></html>\n'
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{html.escape(title)}</title><style>{STYLE}</style>
+<body class="{kind}">
+{body}
+</body></html>
+"""
 
 
 def row(*cells, tag="td", numbers=()):
@@ -42,12 +44,9 @@ def row(*cells, tag="td", numbers=()):
     return f"<tr>{''.join(words)}</tr>"
 
 
-def total(record):
-    return points(result for results in record["exercises"].values() for result in results)
-
-
-def most(record):
-    return sum(result["points"] for results in record["exercises"].values() for result in results)
+def every(record):
+    """All results of a student."""
+    return [result for results in record["exercises"].values() for result in results]
 
 
 def points(results):
@@ -72,54 +71,55 @@ def comments(record, name):
     return record.get("comments", {}).get(name, [])
 
 
+def commented(record, name):
+    return "".join(f"<p><b>Comment:</b> {html.escape(words)}</p>" for words in comments(record, name))
+
+
 def report(record):
     """The page of one student."""
-    escape, number = html.escape, judge.number
-    parts = [
-        f"<h1>{escape(record['student'])}: {number(total(record))} of {number(most(record))} points</h1>"
-    ]
-    parts.append(f"<p class=dim>{escape(terms(record))}</p>")
+    student, results = html.escape(record["student"]), every(record)
+    most = judge.number(sum(result["points"] for result in results))
+    parts = [f"<h1>{student}: {judge.number(points(results))} of {most} points</h1>"]
+    parts.append(f"<p class=dim>{html.escape(terms(record))}</p>")
     if record["trouble"]:
-        parts.append(f"<p class=failed>{escape(record['trouble'])}</p>")
-    hidden = [r["id"] for some in record["exercises"].values() for r in some if r["visibility"] != "visible"]
+        parts.append(f"<p class=failed>{html.escape(record['trouble'])}</p>")
+    hidden = ", ".join(result["id"] for result in results if result["visibility"] != "visible")
     if hidden:
-        parts.append(f"<p>Hidden for now, and in no sum on this page: {', '.join(hidden)}.</p>")
-    parts += [f"<p><b>Comment:</b> {escape(words)}</p>" for words in comments(record, "")]
+        parts.append(f"<p>Hidden for now, and in no sum on this page: {hidden}.</p>")
+    parts.append(commented(record, ""))
     if len(record["exercises"]) > 1:
         parts.append(overview(record))
-    for identity, results in record["exercises"].items():
-        one = judge.exercise(identity)
-        decided = any("corrected_from" in r or comments(record, r["id"]) for r in results)
-        nothing = all(result["about_file"] or result["status"] == "not reached" for result in results)
-        if nothing and not decided and not comments(record, identity):
-            head = f"{identity} {escape(one['title'])}: 0 of {number(judge.points_of(one))}"
-            parts.append(f"<h2>{head}</h2><p>{escape(results[0]['came'])}</p>")
-            continue
-        head = (
-            f"{identity} {escape(one['title'])}: {number(points(results))} of {number(judge.points_of(one))}"
-        )
-        parts.append(f"<h2>{head}</h2>")
-        parts += [f"<p><b>Comment:</b> {escape(words)}</p>" for words in comments(record, identity)]
-        parts.append("<table>")
-        parts.append(row("check", "", "points", "", tag="th", numbers=(2,)))
-        for result in results:
-            status, score = result["status"], number(result["score"])
-            if "corrected_from" in result:
-                status, score = "corrected", f"{score} (was {number(result['corrected_from'])})"
-            said = "".join(f"<p><b>Comment:</b> {escape(one)}</p>" for one in comments(record, result["id"]))
-            if result["visibility"] != "visible":
-                status, score, said = "hidden", "?", ""
-            parts.append(
-                row(
-                    result["id"],
-                    escape(result["title"]) + details(result) + said,
-                    f"{score} of {number(result['points'])}",
-                    f'<span class="{status.replace(" ", "-")}">{status}</span>',
-                    numbers=(2,),
-                )
-            )
-        parts.append("</table>")
-    return page(f"{record['student']}: exercises", "\n".join(parts))
+    parts += [of_exercise(record, identity) for identity in record["exercises"]]
+    return page(f"{record['student']}: exercises", "\n".join(filter(None, parts)))
+
+
+def of_exercise(record, identity):
+    """The part of a student's page about one exercise: a line alone if its file could not be read."""
+    one, results = judge.exercise(identity), record["exercises"][identity]
+    head = f"{identity} {html.escape(one['title'])}: {earned(one, results)}"
+    parts = [f"<h2>{head}</h2>", commented(record, identity)]
+    decided = any("corrected_from" in r or comments(record, r["id"]) for r in results) or parts[1]
+    if not decided and all(result["about_file"] or result["status"] == "not reached" for result in results):
+        head = f"{identity} {html.escape(one['title'])}: 0 of {judge.number(judge.points_of(one))}"
+        return f"<h2>{head}</h2><p>{html.escape(results[0]['came'])}</p>"
+    parts += ["<table>", row("check", "", "points", "", tag="th", numbers=(2,))]
+    for result in results:
+        status, score = result["status"], judge.number(result["score"])
+        if "corrected_from" in result:
+            status, score = "corrected", f"{score} (was {judge.number(result['corrected_from'])})"
+        words = html.escape(result["title"]) + details(result)
+        if result["visibility"] == "visible":
+            words += commented(record, result["id"])
+        else:
+            status, score = "hidden", "?"
+        mark = f'<span class="{status.replace(" ", "-")}">{status}</span>'
+        of = judge.number(result["points"])
+        parts.append(row(result["id"], words, f"{score} of {of}", mark, numbers=(2,)))
+    return "\n".join(filter(None, [*parts, "</table>"]))
+
+
+def earned(one, results):
+    return f"{judge.number(points(results))} of {judge.number(judge.points_of(one))}"
 
 
 def terms(record):
@@ -133,8 +133,7 @@ def overview(record):
     lines = [row("exercise", "", "points", tag="th", numbers=(2,))]
     for identity, results in record["exercises"].items():
         one = judge.exercise(identity)
-        earned = f"{judge.number(points(results))} of {judge.number(judge.points_of(one))}"
-        lines.append(row(identity, html.escape(one["title"]), earned, numbers=(2,)))
+        lines.append(row(identity, html.escape(one["title"]), earned(one, results), numbers=(2,)))
     return f"<table>{''.join(lines)}</table>"
 
 
@@ -143,50 +142,42 @@ def details(result):
         return ""
     if result["status"] == "not reached":
         return f" <span class=dim>{html.escape(result['came'])}</span>"
-    words = []
-    for name in ("tried", "came", "expected"):
-        if result[name]:
-            label = "result" if name == "came" else name
-            words.append(f"<dt>{label}</dt><dd>{html.escape(result[name])}</dd>")
-    for hint in judge.helpful(result_of(result), 0 if result.get("hints_later") else 1):
-        words.append(f"<dt>hint</dt><dd>{html.escape(hint)}</dd>")
+    said = [("tried", result["tried"]), ("result", result["came"]), ("expected", result["expected"])]
+    said += [
+        ("hint", hint) for hint in judge.helpful(result_of(result), 0 if result.get("hints_later") else 1)
+    ]
+    words = "".join(f"<dt>{label}</dt><dd>{html.escape(text)}</dd>" for label, text in said if text)
     printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
-    return (f"<dl>{''.join(words)}</dl>" if words else "") + printed
+    return f"<dl>{words}</dl>" * bool(words) + printed
 
 
 def gradescope(record):
     """results.json. The maximum of each test is that of exercise.toml, whatever ran."""
     tests = []
-    for results in record["exercises"].values():
-        for result in results:
-            one, later = result_of(result), result.get("hints_later")
-            detail = judge.detail(one, 0 if later else 1) if result["status"] != "passed" else []
-            if "corrected_from" in result:
-                detail.append(f"corrected by hand: {judge.number(result['corrected_from'])} points before")
-            detail += [f"comment: {words}" for words in comments(record, result["id"])]
-            tests.append(
-                {
-                    "number": result["id"],
-                    "name": result["title"],
-                    "score": result["score"],
-                    "max_score": result["points"],
-                    "status": "passed" if passes(result) else "failed",
-                    "visibility": result["visibility"],
-                    "output": "\n".join(detail),
-                    "output_format": "text",
-                }
-            )
-            # Gradescope hides whole tests: a hint that comes later is one of its own, without points.
-            for hint in judge.helpful(one, 1) if later else []:
-                name = {"number": result["id"], "name": f"hint for {result['title']}"}
-                tests.append(name | {"visibility": "after_due_date", "output": hint, "output_format": "text"})
+
+    def test(result, name, visibility, output, **more):
+        facts = {"number": result["id"], "name": name, "visibility": visibility, "output": output}
+        tests.append(facts | {"output_format": "text"} | more)
+
+    for result in every(record):
+        one, later = result_of(result), result.get("hints_later")
+        detail = judge.detail(one, 0 if later else 1) if result["status"] != "passed" else []
+        if "corrected_from" in result:
+            detail.append(f"corrected by hand: {judge.number(result['corrected_from'])} points before")
+        detail += [f"comment: {words}" for words in comments(record, result["id"])]
+        score = {"score": result["score"], "max_score": result["points"]}
+        score["status"] = "passed" if passes(result) else "failed"
+        test(result, result["title"], result["visibility"], "\n".join(detail), **score)
+        # Gradescope hides whole tests: a hint that comes later is one of its own, without points.
+        for hint in judge.helpful(one, 1) if later else []:
+            test(result, f"hint for {result['title']}", "after_due_date", hint)
     said = [
         f"comment{name and ' on '}{name}: {words}"
         for name in ("", *record["exercises"])
         for words in comments(record, name)
     ]
     return {
-        "score": sum(result["score"] for results in record["exercises"].values() for result in results),
+        "score": sum(result["score"] for result in every(record)),
         "output": "\n".join([terms(record), *said]),
         "output_format": "text",
         "stdout_visibility": "hidden",
@@ -196,34 +187,40 @@ def gradescope(record):
 
 def matrix(rows, level):
     """The page of the selftest: every submission that the grader was graded with."""
-    escape, number = html.escape, judge.number
     right = sum(row["right"] for row in rows)
     parts = [f"<h1>Test of the grader: {right} of {len(rows)} submissions graded as required</h1>"]
-    parts.append(f"<p class=dim>Contained at {escape(level)}.</p><table>")
+    parts.append(f"<p class=dim>Contained at {html.escape(level)}.</p><table>")
     head = ("", "", "submission", "required", "points", "seconds", "what the student reads")
     parts.append(row(*head, tag="th", numbers=(4, 5)))
     for one in rows:
         words = f"{one['fell_at']} {one['status']}: {one['came']}" if one["fell_at"] else ""
-        if one["expected"]:
-            words += f" (expected: {one['expected']})"
-        mark = "passed" if one["right"] else "failed"
-        parts.append(
-            row(
-                one["exercise"],
-                f'<span class="{mark}">{one["kind"]}</span>',
-                escape(one["name"].replace("_", " ")) + ("" if one["right"] else " <b>(BAD)</b>"),
-                escape(one["wanted"]),
-                f"{number(one['score'])} of {number(one['of'])}",
-                f"{one['seconds']:.1f}",
-                escape(words[:400]),
-                numbers=(4, 5),
-            )
+        words += f" (expected: {one['expected']})" if one["expected"] else ""
+        mark, bad = ("passed", "") if one["right"] else ("failed", " <b>(BAD)</b>")
+        cells = (
+            one["exercise"],
+            f'<span class="{mark}">{one["kind"]}</span>',
+            html.escape(one["name"].replace("_", " ")) + bad,
+            html.escape(one["wanted"]),
+            f"{judge.number(one['score'])} of {judge.number(one['of'])}",
+            f"{one['seconds']:.1f}",
+            html.escape(words[:400]),
         )
-    parts.append("</table>")
-    return page("Test of the grader", "\n".join(parts), "matrix")
+        parts.append(row(*cells, numbers=(4, 5)))
+    return page("Test of the grader", "\n".join([*parts, "</table>"]), "matrix")
+
+
+def write_student(record, folder, broken=False):
+    """report.html and results.json. A machine that failed must not become a student's zero."""
+    (folder / "report.html").write_text(report(record))
+    (folder / "results.json").unlink(missing_ok=True)
+    if not broken:
+        (folder / "results.json").write_text(json.dumps(gradescope(record), indent=1))
 
 
 # ---- the class --------------------------------------------------------------------------------
+
+
+OF_CLASS = ("status", "not handed in", "days late", "corrected", "comments")
 
 
 def write_class(records, out, seed, course):
@@ -236,59 +233,39 @@ def write_class(records, out, seed, course):
     grades = {student: course.grades(record, exercises) for student, record in corrected.items()}
     weights = course.grades({"student": "", "exercises": {}}, exercises)
     maximum = judge.number(sum(one["of"] for one in weights.values()))
-    with (out / "grades.csv").open("w", newline="") as file:
-        write = csv.writer(file)
-        names = [one["id"] for one in exercises]
-        head = [
-            "student",
-            *names,
-            "total",
-            "maximum",
-            "status",
-            "not handed in",
-            "days late",
-            "corrected",
-            "comments",
-        ]
-        write.writerow(head)
-        for record in records:
-            if record["infrastructure"]:
-                empty = [""] * (len(exercises) + 1)
-                write.writerow(
-                    [safe(record["student"]), *empty, maximum, "infrastructure: not graded", *[""] * 4]
-                )
-                continue
-            of_student = grades[record["student"]]
-            scores = [of_student[name]["counts"] for name in names]
-            late = " ".join(f"{name}:{one['late']}" for name, one in of_student.items() if one["late"])
-            status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
-            cells = map(judge.number, (*scores, sum(scores)))
-            absent = " ".join(record["absent"])
-            by_hand = decided_by_hand(corrected[record["student"]])
-            write.writerow([safe(record["student"]), *cells, maximum, status, absent, late, *by_hand])
-    with (out / "nbgrader.csv").open("w", newline="") as file:
-        write = csv.writer(file)
-        write.writerow(["assignment", "student_id", "score", "max_score"])
-        for record in graded:
-            for one in exercises:
-                found = grades[record["student"]][one["id"]]
-                score, of = judge.number(found["counts"]), judge.number(found["of"])
-                write.writerow([one["stem"], safe(record["student"]), score, of])
+    names = [one["id"] for one in exercises]
+    table = [["student", *names, "total", "maximum", *OF_CLASS]]
+    for record in records:
+        student = safe(record["student"])
+        if record["infrastructure"]:
+            empty = [""] * (len(names) + 1)
+            table.append([student, *empty, maximum, "infrastructure: not graded", *[""] * 4])
+            continue
+        of_student = grades[record["student"]]
+        scores = [of_student[name]["counts"] for name in names]
+        late = " ".join(f"{name}:{one['late']}" for name, one in of_student.items() if one["late"])
+        status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
+        by_hand = decided_by_hand(corrected[record["student"]])
+        cells = [*map(judge.number, (*scores, sum(scores))), maximum, status, " ".join(record["absent"])]
+        table.append([student, *cells, late, *by_hand])
+    write(out / "grades.csv", table)
+    table = [["assignment", "student_id", "score", "max_score"]]
     for record in graded:
-        shown, folder = corrected[record["student"]], out / record["student"]
-        (folder / "report.html").write_text(report(shown))
-        (folder / "results.json").write_text(json.dumps(gradescope(shown), indent=1))
+        for one in exercises:
+            found = grades[record["student"]][one["id"]]
+            score = [judge.number(found[name]) for name in ("counts", "of")]
+            table.append([one["stem"], safe(record["student"]), *score])
+    write(out / "nbgrader.csv", table)
+    for record in graded:
+        write_student(corrected[record["student"]], out / record["student"])
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
     return write_lists(course, list(corrected.values()), exercises, out, safe)
 
 
 def decided_by_hand(record):
     """The checks whose points an instructor has changed, and all comments, for a table."""
-    every = [result for results in record["exercises"].values() for result in results]
-    changed = " ".join(result["id"] for result in every if "corrected_from" in result)
-    said = [
-        f"{name}: {words}" if name else words for name, some in record["comments"].items() for words in some
-    ]
+    changed = " ".join(result["id"] for result in every(record) if "corrected_from" in result)
+    said = [f"{name}{name and ': '}{words}" for name, some in record["comments"].items() for words in some]
     return changed, safe("; ".join(said))
 
 
@@ -302,9 +279,6 @@ def common(words):
     return re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", words)
 
 
-KIND_OF = {"failed": "failed", "error": "failed", "timeout": "failed"}
-
-
 def kind(record, result):
     """What the item analysis counts. A file that was not handed in, or is still the starter, says nothing
     about a check. One with a syntax error was tried: its first check failed, the others are not reached."""
@@ -313,7 +287,7 @@ def kind(record, result):
         return "not tried"
     if result["status"] == "not reached":
         return "not tried" if any(is_missing(record, name) for name in before(result)) else "not reached"
-    return KIND_OF.get(result["status"], result["status"])
+    return "failed" if result["status"] in ("error", "timeout") else result["status"]
 
 
 def before(result):
@@ -344,26 +318,28 @@ def discrimination(records, one, identity):
     """How well a check tells good students from others: the correlation of its points with the sum of all
     other checks. No words where all have the same, or there are too few to say anything."""
     points = [of(record, identity)["score"] for record in records]
-    rest = [sum(r["score"] for rs in record["exercises"].values() for r in rs) for record in records]
-    rest = [whole - mine for whole, mine in zip(rest, points, strict=True)]
+    wholes = [sum(result["score"] for result in every(record)) for record in records]
+    rest = [whole - mine for whole, mine in zip(wholes, points, strict=True)]
     if len(records) < FEWEST or len(set(points)) < 2 or len(set(rest)) < 2:
         return ""
     return f"{correlation(points, rest):.2f}"
 
 
 FEWEST = 5
+KINDS = {"passed": "#228833", "failed": "#ee6677", "not reached": "#bbbbbb", "not tried": "#e8e8e8"}
+OF_A_CHECK = ("check", "", *KINDS, "points", "seconds", "discrimination", "most common failure")
+FIGURES = range(2, 9)  # columns of numbers
 
 
 def items(records, exercises, seed, missing):
-    escape, number = html.escape, judge.number
-    parts = [f"<h1>Item analysis: {len(records)} submissions</h1>"]
+    """The page about the checks: who passed each, and what most of the others did wrong."""
     kinds = Counter(record["containment"] for record in records)
     where = "; ".join(f"{count} at {kind}" if len(kinds) > 1 else kind for kind, count in kinds.items())
-    parts.append(f"<p class=dim>Seed {escape(str(seed))}. Contained at {escape(where)}.</p>")
+    parts = [f"<h1>Item analysis: {len(records)} submissions</h1>"]
+    parts.append(f"<p class=dim>Seed {html.escape(str(seed))}. Contained at {html.escape(where)}.</p>")
     if missing:
-        parts.append(
-            f"<p><b>{missing} not graded, because the machine failed. The figures leave them out.</b></p>"
-        )
+        words = f"{missing} not graded, because the machine failed. The figures leave them out."
+        parts.append(f"<p><b>{words}</b></p>")
     if records:
         parts.append(f'<img alt="Points, and who passed each check" src="{plots(records, exercises)}">')
     parts.append(
@@ -373,72 +349,49 @@ def items(records, exercises, seed, missing):
         f"before you trust it. It needs at least {FEWEST} submissions that differ.</p>"
     )
     for one in exercises:
-        parts.append(f"<h2>{one['id']} {escape(one['title'])}</h2><table class=wide>")
-        head = (
-            "check",
-            "",
-            "passed",
-            "failed",
-            "not reached",
-            "not tried",
-            "points",
-            "seconds",
-            "discrimination",
-            "most common failure",
-        )
-        parts.append(row(*head, tag="th", numbers=(2, 3, 4, 5, 6, 7, 8)))
         there = graded_in(records, one)
-        for entry in one["check"]:
-            results = [of(record, entry["id"]) for record in there]
-            kinds = [kind(record, result) for record, result in zip(there, results, strict=True)]
-            counts = Counter(kinds)
-            failed = [r["came"] for r, kind in zip(results, kinds, strict=True) if kind == "failed"]
-            cause, times = next(iter(Counter(map(common, failed)).most_common(1)), ("", 0))
-            example = next((came for came in failed if common(came) == cause), "")
-            ran = [result["seconds"] for result in results if result["seconds"] > 0]
-            parts.append(
-                row(
-                    entry["id"],
-                    escape(entry["title"]),
-                    *(counts[name] for name in ("passed", "failed", "not reached", "not tried")),
-                    f"{mean(r['score'] for r in results):.2f} of {number(entry['points'])}"
-                    if results
-                    else "",
-                    f"{median(ran):.2f}" if ran else "",
-                    discrimination(there, one, entry["id"]),
-                    f"{times} times, for example: {escape(example[:200])}" if times else "",
-                    numbers=(2, 3, 4, 5, 6, 7, 8),
-                )
-            )
+        parts.append(f"<h2>{one['id']} {html.escape(one['title'])}</h2><table class=wide>")
+        parts.append(row(*OF_A_CHECK, tag="th", numbers=FIGURES))
+        parts += [row(*facts_of(there, one, entry), numbers=FIGURES) for entry in one["check"]]
         parts.append("</table>")
     return page("Item analysis", "\n".join(parts), "matrix")
+
+
+def facts_of(records, one, entry):
+    """What the item analysis says of a check: a word for each of its columns."""
+    results = [of(record, entry["id"]) for record in records]
+    kinds = [kind(record, result) for record, result in zip(records, results, strict=True)]
+    failed = [result["came"] for result, kind in zip(results, kinds, strict=True) if kind == "failed"]
+    cause, times = next(iter(Counter(map(common, failed)).most_common(1)), ("", 0))
+    example = next((came for came in failed if common(came) == cause), "")
+    ran = [result["seconds"] for result in results if result["seconds"] > 0]
+    points = f"{mean(result['score'] for result in results):.2f}" if results else ""
+    yield from (entry["id"], html.escape(entry["title"]), *map(Counter(kinds).__getitem__, KINDS))
+    yield points and f"{points} of {judge.number(entry['points'])}"
+    yield f"{median(ran):.2f}" if ran else ""
+    yield discrimination(records, one, entry["id"])
+    yield f"{times} times, for example: {html.escape(example[:200])}" if times else ""
 
 
 def plots(records, exercises):
     """A picture as a data address: the spread of the totals, and the share that passes each check."""
     from matplotlib.figure import Figure
 
-    names = [entry["id"] for one in exercises for entry in one["check"]]
     by_check = {
         entry["id"]: Counter(kind(record, of(record, entry["id"])) for record in graded_in(records, one))
         for one in exercises
         for entry in one["check"]
     }
+    names = list(by_check)
     figure = Figure(figsize=(9, 2.4 + 0.17 * len(names)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=[2, 0.17 * len(names) + 0.4])
     maximum = sum(judge.points_of(one) for one in exercises)
-    above.hist(
-        [total(record) for record in records], bins=min(20, maximum), range=(0, maximum), color="#4477aa"
-    )
+    totals = [points(every(record)) for record in records]
+    above.hist(totals, bins=min(20, maximum), range=(0, maximum), color="#4477aa")
     above.set(xlabel="points", ylabel="students", xlim=(0, maximum))
     above.yaxis.get_major_locator().set_params(integer=True)
     left = [0.0] * len(names)
-    for label, color in (
-        ("passed", "#228833"),
-        ("failed", "#ee6677"),
-        ("not reached", "#bbbbbb"),
-        ("not tried", "#e8e8e8"),
-    ):
+    for label, color in KINDS.items():
         share = [100 * by_check[name][label] / max(1, by_check[name].total()) for name in names]
         below.barh(names, share, left=left, color=color, label=label)
         left = [a + b for a, b in zip(left, share, strict=True)]

@@ -96,35 +96,6 @@ def sample(found):
     return [case for case in found if case.kind in ("solution", "starter")] + list(mutants.values())
 
 
-def grade_files(one, files, nursery, seed):
-    """Grade a submission that consists of these files."""
-    with tempfile.TemporaryDirectory(prefix="rungs-case-") as folder:
-        for file, text in files.items():
-            path = Path(folder, file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, errors="surrogateescape")
-        return judge.grade(one, Path(folder), nursery, seed)
-
-
-def row_of(one, kind, case, results, wanted, right, came=""):
-    """What came of a submission, for the table and the page."""
-    first = next((result for result in results if result.status != "passed"), None)
-    return {
-        "exercise": one["id"],
-        "kind": kind,
-        "name": case.name,
-        "wanted": wanted,
-        "score": sum(result.score for result in results),
-        "of": judge.points_of(one),
-        "fell_at": first and first.id,
-        "status": first.status if first else "passed",
-        "came": came or (first.came if first else ""),
-        "expected": first.expected if first else "",
-        "seconds": round(sum(result.seconds for result in results), 2),
-        "right": right,
-    }
-
-
 def run_case(one, case, nursery, seed=0, depth="all"):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
     kind, killed_by = case.kind, case.killed_by
@@ -136,9 +107,9 @@ def run_case(one, case, nursery, seed=0, depth="all"):
         needs = [[name for name in entry.get("needs", []) if name in wanted] for entry in checks]
         checks = [entry | {"needs": some} for entry, some in zip(checks, needs, strict=True)]
         one = one | {"check": checks}
-    results = grade_files(one, case.files, nursery, seed)
+    results = graded(one, case.files, nursery, seed)
     score = sum(result.score for result in results)
-    first = next((result for result in results if result.status != "passed"), None)
+    first = first_not_passed(results)
     full = judge.points_of(one)
     if any(result.status == "infrastructure" for result in results):
         right, wanted = False, "no infrastructure"
@@ -149,7 +120,36 @@ def run_case(one, case, nursery, seed=0, depth="all"):
     else:
         right = first is not None and first.id == killed_by and first.status != "not reached"
         wanted = f"falls at {killed_by}"
-    return row_of(one, kind, case, results, wanted, right)
+    return row_of(one, results, kind=kind, name=case.name, wanted=wanted, right=right)
+
+
+def graded(one, files, nursery, seed):
+    """The results of a submission with these files."""
+    with tempfile.TemporaryDirectory(prefix="rungs-case-") as folder:
+        for file, text in files.items():
+            path = Path(folder) / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, errors="surrogateescape")
+        return judge.grade(one, folder, nursery, seed)
+
+
+def first_not_passed(results):
+    return next((result for result in results if result.status != "passed"), None)
+
+
+def row_of(one, results, **more):
+    """A row of the matrix: what came, and in `more`, what is said of it."""
+    first = first_not_passed(results)
+    return {
+        "exercise": one["id"],
+        "score": sum(result.score for result in results),
+        "of": judge.points_of(one),
+        "fell_at": first and first.id,
+        "status": first.status if first else "passed",
+        "came": first.came if first else "",
+        "expected": first.expected if first else "",
+        "seconds": round(sum(result.seconds for result in results), 2),
+    } | more
 
 
 def exercise_matrix(one, nursery, told=None, only=None, each=1, but=()):
@@ -157,11 +157,10 @@ def exercise_matrix(one, nursery, told=None, only=None, each=1, but=()):
     of the time: with each=3, only every third mutant shows all of it, the others what their check names."""
     rows = []
     for number, case in enumerate(cases(one)):
-        if case.kind in but or (only and only not in case.name):
-            continue
-        rows.append(run_case(one, case, nursery, depth="next" if number % each else "all"))
-        if told:
-            told(rows[-1])
+        if case.kind not in but and (not only or only in case.name):
+            rows.append(run_case(one, case, nursery, depth="next" if number % each else "all"))
+            if told:
+                told(rows[-1])
     return rows
 
 
@@ -213,13 +212,10 @@ class Canary:
         return text.replace("{port}", str(self.door.getsockname()[1]))
 
     def digest(self):
-        return {
-            str(path.relative_to(self.folder)): (
-                path.read_bytes() if path.is_file() else None,
-                path.lstat().st_mode,
-            )
-            for path in sorted(self.folder.rglob("*"))
-        }
+        def facts(path):
+            return path.read_bytes() if path.is_file() else None, path.lstat().st_mode
+
+        return {path.relative_to(self.folder): facts(path) for path in self.folder.rglob("*")}
 
     def harm(self):
         """What has been done to it, in words."""
@@ -302,8 +298,8 @@ def run_cheat(case, nursery, canary, seed=0):
     nursery.ready()
     process = nursery.process
     # Some never end: they need not be given as long as an honest one.
-    files = {file: canary.fill(text) for file, text in case.files.items()}
-    results = grade_files(one | {"seconds": 5}, files, nursery, seed)
+    files = {name: canary.fill(text) for name, text in case.files.items()}
+    results = graded(one | {"seconds": 5}, files, nursery, seed)
     score = sum(result.score for result in results)
     trouble = canary.harm() + left_over(nursery)
     if score > most:
@@ -318,22 +314,19 @@ def run_cheat(case, nursery, canary, seed=0):
     honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, seed, set())
     if honest.status != "passed":
         trouble.append(f"an honest check after it: {honest.status}: {honest.came}")
-    wanted = f"at most {judge.number(most)} points"
-    return row_of(one, "cheat", case, results, wanted, not trouble, "; ".join(trouble))
+    wanted, right = f"at most {judge.number(most)} points", not trouble
+    row = row_of(one, results, kind="cheat", name=case.name, wanted=wanted, right=right)
+    return row | {"came": "; ".join(trouble) or row["came"]}
 
 
-def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
-    """All rows of cheats, or every n-th of them. What would harm this machine is left out without a wall."""
+def cheat_matrix(nursery, told=None, only=None, found=None):
+    """All rows of cheats, or of those `found`. What would harm this machine is left out without a wall."""
     wall = nursery.level > 1 or judge.machine()["landlock"] >= 6
     rows, canary = [], Canary()
     try:
-        for number, case in enumerate(found or cheat_cases()):
-            if (
-                number % part[1] != part[0]
-                or (only and only not in case.name)
-                or (case.harms and not wall)
-                or case.level > nursery.level
-            ):
+        for case in found or cheat_cases():
+            left_out = (case.harms and not wall) or case.level > nursery.level
+            if left_out or (only and only not in case.name):
                 continue
             rows.append(run_cheat(case, nursery, canary))
             if told:
@@ -349,41 +342,29 @@ def cheat_matrix(nursery, told=None, only=None, part=(0, 1), found=None):
 # ---- all of it --------------------------------------------------------------------------------
 
 
-def totals():
-    """How much the grader is graded with, counted without running anything."""
-    rows = [case for one in judge.manifest() for case in cases(one)]
-    kinds = Counter(case.kind for case in rows)
-    return {
-        "exercises": len(judge.manifest()),
-        "checks": sum(len(one["check"]) for one in judge.manifest()),
-        "points": sum(judge.points_of(one) for one in judge.manifest()),
-        "mutants": kinds["mutant"],
-        "other solutions": kinds["other"],
-        "cheats": len(cheat_cases()),
-    }
-
-
 def sentence():
-    """What tests/README.md says about it."""
-    count = totals()
+    """How much the grader is graded with, as tests/README.md says it: counted without running anything."""
+    kinds = Counter(case.kind for one in judge.manifest() for case in cases(one))
+    checks = sum(len(one["check"]) for one in judge.manifest())
+    points = sum(judge.points_of(one) for one in judge.manifest())
     return (
-        f"{count['exercises']} exercises, {count['checks']} checks, {count['points']} points. "
-        f"The grader itself is tested with {count['mutants']} mutants of the solutions, each of which must "
-        f"fail the check that names it, {count['other solutions']} alternative solutions that are correct, "
-        f"and {count['cheats']} hostile or broken submissions."
+        f"{len(judge.manifest())} exercises, {checks} checks, {points} points. "
+        f"The grader itself is tested with {kinds['mutant']} mutants of the solutions, each of which must "
+        f"fail the check that names it, {kinds['other']} alternative solutions that are correct, "
+        f"and {len(cheat_cases())} hostile or broken submissions."
     )
+
+
+def told(row):
+    print(line(row), flush=True)
 
 
 def matrix_of(task):
     """In a process of the pool: the rows of an exercise, or a part of the cheats."""
-
-    def told(row):
-        print(line(row), flush=True)
-
     identity, part = task
     if identity:
         return exercise_matrix(judge.exercise(identity), jobs.NURSERY, told)
-    return cheat_matrix(jobs.NURSERY, told, part=part)
+    return cheat_matrix(jobs.NURSERY, told, found=cheat_cases()[part::4])
 
 
 def main(exercises, arguments):
@@ -391,16 +372,15 @@ def main(exercises, arguments):
     began, rows = time.monotonic(), []
     tasks = [(one["id"], None) for one in exercises]
     if not arguments.only:
-        tasks += [(None, (part, 4)) for part in range(4)]
+        tasks += [(None, part) for part in range(4)]
     with jobs.pool(arguments.jobs, arguments.level) as pool:
         for some in pool.map(matrix_of, tasks):
             rows += some
     level = judge.containment(arguments.level or judge.machine()["level"])
     path = arguments.out.parent / "selftest.html" if arguments.out.name == "grades" else arguments.out
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        pages.matrix(sorted(rows, key=lambda row: (row["exercise"], KINDS.index(row["kind"]))), level)
-    )
+    rows.sort(key=lambda row: (row["exercise"], KINDS.index(row["kind"])))
+    path.write_text(pages.matrix(rows, level))
     right = sum(row["right"] for row in rows)
     print(f"{right} of {len(rows)} graded as required, {level}, {time.monotonic() - began:.0f} s: see {path}")
     lacking = [f"{one['id']} has {', '.join(unfinished(one))}" for one in exercises if unfinished(one)]
@@ -417,10 +397,10 @@ if __name__ == "__main__":
     with judge.Nursery() as nursery:
         part = sys.argv[2] if len(sys.argv) > 2 else None
         if sys.argv[1] == "cheats":
-            rows = cheat_matrix(nursery, lambda row: print(line(row), flush=True), part)
+            rows = cheat_matrix(nursery, told, part)
         else:
             one = judge.exercise(sys.argv[1])
-            rows = exercise_matrix(one, nursery, lambda row: print(line(row), flush=True), part)
+            rows = exercise_matrix(one, nursery, told, part)
             if unfinished(one):
                 print(f"not finished: {one['id']} has {', '.join(unfinished(one))}")
     print(f"{sum(row['right'] for row in rows)} of {len(rows)} graded as required")

@@ -284,7 +284,7 @@ def lend(judge, nursery, ended):
 
     def start():
         if nursery.process is None:
-            judge.nursery.Nursery.start(nursery)
+            judge.connection.Nursery.start(nursery)
 
     nursery.process.wait, nursery.start = wait, start
     judge.Nursery = functools.partial(lambda lent, level=None: lent, nursery)

@@ -10,15 +10,14 @@ import judge
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", dest="exercise", required=True, metavar="03", help="the exercise")
-    parser.add_argument(
-        "--submission", type=Path, default=judge.STARTERS, help="folder to check (default: lessons/exercises)"
-    )
-    parser.add_argument("--hints", action="store_true", help="show all hints for each failed check")
-    parser.add_argument("--seed", default="0", help="draws the inputs of the checks (default: 0)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out"), help="folder for the output of your code (default: out)"
-    )
+    option = parser.add_argument
+    option("--only", dest="exercise", required=True, metavar="03", help="the exercise")
+    folder = "folder to check (default: lessons/exercises)"
+    option("--submission", type=Path, default=judge.STARTERS, help=folder)
+    option("--hints", action="store_true", help="show all hints for each failed check")
+    option("--seed", default="0", help="draws the inputs of the checks (default: 0)")
+    out = "folder for the output of your code (default: out)"
+    option("--out", type=Path, default=Path("out"), help=out)
     arguments = parser.parse_args()
     try:
         (one,) = {check.partition(".")[0] for check in judge.wanted(arguments.exercise)}
@@ -29,29 +28,22 @@ def main():
         nursery.start()
         before = None
         while True:
-            now = saved(one, arguments.submission)
-            if now == before:
+            while (now := saved(one, arguments.submission)) == before:
                 time.sleep(0.2)
-                continue
             before = now
             clear = "\033[2J\033[3J\033[H" if sys.stdout.isatty() else ""
             print(f"{clear}checking {one['id']} {one['title']} ...", flush=True)
             results = judge.grade(one, arguments.submission, nursery, arguments.seed)
             print(clear + judge.report(one, results, 4 if arguments.hints else 1))
             file = judge.printed.keep(one["id"], results, arguments.out)
-            print(
-                f"{file}\nwaiting for changes in {' or '.join(one['files'][:3])} (stop with Ctrl-C)",
-                flush=True,
-            )
+            names = " or ".join(one["files"][:3])
+            print(f"{file}\nwaiting for changes in {names} (stop with Ctrl-C)", flush=True)
 
 
 def saved(one, folder):
     """When each file was last written; None for one that is not there, or is being written."""
-    times = []
-    for name in one["files"]:
-        path = Path(folder) / name
-        times.append(path.stat().st_mtime_ns if path.exists() else None)
-    return times
+    paths = [Path(folder) / name for name in one["files"]]
+    return [path.stat().st_mtime_ns if path.exists() else None for path in paths]
 
 
 if __name__ == "__main__":

@@ -259,23 +259,10 @@ def start(job, rank):
     # Not in the folder of the run: there, a student could put a link to another file in its place.
     output = os.open(output_file(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     if not FORK:
-        words = [
-            sys.executable,
-            "-I",
-            __file__,
-            "--rank",
-            str(rank.number),
-            str(their_writes),
-            str(their_reads),
-        ]
-        rank.process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            pass_fds=(their_writes, their_reads),
-            start_new_session=True,
-        )
+        number, ends = str(rank.number), (their_writes, their_reads)
+        words = [sys.executable, "-I", __file__, "--rank", number, *map(str, ends)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": ends}
+        rank.process = subprocess.Popen(words, start_new_session=True, **pipes)
         rank.pid = rank.process.pid
         data = wire.pack(job)
         rank.process.stdin.write(struct.pack("<I", len(data)) + data)
@@ -372,23 +359,11 @@ def run(request, incoming):
                     with contextlib.suppress(OSError):
                         os.close(end)
         choose.close()
-    answer = []
-    for rank, stack in zip(ranks, stacks, strict=True):
-        answer.append(
-            {
-                "value": rank.value,
-                "error": rank.error,
-                "broken": rank.broken,
-                "ended": rank.ended,
-                "events": rank.events,
-                "marks": rank.marks,
-                "asked": rank.asked,
-                "gate": rank.asks and {"name": rank.asks, "sent": rank.sent, "grown": rank.grown},
-                "inside": list(rank.inside.values()),
-                "stack": stack,
-                "output": output_of(request, rank),
-            }
-        )
+    names = ("value", "error", "broken", "ended", "events", "marks", "asked")
+    answer = [{name: getattr(rank, name) for name in names} for rank in ranks]
+    for rank, stack, one in zip(ranks, stacks, answer, strict=True):
+        one["gate"] = rank.asks and {"name": rank.asks, "sent": rank.sent, "grown": rank.grown}
+        one |= {"inside": list(rank.inside.values()), "stack": stack, "output": output_of(request, rank)}
     if not request["keep"]:
         left += remove(folder)
     return {"why": why, "seconds": time.monotonic() - began, "ranks": answer, "left": left}
@@ -614,9 +589,8 @@ def looked(ranks):
     """See each rank from outside, with all processes below it. Those that have left it count for all."""
     counters, families = sockets(), [{rank.pid} | below(rank.pid) for rank in ranks]
     lost = below(os.getpid()).difference(*families)
-    seen = [
-        seen_from_outside(rank, family | lost, counters) for rank, family in zip(ranks, families, strict=True)
-    ]
+    both = zip(ranks, families, strict=True)
+    seen = [seen_from_outside(rank, family | lost, counters) for rank, family in both]
     for facts in seen:
         # Bytes sent to each rank: the two ends of a connection name the same ports, the other way round.
         facts["to"] = {
@@ -655,23 +629,14 @@ def sweep(alone, mine):
 def descendants():
     """Living processes below this one, which adopts orphans."""
     parents = {}
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
+    for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                rest = file.read().rpartition(b")")[2].split()
-            if rest[0] not in (b"Z", b"X"):
-                parents[int(name)] = int(rest[1])
-    found, me = set(), os.getpid()
-    for pid in parents:
-        above, seen = parents.get(pid), set()
-        while above and above not in seen:
-            if above == me:
-                found.add(pid)
-                break
-            seen.add(above)
-            above = parents.get(above)
+            state, parent, *_ = read(f"/proc/{name}/stat").rpartition(")")[2].split()
+            if state not in "ZX":
+                parents[int(name)] = int(parent)
+    found, more = set(), {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in more} - found:
+        found |= more
     return found
 
 

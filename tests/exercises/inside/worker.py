@@ -25,37 +25,15 @@ import contain
 import numpy
 import wire
 
-COLLECTIVES = [
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "reduce_scatter_single",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "all_gather_object",
-    "gather_object",
-    "scatter_object_list",
-    "broadcast_object_list",
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "batch_isend_irecv",
-    "monitored_barrier",
-]
+COLLECTIVES = """
+    all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter
+    reduce_scatter reduce_scatter_tensor reduce_scatter_single all_to_all all_to_all_single barrier
+    all_gather_object gather_object scatter_object_list broadcast_object_list send recv isend irecv
+    batch_isend_irecv monitored_barrier
+"""
 
-
-WHERE = (
-    getattr(signal, "SIGRTMIN", 0) + 5
-)  # to ask a process that waits where it is; macOS has no such signal
+# To ask a process that waits where it is; macOS has no such signal.
+WHERE = getattr(signal, "SIGRTMIN", 0) + 5
 MOST_CALLS = 3  # that are named above the line in which an exception was raised
 
 
@@ -86,7 +64,7 @@ class Tools:
     def __init__(self, pipe, rank, world_size, folder, files):
         self.rank, self.world_size, self.folder = rank, world_size, folder
         self.files = files
-        self._pipe, self._armed, self._file_events = pipe, None, 0
+        self._pipe, self._file_events = pipe, 0
 
     def event(self, name, **more):
         """Something that happened in this rank, in words and numbers."""
@@ -111,10 +89,6 @@ class Tools:
                     kill(pid, number)
 
         add_hook(hook)
-
-    @property
-    def file_events(self):
-        return self._file_events
 
 
 def salted(salt):
@@ -202,11 +176,8 @@ def sends_of(name, words, named):
     if name != "batch_isend_irecv":
         return [0] if name == "isend" else []
     calls = next((value for value in (*words, *named.values()) if isinstance(value, list)), [])
-    return [
-        place
-        for place, one in enumerate(calls)
-        if getattr(getattr(one, "op", None), "__name__", "") == "isend"
-    ]
+    names = [getattr(getattr(one, "op", None), "__name__", "") for one in calls]
+    return [place for place, name in enumerate(names) if name == "isend"]
 
 
 def watch(pipe, files):
@@ -233,12 +204,8 @@ def watch(pipe, files):
                 pipe.send(b"E", {**words_of, "phase": phase, **more})
 
             sends = sends_of(name, words, named)
-            more = {
-                "root": root_of(name, words, named),
-                "where": where,
-                "asynchronous": bool(named.get("async_op")),
-            }
-            tell("begin", size=max([0, *sizes]), sends=sends, **more)
+            more = {"sends": sends, "root": root_of(name, words, named), "where": where}
+            tell("begin", size=max([0, *sizes]), asynchronous=bool(named.get("async_op")), **more)
             try:
                 result = call(*words, **named)
             except BaseException:
@@ -257,7 +224,7 @@ def watch(pipe, files):
 
         return collective
 
-    for name in COLLECTIVES:
+    for name in COLLECTIVES.split():
         call = getattr(dist, name, None)
         if call is not None:
             wrapped = watched(name, call)

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (what checks and programs call judge.x)
 """The process that decides. It never runs, imports or unpickles anything of a submission.
 
 A check draws inputs, has a driver run the submission's code in workers (inside/), and compares what they send
@@ -5,8 +6,8 @@ with what it has worked out here. No word of a worker counts, only arrays that a
 seen from outside. A check that has not been proved is worth nothing.
 
 The rooms, from the door inwards: `exercises` knows what there is; `grading` takes a submission through the
-checks; `trial` is what a check has in hand, `comparing` how it compares; `nursery` starts the workers behind
-`walls`; `causes` and `waits` say why a run gave no result; `words` is what a student reads.
+checks; `trial` is what a check has in hand, `comparing` how it compares; `connection` starts the nursery
+behind `walls`; `causes` and `waits` say why a run gave no result; `wording` is what a student reads.
 """
 
 import os
@@ -22,17 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "inside"))
 from judge import hints, printed
 from judge.causes import explain
 from judge.comparing import so_many
-from judge.exercises import (
-    CHECKS,
-    check,
-    check_function,
-    exercise,
-    manifest,
-    points_of,
-    wanted,
-)
+from judge.connection import Gone, Nursery
+from judge.exercises import CHECKS, check, check_function, exercise, manifest, points_of, wanted
 from judge.grading import grade, grade_one, refuse_names, said_before
-from judge.nursery import Gone, Nursery
 from judge.results import Result, Verdict
 from judge.settings import (
     CHECK_SECONDS,
@@ -49,47 +42,4 @@ from judge.settings import (
 from judge.trial import Trial, look
 from judge.waits import call
 from judge.walls import MEANING, containment, machine, within_reach
-from judge.words import detail, helpful, number, report
-
-__all__ = [
-    "CHECKS",
-    "CHECK_SECONDS",
-    "HEADER",
-    "HERE",
-    "INSIDE",
-    "LARGEST_FILE",
-    "MEANING",
-    "ONE_CALL",
-    "ROOT",
-    "SOLUTIONS",
-    "STARTERS",
-    "SUBMISSION_SECONDS",
-    "Gone",
-    "Nursery",
-    "Result",
-    "Trial",
-    "Verdict",
-    "call",
-    "check",
-    "check_function",
-    "containment",
-    "detail",
-    "exercise",
-    "explain",
-    "grade",
-    "grade_one",
-    "helpful",
-    "hints",
-    "look",
-    "machine",
-    "manifest",
-    "number",
-    "points_of",
-    "printed",
-    "refuse_names",
-    "report",
-    "said_before",
-    "so_many",
-    "wanted",
-    "within_reach",
-]
+from judge.wording import detail, helpful, number, report

@@ -70,8 +70,6 @@ def numbers(value: Any) -> int:
 
 def plain(value: Any) -> Any:
     """Arrays as lists, so that they can be compared."""
-    if isinstance(value, numpy.ndarray):
-        return value.tolist()
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, tuple | list):

@@ -5,17 +5,16 @@ import functools
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from judge import forbidden, hints, printed, waits
+from judge.connection import Gone, Nursery
 from judge.exercises import Entry, Exercise, check_function
-from judge.nursery import Gone, Nursery
 from judge.results import Result, Verdict
 from judge.settings import LARGEST_FILE, SOLUTIONS, SUBMISSION_SECONDS
 from judge.trial import Trial
-from judge.words import visible
+from judge.wording import visible
 
 # What a check raises that gets something else than it asked for. Where there is a solution, it is asked.
 OF_VALUES = (TypeError, AttributeError, LookupError, ValueError)
@@ -26,11 +25,10 @@ def grade(
     folder: str | Path,
     nursery: Nursery,
     seed: Any = 0,
-    told: Callable[[Result], None] | None = None,
     left: float = SUBMISSION_SECONDS,
 ) -> list[Result]:
-    """All checks of one exercise, in order. `told` is called with each Result as soon as it is there. `left`
-    are the seconds that the submission still has; when they are over, no check is begun."""
+    """All checks of one exercise, in order. `left` are the seconds that the submission still has; when they
+    are over, no check is begun."""
     results, passed = [], set()
     for entry in one["check"]:
         if left > 0:
@@ -43,8 +41,6 @@ def grade(
         said_before(results)
         if results[-1].status == "passed":
             passed.add(entry["id"])
-        if told:
-            told(results[-1])
     return results
 
 
@@ -185,9 +181,8 @@ def refuse_names(one: Exercise, name: str, text: str) -> None:
         raise Verdict(*refused)
 
 
-@functools.lru_cache(
-    maxsize=64
-)  # each check of an exercise reads its files, and they do not change meanwhile
+# Each check of an exercise reads its files, and they do not change meanwhile.
+@functools.lru_cache(maxsize=64)
 def what_is_refused(names: tuple[str, ...], name: str, text: str) -> tuple[str, ...]:
     """Status, result and expectation for a file that is no Python, or uses one of these names."""
     try:

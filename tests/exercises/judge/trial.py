@@ -9,8 +9,8 @@ import wire
 
 from judge import comparing
 from judge.causes import explain
+from judge.connection import Nursery
 from judge.exercises import Exercise
-from judge.nursery import Nursery
 from judge.results import Verdict
 from judge.settings import CHECK_SECONDS, LIMITS, RUN_SECONDS
 

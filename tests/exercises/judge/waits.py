@@ -1,7 +1,8 @@
 """Who waits for whom, in words: what the ranks did when a run came to nothing."""
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Ranks = dict[int, dict[str, Any]]  # what the nursery says of each rank, by its number
@@ -49,19 +50,22 @@ def with_last(one: dict[str, Any]) -> str:
     return ""
 
 
+def begun(ranks: Ranks) -> Iterator[tuple[int, Event]]:
+    """Each call that a rank has begun, with the number of the rank."""
+    for rank, one in ranks.items():
+        yield from ((rank, event) for event in one["events"] if event.get("phase") == "begin")
+
+
 def not_received(ranks: Ranks) -> str:
     """Messages that were begun and not asked for yet, in words. Empty where it is not known
     who talks to whom."""
-    counts = {}
-    for rank, one in ranks.items():
-        for event in one["events"]:
-            name, peer = event.get("event"), event.get("peer")
-            if event.get("phase") != "begin" or name not in (*POINT, "batch_isend_irecv"):
-                continue
+    counts = Counter()
+    for rank, event in begun(ranks):
+        name, peer = event["event"], event.get("peer")
+        if name in (*POINT, "batch_isend_irecv"):
             if type(peer) is not int:
                 return ""
-            way = (rank, peer) if "send" in name else (peer, rank)
-            counts[way] = counts.get(way, 0) + (1 if "send" in name else -1)
+            counts[(rank, peer) if "send" in name else (peer, rank)] += 1 if "send" in name else -1
     left = [(*way, count) for way, count in sorted(counts.items()) if count > 0]
     lines = [f"{count} from rank {source} to rank {target}" for source, target, count in left]
     return f"; messages that were not received: {', '.join(lines)}" if lines else ""
@@ -80,18 +84,15 @@ def waiting(ranks: Ranks, but: Iterable[int]) -> str:
 def unequal(ranks: Ranks) -> str:
     """The first collective in which the ranks did not do the same, in words, or nothing."""
     calls = {}
-    for rank, one in ranks.items():
-        for event in one["events"]:
-            if event.get("phase") == "begin" and event["event"] not in POINT:
-                calls.setdefault(event["number"], {})[rank] = event
-    for number in sorted(calls):
-        same = calls[number]
-        first, *others = same.values()
-        if any(event["event"] != first["event"] for event in others):
+    for rank, event in begun(ranks):
+        if event["event"] not in POINT:
+            calls.setdefault(event["number"], {})[rank] = event
+    for _, same in sorted(calls.items()):
+        first = next(iter(same.values()))
+        kinds, sizes = ({event[name] for event in same.values()} for name in ("event", "size"))
+        if len(kinds) > 1:
             return f"the ranks do not make the same calls: {called(same)}"
-        if first["event"] in ("all_reduce", "broadcast", "reduce") and any(
-            event["size"] != first["size"] for event in others
-        ):
+        if len(sizes) > 1 and first["event"] in ("all_reduce", "broadcast", "reduce"):
             lines = ", ".join(f"rank {rank} gives {event['size']} numbers" for rank, event in same.items())
             return f"the ranks give {call(first)} tensors of different size: {lines}"
     return ""
@@ -121,10 +122,9 @@ def different_roots(ranks: Ranks) -> str:
     """The first broadcast for which the ranks have named different sources, in words, or nothing. gloo may
     come through it, and then all keep what they have."""
     calls = {}
-    for rank, one in ranks.items():
-        for event in one["events"]:
-            if event.get("phase") == "begin" and type(event.get("root")) is int:
-                calls.setdefault((event["number"], event["event"]), {})[rank] = event
+    for rank, event in begun(ranks):
+        if type(event.get("root")) is int:
+            calls.setdefault((event["number"], event["event"]), {})[rank] = event
     for _, same in sorted(calls.items()):
         if len({event["root"] for event in same.values()}) > 1:
             lines = ", ".join(f"rank {rank} with src={event['root']}" for rank, event in same.items())
@@ -161,7 +161,7 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
         return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"
     if len(kinds) > 1:
         return f"the ranks do not make the same calls: {called(same)}"
-    sizes = sizes_at(ranks, number)
+    sizes = {rank: event["size"] for rank, event in begun(ranks) if event["number"] == number}
     if len(set(sizes.values())) > 1:
         lines = ", ".join(f"rank {rank} with {size} numbers" for rank, size in sizes.items())
         what = f"{wait[first]['event']} number {number}"
@@ -170,13 +170,3 @@ def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
     if ahead:
         return f"{names(same)} waited in {call(wait[first])} while {', '.join(each_inside(ahead))} waited too"
     return f"{names(wait)} waited forever in {call(wait[first])}"
-
-
-def sizes_at(ranks: Ranks, number: int) -> dict[int, int]:
-    """How many numbers each rank gave to its call of this number."""
-    return {
-        rank: event["size"]
-        for rank, one in ranks.items()
-        for event in one["events"]
-        if event.get("phase") == "begin" and event.get("number") == number
-    }

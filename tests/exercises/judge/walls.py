@@ -23,6 +23,7 @@ MEANING = {
     3: "bubblewrap: own file system, own processes, only the loopback network, no dangerous system calls",
 }
 TEMPORARY = 1 << 30  # bytes in /tmp at level 3, which are memory
+SYSTEM = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 # malloc asks there whether it may use large pages.
 LARGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
 
@@ -78,14 +79,13 @@ def within_reach() -> str:
 
 def containment(level: int) -> str:
     """The level in words, for reports."""
-    files = (
-        "Landlock limits file access"
-        if machine()["landlock"]
-        else "no Landlock, so file access is not limited"
-    )
-    user = "" if level < 3 else ", separate user id" if machine()["root"] else ", own user namespace"
     if level == 3:
         files = "only Python and an empty folder are visible"
+    elif machine()["landlock"]:
+        files = "Landlock limits file access"
+    else:
+        files = "no Landlock, so file access is not limited"
+    user = "" if level < 3 else ", separate user id" if machine()["root"] else ", own user namespace"
     return f"level {level} ({MEANING[level]}{user}; {files})"
 
 
@@ -120,15 +120,8 @@ def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
     descriptor of the filter of system calls, which the command has to get."""
     words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     # As process 1, the nursery lives on where whatever a run has left is ended with kill -1.
-    words += [
-        "--as-pid-1",
-        "--new-session",
-        "--clearenv",
-        "--hostname",
-        "rungs",
-        "--seccomp",
-        str(call_filter),
-    ]
+    words += ["--as-pid-1", "--new-session", "--clearenv", "--hostname", "rungs"]
+    words += ["--seccomp", str(call_filter)]
     if os.getuid() == 0:
         words += ["--cap-drop", "ALL"]
         for capability in ("SETUID", "SETGID", "KILL", "SYS_PTRACE", "CHOWN", "DAC_OVERRIDE", "FOWNER"):
@@ -142,16 +135,7 @@ def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
     seen = [*shown, Path(LARGE_PAGES)]
     for folder in sorted({above for place in seen for above in place.parents} - {Path("/"), Path("/tmp")}):
         words += ["--perms", "0755", "--dir", str(folder)]
-    for place in (
-        "/usr",
-        "/lib",
-        "/lib64",
-        "/bin",
-        "/etc/ld.so.cache",
-        "/etc/alternatives",
-        "/etc/localtime",
-        LARGE_PAGES,
-    ):
+    for place in (*SYSTEM, LARGE_PAGES):
         words += ["--ro-bind-try", place, place]
     for place in shown:
         words += ["--ro-bind", str(place), str(place)]

@@ -12,12 +12,7 @@ def number(value: float) -> str:
     return f"{value:g}"
 
 
-def report(
-    one: Exercise,
-    results: list[Result],
-    hints: int = 1,
-    wanted: set[str] | None = None,
-) -> str:
+def report(one: Exercise, results: list[Result], hints: int = 1, wanted: set[str] | None = None) -> str:
     """What a student reads: what fails first, and at the end all checks in order. Those that are `wanted`
     count; others were run because one of these needs them."""
     asked = [result for result in results if wanted is None or result.id in wanted]

@@ -70,16 +70,9 @@ class Nursery:
             if self.level == 3:
                 given = [stack.enter_context(call_filter()).fileno()]
                 words, environment = [*bubblewrap(environment, *given), *words], {}
-            self.process = subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.errors,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=given,
-            )
+            more = {"env": environment, "cwd": "/", "start_new_session": True, "pass_fds": given}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+            self.process = subprocess.Popen(words, **pipes, **more)
 
     def ready(self) -> None:
         """Wait until it has said that it is there."""
