@@ -22,7 +22,6 @@ import nbformat
 import faults
 import lessons
 import links
-import rooms
 import words
 from lessons import LESSONS, ROOT, Lesson, Notebook
 
@@ -359,7 +358,6 @@ def pages():
     found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
     found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
     found[ROOT / "lessons/launch/free_gpus.md"] = {"clone": clone_in_a_cell()}
-    found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
     found[words.PAGE] = {"words": words.index()}
     found[FRAMEWORKS[0].parent / "README.md"] = {
         path.stem: from_lesson(path) for path in FRAMEWORKS if path.stem not in SHARDED

@@ -12,7 +12,7 @@ statement; comments and empty lines are not counted.
 - "check": assertions.
 - "teach": everything else.
 
-test_teaching.py asks for 75% in each notebook.
+test_notebooks.py asks for 75% in each notebook.
 """
 
 import argparse
