@@ -18,6 +18,7 @@ import diffs
 import digests
 import lessons
 import notebooks
+import pretending
 import teaching
 import words
 from lessons import ROOT
@@ -63,22 +64,43 @@ def test_each_knows_what_it_used():
     assert not stems, f'make notebooks ARGUMENTS="{stems}"'
 
 
-@pytest.mark.night
-@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
-def test_it_runs_afresh_and_shows_what_is_stored(path):
+def executed_afresh(path, **more):
     for row in (*lessons.LESSONS, *lessons.NOTEBOOKS):
         if row.stem == path.stem and row.is_missing():
             pytest.skip(f"needs {row.needs.split()[-1]}: make tools installs it")
-    stored = notebooks.read(path)
-    assert notebooks.complaints(path, stored) == []
     out = ROOT / "out" / f"test-{os.getpid()}"  # under the root, so that cells print a short name
     try:
         # One thread: two that wait for each other spin, and beside other tests lesson 01 takes minutes.
-        fresh = notebooks.execute(path, OUT=str(out.relative_to(ROOT)), OMP_NUM_THREADS="1")
+        return notebooks.execute(path, OUT=str(out.relative_to(ROOT)), OMP_NUM_THREADS="1", **more)
     finally:
         shutil.rmtree(out, ignore_errors=True)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
+def test_it_runs_afresh_and_shows_what_is_stored(path):
+    stored = notebooks.read(path)
+    assert notebooks.complaints(path, stored) == []
+    fresh = executed_afresh(path)
     assert notebooks.shown(path.name, fresh) == []
     assert notebooks.drift(stored, fresh) == []
+
+
+@pytest.mark.night
+@pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
+@pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
+def test_it_runs_on_a_gpu(path, tmp_path):
+    """On a simulated one, which its processes share: what it does where there is a GPU runs."""
+    more = pretending.environment(1, tmp_path, os.environ) | {"PYTHONPATH": str(pretending.WITNESS)}
+    fresh = executed_afresh(path, **more)
+    for cell in fresh.cells:
+        is_the_point = "stack-trace" in cell.metadata.get("tags", [])
+        for text in notebooks.texts(cell):
+            assert "pretended CUDA" not in text and (is_the_point or "Traceback" not in text), text
+    code = notebooks.sources(fresh, "code")
+    if "torch" in code and "CUDA_VISIBLE_DEVICES" not in code:
+        pretending.waits(1, tmp_path)
 
 
 # ---- rules --------------------------------------------------------------------------------------
@@ -284,32 +306,25 @@ def begin(stem, folder, address):
 @pytest.mark.quick("03_ddp_spawn")
 @pytest.mark.night
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "08_real_training"])
-def test_alone_it_fetches_the_rest_once(elsewhere, tmp_path, stem):
-    for address in (elsewhere, tmp_path / "nowhere"):  # the kernel is started again: nothing is fetched
+def test_alone_it_fetches_the_rest_once_and_in_the_repository_nothing(elsewhere, tmp_path, stem):
+    nowhere = tmp_path / "nowhere"
+    wrong = begin(stem, tmp_path, nowhere)
+    line = f"RuntimeError: cannot fetch {nowhere}: correct the address in this cell"
+    assert wrong.returncode == 1 and wrong.stderr.splitlines()[-1] == line
+    assert list(tmp_path.iterdir()) == []
+    for address in (elsewhere, nowhere):  # the kernel is started again: nothing is fetched
         run = begin(stem, tmp_path, address)
         assert run.stdout == f"{tmp_path}/rungs/out/notebooks/{stem}\n", run.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["rungs"]
-
-
-def test_a_wrong_address_is_named(tmp_path):
-    run = begin("03_ddp_spawn", tmp_path, tmp_path / "nowhere")
-    line = f"RuntimeError: cannot fetch {tmp_path}/nowhere: correct the address in this cell"
-    assert run.returncode == 1 and run.stderr.splitlines()[-1] == line
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_in_the_repository_it_fetches_nothing(elsewhere, tmp_path):
-    run = begin("03_ddp_spawn", elsewhere / "notebooks", tmp_path / "nowhere")
-    assert run.stdout == f"{elsewhere}/out/notebooks/03_ddp_spawn\n", run.stderr
+    run = begin(stem, elsewhere / "notebooks", nowhere)
+    assert run.stdout == f"{elsewhere}/out/notebooks/{stem}\n", run.stderr
 
 
 @pytest.mark.night
 def test_alone_it_runs_to_its_end(elsewhere, tmp_path):
-    notebook = fetching("05_snapshots")
-    nbformat.write(notebook, tmp_path / "05_snapshots.ipynb")
-    fresh = notebooks.execute(
-        tmp_path / "05_snapshots.ipynb", tmp_path, RUNGS=str(elsewhere), OMP_NUM_THREADS="1"
-    )
+    notebook, path = fetching("05_snapshots"), tmp_path / "05_snapshots.ipynb"
+    nbformat.write(notebook, path)
+    fresh = notebooks.execute(path, tmp_path, RUNGS=str(elsewhere), OMP_NUM_THREADS="1")
     assert notebooks.drift(notebook, fresh) == []
     assert (tmp_path / "rungs/out/notebooks/05_snapshots").is_dir()
 
