@@ -66,12 +66,7 @@ def alone(tmp_path, monkeypatch):
     out.mkdir()
     arguments = argparse.Namespace(out=out, lesson=STEM, time_limit=10)
     snapshots = snapshot.Snapshots(arguments, {"lr": 0.1})
-    state = {
-        "settings": {"lr": 0.1},
-        "step": 0,
-        "processes": [{}],
-        "model": WEIGHTS,
-    }
+    state = {"settings": {"lr": 0.1}, "step": 0, "processes": [{}], "model": WEIGHTS}
     for epoch in (2, 3):
         data = snapshot.seal(state | {"epoch": epoch})
         snapshots.path_of(epoch, 0).write_bytes(data)

@@ -211,10 +211,7 @@ def test_an_augmented_image_depends_on_the_seed_the_epoch_and_itself_only():
         assert torch.equal(augmented.__getitems__([(3, index)])[0][0], together[index])
     assert len({image.numpy().tobytes() for image in together}) == 40
     assert not torch.equal(together[0], images.images[0])
-    for other in (
-        augmented.__getitems__([(4, 0)]),
-        augment(images, seed=1).__getitems__([(3, 0)]),
-    ):
+    for other in (augmented.__getitems__([(4, 0)]), augment(images, seed=1).__getitems__([(3, 0)])):
         assert not torch.equal(other[0][0], together[0])
 
 

@@ -264,20 +264,14 @@ GOOD |= {"pretend_milliseconds": 0}
 BAD = {
     "no micro-batch": ({"microbatches": 0}, "--microbatches must be at least 1, not 0"),
     "uneven": ({"microbatches": 7}, "--batch-size 120 does not divide by 7 micro-batches: take 126"),
-    "few": (
-        {"microbatches": 3, "world_size": 4},
-        "1f1b on 4 processes needs 4 micro-batches or more, not 3",
-    ),
+    "few": ({"microbatches": 3, "world_size": 4}, "1f1b on 4 processes needs 4 micro-batches or more, not 3"),
     "no rounds": (
         {"schedule": "interleaved", "microbatches": 5},
         "interleaved has 2 rounds here, and 5 micro-batches do not divide by 2: take 6",
     ),
     "many": ({"world_size": 5}, "the model has 4 layers with weights: 5 processes are too many"),
     "back in time": ({"pretend_milliseconds": -1.0}, "--pretend-milliseconds must be from 0 to 60000"),
-    "no number": (
-        {"pretend_milliseconds": float("nan")},
-        "--pretend-milliseconds must be from 0 to 60000",
-    ),
+    "no number": ({"pretend_milliseconds": float("nan")}, "--pretend-milliseconds must be from 0 to 60000"),
     "unseen": ({"pretend_milliseconds": 5.0}, "--pretend-milliseconds needs --timeline"),
 }
 

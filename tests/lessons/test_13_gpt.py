@@ -169,11 +169,7 @@ REFUSED = {
     "shared by none": (("--tensor-parallel", -1), 1, "--tensor-parallel -1 does not divide"),
     "digits": (("--data", "digits"), 1, "this lesson reads limericks, not digits: leave --data out"),
     "too cold": (("--temperature", 0), 1, "--temperature must be a number above 0, not 0.0"),
-    "much text": (
-        ("--train-size", 9999),
-        2,
-        "the limericks make 720 sequences of 176 characters, not 9999",
-    ),
+    "much text": (("--train-size", 9999), 2, "the limericks make 720 sequences of 176 characters, not 9999"),
     "much to test on": (("--test-size", 99), 1, "sequences of 176 characters, not 99"),
     "uneven shares": (("--batch-size", 13), 2, "--batch-size 13 does not divide by 2 processes"),
 }
