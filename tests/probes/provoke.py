@@ -27,12 +27,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 SECONDS = 3  # how long a collective waits that cannot succeed
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def group():
@@ -57,25 +51,21 @@ def numbers(count=8):
 # ---- starting ----
 
 
-@case
 def rank_not_set():
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
     dist.init_process_group("gloo")
 
 
-@case
 def no_group():
     dist.all_reduce(torch.ones(1))
 
 
-@case
 def group_twice():
     group()
     group()
 
 
-@case
 def port_taken():
     with socket.socket(socket.AF_INET6) as other:
         other.bind(("::", 0))
@@ -84,7 +74,6 @@ def port_taken():
         dist.TCPStore("localhost", port, is_master=True)
 
 
-@case
 def nested_function():
     def train(rank):
         pass
@@ -92,7 +81,6 @@ def nested_function():
     mp.start_processes(train, nprocs=1, start_method="spawn")
 
 
-@case
 def child_raises():
     mp.start_processes(raises, nprocs=1, start_method="fork")
 
@@ -101,7 +89,6 @@ def raises(rank):
     raise ValueError("of the script")
 
 
-@case
 def child_killed():
     mp.start_processes(kills_itself, nprocs=1, start_method="fork")
 
@@ -110,17 +97,14 @@ def kills_itself(rank):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@case
 def nccl_without_gpu():
     dist.init_process_group("nccl")
 
 
-@case
 def killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@case
 def raised():
     raise ValueError("of the script")
 
@@ -128,34 +112,28 @@ def raised():
 # ---- meeting ----
 
 
-@case
 def client_missing():
     dist.TCPStore("localhost", free_port(), 2, is_master=True, timeout=timedelta(seconds=1))
 
 
-@case
 def server_missing():
     dist.TCPStore("localhost", free_port(), 2, is_master=False, timeout=timedelta(seconds=1))
 
 
-@case
 def name_unknown():
     dist.TCPStore("no-such-host.invalid", 29500, 2, is_master=False, timeout=timedelta(seconds=1))
 
 
-@case
 def interface_unknown():
     os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
     dist.init_process_group("gloo")
 
 
-@case
 def rank_never_joins():
     store = dist.TCPStore("localhost", free_port(), is_master=True)
     dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=1))
 
 
-@case
 def addresses_of_an_old_run():
     path = Path("store").absolute()
     first = mp.start_processes(joins, (path, 60), nprocs=2, join=False, start_method="fork")
@@ -171,13 +149,11 @@ def joins(rank, path, seconds):
     os._exit(0)
 
 
-@case
 def launcher_hangs_up():
     os.kill(os.getppid(), signal.SIGHUP)
     time.sleep(SECONDS + 2)
 
 
-@case
 def store_gone():
     port = free_port()
     reader, writer = os.pipe()
@@ -200,7 +176,6 @@ def store_gone():
 # ---- training ----
 
 
-@case
 def left_out():
     group()
     # Joining the group had more time: on a busy machine it takes long, and would say something else.
@@ -211,7 +186,6 @@ def left_out():
         time.sleep(SECONDS + 2)
 
 
-@case
 def peer_killed():
     group()
     if RANK == 1:
@@ -219,13 +193,11 @@ def peer_killed():
     dist.all_reduce(torch.ones(1))
 
 
-@case
 def other_sizes():
     group()
     dist.all_reduce(torch.ones(1 + RANK * 1000))
 
 
-@case
 def other_collective():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group()
@@ -241,14 +213,12 @@ class Two(nn.Module):
         return self.used(inputs)
 
 
-@case
 def unused_parameter():
     model = ddp(Two())
     for _ in range(2):
         model(torch.ones(1, 2)).sum().backward()
 
 
-@case
 def none_unused():
     model = ddp(nn.Linear(2, 2), find_unused_parameters=True)
     model(torch.ones(1, 2)).sum().backward()
@@ -266,50 +236,41 @@ class Reentrant(nn.Module):
         return self.last(inputs)
 
 
-@case
 def ready_twice():
     model = ddp(Reentrant())
     for _ in range(2):
         model(torch.ones(1, 2)).sum().backward()
 
 
-@case
 def other_count_of_parameters():
     ddp(nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + RANK)]))
 
 
-@case
 def other_shape_of_parameters():
     ddp(nn.Linear(2, 2 + RANK))
 
 
-@case
 def nothing_to_train():
     ddp(nn.Linear(2, 2).requires_grad_(False))
 
 
-@case
 def attribute_of_the_model():
     ddp(nn.Sequential(nn.Linear(2, 2))).fc  # noqa: B018
 
 
-@case
 def sync_batch_norm():
     ddp(nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
 
 
-@case
 def device_ids():
     group()
     DistributedDataParallel(nn.Linear(2, 2), device_ids=[0])
 
 
-@case
 def one_example():
     nn.BatchNorm1d(2)(torch.randn(1, 2))
 
 
-@case
 def mixed_dtensor():
     group()
     mesh = dist.init_device_mesh("cpu", (WORLD,))
@@ -318,7 +279,6 @@ def mixed_dtensor():
     nn.functional.linear(torch.ones(1, 2), model.weight)
 
 
-@case
 def no_inf_checks():
     group()
     model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
@@ -328,7 +288,6 @@ def no_inf_checks():
     scaler.step(optimizer)
 
 
-@case
 def host_memory():
     torch.empty(1 << 50)
 
@@ -336,50 +295,42 @@ def host_memory():
 # ---- saving ----
 
 
-@case
 def module_names():
     model = ddp(nn.Linear(2, 2))
     nn.Linear(2, 2).load_state_dict(model.state_dict())
 
 
-@case
 def other_model():
     nn.Linear(2, 2).load_state_dict(nn.Linear(2, 3).state_dict())
 
 
-@case
 def more_than_weights():
     torch.save({"settings": Path("out")}, buffer := io.BytesIO())
     buffer.seek(0)
     torch.load(buffer)
 
 
-@case
 def truncated():
     torch.save(torch.ones(1000), "weights.pt")
     os.truncate("weights.pt", 1000)
     torch.load("weights.pt")
 
 
-@case
 def empty_file():
     Path("weights.pt").touch()
     torch.load("weights.pt")
 
 
-@case
 def disk_full():
     torch.save(torch.ones(1000000), "/dev/full")
 
 
-@case
 def other_groups():
     one, two = (nn.Linear(2, 2, bias=bias) for bias in (True, False))
     optimizer = torch.optim.SGD(one.parameters(), lr=1)
     optimizer.load_state_dict(torch.optim.SGD(two.parameters(), lr=1).state_dict())
 
 
-@case
 def key_not_in_checkpoint():
     group()
     dcp.save({"model": {"weight": torch.ones(2)}}, checkpoint_id="here")
@@ -400,33 +351,27 @@ class Kills(Dataset):
         os.kill(os.getpid(), self.number) if self.number else sys.exit(1)
 
 
-@case
 def worker_exits():
     next(iter(DataLoader(Kills(0), num_workers=1)))
 
 
-@case
 def worker_killed():
     next(iter(DataLoader(Kills(signal.SIGKILL), num_workers=1)))
 
 
-@case
 def worker_bus_error():
     next(iter(DataLoader(Kills(signal.SIGBUS), num_workers=1)))
 
 
-@case
 def shuffle_and_sampler():
     sampler = DistributedSampler(numbers(), num_replicas=2, rank=0)
     DataLoader(numbers(), sampler=sampler, shuffle=True)
 
 
-@case
 def sampler_without_group():
     DistributedSampler(numbers())
 
 
-@case
 def rank_out_of_range():
     DistributedSampler(numbers(), num_replicas=2, rank=2)
 
@@ -436,17 +381,14 @@ class Endless(IterableDataset):
         yield from torch.ones(4)
 
 
-@case
 def sampler_of_iterable():
     DataLoader(Endless(), sampler=DistributedSampler(numbers(), num_replicas=2, rank=0))
 
 
-@case
 def too_many_workers():
     DataLoader(numbers(), num_workers=1000)
 
 
-@case
 def too_many_files():
     class Many(Dataset):
         def __len__(self):
@@ -463,7 +405,7 @@ def too_many_files():
 
 if __name__ == "__main__":
     try:
-        CASES[sys.argv[1]]()
+        globals()[sys.argv[1]]()
     except Exception:
         # As in a launch without forks: which process fails first is a race, and torchrun reports only one.
         traceback.print_exc()
