@@ -115,7 +115,6 @@ def pytest_terminal_summary(terminalreporter, config):
 
 # A lesson that calls what torch has deprecated fails. Files left open at the end are the system's to close.
 WARNINGS = "error,ignore::ResourceWarning"
-WITNESS = Path(__file__).parent / "helpers" / "witness"
 
 
 class Started:
@@ -136,7 +135,7 @@ class Started:
                 "PYTHONWARNINGS": WARNINGS,
                 "RUNGS_MARK": self.mark,
                 "SEEN": str(self.seen),
-                "PYTHONPATH": str(WITNESS),
+                "PYTHONPATH": str(pretending.WITNESS),
             }
             | environment
         )
@@ -247,7 +246,7 @@ def forks():
 @pytest.fixture(scope="session")
 def forks_on_gpus():
     """The same on GPUs, whose number each run says. With real ones there are no forks: CUDA cannot fork."""
-    more = pretending.environment(64, "", os.environ) | {"PYTHONPATH": str(WITNESS)}
+    more = pretending.environment(64, "", os.environ) | {"PYTHONPATH": str(pretending.WITNESS)}
     del more["PRETEND_REPORT"]
     forks = Forks(more)
     yield forks

@@ -24,8 +24,6 @@ from pathlib import Path
 
 import launcher
 import lessons
-
-sys.path.insert(0, str(launcher.ROOT / "tests/helpers"))
 from forks import Forks
 from processes import living
 

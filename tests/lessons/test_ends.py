@@ -1,5 +1,5 @@
 """How processes end. Whether one has left a worker thread of gloo is looked at after every run that a test
-starts: see conftest.py, and helpers/witness."""
+starts: see conftest.py, and tools/witness."""
 
 import json
 import os
@@ -16,6 +16,7 @@ import rows
 
 import launcher
 import lessons
+import pretending
 from weights import lesson_with_a_bug
 
 sys.path.insert(0, str(launcher.ROOT / "notebooks"))
@@ -23,7 +24,6 @@ from show import processes
 
 PROBE = launcher.ROOT / "tests" / "probes" / "leaves_its_group.py"
 INSIDE = launcher.ROOT / "notebooks/show/inside"
-WITNESS = launcher.ROOT / "tests" / "helpers" / "witness"
 
 
 def test_a_process_that_leaves_its_group_is_noticed(start):
@@ -34,7 +34,7 @@ def test_a_process_that_leaves_its_group_is_noticed(start):
 
 def test_the_witness_looks_on_while_threads_end(tmp_path, monkeypatch):
     monkeypatch.setenv("SEEN", str(tmp_path))
-    look = runpy.run_path(str(WITNESS / "sitecustomize.py"))["look"]
+    look = runpy.run_path(str(pretending.WITNESS / "sitecustomize.py"))["look"]
     deadline = time.monotonic() + 1
 
     def come_and_go():
@@ -102,7 +102,7 @@ def witnessed(tmp_path):
     """What makes a process say what it ended with, and those words."""
     seen = tmp_path / "seen"
     seen.mkdir()
-    folders = (WITNESS, launcher.ROOT / "lessons", INSIDE, INSIDE.parent / "travel")
+    folders = (pretending.WITNESS, launcher.ROOT / "lessons", INSIDE, INSIDE.parent / "travel")
     path = os.pathsep.join(map(str, folders))
     return {"PYTHONPATH": path, "SEEN": str(seen)}, lambda: [file.read_text() for file in seen.iterdir()]
 

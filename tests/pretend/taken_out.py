@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / name) for name in ("tests/helpers", "tools", "lessons")]
+sys.path[:0] = [str(ROOT / name) for name in ("tools", "lessons")]
 import launcher
 import lessons
 import pretending
