@@ -103,7 +103,8 @@ def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tm
 
     path = tmp_path / "batches"
     torch.save(cases, path)
-    assert run_probe(forks, tmp_path, "normalize", launcher.command(STEM, world_size), path).code == 0
+    command = launcher.command("04_ddp_torchrun", world_size)
+    assert run_probe(forks, tmp_path, "normalize", command, path).code == 0
 
     for rank in range(world_size):
         found = torch.load(f"{path}.{rank}")

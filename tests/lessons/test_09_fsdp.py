@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 
 import pytest
 import torch
@@ -225,11 +224,6 @@ def test_a_checkpoint_of_other_settings_is_refused(fork, whole, tmp_path):
     line = refusal(fork("09_fsdp", 2, *SIZES, "--seed", 1, "--precision", "bf16", refused=True))
     words = "has seed 0, not 1; precision fp32, not bf16: remove it, or name another --out"
     assert line == f"error: out/09_fsdp.epoch0001 {words}"
-
-
-def test_plain_python_is_told_how_to_start_it(forked):
-    line = refusal(forked([sys.executable, LESSON], folder="plain"))
-    assert re.search(r"started by torchrun: torchrun --standalone --nproc-per-node 2 \S+09_fsdp.py$", line)
 
 
 def test_the_command_from_nothing_gives_the_same_bytes_and_leaves_nothing_behind(run, whole):

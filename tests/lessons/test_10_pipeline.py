@@ -258,10 +258,3 @@ def test_what_cannot_work_is_refused(capsys, bad):
         stages.check(Namespace(**GOOD | changes))
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: {message}\n"
-
-
-def test_plain_python_is_told_how_to_start_it(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(SystemExit):
-        workload.require_torchrun(importlib.import_module(STEM).__file__)
-    assert "torchrun --standalone --nproc-per-node 2 " in capsys.readouterr().err

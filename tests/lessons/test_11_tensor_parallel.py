@@ -1,14 +1,11 @@
 """Lesson 11: sharded in any way it is the same model, and the collectives are those that it prints."""
 
-import sys
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 import launcher
 import workload
-from lines import refusal
 from meshes import total
 from parts.transformer import ImageTransformer
 
@@ -72,11 +69,6 @@ def test_what_each_process_holds_and_sends(found, processes, options):
 def test_a_batch_need_not_divide(fork):
     sizes = ("--train-size", 100, "--batch-size", 50, "--test-size", 10, "--epochs", 1)
     assert len(launcher.read_curve(fork(STEM, 4, *sizes).out, STEM)) == 1
-
-
-def test_plain_python_is_told_how_to_start_the_lesson(forked):
-    line = refusal(forked([sys.executable, launcher.ROOT / f"lessons/{STEM}.py"]))
-    assert "torchrun --standalone --nproc-per-node 2 " in line
 
 
 def test_the_help_tells_this_lessons_own_settings(fork):

@@ -13,13 +13,10 @@ from meshes import limerick_arguments, run_probe
 from parts import limericks
 from promises import SMALL as SIZES
 from promises import trained_plainly
+from weights import curve_of
 
 STEM = "13_gpt"
 SMALL = SIZES[STEM]
-
-
-def values(result):
-    return [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(result.out, STEM)]
 
 
 def test_no_position_of_a_text_sees_what_comes_later():
@@ -70,7 +67,7 @@ def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
     resumed = fork(STEM, 4, *sizes, folder="killed")
     assert "resumed in epoch 2 after step 4\n" in resumed.stdout
     assert "---- before epoch 2\n" in resumed.stdout
-    assert values(resumed) == values(whole)
+    assert curve_of(resumed.out, STEM) == curve_of(whole.out, STEM)
     assert written(resumed.stdout)[1] == written(whole.stdout)[1]
     assert (resumed.out / f"{STEM}.pt").read_bytes() == (whole.out / f"{STEM}.pt").read_bytes()
     again = fork(STEM, 4, *sizes, folder="killed")  # it is finished: nothing is trained, and all as it was

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -220,6 +221,12 @@ def test_what_cannot_work_is_refused_in_one_line(fork, typed, message):
     number, processes, *options = typed.split()
     stem = stem_of(number)
     assert message in refusal(fork(stem, int(processes), *SMALL[stem], *options, refused=True))
+
+
+@pytest.mark.parametrize("stem", ["09_fsdp", "10_pipeline", "11_tensor_parallel"])
+def test_plain_python_is_told_how_to_start_the_lesson(forked, stem):
+    line = refusal(forked([sys.executable, lessons.get(stem).path]))
+    assert re.search(rf"started by torchrun: torchrun --standalone --nproc-per-node 2 \S+{stem}.py$", line)
 
 
 OTHER = {
