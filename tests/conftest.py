@@ -238,7 +238,8 @@ def run(start):
 
 @pytest.fixture(scope="session")
 def forks():
-    forks = Forks()
+    helpers = str(Path(__file__).parent / "helpers")  # probes import some
+    forks = Forks({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": helpers})
     yield forks
     forks.close()
 
