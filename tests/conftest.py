@@ -17,6 +17,7 @@ import pytest
 import costs
 import launcher
 import lessons
+import meshes
 import pretending
 import tiers
 from forks import Forks
@@ -114,7 +115,6 @@ def pytest_terminal_summary(terminalreporter, config):
 
 # A lesson that calls what torch has deprecated fails. Files left open at the end are the system's to close.
 WARNINGS = "error,ignore::ResourceWarning"
-WITNESS = Path(__file__).parent / "helpers" / "witness"
 
 
 class Started:
@@ -135,7 +135,7 @@ class Started:
                 "PYTHONWARNINGS": WARNINGS,
                 "RUNGS_MARK": self.mark,
                 "SEEN": str(self.seen),
-                "PYTHONPATH": str(WITNESS),
+                "PYTHONPATH": str(pretending.WITNESS),
             }
             | environment
         )
@@ -238,7 +238,8 @@ def run(start):
 
 @pytest.fixture(scope="session")
 def forks():
-    forks = Forks()
+    helpers = str(Path(__file__).parent / "helpers")  # probes import some
+    forks = Forks({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": helpers})
     yield forks
     forks.close()
 
@@ -246,7 +247,7 @@ def forks():
 @pytest.fixture(scope="session")
 def forks_on_gpus():
     """The same on GPUs, whose number each run says. With real ones there are no forks: CUDA cannot fork."""
-    more = pretending.environment(64, "", os.environ) | {"PYTHONPATH": str(WITNESS)}
+    more = pretending.environment(64, "", os.environ) | {"PYTHONPATH": str(pretending.WITNESS)}
     del more["PRETEND_REPORT"]
     forks = Forks(more)
     yield forks
@@ -273,11 +274,9 @@ def forked(request, tmp_path):
             reports = folder / ".reports"
             reports.mkdir(parents=True)
             environment = environment | {"PRETEND_GPUS": str(gpus), "PRETEND_REPORT": str(reports)}
-        code, left = server.run([str(word) for word in words], folder, environment, limit=240)
-        stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
-        assert not left, f"still alive after the run: {left}"
-        waits = pretending.waits(gpus, folder / ".reports") if gpus and code == 0 else {}
-        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out", waits=waits)
+        result = server.finish(words, folder, environment)
+        result.waits = pretending.waits(gpus, folder / ".reports") if gpus and result.code == 0 else {}
+        return result
 
     return forked
 
@@ -287,11 +286,10 @@ def fork(forked):
     """Run a lesson so; it must succeed, or be refused."""
 
     def fork(stem, processes, *arguments, folder="run", refused=False, gpus=0, environment=None):
-        words, more = launcher.command(stem, processes, *arguments)
-        # One agent, where true launches have two; and no restarts of what is refused.
-        if lessons.get(stem).launcher == "two agents" or refused:
-            words, more = launcher.command("04_ddp_torchrun", processes, *arguments)
-            words = [word.replace("04_ddp_torchrun.py", f"{stem}.py") for word in words]
+        words, more = launcher.in_one_agent(stem, processes, *arguments)
+        if refused:  # no restarts
+            path = lessons.get(stem).path
+            words, more = launcher.command("04_ddp_torchrun", processes, *arguments, script=path)
         result = forked(words, more | (environment or {}), folder, gpus)
         assert refused or result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result
@@ -322,16 +320,44 @@ def once(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def reference(once, forks):
+def kept(once, forks):
+    """A run of a lesson that more than one test looks at. It is made once, and must succeed."""
+
+    def kept(stem, processes, *arguments):
+        def make(folder):
+            words, environment = launcher.in_one_agent(stem, processes, *arguments)
+            result = forks.finish(words, folder, environment)
+            assert result.code == 0, result.stderr
+            return vars(result) | {"out": str(result.out)}
+
+        words = [stem, str(processes), *(str(argument).strip("-") for argument in arguments)]
+        found = SimpleNamespace(**once("_".join(words), make))
+        found.out = Path(found.out)
+        return found
+
+    return kept
+
+
+@pytest.fixture(scope="session")
+def reference(kept):
     """Lesson 01's curve for these arguments."""
 
     def reference(*arguments):
-        def make(folder):
-            words, environment = launcher.command("01_single_gpu", 1, *arguments)
-            code, left = forks.run(words, folder, environment, limit=240)
-            assert (code, left) == (0, []), (folder / ".err").read_text()
-            return launcher.read_curve(folder / "out", "01_single_gpu")
-
-        return once("_".join(["reference", *(str(argument).lstrip("-") for argument in arguments)]), make)
+        return launcher.read_curve(kept("01_single_gpu", 1, *arguments).out, "01_single_gpu")
 
     return reference
+
+
+@pytest.fixture(scope="session")
+def found(once, forks):
+    """What a probe finds that is started in a lesson's stead: of each rank, its RANK.json. Made once."""
+
+    def found(name, stem, processes, *words):
+        def make(folder):
+            result = meshes.run_probe(forks, folder, name, launcher.command(stem, processes), *words)
+            assert result.code == 0, result.stderr
+            return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+
+        return once("_".join([name, str(processes), *map(str, words)]), make)
+
+    return found

@@ -9,6 +9,7 @@ single digit of the curve, is not that of the run without kills.
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -22,14 +23,14 @@ from functools import partial
 from pathlib import Path
 
 import launcher
-
-sys.path.insert(0, str(launcher.ROOT / "tests/helpers"))
+import lessons
 from forks import Forks
+from processes import living
 
 LESSON = "06b_preemption"
 SIZES = ("--train-size", 480, "--test-size", 100, "--batch-size", 24, "--epochs", 20)
 STEPS = 20  # in an epoch
-TIME_LIMIT = 3
+HALVES = (".temporary", ".refused")  # which no run may leave
 # How often each kind comes in 20 kills. A stopped process is the slow one: torchrun gives it 30 seconds.
 KINDS = {
     "one process": 5,
@@ -47,13 +48,10 @@ class Run:
 
     def __init__(self, forks, folder, processes, arguments, lesson=LESSON):
         self.forks, self.folder, self.processes, self.lesson = forks, folder, processes, lesson
-        words, self.environment = launcher.command(lesson, processes, *arguments)
-        words[words.index("--max-restarts") + 1] = "1000"
-        script = next(word for word in words if word.endswith(".py"))
-        self.words = [
-            str(launcher.ROOT / "tests/helpers/victim.py") if word == script else word for word in words
-        ]
-        self.environment |= {"LESSON": script}
+        victim = launcher.ROOT / "tests/helpers/victim.py"
+        self.words, self.environment = launcher.command(lesson, processes, *arguments, script=victim)
+        self.words[self.words.index("--max-restarts") + 1] = "1000"
+        self.environment["LESSON"] = str(lessons.get(lesson).path)
         if lesson != LESSON:
             self.environment["DROPOUT"] = "0"  # it does not save the random state
         self.code, self.left = None, []
@@ -83,30 +81,21 @@ class Run:
         return int((self.folder / ".pid").read_text())
 
     def ranks(self):
-        agent, found = self.agent(), []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if int(parent) == agent and state not in "ZX":
-                found.append(int(folder.name))
-        return found
+        agent = self.agent()
+        return sorted(process.pid for process in living() if process.parent == agent)
 
     def steps(self):
         """The steps that process 0 has taken: when, its pid, and the place in the run."""
         path = self.folder / ".steps"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [
-            (float(when), int(pid), int(epoch), int(step)) for when, pid, epoch, step in map(str.split, lines)
-        ]
+        return [(float(when), *map(int, place)) for when, *place in map(str.split, lines)]
 
     def result(self):
         out = self.folder / "out"
-        curve = [
-            (row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(out, self.lesson)
+        curve = launcher.read_curve(out, self.lesson)
+        return (out / f"{self.lesson}.pt").read_bytes(), [
+            (row["epoch"], row["loss"], row["accuracy"]) for row in curve
         ]
-        return (out / f"{self.lesson}.pt").read_bytes(), curve
 
     def log(self):
         return "".join((self.folder / name).read_text() for name in (".out", ".err"))
@@ -122,6 +111,13 @@ def wait_for(run, condition, what, seconds=120):
             raise AssertionError(f"waited {seconds} seconds for {what}\n{run.log()}")
         time.sleep(0.005)
     return True
+
+
+def was_struck(pid, number):
+    with contextlib.suppress(ProcessLookupError):  # another one's death may have ended it
+        os.kill(pid, number)
+        return True
+    return False
 
 
 def strike(run, kind, chance):
@@ -143,14 +139,10 @@ def strike(run, kind, chance):
         elif kind == "SIGTERM":
             os.kill(run.agent(), signal.SIGTERM)
         else:
-            pids = sorted(run.ranks())
+            pids = run.ranks()
             number = getattr(signal, kind.split()[0], signal.SIGKILL)
-            struck_any = False
-            for pid in pids if kind == "all processes" else chance.sample(pids, min(1, len(pids))):
-                with contextlib.suppress(ProcessLookupError):  # the first one's death may have ended others
-                    os.kill(pid, number)
-                    struck_any = True
-            if not struck_any:
+            pids = pids if kind == "all processes" else chance.sample(pids, min(1, len(pids)))
+            if not [pid for pid in pids if was_struck(pid, number)]:
                 return None
     except (ProcessLookupError, FileNotFoundError):
         return None  # it had just ended
@@ -179,15 +171,7 @@ def options_of(lesson, every, time_limit):
 
 
 def chaos(
-    kills,
-    folder,
-    seed=None,
-    processes=(2, 4),
-    say=print,
-    kinds=KINDS,
-    forks=None,
-    time_limit=TIME_LIMIT,
-    lesson=LESSON,
+    kills, folder, seed=None, processes=(2, 4), say=print, kinds=KINDS, forks=None, limit=3, lesson=LESSON
 ):
     """Returns a row for each kill; raises AssertionError as soon as something is not as it must be. On a
     machine that lets a process wait for so many seconds, it is taken for one that hangs."""
@@ -198,16 +182,16 @@ def chaos(
     try:
         peace = {}
         for count in processes:
-            run = Run(own, folder / f"peace-{count}", count, options_of(lesson, STEPS, time_limit), lesson)
+            run = Run(own, folder / f"peace-{count}", count, options_of(lesson, STEPS, limit), lesson)
             run.thread.join()
             assert run.code == 0, run.log()
             peace[count] = run.result()
-        number = 0
-        while len(rows) < kills:
+        for number in itertools.count():
+            if len(rows) >= kills:
+                break
             count = processes[number % len(processes)]
-            number += 1
             every = chance.choice([1, 3, 7, STEPS]) if lesson == LESSON else STEPS
-            run = Run(own, folder / f"{number}", count, options_of(lesson, every, time_limit), lesson)
+            run = Run(own, folder / f"{number}", count, options_of(lesson, every, limit), lesson)
             strikes = []
             while len(strikes) < min(5, kills - len(rows)) and not run.ended():
                 if not bag:
@@ -224,22 +208,18 @@ def chaos(
                 )
                 saves = lesson == LESSON and "SIGTERM" in kind
                 longest = every + STEPS % every  # none is saved at the end of an epoch for its own sake
-                limit = 1 if saves else longest + 1  # process 0 may die before it has noted a step
-                assert row["lost"] < limit + 1, f"{row['lost']} steps lost, one snapshot every {every}"
+                most = 1 if saves else longest + 1  # process 0 may die before it has noted a step
+                assert row["lost"] <= most, f"{row['lost']} steps lost, one snapshot every {every}"
             run.thread.join()
             assert run.code == 0, f"status {run.code}\n{run.log()}"
             assert not run.left, f"left alive: {run.left}"
+            struck = [row["kind"] for row in strikes]
             weights, curve = run.result()
-            assert weights == peace[count][0], f"other weights after {[row['kind'] for row in strikes]}"
-            assert curve == peace[count][1], f"another curve after {[row['kind'] for row in strikes]}"
-            starts = 1 + len(strikes)
-            seen = len({pid for _, pid, _, _ in run.steps()})
-            kinds_seen = [row["kind"] for row in strikes]
-            assert seen == starts, (
-                f"started {seen} times, not {starts}, after {kinds_seen}\n{run.log()[-3000:]}"
-            )
-            out = run.folder / "out"
-            left_over = [*out.glob("*.temporary"), *out.glob("*.refused")]
+            assert weights == peace[count][0], f"other weights after {struck}"
+            assert curve == peace[count][1], f"another curve after {struck}"
+            starts = len({pid for _, pid, _, _ in run.steps()})
+            assert starts == 1 + len(strikes), f"started {starts} times after {struck}\n{run.log()[-3000:]}"
+            left_over = [path for path in (run.folder / "out").iterdir() if path.suffix in HALVES]
             assert not left_over, f"left over: {left_over}"
             rows += strikes
     finally:

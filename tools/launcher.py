@@ -12,9 +12,13 @@ EARLY_EPOCHS = 3
 THE_SAME = Curve()
 
 
-def command(stem: str, processes: int, *arguments) -> tuple[list[str], dict[str, str]]:
-    """The command that starts a lesson on this many processes, and what it adds to the environment."""
+def command(stem: str, processes: int, *arguments, script: Path | None = None) -> tuple[list[str], dict]:
+    """The command that starts a lesson on this many processes, and what it adds to the environment.
+
+    `script` is another file that is started in the lesson's stead, in the same way.
+    """
     lesson = lessons.get(stem)
+    script = script or lesson.path
     # torchrun of the Python that runs this; a PATH may lead to another environment's.
     beside = Path(sys.executable).parent
     path = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -23,9 +27,9 @@ def command(stem: str, processes: int, *arguments) -> tuple[list[str], dict[str,
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
     environment = {}
     if lesson.is_one_process():
-        words = [sys.executable, lesson.path]
+        words = [sys.executable, script]
     elif lesson.launcher == "mp.spawn":
-        words = [sys.executable, lesson.path, "--world-size", processes]
+        words = [sys.executable, script, "--world-size", processes]
     elif lesson.launcher == "two agents" and processes % 2 == 0:  # they have two, four, six processes
         words = ["bash", ROOT / "lessons/launch/two_terminals.sh"]
         environment["PATH"] = path
@@ -35,8 +39,16 @@ def command(stem: str, processes: int, *arguments) -> tuple[list[str], dict[str,
         if lesson.restarts:
             words += ["--max-restarts", 3]
             environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        words += [lesson.path]
+        words += [script]
     return [str(word) for word in [*words, *arguments]], environment
+
+
+def in_one_agent(stem: str, processes: int, *arguments) -> tuple[list[str], dict]:
+    """The same for a fork server, which has one agent where true launches have two."""
+    lesson = lessons.get(stem)
+    if lesson.launcher != "two agents":
+        return command(stem, processes, *arguments)
+    return command("04_ddp_torchrun", processes, *arguments, script=lesson.path)
 
 
 def as_typed(words: list[str], environment: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ A probe that looks at a run of a lesson changes or wraps something first, and th
 
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "tests" / "probes"
@@ -14,13 +14,9 @@ PROBES = ROOT / "tests" / "probes"
 def run_probe(forks, folder, name, command, *arguments, limit=240):
     """Start a probe by the command that starts a lesson (launcher.command): in the lesson's stead."""
     words, environment = command
-    script = next(word for word in words if Path(word).parent == ROOT / "lessons")
-    position = words.index(script)
+    position = next(number for number, word in enumerate(words) if Path(word).parent == ROOT / "lessons")
     words = [*words[:position], PROBES / f"{name}.py", *arguments, *words[position + 1 :]]
-    code, left = forks.run([str(word) for word in words], folder, environment, limit)
-    stdout, stderr = ((folder / name).read_text() for name in (".out", ".err"))
-    assert not left, f"still alive after the run: {left}"
-    return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=folder / "out")
+    return forks.finish(words, folder, environment, limit)
 
 
 def become(stem):
@@ -40,3 +36,15 @@ def limerick_arguments(test_size, train_size=704):
     parser = workload.parser("13_gpt.py", "")
     limericks.options(parser)
     return parser.parse_args(["--test-size", str(test_size), "--train-size", str(train_size)])
+
+
+def total(rows, *names):
+    """How often a probe of one_step.py sends, and how many bytes: for each value of these fields."""
+    found = {}
+    for row in rows:
+        counts = found.setdefault(
+            tuple(row[name] for name in names) if len(names) > 1 else row[names[0]], [0, 0]
+        )
+        counts[0] += row["times"]
+        counts[1] += row["times"] * row["bytes"]
+    return found

@@ -9,6 +9,16 @@ import launcher
 import workload
 
 LESSONS = launcher.ROOT / "lessons"
+# A text of lessons 05 and 06a, and what stands there where a snapshot forgets something.
+FORGETS = {
+    "nothing": ("import workload\n", "import workload\n"),
+    "momentum": (' "optimizer": optimizer,', ""),
+    "scheduler": (', "scheduler": scheduler}', "}"),
+    "buffers": (
+        '"model": model.module,',
+        '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
+    ),
+}
 
 
 def recount(weights, test_size):
@@ -30,6 +40,16 @@ def copy_lessons(folder):
     shutil.copytree(LESSONS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
+def lesson_with_a_bug(folder, stem, where, bug):
+    """A copy of a lesson that does this before a step of epoch 2, on the ranks for which `where` holds."""
+    copy_lessons(folder)
+    script = folder / f"{stem}.py"
+    lesson, loss = script.read_text(), "            loss = cross_entropy(model(images), labels)\n"
+    assert lesson.count(loss) == 1
+    script.write_text(lesson.replace(loss, f"            if epoch == 2 and {where}: {bug}\n{loss}"))
+    return script
+
+
 def run_changed(forks, tmp_path, stem, processes, text, instead, *options, folder, **environment):
     """Run a copy of a lesson in which one text is replaced, with the model of victim.py, which has all that
     a snapshot could forget. Returns the bytes of its weights, and its curve."""
@@ -39,11 +59,9 @@ def run_changed(forks, tmp_path, stem, processes, text, instead, *options, folde
     assert lesson.count(text) == 1, "the lesson has changed: change this test with it"
     (changed / f"{stem}.py").write_text(lesson.replace(text, instead))
     # One agent, which starts all again after a crash.
-    words, more = launcher.command("05_snapshots", processes, *options)
     victim = launcher.ROOT / "tests/helpers/victim.py"
-    words = [str(victim) if word.endswith("05_snapshots.py") else word for word in words]
+    words, more = launcher.command("05_snapshots", processes, *options, script=victim)
     environment |= more | {"LESSON": str(changed / f"{stem}.py")}
-    code, left = forks.run(words, tmp_path / folder, environment, limit=120)
-    assert (code, left) == (0, []), (tmp_path / folder / ".err").read_text()
-    out = tmp_path / folder / "out"
-    return (out / f"{stem}.pt").read_bytes(), curve_of(out, stem)
+    result = forks.finish(words, tmp_path / folder, environment)
+    assert result.code == 0, result.stderr
+    return (result.out / f"{stem}.pt").read_bytes(), curve_of(result.out, stem)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import launcher
-from weights import curve_of, run_changed
+from weights import FORGETS, curve_of, run_changed
 
 STEM = "06a_any_step"
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs", 3)  # 20 steps an epoch
@@ -72,14 +72,7 @@ def test_another_number_of_processes_goes_on_with_the_same_curve(fork, reference
     assert launcher.difference(launcher.read_curve(result.out, STEM), reference(*sizes)) == ""
 
 
-FORGETS = {
-    "nothing": ("import workload\n", "import workload\n"),
-    "momentum": (' "optimizer": optimizer,', ""),
-    "buffers": (
-        '"model": model.module,',
-        '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
-    ),
-    "scheduler": (', "scheduler": scheduler}', "}"),
+FORGETS = FORGETS | {
     "random state": (
         '        workload.set_random_state(processes[rank % len(processes)]["random"], device)\n',
         "",

@@ -20,11 +20,12 @@ import torch
 import torch.distributed as dist
 
 import launcher
+import lessons
 import workload
 from lines import refusal
 from parts import snapshot
-from processes import alive, trained, wait_for
-from weights import LESSONS, copy_lessons
+from processes import alive, stat, trained, wait_for
+from weights import lesson_with_a_bug
 
 STEM = "06b_preemption"
 WEIGHTS = torch.randn(900, generator=torch.Generator().manual_seed(0))
@@ -66,15 +67,9 @@ def alone(tmp_path, monkeypatch):
     out.mkdir()
     arguments = argparse.Namespace(out=out, lesson=STEM, time_limit=10)
     snapshots = snapshot.Snapshots(arguments, {"lr": 0.1})
-    state = {
-        "settings": {"lr": 0.1},
-        "step": 0,
-        "processes": [{}],
-        "model": WEIGHTS,
-    }
+    state = {"settings": {"lr": 0.1}, "step": 0, "processes": [{}], "model": WEIGHTS}
     for epoch in (2, 3):
-        data = snapshot.seal(state | {"epoch": epoch})
-        snapshots.path_of(epoch, 0).write_bytes(data)
+        snapshots.path_of(epoch, 0).write_bytes(snapshot.seal(state | {"epoch": epoch}))
     yield snapshots
     if snapshots.control is not None:  # the test has not closed it
         snapshots.close()
@@ -296,8 +291,7 @@ def test_a_disk_that_fills_up_or_becomes_read_only_costs_no_snapshot(start, tmp_
     assert len(kept) >= 2
     subprocess.run([*inside, "sh", "-c", mend_it], check=True)
     wait_for(lambda: snapshots(root)[-1].name > kept[-1].name)
-    run.process.terminate()
-    run.finish(60)
+    stop(run)
 
 
 def test_a_snapshot_is_on_the_disk_before_it_takes_its_name(alone, monkeypatch):
@@ -319,13 +313,17 @@ def test_a_snapshot_is_on_the_disk_before_it_takes_its_name(alone, monkeypatch):
 # ---- how a run ends ---------------------------------------------------------------------------
 
 
+def stop(run):
+    run.process.terminate()
+    return run.finish(60)
+
+
 @pytest.mark.long
 def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(start, fork):
     long = (*SMALL[:-1], 300)
     run = start(STEM, 2, *long, "--snapshot-every", 1000)
     trained(run, STEM)
-    run.process.terminate()
-    result = run.finish(60)
+    result = stop(run)
     assert result.code != 0
     assert result.stderr.count("told to stop: saved, and ending with status 75") == 1
     saved = snapshots(result.out)[-1]
@@ -334,8 +332,7 @@ def test_sigterm_ends_torchrun_after_a_saved_step_and_the_run_goes_on_from_it(st
     assert place[0] == done + 1, "from the end of an epoch, not from the step before the end"
     again = start(STEM, 2, *long)
     assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > place[0])
-    again.process.terminate()
-    assert f"resumed in epoch {place[0]} after step {place[1]}\n" in again.finish(60).stdout
+    assert f"resumed in epoch {place[0]} after step {place[1]}\n" in stop(again).stdout
 
 
 @pytest.mark.quick("15")
@@ -346,7 +343,7 @@ def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, 
     names = ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     alone = dict.fromkeys(names, "0") | {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     words = ["env", *(f"{name}={value}" for name, value in alone.items()), sys.executable]
-    run = start(STEM, words=[*words, LESSONS / f"{STEM}.py", *SMALL[:-1], 3000])
+    run = start(STEM, words=[*words, lessons.get(STEM).path, *SMALL[:-1], 3000])
     wait_for(lambda: (run.out / f"{STEM}.jsonl").exists())
     run.process.send_signal(number)
     result = run.finish(60)
@@ -361,19 +358,13 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
     trained(first, STEM)
     before = (first.out / f"{STEM}.jsonl").read_text().splitlines()
     words, environment = launcher.command(STEM, 1, *SMALL[:-1], 100000, "--out", first.out)
-    words[words.index("--max-restarts") + 1] = (
-        "0"  # each attempt waits 5 seconds for the first run to go away
-    )
+    words[words.index("--max-restarts") + 1] = "0"  # each waits 5 seconds for the first run to go away
     second = start(STEM, words=words, environment=environment, folder="second").finish(120)
-    line = refusal(second)
-    assert re.fullmatch(
-        rf"error: {first.out} is in use by process \d+ of \S+, since [\d:]+: end it, or name another --out",
-        line,
-    )
+    said = rf"error: {first.out} is in use by process \d+ of \S+, since [\d:]+: end it, or name another --out"
+    assert re.fullmatch(said, refusal(second))
     assert first.process.poll() is None
     assert (first.out / f"{STEM}.jsonl").read_text().splitlines()[: len(before)] == before
-    first.process.terminate()
-    first.finish(60)
+    stop(first)
 
 
 def test_a_run_that_is_going_down_is_waited_for(alone):
@@ -414,21 +405,14 @@ def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start):
     run.finish(10)
     done = len(launcher.read_curve(again.out, STEM))
     assert wait_for(lambda: len(launcher.read_curve(again.out, STEM)) > done)
-    again.process.terminate()
-    assert "resumed in epoch" in again.finish(60).stdout
+    assert "resumed in epoch" in stop(again).stdout
 
 
 @pytest.mark.long
 def test_the_console_shows_the_error_of_the_process_that_failed_first(start, tmp_path):
     """Not those of the others, who only lost it; and all end within seconds."""
-    copy_lessons(tmp_path)
-    lesson = (tmp_path / f"{STEM}.py").read_text()
-    bug = "            loss = cross_entropy(model(images), labels)\n"
-    assert lesson.count(bug) == 1
-    mine = "            if rank == 2 and epoch == 2: raise ValueError('a bug of rank 2')\n"
-    (tmp_path / f"{STEM}.py").write_text(lesson.replace(bug, mine + bug))
-    words, environment = launcher.command(STEM, 4, *SMALL, "--out", tmp_path / "run/out")
-    words = [word.replace(str(LESSONS), str(tmp_path)) for word in words]
+    script = lesson_with_a_bug(tmp_path, STEM, "rank == 2", "raise ValueError('a bug of rank 2')")
+    words, environment = launcher.command(STEM, 4, *SMALL, "--out", tmp_path / "run/out", script=script)
     words[words.index("--max-restarts") + 1] = "0"
     run = start(STEM, words=words, environment=environment)
     wait_for(lambda: "a bug of rank 2" in run.stderr())
@@ -453,8 +437,7 @@ def test_a_stopped_process_is_noticed_after_the_time_limit(start):
     wait_for(lambda: "Timed out waiting 3000ms" in run.stderr(), 60)  # the default limit is 60 s
     assert time.monotonic() - began > 3
     os.kill(stopped, signal.SIGCONT)
-    run.process.terminate()
-    run.finish(60)
+    stop(run)
 
 
 @pytest.mark.long
@@ -465,16 +448,15 @@ def test_a_process_that_waits_in_torch_for_one_that_is_gone_hears_the_end_all_th
     os.kill(stopped, signal.SIGSTOP)
 
     def waits():
-        before = ticks(waiting)
+        before = stat(waiting).ticks
         time.sleep(1)
-        return ticks(waiting) - before < 5  # of 100: a step takes more
+        return stat(waiting).ticks - before < 5  # of 100: a step takes more
 
     wait_for(waits)
     os.kill(waiting, signal.SIGTERM)
     wait_for(lambda: "told to stop, but the step did not end within 15 seconds" in run.stderr(), 60)
     os.kill(stopped, signal.SIGCONT)
-    run.process.terminate()
-    run.finish(60)
+    stop(run)
 
 
 def test_the_end_of_a_child_is_not_heard_as_ones_own():
@@ -486,9 +468,3 @@ def test_the_end_of_a_child_is_not_heard_as_ones_own():
         timeout=120,
     )
     assert (run.returncode, run.stdout) == (0, "still here\n"), run.stderr
-
-
-def ticks(pid):
-    """The processor's time that a process has had, in hundredths of a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])

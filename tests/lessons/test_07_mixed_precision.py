@@ -1,12 +1,13 @@
-"""Lesson 07: fp32 keeps lesson 01's curve, bf16 stays close to it, a step has one all-reduce; and fp16."""
+"""Lesson 07: bf16 stays close to lesson 01's curve, a step has one all-reduce; and fp16."""
 
+import argparse
+import contextlib
 import functools
 import gc
 import importlib
 import re
 import shlex
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,27 +17,14 @@ import diffs
 import launcher
 import workload
 from lines import check_what_it_printed, refusal
+from promises import SMALL, check_files
 from weights import recount
 
 STEM = "07_mixed_precision"
 LESSON = launcher.ROOT / f"lessons/{STEM}.py"
 FP16 = launcher.ROOT / "lessons/parts/fp16.py"
 PARAMETERS = sum(parameter.numel() for parameter in workload.ConvNet((1, 28, 28)).parameters())
-# 1,055 images lack one to a full batch, 997 make uneven shares; with this learning rate 20 steps learn much.
-SIZES = (
-    "--train-size",
-    1055,
-    "--batch-size",
-    96,
-    "--test-size",
-    997,
-    "--epochs",
-    2,
-    "--seed",
-    3,
-    "--lr",
-    0.3,
-)
+SIZES = SMALL[STEM]
 # The first steps, in which nothing is learnt yet: rounding has not been magnified, and limits can be narrow.
 FEW = ("--train-size", 480, "--batch-size", 48, "--test-size", 10, "--epochs", 1, "--lr", 0.3)
 FOUR_STEPS = (*FEW[2:], "--train-size", 192)
@@ -76,41 +64,17 @@ def altered(forks, tmp_path):
         path = tmp_path / folder / script.name
         path.parent.mkdir()
         path.write_text(text)
-        words, environment = launcher.command(STEM, processes, *arguments)
-        words = [str(path) if word == str(LESSON) else word for word in words]
-        code, left = forks.run(words, path.parent, environment, limit=240)
-        stdout, stderr = ((path.parent / name).read_text() for name in (".out", ".err"))
-        assert ((code != 0), left) == (fails, []), stderr
-        out = path.parent / "out"
-        files = [] if fails else [out / f"rank{rank}.pt" for rank in range(processes)]
-        ranks = [SimpleNamespace(**torch.load(file, weights_only=False)) for file in files]
-        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=out, ranks=ranks)
+        words, environment = launcher.command(STEM, processes, *arguments, script=path)
+        result = forks.finish(words, path.parent, environment)
+        assert (result.code != 0) == fails, result.stderr
+        files = [] if fails else [result.out / f"rank{rank}.pt" for rank in range(processes)]
+        result.ranks = [argparse.Namespace(**torch.load(file, weights_only=False)) for file in files]
+        return result
 
     return altered
 
 
 # ---- the lesson
-
-
-@pytest.mark.quick("2-5")
-@pytest.mark.long("4-2")
-@pytest.mark.night
-@pytest.mark.parametrize(
-    ("processes", "accumulate"),
-    [
-        (1, 1),
-        (2, 5),  # of 48 images: 10, 10, 10, 9 and 9
-        (3, 32),  # one image each
-        (4, 2),
-    ],
-)
-def test_fp32_has_lesson_01s_curve(fork, reference, processes, accumulate):
-    result = fork(STEM, processes, *SIZES, *FP32, "--accumulate", accumulate)
-    curve = launcher.read_curve(result.out, STEM)
-    assert launcher.difference(curve, reference(*SIZES)) == ""
-    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*SIZES)]
-    assert curve[-1]["accuracy"] == recount(result.out / f"{STEM}.pt", 997)
-    check_what_it_printed(result.stdout, curve)
 
 
 @pytest.mark.quick("2-5")
@@ -144,7 +108,7 @@ def test_bf16_stays_near_lesson_01s_curve(fork, reference, processes):
     assert abs(curve[-1]["accuracy"] - reference(*SIZES)[-1]["accuracy"]) < 0.02
     assert curve[-1]["accuracy"] == recount(result.out / f"{STEM}.pt", 997)  # in fp32, as lesson 01 counts
     check_what_it_printed(result.stdout, curve)
-    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
+    check_files(result, STEM)
     again = fork(STEM, processes, *SIZES, folder="again")
     assert (again.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
 
@@ -205,40 +169,16 @@ def test_a_gpu_without_bf16_is_refused_and_fp16_named(
         return has_it or including_emulation
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-    if is_refused:
-        with pytest.raises(SystemExit):
-            workload.require_precision(precision, torch.device(device))
-        (path,) = re.findall(r"lessons/\S+\.py", capsys.readouterr().err)
-        assert launcher.ROOT / path == FP16 and FP16.exists()
-    else:
+    with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
         workload.require_precision(precision, torch.device(device))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--accumulate", 0), "--accumulate must be from 1 to the 60 images of a process, not 0"),
-        (("--accumulate", 61), "--accumulate must be from 1 to the 60 images of a process, not 61"),
-        (("--precision", "fp8"), "argument --precision: invalid choice: 'fp8'"),
-        (("--batch-size", 51), "--batch-size 51 does not divide by 2 processes"),
-    ],
-)
-def test_bad_options_are_refused(fork, arguments, message):
-    assert message in refusal(fork(STEM, 2, *arguments, refused=True))
-
-
-@pytest.mark.long
-def test_the_documented_command(run, reference):
-    sizes = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
-    result = run(STEM, 2, *sizes)
-    curve = launcher.read_curve(result.out, STEM)
-    assert max(apart(curve, reference(*sizes))) < 1e-4
-    assert [row["world_size"] for row in curve] == [2, 2]
-    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
+    named = re.findall(r"lessons/\S+\.py", capsys.readouterr().err)
+    assert [launcher.ROOT / path for path in named] == [FP16] * is_refused and FP16.exists()
 
 
 # ---- fp16: a scaler, and clipping
 
+BEGIN, STEP = "    clipped = skipped = 0\n", "            optimizer.zero_grad()\n"
+COUNT_STEPS = ((BEGIN, f"{BEGIN}    step = 0\n"), (STEP, f"{STEP}            step += 1\n"))
 KNOWN = "scale=scaler.get_scale(), clipped=int(clipped), skipped=int(skipped)"
 
 
@@ -247,6 +187,11 @@ def told(result):
     pattern = r"steps (\d+), clipped (\d+), skipped (\d+), scale ([\d,]+)"
     *counts, scale = re.fullmatch(pattern, result.stdout.splitlines()[-1]).groups()
     return *map(int, counts), int(scale.replace(",", ""))
+
+
+def check_alike_and_finite(weights, others):
+    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+    assert all(weight.isfinite().all() for weight in weights.values())
 
 
 @functools.cache
@@ -292,37 +237,24 @@ def test_clipping_is_of_the_whole_gradient_and_not_of_a_scaled_one(altered, proc
 @pytest.mark.parametrize("micro_batch", [1, 2])
 def test_an_overflow_on_one_rank_makes_all_skip_the_step(altered, micro_batch):
     """Whether the micro-batch that overflows is averaged at once, or waits under no_sync."""
-    begin = "    clipped = skipped = 0\n"
-    step = "            optimizer.zero_grad()\n"
     loss = "scaler.scale(loss).backward()"
     spoilt = f"(scaler.scale(loss) * (float('inf') if (rank, number, step) == (1, {micro_batch}, 3) else 1))"
-    changes = (
-        (begin, f"{begin}    step = 0\n"),
-        (step, f"{step}            step += 1\n"),
-        (loss, f"{spoilt}.backward()"),
+    result = altered(
+        FP16, 2, *FOUR_STEPS, changes=(*COUNT_STEPS, (loss, f"{spoilt}.backward()")), known=KNOWN
     )
-    result = altered(FP16, 2, *FOUR_STEPS, changes=changes, known=KNOWN)
     assert told(result) == (4, 0, 1, 2**15)
     one, other = result.ranks
     for rank in (one, other):
         assert (rank.clipped, rank.skipped, rank.scale) == (0, 1, 2.0**15)
-        assert all(weight.isfinite().all() for weight in rank.weights.values())
-    for name, weight in one.weights.items():
-        assert torch.equal(weight, other.weights[name])
+    check_alike_and_finite(one.weights, other.weights)
 
 
 def test_a_gradient_without_end_is_skipped_and_not_counted_as_clipped(altered):
     """As in the test above, but the norm is inf, which is more than any limit; there it was nan."""
-    begin = "    clipped = skipped = 0\n"
-    step = "            optimizer.zero_grad()\n"
     unscale = "            scaler.unscale_(optimizer)"
     spoil = "            if step == 3: next(model.parameters()).grad.fill_(float('inf'))\n"
-    changes = (
-        (begin, f"{begin}    step = 0\n"),
-        (step, f"{step}            step += 1\n"),
-        (unscale, f"{spoil}{unscale}"),
-    )
-    assert told(altered(FP16, 2, *FOUR_STEPS, changes=changes)) == (4, 0, 1, 2**15)
+    result = altered(FP16, 2, *FOUR_STEPS, changes=(*COUNT_STEPS, (unscale, f"{spoil}{unscale}")))
+    assert told(result) == (4, 0, 1, 2**15)
 
 
 def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
@@ -331,8 +263,7 @@ def test_a_scale_that_is_too_large_is_halved_until_it_fits(altered):
     assert 0 < skipped < steps == 10 and scale == 2 ** (24 - skipped)
     one, other = result.ranks
     assert (other.skipped, other.scale) == (skipped, scale)
-    assert all(torch.equal(weight, other.weights[name]) for name, weight in one.weights.items())
-    assert all(weight.isfinite().all() for weight in one.weights.values())
+    check_alike_and_finite(one.weights, other.weights)
 
 
 def test_fp16_has_one_all_reduce_a_step_and_computes_in_16_bits(altered):

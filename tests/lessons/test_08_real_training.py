@@ -1,7 +1,6 @@
 """Lesson 08's promises: one batch norm, one augmentation and one curve on any number of processes; the best
 epoch, the early end, the resumption; what the boards show and the hardware does."""
 
-import argparse
 import gzip
 import json
 import math
@@ -9,6 +8,7 @@ import os
 import platform
 import re
 import signal
+from argparse import Namespace
 
 import pytest
 import torch
@@ -20,23 +20,16 @@ from torch.utils.data import DataLoader
 import launcher
 import workload
 from lines import refusal
+from meshes import run_probe
 from parts import loading, options, rate, resnet
 from parts.best import Best
 from parts.board import Board, count_flops, record, share_of_peak
 from parts.snapshot import unseal
+from promises import SMALL as ALL
+from weights import curve_of
 
 STEM = "08_real_training"
-# 5 steps of 24, and 2 images that fill none; 97 to validate on, in shares of 49 and 48.
-SMALL = ("--train-size", 219, "--validation-size", 97, "--batch-size", 24, "--test-size", 61)
-SMALL += ("--epochs", 2, "--width", 2)
-
-
-def arguments(**values):
-    return argparse.Namespace(**values)
-
-
-def augment(images, seed=0, data="digits"):
-    return loading.Augmented(images, seed, data)
+SMALL = ALL[STEM]
 
 
 def small_sets():
@@ -46,7 +39,7 @@ def small_sets():
 
 
 def curve(result):
-    return [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(result.out, STEM)]
+    return curve_of(result.out, STEM)
 
 
 def recount(path, images, width=2):
@@ -110,10 +103,8 @@ def test_batch_norm_of_all_processes_is_that_of_one_on_the_whole_batch(forks, tm
 
     path = tmp_path / "batches"
     torch.save(cases, path)
-    words, environment = launcher.command("04_ddp_torchrun", world_size, path)
-    words[-2] = str(launcher.ROOT / "tests/probes/normalize.py")
-    code, left = forks.run(words, tmp_path, environment, limit=120)
-    assert (code, left) == (0, []), (tmp_path / ".err").read_text()
+    command = launcher.command("04_ddp_torchrun", world_size)
+    assert run_probe(forks, tmp_path, "normalize", command, path).code == 0
 
     for rank in range(world_size):
         found = torch.load(f"{path}.{rank}")
@@ -200,7 +191,7 @@ def test_the_share_of_the_peak():
 
 def test_an_augmented_image_depends_on_the_seed_the_epoch_and_itself_only():
     images = workload.draw_digits(40, seed=1)
-    augmented = augment(images)
+    augmented = loading.Augmented(images, 0, "digits")
     state, before = torch.get_rng_state(), images.images.clone()
     together, labels = augmented.__getitems__([(3, index) for index in range(40)])
     assert torch.equal(torch.get_rng_state(), state), "the training's own random numbers must not change"
@@ -211,10 +202,8 @@ def test_an_augmented_image_depends_on_the_seed_the_epoch_and_itself_only():
         assert torch.equal(augmented.__getitems__([(3, index)])[0][0], together[index])
     assert len({image.numpy().tobytes() for image in together}) == 40
     assert not torch.equal(together[0], images.images[0])
-    for other in (
-        augmented.__getitems__([(4, 0)]),
-        augment(images, seed=1).__getitems__([(3, 0)]),
-    ):
+    for seed, epoch in ((0, 4), (1, 3)):
+        other = loading.Augmented(images, seed, "digits").__getitems__([(epoch, 0)])
         assert not torch.equal(other[0][0], together[0])
 
 
@@ -222,11 +211,10 @@ def test_only_cifar10_is_flipped():
     picture = torch.zeros(200, 1, 28, 28, dtype=torch.uint8)
     picture[:, :, 8:20, 4:12] = 255  # in the left half
     for data, flipped in (("digits", 0), ("mnist", 0), ("cifar10", 100)):
-        augmented = augment(workload.Images(picture, torch.zeros(200)), data=data)
+        augmented = loading.Augmented(workload.Images(picture, torch.zeros(200)), 0, data)
         images, _ = augmented.__getitems__([(1, index) for index in range(200)])
-        right = (
-            images[..., 14:].sum(dim=(1, 2, 3), dtype=int) > images[..., :14].sum(dim=(1, 2, 3), dtype=int)
-        ).sum()
+        left_half, right_half = (half.sum(dim=(1, 2, 3), dtype=int) for half in images.split(14, dim=3))
+        right = (right_half > left_half).sum()
         assert abs(right - flipped) <= (25 if flipped else 0)
         assert torch.equal(images != 0, images == 255) == (data == "cifar10")  # turned ones have soft edges
 
@@ -258,14 +246,10 @@ def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
 # ---- the run ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def alone(forks, tmp_path_factory):
+@pytest.fixture
+def alone(kept):
     """The small run in 64 bits on one process: the curve and the weights of all others."""
-    folder = tmp_path_factory.mktemp("alone")
-    words, environment = launcher.command(STEM, 1, *SMALL, "--double")
-    code, left = forks.run(words, folder, environment, limit=120)
-    assert (code, left) == (0, []), (folder / ".err").read_text()
-    return argparse.Namespace(out=folder / "out")
+    return kept(STEM, 1, *SMALL, "--double")
 
 
 @pytest.mark.quick("2")
@@ -331,14 +315,13 @@ def test_the_first_epoch_is_trained_as_it_says(alone):
     model = resnet.ResNet18((1, 28, 28), 2, nn.BatchNorm2d).double().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     sampler = loading.Sampler(images, num_replicas=1, rank=0, seed=0, drop_last=True)
-    augmented, losses, step = augment(images), [], 0
+    augmented, losses, step = loading.Augmented(images, 0, "digits"), [], 0
     for epoch in (1, 2):
         sampler.set_epoch(epoch)
         batches = DataLoader(augmented, 24, sampler=sampler, drop_last=True, collate_fn=workload.collate)
         for pixels, labels in batches:
-            warm = (
-                min(1, (step + 1) / 2.5) if step < 2.5 else (1 + math.cos(math.pi * (step - 2.5) / 7.5)) / 2
-            )
+            falls = (1 + math.cos(math.pi * (step - 2.5) / 7.5)) / 2
+            warm = min(1, (step + 1) / 2.5) if step < 2.5 else falls
             optimizer.param_groups[0]["lr"] = 0.1 * 24 / 60 * warm
             loss = cross_entropy(model(pixels), labels)
             optimizer.zero_grad()
@@ -346,9 +329,8 @@ def test_the_first_epoch_is_trained_as_it_says(alone):
             optimizer.step()
             losses.append(loss.item())
             step += 1
-    assert [row[1] for row in curve(alone)] == pytest.approx(
-        [sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=1e-12
-    )
+    expected = [sum(losses[:5]) / 5, sum(losses[5:]) / 5]
+    assert [row[1] for row in curve(alone)] == pytest.approx(expected, rel=1e-12)
     assert [value for _, value in board(alone.out)["lr"]] == pytest.approx([0.02 + 0.02 / 2, 0], abs=1e-8)
 
 
@@ -378,11 +360,10 @@ def test_a_crash_beside_the_count_of_the_best_epoch(forks, alone, tmp_path, plac
     assert lesson.count(seen) == 1
     script = tmp_path / f"{STEM}.py"
     script.write_text(lesson.replace(seen, crash + seen if place == "before" else seen + crash))
-    words, environment = launcher.command(STEM, 1, *SMALL, "--double")
-    words = [word if not word.endswith(f"{STEM}.py") else str(script) for word in words]
-    code, left = forks.run(words, tmp_path, environment, limit=120)
-    assert (code, left) == (0, []), (tmp_path / ".err").read_text()
-    printed, run = (tmp_path / ".out").read_text(), argparse.Namespace(out=tmp_path / "out")
+    words, environment = launcher.command(STEM, 1, *SMALL, "--double", script=script)
+    run = forks.finish(words, tmp_path, environment)
+    assert run.code == 0, run.stderr
+    printed = run.stdout
     assert f"resumed in epoch {epoch} after step 5\n" in printed
     assert [printed.count(f"epoch  {number} |") for number in (1, 2)] == ([1, 2] if epoch == 2 else [2, 1])
     assert [step for step, _ in board(run.out)["loss"]] == [1, 2]
@@ -406,9 +387,7 @@ def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
     assert (crashed.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()
     last = unseal(max(result.out.glob("*.snapshot")).read_bytes())["model"]
     weights = torch.load(result.out / f"{STEM}.pt")
-    assert not torch.equal(weights["13.weight"], last["13.weight"]), (
-        "those of the last epoch, not of the best"
-    )
+    assert not torch.equal(weights["13.weight"], last["13.weight"]), "those of the last epoch, not the best"
     again = fork(STEM, 2, *sizes, folder="whole")
     # The newest snapshot is from before the end of the last epoch, and only this end is repeated.
     assert again.stdout.count("loss") == 1 and curve(again) == rows
@@ -420,13 +399,13 @@ def test_the_run_ends_when_it_gets_no_better_and_not_otherwise(fork):
 def test_the_best_epoch_is_counted_on_the_same_validation_images():
     """A run that goes on from a count of 2,000 images could not be better on 1,000."""
     same = {"warm_up": 1, "patience": 3, "dtype": torch.float32}
-    one, other = (options.settings(arguments(validation_size=size, **same)) for size in (2000, 1000))
+    one, other = (options.settings(Namespace(validation_size=size, **same)) for size in (2000, 1000))
     assert one != other
 
 
 def test_a_full_disk_costs_the_record_and_not_the_run(tmp_path, capsys):
     (tmp_path / "lesson.run.temporary").symlink_to("/dev/full")
-    record(arguments(out=tmp_path, lesson="lesson"))
+    record(Namespace(out=tmp_path, lesson="lesson"))
     assert "lesson.run.json is not saved (No space left on device); going on" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -484,7 +463,7 @@ def test_a_worker_prepares_on_when_all_are_told_to_stop():
 
 
 def test_the_board_is_on_the_disk_as_soon_as_it_is_shown(tmp_path):
-    given = arguments(out=tmp_path, lesson=STEM, items="images", world_size=1)
+    given = Namespace(out=tmp_path, lesson=STEM, items="images", world_size=1)
     given.profile, given.peak_tflops = False, None
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
     shown = Board(given, rank=0, first=1, model=None, optimizer=optimizer, image=None)
@@ -492,29 +471,6 @@ def test_the_board_is_on_the_disk_as_soon_as_it_is_shown(tmp_path):
     values = {"loss": 2.5, "accuracy": 0.25, "images_per_second": 60.0, "lr": 0.5}
     assert board(tmp_path) == {name: [(1, value)] for name, value in values.items()}
     shown.writer.close()
-
-
-BAD = {
-    "width": (("--width", 0), "--width must be at least 1, not 0"),
-    "patience": (("--patience", 0), "--patience must be at least 1, not 0"),
-    "workers": (("--workers", -1), "--workers must be at least 0, not -1"),
-    "long warm-up": (("--warm-up", 2.5), "--warm-up must be from 0 to the 2 epochs, not 2.5"),
-    "no warm-up": (("--warm-up", "nan"), "--warm-up must be from 0 to the 2 epochs, not nan"),
-    "no peak": (("--peak-tflops", 0), "--peak-tflops must be a number above 0, not 0.0"),
-    "few images": (("--train-size", 20), "20 training images do not fill one --batch-size of 24"),
-    "no validation": (("--validation-size", 0), "--validation-size must be at least 1, not 0"),
-    "validation only": (
-        ("--train-size", 120),
-        "120 images without the 97 of --validation-size do not fill one --batch-size of 24",
-    ),
-    "no images": (("--train-size", 0), "--train-size must be at least 1, not 0"),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_bad_options_are_refused(fork, bad):
-    options, message = BAD[bad]
-    assert message in refusal(fork(STEM, 2, *SMALL, *options, refused=True))
 
 
 def test_the_defaults():

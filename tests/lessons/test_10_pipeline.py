@@ -8,16 +8,13 @@ from argparse import Namespace
 import pytest
 import torch
 
-import launcher
 import workload
-from lines import refusal
 from parts import stages, timeline
-from weights import recount
+from promises import SMALL, check_run
 
 STEM = "10_pipeline"
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved")
-# 43 images are left over from full batches, and 97 divides by nothing.
-ODD = ("--train-size", 295, "--batch-size", 84, "--test-size", 97, "--epochs", 2, "--seed", 3)
+ODD = SMALL[STEM]
 ONE_STEP = ("--train-size", 16, "--batch-size", 16, "--test-size", 3, "--epochs", 1, "--timeline")
 
 
@@ -31,28 +28,18 @@ def same(weights, others):
     return all(torch.equal(weights[name], others[name]) for name in weights)
 
 
-def check(result, processes, curve):
-    """The curve, the accuracy of every image once, and the files. Returns the weights."""
-    rows = launcher.read_curve(result.out, STEM)
-    assert launcher.difference(rows, curve) == ""
-    assert [row["accuracy"] for row in rows] == [row["accuracy"] for row in curve]
-    assert {row["world_size"] for row in rows} == {processes}
-    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
-    assert len(result.stdout.splitlines()) == 2
-    assert rows[-1]["accuracy"] == recount(result.out / f"{STEM}.pt", 97)
-    return load(result.out / f"{STEM}.pt")
-
-
 @pytest.mark.long
-def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fork):
-    first = fork("01_single_gpu", 1, *ODD, folder="first").out
-    curve, expected = launcher.read_curve(first, "01_single_gpu"), {1: load(first / "01_single_gpu.pt")}
+def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fork, kept, reference):
+    curve = reference(*ODD)
+    expected = {1: load(kept("01_single_gpu", 1, *ODD).out / "01_single_gpu.pt")}
     cases = [("naive", 1), ("naive", 2), ("naive", 4), ("gpipe", 1), ("gpipe", 3), ("gpipe", 4)]
     cases += [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), *(("interleaved", number) for number in (1, 2, 3, 4))]
     for schedule, processes in cases:
         words = ("--microbatches", 12, "--schedule", schedule)
         result = fork(STEM, processes, *ODD, *words, folder=f"{schedule}{processes}")
-        weights = check(result, processes, curve)
+        check_run(result, STEM, processes, curve)
+        assert len(result.stdout.splitlines()) == 2
+        weights = load(result.out / f"{STEM}.pt")
         # One micro-batch is lesson 01's computation, to the bit. Twelve are added up in another order,
         # but in the same one wherever the stages are, and whoever comes first.
         count = 1 if schedule == "naive" else 12
@@ -73,24 +60,11 @@ def test_the_weights_are_the_same_bits_under_every_schedule_and_on_any_number(fo
     ],
 )
 def test_few_micro_batches_and_a_batch_that_no_number_of_processes_divides(
-    fork, schedule, processes, microbatches, size
+    fork, reference, schedule, processes, microbatches, size
 ):
     sizes = (*ODD, "--batch-size", size)
-    curve = launcher.read_curve(fork("01_single_gpu", 1, *sizes, folder="01").out, "01_single_gpu")
     words = ("--microbatches", microbatches, "--schedule", schedule)
-    check(fork(STEM, processes, *sizes, *words), processes, curve)
-
-
-@pytest.mark.long
-def test_the_documented_command_from_nothing(run, reference):
-    small = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
-    result = run(STEM, 2, *small)
-    curve = launcher.read_curve(result.out, STEM)
-    assert launcher.difference(curve, reference(*small)) == ""
-    assert {path.name for path in result.out.iterdir()} == {f"{STEM}.jsonl", f"{STEM}.pt"}
-    for line, row in zip(result.stdout.splitlines(), curve, strict=True):
-        assert line.startswith(f"epoch {row['epoch']:2} | loss {row['loss']:.4f} | accuracy")
-    assert "Warning" not in result.stderr
+    check_run(fork(STEM, processes, *sizes, *words), STEM, processes, reference(*sizes))
 
 
 @pytest.mark.quick("3")
@@ -264,20 +238,14 @@ GOOD |= {"pretend_milliseconds": 0}
 BAD = {
     "no micro-batch": ({"microbatches": 0}, "--microbatches must be at least 1, not 0"),
     "uneven": ({"microbatches": 7}, "--batch-size 120 does not divide by 7 micro-batches: take 126"),
-    "few": (
-        {"microbatches": 3, "world_size": 4},
-        "1f1b on 4 processes needs 4 micro-batches or more, not 3",
-    ),
+    "few": ({"microbatches": 3, "world_size": 4}, "1f1b on 4 processes needs 4 micro-batches or more, not 3"),
     "no rounds": (
         {"schedule": "interleaved", "microbatches": 5},
         "interleaved has 2 rounds here, and 5 micro-batches do not divide by 2: take 6",
     ),
     "many": ({"world_size": 5}, "the model has 4 layers with weights: 5 processes are too many"),
     "back in time": ({"pretend_milliseconds": -1.0}, "--pretend-milliseconds must be from 0 to 60000"),
-    "no number": (
-        {"pretend_milliseconds": float("nan")},
-        "--pretend-milliseconds must be from 0 to 60000",
-    ),
+    "no number": ({"pretend_milliseconds": float("nan")}, "--pretend-milliseconds must be from 0 to 60000"),
     "unseen": ({"pretend_milliseconds": 5.0}, "--pretend-milliseconds needs --timeline"),
 }
 
@@ -290,22 +258,3 @@ def test_what_cannot_work_is_refused(capsys, bad):
         stages.check(Namespace(**GOOD | changes))
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: {message}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--microbatches", 7), "--batch-size 120 does not divide by 7 micro-batches: take 126"),
-        (("--schedule", "dual"), "argument --schedule: invalid choice: 'dual' (choose from"),
-        (("--epochs", 0), "--epochs must be at least 1, not 0"),
-    ],
-)
-def test_a_run_is_refused_with_one_line_before_it_begins(fork, arguments, message):
-    assert message in refusal(fork(STEM, 2, *arguments, refused=True))
-
-
-def test_plain_python_is_told_how_to_start_it(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(SystemExit):
-        workload.require_torchrun(importlib.import_module(STEM).__file__)
-    assert "torchrun --standalone --nproc-per-node 2 " in capsys.readouterr().err

@@ -1,81 +1,22 @@
-"""Lesson 13: one curve on every mesh, a quarter of the model on each process, kill and resume, limericks."""
+"""Lesson 13: a quarter of the model on each process, kill and resume, and limericks."""
 
 import hashlib
 import importlib
-import json
 import re
 import subprocess
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
 
 import launcher
-import workload
-from lines import refusal
 from meshes import limerick_arguments, run_probe
 from parts import limericks
+from promises import SMALL as SIZES
+from promises import trained_plainly
+from weights import curve_of
 
 STEM = "13_gpt"
-SMALL = ("--train-size", 133, "--batch-size", 12, "--test-size", 13, "--epochs", 2, "--characters", 14)
-
-
-def values(result):
-    return [(row["epoch"], row["loss"], row["accuracy"]) for row in launcher.read_curve(result.out, STEM)]
-
-
-@pytest.fixture(scope="module")
-def one(forks, tmp_path_factory):
-    """The job in one process."""
-    folder = tmp_path_factory.mktemp("one")
-    words, environment = launcher.command(STEM, 1, *SMALL)
-    code, left = forks.run(words, folder, environment, limit=240)
-    assert (code, left) == (0, []), (folder / ".err").read_text()
-    return launcher.read_curve(folder / "out", STEM), (folder / ".out").read_text()
-
-
-@pytest.mark.quick("2-2")
-@pytest.mark.long("4-2")
-@pytest.mark.night
-@pytest.mark.parametrize(("processes", "tensor"), [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)])
-def test_one_curve_on_every_mesh(fork, one, processes, tensor):
-    result = fork(STEM, processes, *SMALL, *(("--tensor-parallel", tensor) if tensor != 2 else ()))
-    curve = launcher.read_curve(result.out, STEM)
-    assert launcher.difference(curve, one[0]) == ""
-    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in one[0]]
-    assert {row["world_size"] for row in curve} == {processes}
-    assert curve[-1]["accuracy"] == recount(result.out / f"{STEM}.pt", 13)
-    assert written(result.stdout)[0] == written(one[1])[0]
-    assert {path.name for path in result.out.iterdir()} == {
-        f"{STEM}.jsonl",
-        f"{STEM}.pt",
-        *(f"{STEM}.epoch000{epoch}-step000000.snapshot" for epoch in (2, 3)),
-    }
-
-
-@pytest.mark.long
-def test_one_process_trains_like_a_loop_that_knows_of_no_mesh(one):
-    workload.set_seed(0)
-    characters, train_set, test_set = limericks.load(limerick_arguments(13, 133))
-    model, curve = importlib.import_module(STEM).build_model(len(characters)), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.008)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.008, 22, pct_start=0.2)
-    sampler = DistributedSampler(train_set, 1, 0, seed=0)
-    for epoch in (1, 2):
-        sampler.set_epoch(epoch)
-        losses = []
-        for rows in torch.tensor(list(sampler))[:132].split(12):
-            texts, following = train_set[rows]
-            loss = torch.nn.functional.cross_entropy(model(texts).flatten(0, 1), following.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            losses.append(loss.item())
-        with torch.no_grad():
-            right = (model(test_set.images).argmax(dim=2) == test_set.labels).float().mean().item()
-        curve.append({"epoch": epoch, "loss": sum(losses) / 11, "accuracy": right})
-    assert launcher.difference(one[0], curve) == ""
+SMALL = SIZES[STEM]
 
 
 def test_no_position_of_a_text_sees_what_comes_later():
@@ -89,19 +30,6 @@ def test_no_position_of_a_text_sees_what_comes_later():
     assert off[:25].max() == 0 and off[25:].min() > 0
 
 
-def recount(path, pieces):
-    """The share of characters that these weights foresee, counted in one process, one piece at a time."""
-    arguments = limerick_arguments(pieces)
-    characters, _, test_set = limericks.load(arguments)
-    model = importlib.import_module(STEM).build_model(len(characters))
-    model.load_state_dict(torch.load(path, weights_only=True))
-    correct = 0
-    for texts, following in test_set:
-        with torch.no_grad():
-            correct += (model(texts[None])[0].argmax(dim=1) == following).sum().item()
-    return correct / (pieces * limericks.LENGTH)
-
-
 def written(stdout):
     """What the run wrote before and after."""
     before = re.search(r"---- before epoch 1\n\n(.*?)\n\n----\n", stdout, re.S)
@@ -109,12 +37,21 @@ def written(stdout):
     return before and before[1], after[1]
 
 
+@pytest.mark.quick("2-2")
+@pytest.mark.long("4-2")
 @pytest.mark.night
-def test_the_same_command_gives_the_same_bytes_and_the_same_limericks(fork):
-    first, again = (fork(STEM, 4, *SMALL, folder=folder) for folder in ("first", "again"))
+@pytest.mark.parametrize(("processes", "tensor"), [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)])
+def test_before_training_every_mesh_writes_what_one_process_does(kept, processes, tensor):
+    options = ("--tensor-parallel", tensor) if tensor != 2 else ()
+    both = kept(STEM, processes, *SMALL, *options), kept(STEM, 1, *SMALL)
+    assert written(both[0].stdout)[0] == written(both[1].stdout)[0]
+
+
+@pytest.mark.night
+def test_the_same_command_writes_the_same_limericks(kept, fork):
+    first, again = kept(STEM, 4, *SMALL), fork(STEM, 4, *SMALL)
     assert first.stdout.split("epoch")[0] == again.stdout.split("epoch")[0]
     assert written(first.stdout) == written(again.stdout)
-    assert (first.out / f"{STEM}.pt").read_bytes() == (again.out / f"{STEM}.pt").read_bytes()
     other = fork(STEM, 1, *SMALL, "--seed", 1, "--epochs", 1, folder="other")
     assert written(other.stdout)[0] != written(first.stdout)[0]
 
@@ -130,7 +67,7 @@ def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
     resumed = fork(STEM, 4, *sizes, folder="killed")
     assert "resumed in epoch 2 after step 4\n" in resumed.stdout
     assert "---- before epoch 2\n" in resumed.stdout
-    assert values(resumed) == values(whole)
+    assert curve_of(resumed.out, STEM) == curve_of(whole.out, STEM)
     assert written(resumed.stdout)[1] == written(whole.stdout)[1]
     assert (resumed.out / f"{STEM}.pt").read_bytes() == (whole.out / f"{STEM}.pt").read_bytes()
     again = fork(STEM, 4, *sizes, folder="killed")  # it is finished: nothing is trained, and all as it was
@@ -139,66 +76,26 @@ def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
 
 
 @pytest.mark.night
-def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, fork, one, tmp_path):
+def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, fork, tmp_path):
     sizes = (*SMALL, "--snapshot-every", 2)
-    words = (STEM, "write_data", "epoch0002-step000006", "__0_0.distcp")
+    words = (STEM, "killed", "write_data", "epoch0002-step000006", "__0_0.distcp")
     command = launcher.command(STEM, 4, *sizes)
-    assert run_probe(forks, tmp_path / "run", "killed_while_saving", command, *words).code != 0
+    assert run_probe(forks, tmp_path / "run", "in_a_run", command, *words).code != 0
     half = tmp_path / f"run/out/{STEM}.epoch0002-step000006.temporary/__0_0.distcp"
     assert half.stat().st_size == 198
     resumed = fork(STEM, 3, *sizes, "--characters", 190, "--temperature", 50)
     assert "resumed in epoch 2 after step 4\n" in resumed.stdout
-    assert launcher.difference(launcher.read_curve(resumed.out, STEM), one[0]) == ""
+    curve = launcher.read_curve(resumed.out, STEM)
+    assert launcher.difference(curve, trained_plainly(STEM)[0]) == ""
     assert not list(resumed.out.glob("*.temporary"))
     assert len(list(resumed.out.glob("*.snapshot"))) == 2
     # It reads the last 176 of them, and writes on. So hot, it hardly ever ends a limerick.
     assert max(map(len, written(resumed.stdout)[1].split("\n\n"))) == 190
 
 
-REFUSED = {
-    "three share four heads": (
-        ("--tensor-parallel", 3),
-        3,
-        "--tensor-parallel 3 does not divide 4 heads and 3 processes: take 1",
-    ),
-    "two share three": (
-        ("--tensor-parallel", 2),
-        3,
-        "--tensor-parallel 2 does not divide 4 heads and 3 processes: take 1",
-    ),
-    "shared by none": (("--tensor-parallel", -1), 1, "--tensor-parallel -1 does not divide"),
-    "digits": (("--data", "digits"), 1, "this lesson reads limericks, not digits: leave --data out"),
-    "too cold": (("--temperature", 0), 1, "--temperature must be a number above 0, not 0.0"),
-    "much text": (
-        ("--train-size", 9999),
-        2,
-        "the limericks make 720 sequences of 176 characters, not 9999",
-    ),
-    "much to test on": (("--test-size", 99), 1, "sequences of 176 characters, not 99"),
-    "uneven shares": (("--batch-size", 13), 2, "--batch-size 13 does not divide by 2 processes"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line(fork, case):
-    options, processes, message = REFUSED[case]
-    assert message in refusal(fork(STEM, processes, *SMALL, *options, refused=True))
-
-
-def test_a_snapshot_of_other_settings_is_refused(fork):
-    fork(STEM, 1, *SMALL, "--epochs", 1)
-    result = fork(STEM, 2, *SMALL, "--epochs", 1, "--lr", 0.01, refused=True)
-    assert result.code != 0
-    assert "has lr 0.008, not 0.01: remove it, or name another --out\n" in result.stderr
-    assert not re.search(r'File ".*/lessons/', result.stderr)
-
-
-@pytest.fixture(scope="module")
-def probes(forks, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("probe")
-    result = run_probe(forks, folder, "gpt_on_mesh", launcher.command(STEM, 4))
-    assert result.code == 0, result.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+@pytest.fixture
+def probes(found):
+    return found("one_step", STEM, 4, 13)
 
 
 def count(shapes):
@@ -264,13 +161,3 @@ def test_no_limerick_is_both_learned_and_tested_on():
         assert all(piece.startswith(poem[:176]) for piece, poem in zip(pieces, own, strict=False))
     assert len(learned[:180]) == len(set(learned)) == 180 and learned[180:360] == learned[:180]
     assert not any(poem[:100] in piece or poem[-100:] in piece for poem in poems[6::7] for piece in learned)
-
-
-@pytest.mark.night
-def test_the_documented_command_learns_and_writes(run):
-    result = run(STEM, 4, "--train-size", 240, "--epochs", 2, "--characters", 30)
-    curve = launcher.read_curve(result.out, STEM)
-    assert curve[1]["loss"] < curve[0]["loss"] < 4.2
-    before, after = written(result.stdout)
-    assert len(before.split("There was a")) == len(after.split("There was a")) == 5
-    assert result.stderr == ""

@@ -1,6 +1,5 @@
 """Lesson 16: one curve on 1, 2 and 4 processes, each token at its expert and back, and what balances them."""
 
-import json
 import re
 
 import pytest
@@ -8,27 +7,21 @@ import torch
 
 import launcher
 import lessons
-from lines import refusal
-from meshes import run_probe
+from promises import SMALL as ALL
+from promises import check_files
 
 STEM = "16_experts"
-SMALL = ("--train-size", 133, "--batch-size", 12, "--test-size", 13, "--epochs", 2, "--characters", 14)
+SMALL = ALL[STEM]
 TWO = ("--experts-per-token", 2)
 
 
-@pytest.fixture(scope="module")
-def one(forks, tmp_path_factory):
-    """The job in one process, with one expert a token or two. Made once."""
-    made = {}
+@pytest.fixture
+def one(kept):
+    """The job in one process, with one expert a token or two: its curve, and what it prints."""
 
     def one(*options):
-        if options not in made:
-            folder = tmp_path_factory.mktemp("one")
-            words, environment = launcher.command(STEM, 1, *SMALL, *options)
-            code, left = forks.run(words, folder, environment, limit=240)
-            assert (code, left) == (0, []), (folder / ".err").read_text()
-            made[options] = launcher.read_curve(folder / "out", STEM), (folder / ".out").read_text()
-        return made[options]
+        result = kept(STEM, 1, *SMALL, *options)
+        return launcher.read_curve(result.out, STEM), result.stdout
 
     return one
 
@@ -61,11 +54,7 @@ def test_one_curve_on_any_number_of_processes(fork, one, processes, options):
     # What it writes, too: all but the speeds is what one process printed.
     without_speed = [re.sub(r"\S+ texts/s", "", text) for text in (result.stdout, stdout)]
     assert without_speed[0] == without_speed[1]
-    assert {path.name for path in result.out.iterdir()} == {
-        f"{STEM}.jsonl",
-        f"{STEM}.pt",
-        *(f"{STEM}.epoch000{epoch}-step000000.snapshot" for epoch in (2, 3)),
-    }
+    check_files(result, STEM)
 
 
 @pytest.mark.quick("2-options1")
@@ -103,19 +92,13 @@ def test_a_killed_run_goes_on_with_its_curve_on_another_number_of_processes(fork
 # ---- the layer, beside one that knows of no process ---------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def probes(forks, tmp_path_factory):
-    """What the processes of a job find, for each number of them. Made once."""
-    made = {}
+@pytest.fixture
+def probes(found):
+    """What the processes of a job find, for each case."""
 
     def probes(processes):
-        if processes not in made:
-            folder = tmp_path_factory.mktemp(f"on{processes}")
-            result = run_probe(forks, folder, "experts_step", launcher.command(STEM, processes))
-            assert result.code == 0, result.stderr
-            found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
-            made[processes] = {case: [probe[case] for probe in found] for case in found[0]}
-        return made[processes]
+        each_finds = found("one_step", STEM, processes, 16)
+        return {case: [probe[case] for probe in each_finds] for case in each_finds[0]}
 
     return probes
 
@@ -184,41 +167,3 @@ def test_without_the_balancing_loss_one_expert_has_most_of_the_work(fork, seed):
         loads_of[balance] = [share for block in loads(result.stdout)[-1] for share in block]
     assert max(loads_of[0]) > 45 and min(loads_of[0]) < 9
     assert max(loads_of[0.01]) < 40 and min(loads_of[0.01]) > 9
-
-
-REFUSED = {
-    "three": ((), 3, "--experts 4 is not a multiple of 3 processes: take 6, for example"),
-    "none": (("--experts", 0), 1, "--experts 0 is not a multiple of 1 processes: take 1, for example"),
-    "one of none": (
-        ("--experts-per-token", 3),
-        1,
-        "--experts-per-token must be 1 or 2, and at most --experts, not 3",
-    ),
-    "two of one": (("--experts", 1, *TWO), 1, "at most --experts, not 2"),
-    "unbalanced": (("--balance", -1), 1, "--balance must be 0 or more, not -1.0"),
-    "no room": (("--capacity", 0), 1, "--capacity must be a number above 0, not 0.0"),
-    "digits": (("--data", "digits"), 1, "this lesson reads limericks, not digits: leave --data out"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line(fork, case):
-    options, processes, message = REFUSED[case]
-    assert message in refusal(fork(STEM, processes, *SMALL, *options, refused=True))
-
-
-@pytest.mark.parametrize("options", [("--balance", 0.1), ("--capacity", 1), ("--double",), TWO])
-def test_a_snapshot_of_other_settings_is_refused(fork, options):
-    fork(STEM, 1, *SMALL, "--train-size", 24, "--epochs", 1)
-    result = fork(STEM, 2, *SMALL, "--train-size", 24, "--epochs", 1, *options, refused=True)
-    assert result.code != 0
-    assert re.search(r"has model Transformer of .*: remove it, or name another --out\n", result.stderr)
-
-
-@pytest.mark.night
-def test_the_documented_command_learns_and_balances(run):
-    result = run(STEM, 2, "--train-size", 240, "--epochs", 3, "--characters", 30)
-    curve = launcher.read_curve(result.out, STEM)
-    assert curve[2]["loss"] < curve[1]["loss"] < curve[0]["loss"] < 4.2
-    assert all(5 < share < 60 for load in loads(result.stdout)[-1] for share in load)
-    assert result.stderr == ""

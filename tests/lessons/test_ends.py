@@ -1,12 +1,11 @@
 """How processes end. Whether one has left a worker thread of gloo is looked at after every run that a test
-starts: see conftest.py, and helpers/witness."""
+starts: see conftest.py, and tools/witness."""
 
 import json
 import os
 import runpy
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,28 +14,27 @@ from pathlib import Path
 import pytest
 import rows
 
-import exits
 import launcher
 import lessons
-from weights import copy_lessons
+import pretending
+from weights import lesson_with_a_bug
 
 sys.path.insert(0, str(launcher.ROOT / "notebooks"))
 from show import processes
 
 PROBE = launcher.ROOT / "tests" / "probes" / "leaves_its_group.py"
 INSIDE = launcher.ROOT / "notebooks/show/inside"
-WITNESS = launcher.ROOT / "tests" / "helpers" / "witness"
 
 
 def test_a_process_that_leaves_its_group_is_noticed(start):
-    words = [*launcher.command("04_ddp_torchrun", 1)[0][:-1], PROBE]
+    words, _ = launcher.command("04_ddp_torchrun", 1, script=PROBE)
     with pytest.raises(AssertionError, match=r"ended with .*a worker thread of gloo"):
         start(None, words=words).finish()
 
 
 def test_the_witness_looks_on_while_threads_end(tmp_path, monkeypatch):
     monkeypatch.setenv("SEEN", str(tmp_path))
-    look = runpy.run_path(str(WITNESS / "sitecustomize.py"))["look"]
+    look = runpy.run_path(str(pretending.WITNESS / "sitecustomize.py"))["look"]
     deadline = time.monotonic() + 1
 
     def come_and_go():
@@ -73,12 +71,7 @@ TOGETHER = [lesson for lesson in lessons.LESSONS if not lesson.is_one_process()]
 )
 def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, ranks):
     """The lesson does not come to its last line, where it ends the group."""
-    copy_lessons(tmp_path)
-    lesson = (tmp_path / f"{stem}.py").read_text()
-    text = "            loss = cross_entropy(model(images), labels)\n"
-    assert lesson.count(text) == 1
-    bug = f"            if epoch == 2 and str(rank) in {ranks!r}: raise ValueError('a bug')\n"
-    (tmp_path / f"{stem}.py").write_text(lesson.replace(text, bug + text))
+    lesson_with_a_bug(tmp_path, stem, f"str(rank) in {ranks!r}", "raise ValueError('a bug')")
     sizes = (*lessons.get(stem).small.split(), "--epochs", 2)
     words, environment = launcher.command(stem, 2, *sizes)
     words = [word.replace(str(launcher.ROOT / "lessons"), str(tmp_path)) for word in words]
@@ -92,11 +85,16 @@ def test_after_an_exception_no_thread_is_left_either(start, tmp_path, stem, rank
 @pytest.mark.long("04", "06b", "09", "12")
 @pytest.mark.night
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
-def test_no_lesson_leaves_a_thread(tmp_path, monkeypatch, lesson):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    run = exits.start(lesson, lesson.processes)
-    assert run["status"] == 0, run["said"]
-    assert run["ended_with"] == [""] * lesson.processes
+def test_no_lesson_leaves_a_thread(start, lesson):
+    check_ends([start(lesson.stem, lesson.processes, "--epochs", 1, *lesson.small.split())], lesson)
+
+
+def check_ends(runs, lesson):
+    """Each process has looked at what it ended with, and found nothing."""
+    for run in runs:
+        result = run.finish()
+        assert result.code == 0, result.stderr
+        assert [path.read_text() for path in run.seen.iterdir()] == [""] * lesson.processes
 
 
 @pytest.fixture
@@ -104,7 +102,7 @@ def witnessed(tmp_path):
     """What makes a process say what it ended with, and those words."""
     seen = tmp_path / "seen"
     seen.mkdir()
-    folders = (WITNESS, launcher.ROOT / "lessons", INSIDE, INSIDE.parent / "travel")
+    folders = (pretending.WITNESS, launcher.ROOT / "lessons", INSIDE, INSIDE.parent / "travel")
     path = os.pathsep.join(map(str, folders))
     return {"PYTHONPATH": path, "SEEN": str(seen)}, lambda: [file.read_text() for file in seen.iterdir()]
 
@@ -132,12 +130,9 @@ def test_no_script_of_a_notebook_leaves_a_thread(tmp_path, witnessed, name):
 
 
 @pytest.mark.night
-def test_lesson_11_ends_well_again_and_again(tmp_path, monkeypatch):
+def test_lesson_11_ends_well_again_and_again(start):
     """It was the one that aborted most often: one time in seven. What it aborted by is looked for too."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda _: exits.start(lessons.get("11_tensor_parallel"), 2), range(4)))
-    assert [run["status"] for run in runs] == [0] * 4
-    assert [run["ended_with"] for run in runs] == [["", ""]] * 4
-    assert not list(tmp_path.iterdir())
+    lesson = lessons.get("11_tensor_parallel")
+    words = ("--epochs", 1, *lesson.small.split())
+    for both in ("ab", "cd"):
+        check_ends([start(lesson.stem, 2, *words, folder=folder) for folder in both], lesson)

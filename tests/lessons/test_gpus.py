@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 import launcher
 import lessons
 import workload
+from meshes import run_probe
 
-PROBE = launcher.ROOT / "tests" / "probes" / "groups_and_device.py"
 # They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
 PATIENT = ("04_ddp_torchrun", "05_snapshots", "06_multinode", "06a_any_step", "07_mixed_precision")
 TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
@@ -23,11 +23,10 @@ TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchru
 @pytest.mark.parametrize("lesson", TOGETHER, ids=lambda lesson: lesson.number)
 def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_others(forks, tmp_path, lesson):
     """On the way each trains with what its optimizer does on a GPU, which does not take all parameters."""
-    words, environment = launcher.command("04_ddp_torchrun", 2)
-    words = [*words[:-1], PROBE, lesson.path, "--epochs", 1, *lesson.small.split()]
-    words = [str(word) for word in words]
-    code, _ = forks.run(words, tmp_path, environment, limit=240)
-    assert code == 0, (tmp_path / ".err").read_text()
+    options = ("--epochs", 1, *lesson.small.split())
+    command = launcher.command("04_ddp_torchrun", 2, *options)
+    result = run_probe(forks, tmp_path, "groups_and_device", command, lesson.path)
+    assert result.code == 0, result.stderr
     for rank in (0, 1):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         assert seen["asked"] == [7]

@@ -54,11 +54,8 @@ def on_gpus(fork, start):
     def on_gpus(lesson, processes, *arguments, gpus, folder="gpus", truly=False, refused=False):
         if reason := pretending.missing(gpus):
             pytest.skip(reason)
-        options = {
-            "gpus": gpus,
-            "folder": folder,
-            "environment": {"SHARE_GPU": "1"} if processes > gpus else {},
-        }
+        environment = {"SHARE_GPU": "1"} if processes > gpus else {}
+        options = {"gpus": gpus, "folder": folder, "environment": environment}
         if not (truly or pretending.real() or "data_parallel" in lesson.stem):
             return fork(lesson.stem, processes, *arguments, refused=refused, **options)
         result = start(lesson.stem, processes, *arguments, **options).finish()
@@ -69,32 +66,16 @@ def on_gpus(fork, start):
 
 
 @pytest.fixture
-def on_cpu(once, forks):
-    """Its curve and the bytes of its weights, as hexadecimal digits, on the CPU."""
+def compare(kept):
+    """The curve of a run, with the CPU's for these arguments."""
 
-    def on_cpu(lesson, processes, *arguments):
-        def make(folder):
-            # One agent, where true launches have two.
-            words, environment = launcher.command("04_ddp_torchrun", processes, *arguments)
-            if lesson.launcher != "two agents":
-                words, environment = launcher.command(lesson.stem, processes, *arguments)
-            words = [word.replace("04_ddp_torchrun.py", lesson.path.name) for word in words]
-            code, left = forks.run(words, folder, environment, limit=240)
-            assert (code, left) == (0, []), (folder / ".err").read_text()
-            weights = folder / "out" / f"{lesson.stem}.pt"
-            found = weights.read_bytes().hex() if weights.exists() else ""
-            return [launcher.read_curve(folder / "out", lesson.stem), found]
+    def compare(lesson, result, processes, *arguments):
+        curve = launcher.read_curve(result.out, lesson.stem)
+        expected = launcher.read_curve(kept(lesson.stem, processes, *arguments).out, lesson.stem)
+        assert launcher.difference(curve, expected, close(lesson)) == ""
+        assert {row["world_size"] for row in curve} == {processes}
 
-        words = [lesson.stem, str(processes), *(str(argument).lstrip("-") for argument in arguments)]
-        return once("_".join(["on_cpu", *words]), make)
-
-    return on_cpu
-
-
-def compare(lesson, result, expected, processes):
-    curve = launcher.read_curve(result.out, lesson.stem)
-    assert launcher.difference(curve, expected[0], close(lesson)) == ""
-    assert {row["world_size"] for row in curve} == {processes}
+    return compare
 
 
 def cases():
@@ -111,11 +92,11 @@ def cases():
 @pytest.mark.long("03-2", "05-1", "06b-2", "07-2", "09-4", "11-2", "12-2", "13-2", "15-2", "16-2")
 @pytest.mark.night
 @pytest.mark.parametrize(("lesson", "gpus", "processes"), cases())
-def test_a_lesson_has_the_cpus_curve(on_gpus, on_cpu, lesson, gpus, processes):
+def test_a_lesson_has_the_cpus_curve(on_gpus, compare, lesson, gpus, processes):
     """And where each process has a GPU of its own, one command gives the same bytes twice."""
     result = on_gpus(lesson, processes, *short(lesson), gpus=gpus)
     if lesson.curve.of != "nothing":
-        compare(lesson, result, on_cpu(lesson, processes, *short(lesson)), processes)
+        compare(lesson, result, processes, *short(lesson))
         if gpus == processes == 2:
             again = on_gpus(lesson, processes, *short(lesson), gpus=gpus, folder="again")
             weights = [(each.out / f"{lesson.stem}.pt").read_bytes() for each in (result, again)]
@@ -132,11 +113,11 @@ def test_a_lesson_has_the_cpus_curve(on_gpus, on_cpu, lesson, gpus, processes):
         for each in OPTIONS[stem]
     ],
 )
-def test_its_options_have_it_too(on_gpus, on_cpu, stem, options):
+def test_its_options_have_it_too(on_gpus, compare, stem, options):
     lesson = lessons.get(stem)
     arguments, processes = (*short(lesson), *options.split()), max(2, lesson.processes)
     result = on_gpus(lesson, processes, *arguments, gpus=2)
-    compare(lesson, result, on_cpu(lesson, processes, *arguments), processes)
+    compare(lesson, result, processes, *arguments)
 
 
 # ---- as a reader starts them ---------------------------------------------------------------------
@@ -149,11 +130,11 @@ def test_its_options_have_it_too(on_gpus, on_cpu, stem, options):
     ("lesson", "gpus"),
     [pytest.param(each, gpus, id=f"{each.number}-{gpus}") for each in lessons.LADDER for gpus in (1, 2)],
 )
-def test_its_documented_command_runs_on_gpus(on_gpus, on_cpu, lesson, gpus):
+def test_its_documented_command_runs_on_gpus(on_gpus, compare, lesson, gpus):
     """The launchers of 06 both count their GPUs from 0, and share one as two machines would."""
     processes = 1 if lesson.is_one_process() else 2
     result = on_gpus(lesson, processes, *short(lesson), gpus=gpus, truly=True)
-    compare(lesson, result, on_cpu(lesson, processes, *short(lesson)), processes)
+    compare(lesson, result, processes, *short(lesson))
 
 
 @pytest.mark.night
@@ -212,7 +193,7 @@ def test_a_kill_costs_no_byte(on_gpus, stem):
 @pytest.mark.night
 @pytest.mark.parametrize("stem", ["05_snapshots", "09_fsdp", "13_gpt"])
 @pytest.mark.parametrize("first", ["GPU", "CPU"])
-def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, on_cpu, stem, first):
+def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, compare, stem, first):
     """What was saved on a GPU is read on a machine that has none, and the other way round."""
     lesson = lessons.get(stem)
     processes = max(2, lesson.processes)
@@ -230,7 +211,7 @@ def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, on_cpu
     shutil.rmtree(begun.out.parent / ".reports", ignore_errors=True)
     result = run("CPU" if first == "GPU" else "GPU")
     assert "resumed" in result.stdout, begun.stdout + result.stdout
-    compare(lesson, result, on_cpu(lesson, processes, *sizes), processes)
+    compare(lesson, result, processes, *sizes)
 
 
 # ---- what makes the processor wait ---------------------------------------------------------------
@@ -240,6 +221,11 @@ def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, on_cpu
 # layer of experts. 08 has a test of its own.
 WAITS = {"13_gpt": 3, "16_experts": 2}
 needs_pretended = pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
+
+
+def sizes_of(lesson):
+    words = [*lesson.small.split(), "--epochs", "1"]
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def difference(on_gpus, lesson, sizes, other):
@@ -263,8 +249,7 @@ def difference(on_gpus, lesson, sizes, other):
 )
 def test_no_step_waits_for_the_gpu(on_gpus, lesson):
     """With twice the steps, a run waits no more often: the processor stays ahead of the GPU."""
-    words = [*lesson.small.split(), "--epochs", "1"]
-    sizes = dict(zip(words[::2], words[1::2], strict=True))
+    sizes = sizes_of(lesson)
     images = int(sizes["--train-size"])
     more = difference(on_gpus, lesson, sizes, {"--train-size": str(2 * images)})
     steps = images // int(sizes["--batch-size"])
@@ -279,8 +264,7 @@ def test_no_step_waits_for_the_gpu(on_gpus, lesson):
 @pytest.mark.night
 @pytest.mark.parametrize("lesson", lessons.LADDER, ids=lambda lesson: lesson.number)
 def test_an_epoch_waits_once_in_addition_to_its_report_and_its_snapshot(on_gpus, lesson):
-    words = [*lesson.small.split(), "--epochs", "1"]
-    sizes = dict(zip(words[::2], words[1::2], strict=True))
+    sizes = sizes_of(lesson)
     lines = lesson.path.read_text().splitlines()
     others = {}
     for place, n in difference(on_gpus, lesson, sizes, {"--epochs": "2"}).items():

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / name) for name in ("tests/helpers", "tools", "lessons")]
+sys.path[:0] = [str(ROOT / name) for name in ("tools", "lessons")]
 import launcher
 import lessons
 import pretending
@@ -49,22 +49,15 @@ def places(path):
     raw = text.encode()
 
     def span(node):
-        begin, end = (
-            starts[node.lineno - 1] + node.col_offset,
-            starts[node.end_lineno - 1] + node.end_col_offset,
-        )
-        return begin, end
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
             continue
         begin, end = span(node)
         whole = raw[begin:end].decode()
-        if (
-            isinstance(node.func, ast.Attribute)
-            and node.func.attr == "to"
-            and "device" in whole.rpartition(".to(")[2]
-        ):
+        is_to = isinstance(node.func, ast.Attribute) and node.func.attr == "to"
+        if is_to and "device" in whole.rpartition(".to(")[2]:
             inner = raw[slice(*span(node.func.value))]
             yield node.lineno, whole, (raw[:begin] + inner + raw[end:]).decode()
         for keyword in node.keywords:
@@ -101,10 +94,7 @@ def outcome(server, lesson, tree, folder, script):
     if '"--snapshot-every"' in options:
         words += ["--snapshot-every", "2"]
     processes = 1 if lesson.is_one_process() else max(2, lesson.processes)
-    words, environment = launcher.command(
-        "04_ddp_torchrun" if lesson.launcher == "two agents" else lesson.stem, processes, *words
-    )
-    words = [word.replace("04_ddp_torchrun.py", f"{lesson.stem}.py") for word in words]
+    words, environment = launcher.in_one_agent(lesson.stem, processes, *words)
     if lesson.launcher == "two agents":
         words[words.index("--standalone") : words.index("--standalone")] = ["--max-restarts", "3"]
     words = [word.replace(str(lesson.path), str(script)) for word in words]
@@ -115,19 +105,17 @@ def outcome(server, lesson, tree, folder, script):
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # for a restart
     environment |= {"PRETEND_GPUS": "2", "PRETEND_REPORT": str(reports), "SHARE_GPU": str(int(processes > 2))}
     code, _ = server.run(words, folder, environment, limit=180)
-    said = (folder / ".err").read_text()
     if code != 0:
-        errors = [line for line in said.splitlines() if re.search(r"Error: |error: ", line)]
+        said = (folder / ".err").read_text().splitlines()
+        errors = [line for line in said if re.search(r"Error: |error: ", line)]
         errors = [line for line in errors if "ChildFailed" not in line] or [f"status {code}"]
         return {"error": re.sub(r"^E\d+ \S+ \d+ \S+\] +", "", errors[0])}
     out = folder / "out"
-    weights = out / f"{script.stem}.pt"
+    weights, printed = out / f"{script.stem}.pt", (folder / ".out").read_text()
     return {
         "curve": [(row["loss"], row["accuracy"]) for row in launcher.read_curve(out, script.stem)],
         "weights": weights.exists() and weights.read_bytes(),
-        "output": re.sub(
-            r"[\d,.]+ (images|texts)/s|\d+\.\d+ s\b|MFU [\d.]+%", "", (folder / ".out").read_text()
-        ),
+        "output": re.sub(r"[\d,.]+ (images|texts)/s|\d+\.\d+ s\b|MFU [\d.]+%", "", printed),
         "waits": sum(pretending.waits(2, reports).values()),
     }
 

@@ -24,13 +24,13 @@ def test_a_run_survives_every_way_to_be_killed_and_goes_on_soon(forks, tmp_path)
 def test_a_run_survives_a_process_that_is_stopped(forks, tmp_path):
     """It is noticed after the time limit, and torchrun waits 30 seconds more for its end."""
     only = {"SIGSTOP": 1}
-    (row,) = chaos.chaos(1, tmp_path, processes=(2,), kinds=only, forks=forks, time_limit=20)
+    (row,) = chaos.chaos(1, tmp_path, processes=(2,), kinds=only, forks=forks, limit=20)
     assert row["seconds"] > 20
 
 
 @pytest.mark.night
 def test_a_run_survives_twenty_kills(forks, tmp_path):
-    rows = chaos.chaos(20, tmp_path, forks=forks, time_limit=20)
+    rows = chaos.chaos(20, tmp_path, forks=forks, limit=20)
     chaos.show(rows)
     assert len(rows) == 20
     assert {row["kind"] for row in rows} == set(chaos.KINDS)

@@ -18,6 +18,8 @@ one, two = torch.device("cuda", 0), torch.device("cuda", 1)
 GROUP = """
 def group(backend, **more):
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **more)
+def gather(output, input):
+    dist.distributed_c10d._get_default_group()._allgather_base(output, input)
 """
 
 
@@ -35,61 +37,52 @@ def look(forked, tmp_path):
     return look
 
 
-APART = "Expected all tensors to be on the same device, but found at least two devices, "
+# An error, and the lines that end in it.
+REFUSED = """
+Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!
+    torch.ones(2, device=one) + torch.ones(2)
+Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!
+    torch.ones(2, device=one) + torch.ones(2, device=two)
+    torch.mm(torch.ones(2, 2, device=one), torch.ones(2, 2, device=two))
+Expected all tensors to be on the same device, but found at least two devices,
+    torch.ones(2, device=one).copy_(torch.ones(2)).add_(torch.ones(2))
+    torch.nn.Linear(2, 2)(torch.ones(1, 2, device=one))
+    F.embedding(torch.tensor([1]), torch.ones(4, 2, device=one))
+    F.cross_entropy(torch.ones(2, 3, device=one), torch.tensor([0, 1]))
+indices should be either on cpu or on the same device
+    torch.ones(4)[torch.tensor([1], device=one)]
+CUDA error: invalid device ordinal
+    torch.ones(2, device='cuda:2')
+    torch.cuda.set_device(2)
+Expected a 'cuda' device type for generator but found 'cpu'
+    torch.rand(2, device=one, generator=torch.Generator())
+Attempting to deserialize object on CUDA device 1
+    torch.save(torch.ones(2, device=two), 'x'); os.environ['PRETEND_GPUS'] = '1'; torch.load('x')
+Backend gloo, given a tensor of a GPU, does not support allreduce
+    group('gloo'); dist.all_reduce(torch.ones(2, device=one))
+No backend type associated with device type cpu
+    group('nccl'); dist.all_reduce(torch.ones(2))
+Unconvertible NCCL type Short
+    group('nccl'); dist.all_reduce(torch.ones(2, dtype=torch.int16, device=one))
+Tensors must be contiguous
+    group('nccl'); dist.all_reduce(torch.ones(4, 4, device=one)[:, ::2])
+Tensor found on device cuda:1 but backend constrained to cuda:0
+    group('nccl', device_id=one); dist.all_reduce(torch.ones(2, device=two))
+output tensor must have the same type as input tensor
+    group('nccl', device_id=one); gather(torch.ones(2, device=one), torch.ones(2, device=one).int())
+"""
 
 
-@pytest.mark.parametrize(
-    ("lines", "error"),
-    [
-        ("torch.ones(2, device=one) + torch.ones(2)", APART + "cuda:0 and cpu!"),
-        ("torch.ones(2, device=one) + torch.ones(2, device=two)", APART + "cuda:0 and cuda:1!"),
-        (
-            "torch.mm(torch.ones(2, 2, device=one), torch.ones(2, 2, device=two))",
-            APART + "cuda:0 and cuda:1!",
-        ),
-        ("torch.ones(2, device=one).copy_(torch.ones(2)).add_(torch.ones(2))", APART),
-        ("torch.nn.Linear(2, 2)(torch.ones(1, 2, device=one))", APART),
-        (
-            "torch.ones(4)[torch.tensor([1], device=one)]",
-            "indices should be either on cpu or on the same device",
-        ),
-        ("F.embedding(torch.tensor([1]), torch.ones(4, 2, device=one))", APART),
-        ("F.cross_entropy(torch.ones(2, 3, device=one), torch.tensor([0, 1]))", APART),
-        ("torch.ones(2, device='cuda:2')", "CUDA error: invalid device ordinal"),
-        ("torch.cuda.set_device(2)", "CUDA error: invalid device ordinal"),
-        (
-            "torch.rand(2, device=one, generator=torch.Generator())",
-            "Expected a 'cuda' device type for generator but found 'cpu'",
-        ),
-        (
-            "torch.save(torch.ones(2, device=two), 'x'); os.environ['PRETEND_GPUS'] = '1'; torch.load('x')",
-            "Attempting to deserialize object on CUDA device 1",
-        ),
-        (
-            "group('gloo'); dist.all_reduce(torch.ones(2, device=one))",
-            "Backend gloo, given a tensor of a GPU, does not support allreduce",
-        ),
-        ("group('nccl'); dist.all_reduce(torch.ones(2))", "No backend type associated with device type cpu"),
-        (
-            "group('nccl'); dist.all_reduce(torch.ones(2, dtype=torch.int16, device=one))",
-            "Unconvertible NCCL type Short",
-        ),
-        (
-            "group('nccl'); dist.all_reduce(torch.ones(4, 4, device=one)[:, ::2])",
-            "Tensors must be contiguous",
-        ),
-        (
-            "group('nccl', device_id=one); dist.all_reduce(torch.ones(2, device=two))",
-            "Tensor found on device cuda:1 but backend constrained to cuda:0",
-        ),
-        (
-            "group('nccl', device_id=one); "
-            "dist.distributed_c10d._get_default_group()._allgather_base("
-            "torch.ones(2, device=one), torch.ones(2, dtype=torch.int32, device=one))",
-            "output tensor must have the same type as input tensor",
-        ),
-    ],
-)
+def refused():
+    error = ""
+    for line in REFUSED.strip().splitlines():
+        if line.startswith(" "):
+            yield line.strip(), error
+        else:
+            error = line
+
+
+@pytest.mark.parametrize(("lines", "error"), [*refused()])
 def test_what_a_gpu_refuses_is_refused(look, lines, error):
     last = look(lines).splitlines()[-1]
     assert error in last and "pretended" not in last
@@ -136,14 +129,10 @@ print("as it should be")
 
 def test_what_it_cannot_do_is_not_taken_for_a_fault_of_a_lesson(look):
     """An operator that the CPU has no kernel for, either."""
-    lines = (
-        "x = torch.ones(2, 2, device=one)\ntorch.ops.aten._cudnn_ctc_loss(x, x, [1], [1], 0, False, False)"
-    )
-    assert (
-        look(lines)
-        .splitlines()[-1]
-        .startswith("RuntimeError: pretended CUDA: the CPU has no kernel for aten::")
-    )
+    x = "x = torch.ones(2, 2, device=one); "
+    lines = x + "torch.ops.aten._cudnn_ctc_loss(x, x, [1], [1], 0, False, False)"
+    said = look(lines).splitlines()[-1]
+    assert said.startswith("RuntimeError: pretended CUDA: the CPU has no kernel for aten::")
 
 
 WAIT = [

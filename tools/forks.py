@@ -18,8 +18,11 @@ import time
 import types
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
-LESSONS = Path(__file__).resolve().parents[2] / "lessons"
+from processes import living
+
+LESSONS = Path(__file__).resolve().parents[1] / "lessons"
 
 
 class Forks:
@@ -46,6 +49,13 @@ class Forks:
             answer = json.loads(self.process.stdout.readline())
         return answer["code"], answer["left"]
 
+    def finish(self, words, folder, environment=None, limit=240):
+        """Run a command, which may fail, to its end. Nothing of it may be alive then."""
+        code, left = self.run([str(word) for word in words], folder, environment or {}, limit)
+        stdout, stderr = (Path(folder, name).read_text() for name in (".out", ".err"))
+        assert not left, f"still alive after the run: {left}"
+        return SimpleNamespace(code=code, stdout=stdout, stderr=stderr, out=Path(folder, "out"))
+
     def close(self):
         self.process.stdin.close()
         self.process.wait()
@@ -54,15 +64,7 @@ class Forks:
 
 def session(leader):
     """The living processes of a session."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, of_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-        except OSError:
-            continue
-        if int(of_session) == leader and state not in "ZX":
-            found.append(int(folder.name))
-    return found
+    return [process.pid for process in living() if process.session == leader]
 
 
 def serve():

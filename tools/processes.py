@@ -1,9 +1,11 @@
 """The processes of a run: which are alive, and which train."""
 
+import contextlib
 import itertools
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 PORTS = itertools.count()
 
@@ -14,19 +16,38 @@ def free_port():
     return 20000 + 1000 * (worker % 10) + (os.getpid() + next(PORTS)) % 1000
 
 
+class Stat(NamedTuple):
+    """What the kernel says of a process; `ticks` is its time on a processor, in hundredths of a second."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    ticks: int
+
+
+def stat(pid):
+    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Stat(int(pid), state, int(fields[0]), int(fields[2]), int(fields[10]) + int(fields[11]))
+
+
+def living():
+    """All processes that have not ended. A zombie has: it only waits to be asked for its status."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended since
+            if (found := stat(folder.name)).state not in "ZX":
+                yield found
+
+
 def alive(mark):
     """The processes that were started with this mark in their environment, and their children."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             if mark.encode() in (folder / "environ").read_bytes():
-                words = (
-                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                )
-                if words:  # a zombie has none: it only waits to be asked for its status
-                    found.append((int(folder.name), words))
-        except OSError:
-            continue
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if words.strip():  # a zombie has none
+                    found.append((int(folder.name), words.strip()))
     return found
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1] / "pretend"
+HERE = Path(__file__).resolve().parents[1] / "tests/pretend"
 SOURCE = HERE / "pretend.cpp"
 WITNESS = Path(__file__).resolve().parent / "witness"  # on PYTHONPATH, its sitecustomize imports pretend
 TORCH = "2.13.0"  # it uses what torch does not promise to keep

@@ -1,0 +1,129 @@
+"""What lessons 07 to 17 promise of every run, and the loops in one process that theirs are compared with."""
+
+import functools
+import importlib
+from types import SimpleNamespace
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler
+
+import launcher
+import workload
+from lines import check_what_it_printed
+from parts import limericks
+from parts.transformer import ImageTransformer
+
+# 1,055 images lack one to a full batch; 997 test images make uneven shares, and two batches.
+IMAGES = "--train-size 1055 --batch-size 96 --test-size 997 --epochs 2 --seed 3"
+SMALL = {
+    "07_mixed_precision": f"{IMAGES} --lr 0.3",  # with this learning rate 20 steps learn much
+    # 5 steps of 24, and 2 images that fill none; 97 to validate on, in shares of 49 and 48.
+    "08_real_training": "--train-size 219 --validation-size 97 --batch-size 24 --test-size 61"
+    " --epochs 2 --width 2",
+    "09_fsdp": "--train-size 1055 --batch-size 96 --test-size 1001 --epochs 3 --lr 0.15",
+    # 43 images are left over from full batches, and 97 divides by nothing.
+    "10_pipeline": "--train-size 295 --batch-size 84 --test-size 97 --epochs 2 --seed 3",
+    "11_tensor_parallel": IMAGES,
+    "12_mesh": IMAGES,
+    "13_gpt": "--train-size 133 --batch-size 12 --test-size 13 --epochs 2 --characters 14",
+    # Two texts fill no batch.
+    "15_context_parallel": "--train-size 38 --batch-size 12 --test-size 5 --length 48 --epochs 2",
+    "16_experts": "--train-size 133 --batch-size 12 --test-size 13 --epochs 2 --characters 14",
+    "17_one_mesh": "--train-size 18 --batch-size 8 --test-size 4 --length 24 --width 16 --epochs 2",
+}
+SMALL = {stem: tuple(words.split()) for stem, words in SMALL.items()}
+# What they leave in addition to the curve and the weights.
+LEFT = {
+    "09_fsdp": [f"epoch000{epoch}" for epoch in (1, 2, 3)],
+    **{
+        stem: [f"epoch000{epoch}-step000000.snapshot" for epoch in (2, 3)]
+        for stem in ("13_gpt", "15_context_parallel", "16_experts")
+    },
+}
+OF_IMAGES = ("07_mixed_precision", "09_fsdp", "10_pipeline", "11_tensor_parallel", "12_mesh")
+
+
+def check_files(result, stem):
+    names = {f"{stem}.{ending}" for ending in ("jsonl", "pt", *LEFT.get(stem, ()))}
+    assert {path.name for path in result.out.iterdir()} == names
+
+
+def check_run(result, stem, processes, expected):
+    """This curve, every test image counted once, no warning, and no file but its own."""
+    curve = launcher.read_curve(result.out, stem)
+    assert launcher.difference(curve, expected) == ""
+    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in expected]
+    assert {row["world_size"] for row in curve} == {processes}
+    assert result.stderr == ""
+    check_files(result, stem)
+    model, (_, test_set) = model_and_data(stem)
+    model.load_state_dict(torch.load(result.out / f"{stem}.pt", weights_only=True))
+    assert curve[-1]["accuracy"] == accuracy(model, test_set)
+    if stem in OF_IMAGES:
+        check_what_it_printed(result.stdout, curve)
+
+
+def check_weights(path, expected, atol):
+    """Whole tensors of these names, with these values."""
+    weights = torch.load(path, weights_only=True)
+    assert {name: type(value) for name, value in weights.items()} == dict.fromkeys(expected, torch.Tensor)
+    for name, value in expected.items():
+        # A key's bias has no gradient but for rounding, of which AdamW makes steps of full size.
+        if atol <= 1e-5 or not name.endswith("key.bias"):
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=atol)
+
+
+def model_and_data(stem):
+    """What a lesson trains, on what, and what it is tested on."""
+    given = dict(zip(SMALL[stem][::2], SMALL[stem][1::2], strict=True))
+    train, test = int(given["--train-size"]), int(given["--test-size"])
+    if stem in OF_IMAGES:
+        kind = ImageTransformer if stem in ("11_tensor_parallel", "12_mesh") else workload.ConvNet
+        return kind((1, 28, 28)), (workload.draw_digits(train, seed=1), workload.draw_digits(test, seed=2))
+    length = int(given.get("--length", limericks.LENGTH))
+    characters, *data = limericks.load(
+        SimpleNamespace(data="limericks", train_size=train, test_size=test, length=length)
+    )
+    more = [int(given[name]) for name in ("--length", "--width") if name in given]
+    return importlib.import_module(stem).build_model(len(characters), *more), data
+
+
+@torch.no_grad()
+def accuracy(model, test_set):
+    """The share of images, or of characters, that it has right, counted in one process."""
+    right = (model(test_set.images).argmax(dim=-1) == test_set.labels).sum().item()
+    return right / test_set.labels.numel()
+
+
+@functools.cache
+def trained_plainly(stem):
+    """The curve and the weights of a loop in one process that knows nothing of meshes: of lessons 11, 13, 15
+    and 17, whose model is not lesson 01's."""
+    of_images, sizes = stem in OF_IMAGES, SMALL[stem]
+    seed, batch = 3 if of_images else 0, int(sizes[sizes.index("--batch-size") + 1])
+    workload.set_seed(seed)
+    model, (train_set, test_set) = model_and_data(stem)
+    steps, curve, sampler = len(train_set) // batch, [], DistributedSampler(train_set, 1, 0, seed=seed)
+    if of_images:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        every_epoch = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2).step
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.008)
+        every_step = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.008, 2 * steps, pct_start=0.2).step
+    for epoch in (1, 2):
+        sampler.set_epoch(epoch)
+        losses = []
+        for rows in torch.tensor(list(sampler))[: steps * batch].split(batch):
+            inputs, labels = train_set[rows]
+            loss = cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if not of_images:
+                every_step()
+        if of_images:
+            every_epoch()
+        curve.append({"epoch": epoch, "loss": sum(losses) / steps, "accuracy": accuracy(model, test_set)})
+    return curve, model.state_dict()

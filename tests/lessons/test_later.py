@@ -1,0 +1,251 @@
+"""What lessons 07 to 17 promise alike: one curve, the same bytes, a documented command, what is refused."""
+
+import itertools
+import math
+import re
+import sys
+
+import pytest
+import torch
+
+import launcher
+import lessons
+from lines import refusal
+from promises import SMALL, check_files, check_run, check_weights, trained_plainly
+
+CLOSE = {"11_tensor_parallel": 1e-5, "12_mesh": 1e-5, "15_context_parallel": 1e-4, "17_one_mesh": 1e-4}
+# In which tier, and the number of processes, with options. No option for a mesh: "tensor" or "context" has 2.
+RUNS = """
+quick 07 2 --precision fp32 --accumulate 5  (of 48 images: 10, 10, 10, 9 and 9)
+long  07 4 --precision fp32 --accumulate 2
+night 07 1 --precision fp32
+night 07 3 --precision fp32 --accumulate 32  (one image each)
+quick 09 2
+long  09 4
+night 09 1
+night 09 3
+quick 11 2
+long  11 4 --sequence-parallel
+night 11 1
+night 11 2 --sequence-parallel
+night 11 4
+quick 12 2
+long  12 4
+long  12 4 --tensor-parallel 4
+night 12 1
+night 12 2 --tensor-parallel 1
+night 12 3
+night 12 4 --tensor-parallel 1
+quick 13 2
+long  13 4
+long  13 1
+night 13 2 --tensor-parallel 1
+night 13 3
+night 13 4 --tensor-parallel 1
+night 13 4 --tensor-parallel 4
+quick 15 2
+long  15 3
+long  15 4 --context-parallel 2
+night 15 1
+night 15 2 --order contiguous
+night 15 4
+night 15 4 --order contiguous
+night 15 4 --context-parallel 1
+quick 17 2 --pipeline-parallel 1 --context-parallel 1 --tensor-parallel 1
+long  17 8
+night 17 1
+night 17 8 --pipeline-parallel 1
+night 17 8 --context-parallel 1
+night 17 8 --tensor-parallel 1
+night 17 4 --pipeline-parallel 4 --context-parallel 1 --tensor-parallel 1 --microbatches 4
+night 17 3 --pipeline-parallel 1 --context-parallel 3 --tensor-parallel 1
+night 17 4 --pipeline-parallel 1 --context-parallel 1 --tensor-parallel 4 --microbatches 4
+"""
+
+
+def stem_of(number):
+    return next(lesson.stem for lesson in lessons.LESSONS if lesson.number == number)
+
+
+def runs():
+    for line in RUNS.strip().splitlines():
+        tier, number, *words = line.partition("  (")[0].split()
+        stem, count = stem_of(number), int(words[0])
+        name = " ".join([f"{number}-{count}", *words[1:]])
+        yield pytest.param(stem, count, words[1:], id=name, marks=getattr(pytest.mark, tier))
+
+
+@pytest.mark.parametrize(("stem", "processes", "options"), [*runs()])
+def test_one_curve_the_same_bytes_and_every_image_once(kept, fork, reference, stem, processes, options):
+    words = (*SMALL[stem], *options)
+    result = kept(stem, processes, *words)
+    if stem == "12_mesh":  # lesson 11's job
+        alone = kept("11_tensor_parallel", 1, *SMALL[stem])
+        curve = launcher.read_curve(alone.out, "11_tensor_parallel")
+        weights = torch.load(alone.out / "11_tensor_parallel.pt", weights_only=True)
+    elif stem in ("07_mixed_precision", "09_fsdp"):
+        curve, weights = reference(*SMALL[stem]), None
+    else:
+        curve, weights = trained_plainly(stem)
+    check_run(result, stem, processes, curve)
+    if stem == "17_one_mesh":
+        said = re.match(r"mesh +\| (data (\d), pipeline (\d), context (\d), tensor (\d))\n", result.stdout)
+        assert math.prod(map(int, said.groups()[1:])) == processes
+        asked = zip(options[::2], options[1::2], strict=True)
+        sizes = {f"{name[2:-9]} {size}" for name, size in asked if name.endswith("-parallel")}
+        assert sizes <= set(said[1].split(", "))
+    if stem in CLOSE:
+        check_weights(result.out / f"{stem}.pt", weights, CLOSE[stem])
+    again = fork(stem, processes, *words)
+    assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
+
+
+# Processes, and sizes. Lesson 09's is compared byte by byte, in its own test.
+COMMANDS = {
+    "07_mixed_precision": (2, "--train-size 1200 --test-size 300 --epochs 2"),
+    "10_pipeline": (2, "--train-size 1200 --test-size 300 --epochs 2"),
+    "11_tensor_parallel": (2, "--train-size 1200 --test-size 300 --epochs 2"),
+    "12_mesh": (4, "--train-size 1200 --test-size 300 --epochs 2"),
+    "13_gpt": (4, "--train-size 240 --epochs 2 --characters 30"),
+    "15_context_parallel": (2, "--train-size 48 --test-size 4 --epochs 2 --length 192"),
+    "16_experts": (2, "--train-size 240 --epochs 3 --characters 30"),
+    "17_one_mesh": (8, "--train-size 48 --test-size 4 --epochs 2"),
+}
+
+
+@pytest.mark.night("12_mesh", "13_gpt", "16_experts")
+@pytest.mark.long
+@pytest.mark.parametrize("stem", COMMANDS)
+def test_its_documented_command_learns(run, reference, stem):
+    """As a reader starts it, only shorter."""
+    processes, sizes = COMMANDS[stem]
+    result = run(stem, processes, *sizes.split())
+    curve = launcher.read_curve(result.out, stem)
+    losses = [row["loss"] for row in curve]
+    assert losses[0] < 4.2 and all(later < earlier for earlier, later in itertools.pairwise(losses))
+    assert losses[-1] < losses[0] - 0.02 or stem in ("15_context_parallel", "17_one_mesh")
+    assert {row["world_size"] for row in curve} == {processes}
+    assert result.stderr == ""
+    if stem == "10_pipeline":
+        assert launcher.difference(curve, reference(*sizes.split())) == ""
+    if stem == "07_mixed_precision":
+        limits = lessons.Curve(early=1e-4, late=1e-4, accuracy=0.02)
+        assert launcher.difference(curve, reference(*sizes.split()), limits) == ""
+    if stem == "13_gpt":
+        before, after = re.findall(r"^---- .*?\n\n(.*?)\n\n----\n", result.stdout, re.S | re.M)
+        assert len(before.split("There was a")) == len(after.split("There was a")) == 5
+    if stem == "16_experts":
+        *_, one, two = re.findall(r"^block \d  \| load of its experts(.*)$", result.stdout, re.M)
+        assert all(5 < int(share) < 60 for share in re.findall(r"\d+", one + two))
+    else:
+        check_files(result, stem)
+
+
+# ---- what they refuse ---------------------------------------------------------------------------
+
+# In addition to SMALL. 17's start up to four processes each: most are long.
+REFUSED = """
+07 2 --accumulate 0: --accumulate must be from 1 to the 48 images of a process, not 0
+07 2 --accumulate 49: --accumulate must be from 1 to the 48 images of a process, not 49
+07 2 --precision fp8: argument --precision: invalid choice: 'fp8'
+07 2 --batch-size 51: --batch-size 51 does not divide by 2 processes
+08 2 --width 0: --width must be at least 1, not 0
+08 2 --patience 0: --patience must be at least 1, not 0
+08 2 --workers -1: --workers must be at least 0, not -1
+08 2 --warm-up 2.5: --warm-up must be from 0 to the 2 epochs, not 2.5
+08 2 --warm-up nan: --warm-up must be from 0 to the 2 epochs, not nan
+08 2 --peak-tflops 0: --peak-tflops must be a number above 0, not 0.0
+08 2 --train-size 20: 20 training images do not fill one --batch-size of 24
+08 2 --validation-size 0: --validation-size must be at least 1, not 0
+08 2 --train-size 120: 120 images without the 97 of --validation-size do not fill one --batch-size of 24
+08 2 --train-size 0: --train-size must be at least 1, not 0
+09 2 --batch-size 51: --batch-size 51 does not divide by 2 processes: take 52, for instance
+09 2 --precision fp8: argument --precision: invalid choice: 'fp8' (choose from
+10 2 --batch-size 120 --microbatches 7: --batch-size 120 does not divide by 7 micro-batches: take 126
+10 2 --schedule dual: argument --schedule: invalid choice: 'dual' (choose from
+10 2 --epochs 0: --epochs must be at least 1, not 0
+11 3: error: 3 processes cannot share 4 heads evenly: take 1, 2 or 4
+11 8: error: 8 processes cannot share 4 heads evenly: take 1, 2 or 4
+12 3 --tensor-parallel 3: --tensor-parallel 3 does not divide 4 heads and 3 processes: take 1
+12 3 --tensor-parallel 2: --tensor-parallel 2 does not divide 4 heads and 3 processes: take 1
+12 1 --tensor-parallel 0: --tensor-parallel 0 does not divide 4 heads and 1 processes: take 1
+12 2 --tensor-parallel -1: --tensor-parallel -1 does not divide 4 heads
+12 2 --batch-size 51: --batch-size 51 does not divide by 2 processes: take 52
+13 3 --tensor-parallel 3: --tensor-parallel 3 does not divide 4 heads and 3 processes: take 1
+13 3 --tensor-parallel 2: --tensor-parallel 2 does not divide 4 heads and 3 processes: take 1
+13 1 --tensor-parallel -1: --tensor-parallel -1 does not divide
+13 1 --data digits: this lesson reads limericks, not digits: leave --data out
+13 1 --temperature 0: --temperature must be a number above 0, not 0.0
+13 2 --train-size 9999: the limericks make 720 sequences of 176 characters, not 9999
+13 1 --test-size 99: sequences of 176 characters, not 99
+13 2 --batch-size 13: --batch-size 13 does not divide by 2 processes
+15 2 --length 50: --length 50 does not divide into 4 chunks, two for each process: take 48
+15 3 --length 64: --length 64 does not divide into 6 chunks, two for each process: take 60
+15 2 --length 2: --length 2 does not divide into 4 chunks, two for each process: take 4
+15 1 --length 0: --length 0 does not divide into 2 chunks, two for each process: take 2
+15 3 --context-parallel 2: --context-parallel 2 does not divide 3 processes: take 1
+15 1 --context-parallel 0: --context-parallel 0 does not divide 1 processes: take 1
+15 1 --length 34000: the limericks make 0 sequences of 34000 characters, not 38
+15 1 --data digits: this lesson reads limericks, not digits: leave --data out
+15 2 --batch-size 13: --batch-size 13 does not divide by 2 processes
+16 3: --experts 4 is not a multiple of 3 processes: take 6, for example
+16 1 --experts 0: --experts 0 is not a multiple of 1 processes: take 1, for example
+16 1 --experts-per-token 3: --experts-per-token must be 1 or 2, and at most --experts, not 3
+16 1 --experts 1 --experts-per-token 2: at most --experts, not 2
+16 1 --balance -1: --balance must be 0 or more, not -1.0
+16 1 --capacity 0: --capacity must be a number above 0, not 0.0
+16 1 --data digits: this lesson reads limericks, not digits: leave --data out
+17 2 --tensor-parallel 3: --tensor-parallel 3 does not divide 2 processes: take 1
+17 2 --context-parallel 0: --context-parallel 0 does not divide 2 processes: take 1
+17 3 --tensor-parallel 3: --tensor-parallel 3 does not divide 4 heads: take 1
+17 3 --pipeline-parallel 3: --pipeline-parallel 3 does not divide 4 blocks: take 1
+17 2 --pipeline-parallel 2 --microbatches 1: 2 stages need at least 2 micro-batches, not 1
+17 1 --microbatches 0: --microbatches must be at least 1, not 0
+17 3 --batch-size 9: --batch-size 9 does not divide into 6 micro-batches of all: take 12
+17 4 --length 30: --length 30 does not divide into 4 chunks, two for each process: take 32
+17 1 --test-size 5: --test-size 5 does not divide into 2 micro-batches: take 6
+17 1 --data digits: this lesson reads limericks, not digits: leave --data out
+""".strip().splitlines()
+QUICK_OF_17 = ("17 3 --tensor-parallel 3", "17 3 --batch-size 9", "17 4 --length 30")
+
+
+def refused():
+    for line in REFUSED:
+        typed, _, message = line.partition(": ")
+        is_long = typed.startswith("17") and typed not in QUICK_OF_17
+        yield pytest.param(typed, message, id=typed, marks=[pytest.mark.long] * is_long)
+
+
+@pytest.mark.parametrize(("typed", "message"), [*refused()])
+def test_what_cannot_work_is_refused_in_one_line(fork, typed, message):
+    number, processes, *options = typed.split()
+    stem = stem_of(number)
+    assert message in refusal(fork(stem, int(processes), *SMALL[stem], *options, refused=True))
+
+
+@pytest.mark.parametrize("stem", ["09_fsdp", "10_pipeline", "11_tensor_parallel"])
+def test_plain_python_is_told_how_to_start_the_lesson(forked, stem):
+    line = refusal(forked([sys.executable, lessons.get(stem).path]))
+    assert re.search(rf"started by torchrun: torchrun --standalone --nproc-per-node 2 \S+{stem}.py$", line)
+
+
+OTHER = {
+    "13 --lr 0.01": "has lr 0.008, not 0.01",
+    "15 --length 96": "has ",
+    "16 --balance 0.1": "has model Transformer of",
+    "16 --capacity 1": "has model Transformer of",
+    "16 --double": "has model Transformer of",
+    "16 --experts-per-token 2": "has model Transformer of",
+}
+
+
+@pytest.mark.parametrize("typed", OTHER)
+def test_a_snapshot_of_other_settings_is_refused(fork, typed):
+    number, *options = typed.split()
+    stem = stem_of(number)
+    words = (*SMALL[stem], "--train-size", 24, "--epochs", 1)
+    fork(stem, 1, *words)
+    result = fork(stem, 2, *words, *options, refused=True)
+    assert result.code != 0
+    assert re.search(rf"{OTHER[typed]}.*: remove it, or name another --out\n", result.stderr), result.stderr
+    assert not re.search(r'File ".*/lessons/', result.stderr)
