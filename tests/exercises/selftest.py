@@ -257,15 +257,13 @@ def cheats_of(one):
         words = zip(node.args.args, node.args.defaults, strict=True)
         own = {word.arg: eval(ast.unparse(value)) for word, value in words}
         file = next(name for name in one["files"] if name.endswith(own.get("file", one["files"][0])))
-        of_solution = (judge.SOLUTIONS / file).read_text()
-        text = (judge.STARTERS / file).read_text() if own.get("on") == "starter" else of_solution
+        text = ((judge.STARTERS if own.get("on") == "starter" else judge.SOLUTIONS) / file).read_text()
         for part in node.body:
             if isinstance(part, ast.ClassDef) and f"\nclass {part.name}" in text:
                 part.bases = part.bases or [ast.Name(part.name)]
         text = own.get("text", f"{text}\n{common}\n{written(node.body[1:])}\n")
-        yield CheatCase(
-            one, node.name, {file: text}, own["earns"], own.get("harms", False), own.get("level", 1)
-        )
+        data = {word: own[word] for word in ("harms", "level") if word in own}
+        yield CheatCase(one, node.name, {file: text}, own["earns"], **data)
 
 
 def cheat_cases():
