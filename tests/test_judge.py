@@ -533,13 +533,26 @@ def test_a_frame_that_is_none_is_refused(kind):
 
 # ---- seen from outside ------------------------------------------------------------------------
 
-TOOLS = """
-import os, socket, sys, time
+TOOLS = r"""
+import os, re, socket, sys, time
 import numpy
 frame = sys._getframe()
 while "tools" not in frame.f_locals:
     frame = frame.f_back
 tools = frame.f_locals["tools"]
+
+def in_memory(pattern):
+    found = set()
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            first, last = (int(word, 16) for word in line.split()[0].split("-"))
+            if "rw" in line:
+                try:
+                    memory.seek(first)
+                    found |= set(re.findall(pattern, memory.read(last - first)))
+                except (OSError, ValueError):
+                    pass
+    return sorted(word.decode() for word in found)
 """
 
 
@@ -586,13 +599,6 @@ if tools.rank == 0:
     nursery.wipe()
 
 
-def test_a_rank_begins_once(nursery):
-    """A second first look would hide what was sent before it."""
-    words = r"sent something that is not a valid result \(ready to begin a second time"
-    with pytest.raises(judge.Verdict, match=words):
-        looked_at(nursery, "tools._pipe.send(b'M', None)\n")
-
-
 CLOSE_ALL = """
 import stat, sys
 
@@ -635,35 +641,21 @@ def test_a_connection_that_was_there_at_a_gate_stays(nursery):
 
 def gates(**demands):
     """A number for rank 0, with this demand, and one for rank 1."""
-    return [{"here": {"value": 1.5, **demands}}, {"there": {"value": 1.0}}]
-
-
-def look_for_it(gates):
-    """What asks for it, and looks through all of its memory before: another number each time, for the nursery
-    has had the last one."""
-    gates[0]["here"]["value"] = random.uniform(0.5, 0.6)
-    digits = str(gates[0]["here"]["value"])[2:16]
-    return LOOK_FOR_IT.replace("DIGITS", f"{digits[:-1]}[{digits[-1]}]"), gates
+    return [{"here": {"value": 1.5} | demands}, {"there": {"value": 1.0}}]
 
 
 ASK = "if tools.rank == 0:\n    tools.ask('here')\n"
-LOOK_FOR_IT = r"""
-if tools.rank == 0:
-    import re
-    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
-        for line in maps:
-            if " rw-p " in line and "/" not in line:
-                begin, end = (int(one, 16) for one in line.split()[0].split("-"))
-                memory.seek(begin)
-                assert not re.search(rb"0[.]DIGITS", memory.read(end - begin)), "it is here"
-    assert 0.5 <= tools.ask("here", [1, 2]) <= 0.6
-"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from outside")
 def test_a_gate_opens_when_the_bytes_have_left_and_its_number_is_nowhere_before(nursery):
-    text, those = look_for_it(gates(sent=4500))
-    trial = looked_at(nursery, f"if tools.rank == 0:{CALL_ONESELF}{text}", those)
+    # Another number each time, for the nursery has had the last one; and a pattern that does not fit itself.
+    number = random.uniform(0.5, 0.6)
+    digits = str(number)[2:16]
+    look = f"    assert not in_memory(rb'0[.]{digits[:-1]}[{digits[-1]}]'), 'it is here'\n"
+    ask = "    assert 0.5 <= tools.ask('here', [1, 2]) <= 0.6\n"
+    text = f"if tools.rank == 0:{CALL_ONESELF}{look}{ask}"
+    trial = looked_at(nursery, text, gates(sent=4500, value=number))
     assert trial.asked(0, "here")["with"] == [1, 2] and 5000 <= trial.asked(0, "here")["sent"] < 9000
     words = "at 'here', rank 0 had sent nothing, and it sent nothing later"
     with pytest.raises(judge.Verdict, match=words) as verdict:
@@ -686,40 +678,31 @@ if tools.rank == 1:
     assert verdict.value.status == "timeout"
 
 
-@pytest.mark.parametrize("text", ["tools.ask('nowhere')", "[tools.ask('here') for _ in range(2)]"])
-def test_no_question_is_answered_twice(text, nursery):
-    with pytest.raises(judge.Verdict, match=r"is not a valid result \(a question that has no answer"):
-        looked_at(nursery, f"if tools.rank == 0:\n    {text}\n", gates())
+# What a rank might do instead of what is its turn: with the first of these, what it had sent before would be
+# hidden; after the last, what is demanded at a gate would not count if nothing depended on its number.
+OUT_OF_TURN = {
+    "begins twice": ("tools._pipe.send(b'M', None)", "ready to begin a second time"),
+    "asks for nothing": ("tools.ask('nowhere')", "a question that has no answer"),
+    "asks twice": ("[tools.ask('here') for _ in range(2)]", "a question that has no answer"),
+    "goes on": (
+        "tools._pipe.send(b'Q', {'gate': 'here', 'with': None})",
+        "a result while it waits for a number: here",
+    ),
+}
 
 
-def test_nobody_asks_and_goes_on_without_the_number(nursery):
-    """What is demanded at the last gate counts too, though nothing that comes depends on its number."""
-    text = "if tools.rank == 0:\n    tools._pipe.send(b'Q', {'gate': 'here', 'with': None})\n"
-    words = r"not a valid result \(a result while it waits for a number: here"
-    with pytest.raises(judge.Verdict, match=words):
-        looked_at(nursery, text, gates(sent=1 << 30))
-
-
-SEARCH = r"""
-import re
-words, found = b"for " + b"rank ", set()
-with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
-    for line in maps:
-        first, last = (int(word, 16) for word in line.split()[0].split("-"))
-        if "rw" in line:
-            try:
-                memory.seek(first)
-                found |= set(re.findall(words + rb"\d+!", memory.read(last - first)))
-            except (OSError, ValueError):
-                pass
-print(sorted(word.decode() for word in found))
-"""
+@pytest.mark.parametrize("what", OUT_OF_TURN)
+def test_nobody_acts_out_of_turn(what, nursery):
+    code, words = OUT_OF_TURN[what]
+    demand = {"sent": 1 << 30} if what == "goes on" else {}
+    with pytest.raises(judge.Verdict, match=rf"sent something that is not a valid result \({words}"):
+        looked_at(nursery, f"if tools.rank == 0:\n    {code}\n", gates(**demand))
 
 
 def test_in_the_memory_of_a_rank_is_nothing_that_others_were_given(nursery):
     """Not in this run, and not of the run before. What it was given itself is found."""
     for notes in (["for rank 10!", "for rank 11!"], ["for rank 20!", "for rank 21!"]):
-        trial = looked_at(nursery, SEARCH, notes=notes)
+        trial = looked_at(nursery, r"print(in_memory(rb'for rank \d+!'))" + "\n", notes=notes)
         assert printed_by(trial) == [f"['{note}']" for note in notes]
 
 
