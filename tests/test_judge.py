@@ -835,8 +835,9 @@ BLAME = {
         r"rank 1 returned before all_reduce number 1 .*; ranks 0 and 2 were waiting for it",
     ),
     "another call": (
-        "if dist.get_rank():\n    return dist.broadcast(torch.zeros(1), 0)",
+        "if dist.get_rank():\n    return dist.broadcast(has_one, 0)",
         r"do not make the same calls: rank 0 called all_reduce number 1 .*, rank 1 called broadcast number 1",
+        "dist.all_reduce(has_one)",
     ),
     "raises": (
         "if dist.get_rank() == 1:\n    raise ValueError('mine')",
@@ -1082,8 +1083,8 @@ def test_it_reads_as_pytest_does(tmp_path):
     assert code == 1 and "1 passed" in text and "2 of 5 points of 2 checks" in text
     assert f"{third}::03.1a PASSED" in text and f"{third}::03.2a FAILED" in text
     assert f"\nPASSED {third}::03.1a\n" in text
-    # Of three runs, the one with the most ranks.
-    assert text.count("rank 2 | ... 25 lines left out") == 1 and "rank 3 |" not in text
+    # Of three runs, the one with the most ranks, which are three.
+    assert text.count("rank 2 | ... 25 lines left out") == 1
     came = re.search(rf"\nFAILED {third}::03.2a - (.+)\n", text)[1]
     assert f"result:   {came.partition('...')[0]}" in text
     passed, failed = ElementTree.parse(junit).getroot().iter("testcase")
