@@ -28,13 +28,14 @@ def save(snapshot, parts, epoch, rank):
     temporary file in the same folder, and then rename it with `Path.replace`, which happens either
     completely or not at all. If an earlier save was killed and left its temporary file behind, overwrite
     that file. Leave all other files in the folder alone, because they may belong to other runs: make the
-    name of the temporary file from the name of `snapshot`.
+    name of the temporary file from the name of `snapshot`. You may replace its suffix, because no two runs
+    have snapshots whose names differ only in the suffix.
     """
     # cut 05.1: rank 0 writes a temporary file and renames it
     if rank == 0:
         state = {name: part.state_dict() for name, part in parts.items()}
         temporary = Path(f"{snapshot}.temporary")
-        torch.save(state | {"epoch": epoch}, temporary)
+        torch.save({"parts": state, "epoch": epoch}, temporary)
         temporary.replace(snapshot)
     # end
 
@@ -52,7 +53,7 @@ def load(snapshot, parts):
         return 1
     saved = torch.load(snapshot, map_location="cpu", weights_only=True)
     for name in parts:
-        parts[name].load_state_dict(saved[name])
+        parts[name].load_state_dict(saved["parts"][name])
     return saved["epoch"] + 1
     # end
 

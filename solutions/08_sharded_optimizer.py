@@ -91,11 +91,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Update this rank's shard, then exchange parameters with the other ranks, in place.
 
         All ranks call this. Whatever has changed in `param_groups` since the last step takes effect. A
-        parameter stays as it is if it is frozen or its `grad` is None (a `grad` that is None on one rank is
-        None on all ranks). Afterwards a process must not hold a lasting copy of anything that it does not
-        own, except parameters and gradients. Send only what the other ranks are missing: if the parameters
-        have P bytes, all N processes together send about (N - 1) * P bytes. One and a half times as much is
-        too much.
+        parameter stays as it is if its `grad` is None (a `grad` that is None on one rank is None on all
+        ranks). A frozen parameter has no `grad`, unless it was frozen after a backward pass: then it is
+        updated, as by every class of torch.optim. Afterwards a process must not hold a lasting copy of
+        anything that it does not own, except parameters and gradients. Send only what the other ranks are
+        missing: if the parameters have P bytes, all N processes together send about (N - 1) * P bytes. One
+        and a half times as much is too much.
         """
         # cut 08.3: a step: update this rank's shard, then get the other parameters
         copy_options(self.param_groups, self.own.param_groups)

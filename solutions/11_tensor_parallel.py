@@ -185,7 +185,8 @@ def clip_gradients(model, largest):
 
     The norm is the square root of the sum of the squares of all gradients of the model. Return the norm
     from before the scaling, as a float. If it is larger than `largest`, multiply the `grad` of every
-    parameter by `largest / norm`.
+    parameter by `largest / norm`. (torch.nn.utils adds 1e-6 to the norm, which is too much when all
+    gradients are tiny.)
 
     `model` has ColumnLinear and RowLinear layers somewhere inside, under any name, and ordinary layers,
     which are the same on every rank, with the same gradients. Count every number of the whole model once:

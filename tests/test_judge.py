@@ -185,7 +185,8 @@ def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
 def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
     """Those of exercise 03 try each channel once: pipe, files, processes, memory, modules."""
     found = selftest.cheat_cases()
-    some = found[: len(selftest.cheats.CHEATS)] if part == "one a channel" else found[part::4]
+    of_third = [case for case in found if case.exercise["id"] == "03"]
+    some = of_third if part == "one a channel" else found[part::4]
     graded_right(selftest.cheat_matrix(nursery, found=some))
     assert len(found) >= 25
 
@@ -1734,7 +1735,7 @@ print([selftest.line(row) for row in rows if not row["right"]])
     words = [*view, sys.base_prefix, hidden, *([] if level == 2 else AS_USER), sys.executable, "-c", code]
     environment = os.environ | {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert run.stdout.splitlines()[:1] == [f"{level} 12 11 True"], run.stdout + run.stderr
+    assert run.stdout.splitlines()[:1] == [f"{level} 12 10 True"], run.stdout + run.stderr
 
 
 def behind_the_wall(*words):
@@ -2029,8 +2030,7 @@ def students_copy(folder):
 def test_a_students_copy_has_no_answers(tmp_path):
     with zipfile.ZipFile(students_copy(tmp_path)) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
-    # What the cheats at exercise 03 put before a solution, and the selftest that reads one, tell nothing.
-    common = {"tests/exercises/cheats.py", "tests/exercises/selftest.py"}
+    common = {"tests/exercises/selftest.py"}  # It reads solutions, and tells nothing.
     assert set(filter(holds_answers, names)) <= common
     assert {
         "Makefile",

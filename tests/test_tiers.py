@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -36,8 +37,10 @@ def pytest_in(tmp_path):
         path = tmp_path / "tests/lessons/test_curve.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
-        places = os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/helpers", "tools"))
-        options = ("-v", "-c", os.devnull, "--rootdir", tmp_path, "-p", "conftest", "-p", "no:cacheprovider")
+        # A copy: the processes of the run that this test belongs to hold a lock on the file itself.
+        shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+        places = os.pathsep.join([str(tmp_path), *(str(ROOT / name) for name in ("tests/helpers", "tools"))])
+        options = ("-v", "-c", os.devnull, "--rootdir", tmp_path, "--confcutdir", tmp_path)
         return subprocess.run(
             [sys.executable, "-m", "pytest", *options, *words, path],
             cwd=tmp_path,
@@ -47,6 +50,39 @@ def pytest_in(tmp_path):
         )
 
     return run
+
+
+@pytest.mark.parametrize(("allowed", "code"), [("needs a moon", 0), ("needs a sun", 1)])
+def test_a_skip_is_listed_last_and_must_be_allowed(pytest_in, tmp_path, allowed, code):
+    (tmp_path / "allowed.txt").write_text(f"# a comment\n{allowed}\n")
+    body = "import pytest\ndef test_a(): pytest.skip('needs a moon')\ndef test_b(): pass\n"
+    result = pytest_in(body, "--allowed-skips", tmp_path / "allowed.txt")
+    assert result.returncode == code
+    lines = result.stdout.splitlines()
+    assert "   1  needs a moon" in lines[-3:]
+    assert any("no test may be skipped because: needs a moon" in line for line in lines) == bool(code)
+
+
+def test_a_test_that_is_marked_alone_runs_while_no_other_does(pytest_in, tmp_path):
+    body = """
+        import os, time, pytest
+        def runs(name):
+            begin = time.time()
+            time.sleep(3 if name == "a" else 0.2)  # one is still at work when all others are over
+            with open("times", "a") as file:
+                print(name, begin, time.time(), os.getpid(), file=file)
+        @pytest.mark.alone
+        def test_alone(): runs("alone")
+        @pytest.mark.parametrize("name", "abcdefgh")
+        def test_beside(name): runs(name)
+    """
+    result = pytest_in(body, "-n", "4", "--dist", "worksteal")
+    assert result.returncode == 0, result.stdout
+    rows = [line.split() for line in (tmp_path / "times").read_text().splitlines()]
+    times = {name: (float(begin), float(end)) for name, begin, end, _ in rows}
+    begin, end = times.pop("alone")
+    assert len(times) == 8 and len({pid for *_, pid in rows}) > 1
+    assert all(ended < begin or end < began for began, ended in times.values())
 
 
 def passed(run):
@@ -134,11 +170,8 @@ def test_each_file_is_in_a_room(files):
 
 
 def test_a_file_in_no_room_is_found():
-    assert homeless(["lessons/new/a.py", "tests/new/test_a.py", "README.md", "tools/chaos.py"]) == [
-        "lessons/new/a.py",
-        "tests/new/test_a.py",
-        "tests/new/test_a.py",
-    ]
+    new = ["lessons/new/a.py", "tests/new/test_a.py"]
+    assert homeless([*new, "README.md", "tools/chaos.py"]) == [*new, new[1]]
 
 
 def test_each_glob_of_a_room_fits_a_file(files):
@@ -148,12 +181,14 @@ def test_each_glob_of_a_room_fits_a_file(files):
 
 
 def test_what_fits_a_glob():
-    assert rooms.fits("lessons/05_snapshots.py", "lessons/0[1-6]*.py")
-    assert not rooms.fits("lessons/07_mixed_precision.py", "lessons/0[1-6]*.py")
-    assert rooms.fits("solutions/a/b.py", "solutions/**") and not rooms.fits(
-        "solutions/a/b.py", "solutions/*"
-    )
-    assert not rooms.fits("tools/chaos_py", "tools/chaos.py")
+    for path, glob, fits in (
+        ("lessons/05_snapshots.py", "lessons/0[1-6]*.py", True),
+        ("lessons/07_mixed_precision.py", "lessons/0[1-6]*.py", False),
+        ("solutions/a/b.py", "solutions/**", True),
+        ("solutions/a/b.py", "solutions/*", False),
+        ("tools/chaos_py", "tools/chaos.py", False),
+    ):
+        assert rooms.fits(path, glob) == fits, (path, glob)
 
 
 def test_a_clone_that_has_left_its_base_knows_which_rooms_have_changed(tmp_path):
@@ -187,19 +222,15 @@ def test_a_clone_that_has_left_its_base_knows_which_rooms_have_changed(tmp_path)
 
 
 def test_the_cheapest_rooms_come_first_until_the_seconds_are_used_up():
-    judge, ladder, site = (
-        "tests/test_judge.py::",
-        "tests/lessons/test_curve.py::",
-        "tests/tools/test_site.py::",
-    )
-    known = {judge + "a": [90, 9, "night"], judge + "b": [10, 9, "night"], ladder + "a": [30, 9, "night"]}
-    known |= {ladder + "b": [40, 9, "night"]}
-    names = [*known, site + "new"]
-    assert tiers.affordable(names, known, 500) == (
-        [site + "new", ladder + "a", ladder + "b", judge + "b", judge + "a"],
-        500 - 90 - 10 - 30 - 40 - tiers.NEW,
-    )
-    assert tiers.affordable(names, known, 100) == ([site + "new", ladder + "a", judge + "b"], 0)
+    judge, ladder = "tests/test_judge.py::", "tests/lessons/test_curve.py::"
+    new = "tests/tools/test_site.py::new"
+    seconds = {judge + "a": 90, judge + "b": 10, ladder + "a": 30, ladder + "b": 40}
+    known = {name: [cost, 9, "night"] for name, cost in seconds.items()}
+    names = [*known, new]
+    cheapest = [new, ladder + "a", ladder + "b", judge + "b", judge + "a"]
+    left = 500 - sum(seconds.values()) - tiers.NEW
+    assert tiers.affordable(names, known, 500) == (cheapest, left)
+    assert tiers.affordable(names, known, 100) == ([new, ladder + "a", judge + "b"], 0)
     assert tiers.affordable(names, known, 4) == ([], 4)
 
 

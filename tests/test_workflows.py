@@ -15,12 +15,15 @@ from lessons import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TESTS = ROOT / ".github/workflows/tests.yml"
-NIGHT = ROOT / ".github/workflows/night.yml"
 RECIPES = sorted((ROOT / "tests/exercises/recipes").glob("*.yml"))
 needs_the_schema = pytest.mark.skipif(
     find_spec("check_jsonschema") is None,
     reason="needs lessons/launch/requirements.txt: make tools installs it",
 )
+
+
+def read(name):
+    return yaml.load((ROOT / ".github/workflows" / name).read_text(), yaml.BaseLoader)
 
 
 def validate(text):
@@ -31,9 +34,8 @@ def validate(text):
     jsonschema.Draft7Validator(schema).validate(workflow)
 
 
-def commands(path):
-    jobs = yaml.load(path.read_text(), yaml.BaseLoader)["jobs"].values()
-    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+def commands(name):
+    return [step["run"] for job in read(name)["jobs"].values() for step in job["steps"] if "run" in step]
 
 
 @needs_the_schema
@@ -58,7 +60,7 @@ def test_a_mistake_in_a_workflow_is_noticed(old, new):
 def test_it_starts_what_there_is_and_installs_what_is_tested(path):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     requirements = (ROOT / "requirements.txt").read_text().split()
-    for command in commands(path):
+    for command in commands(path.name):
         for target in re.findall(r"\bmake (\S+)", command):
             assert target in targets
         for script in re.findall(r"^\./?\S+|^\.\w+/\S+", command):
@@ -68,16 +70,14 @@ def test_it_starts_what_there_is_and_installs_what_is_tested(path):
 
 
 def test_all_tests_run_every_night_and_by_hand():
-    assert {"schedule", "workflow_dispatch"} <= set(yaml.load(NIGHT.read_text(), yaml.BaseLoader)["on"])
-    assert any(command.startswith("make test-all") for command in commands(NIGHT))
+    assert {"schedule", "workflow_dispatch"} <= set(read("night.yml")["on"])
+    assert any(command.startswith("make test-all") for command in commands("night.yml"))
 
 
 def test_lessons_are_run_with_the_oldest_torch_with_ours_and_with_the_newest():
-    jobs = yaml.load(TESTS.read_text(), yaml.BaseLoader)["jobs"]
-    rows = jobs["torch"]["strategy"]["matrix"]["include"]
-    ours = next(
-        line for line in (ROOT / "requirements.txt").read_text().split() if line.startswith("torch==")
-    )
+    rows = read("tests.yml")["jobs"]["torch"]["strategy"]["matrix"]["include"]
+    requirements = (ROOT / "requirements.txt").read_text().split()
+    ours = next(line for line in requirements if line.startswith("torch=="))
     assert [row["torch"] for row in rows] == [f"torch=={workload.options.OLDEST_TORCH}.0", ours, "torch"]
     numbers = {lesson.number for lesson in lessons.LESSONS}
     expected = numbers - {"10", "17"}  # these two refuse that torch

@@ -22,7 +22,6 @@ import nbformat
 import faults
 import lessons
 import links
-import rooms
 import words
 from lessons import LESSONS, ROOT, Lesson, Notebook
 
@@ -60,29 +59,19 @@ def code(path):
 
 
 def diff(before, after, read=Path.read_text, around=2):
-    lines = difflib.unified_diff(
-        read(before).splitlines(),
-        read(after).splitlines(),
-        before.name,
-        after.name,
-        n=around,
-        lineterm="",
-    )
-    return "\n".join(lines)
+    one, other = (read(path).splitlines() for path in (before, after))
+    return "\n".join(difflib.unified_diff(one, other, before.name, after.name, n=around, lineterm=""))
 
 
 def count(sign, before, after):
+    """How many lines a script adds to the one before it ("+"), or takes away ("-")."""
     return sum(line.startswith(sign) for line in diff(before, after).splitlines()[2:])
-
-
-def added(before, after):
-    """How many lines the lesson adds to the one before it."""
-    return count("+", before, after)
 
 
 def changes(path, before, folder=""):
     """How many lines a script adds and removes, and its diff. `folder` leads from the page to the script."""
-    words = f"adds {added(before, path)} lines to {before.name} and takes {count('-', before, path)} away"
+    more, less = (count(sign, before, path) for sign in "+-")
+    words = f"adds {more} lines to {before.name} and takes {less} away"
     return f"[{path.name}]({folder}{path.name}) {words}:\n\n```diff\n{diff(before, path)}\n```\n"
 
 
@@ -100,10 +89,9 @@ def from_lesson(path) -> str:
 def hop(before, after) -> str:
     """How an old script was started, how its successor is, and what becomes of its lines."""
     commands = f"```sh\n{command(before)}    # before\n{command(after)}    # after\n```\n"
-    links = [f"[{path.name}]({'' if path.parent == OLDER else '../'}{path.name})" for path in (before, after)]
-    return (
-        f"{commands}\nFrom {links[0]} to {links[1]}:\n\n```diff\n{diff(before, after, code, around=1)}\n```\n"
-    )
+    names = [f"[{path.name}]({'' if path.parent == OLDER else '../'}{path.name})" for path in (before, after)]
+    shown = diff(before, after, code, around=1)
+    return f"{commands}\nFrom {names[0]} to {names[1]}:\n\n```diff\n{shown}\n```\n"
 
 
 def before(lesson: Lesson):
@@ -131,35 +119,30 @@ def grown_from(lesson: Lesson) -> str:
     """Which lesson it changes, and how many lines it adds to that."""
     if not lesson.grown_from:
         return f"{len(lesson.path.read_text().splitlines())} lines"
-    return f"{lessons.get(lesson.grown_from).number}, +{added(before(lesson), lesson.path)} lines"
+    return f"{lessons.get(lesson.grown_from).number}, +{count('+', before(lesson), lesson.path)} lines"
 
 
 def ladder_table() -> str:
     """README's table: the lessons that lead to many machines, with the minutes that their notebooks take."""
     lines = ["| Lesson | What is new | Notebook |", "| --- | --- | --- |"]
-    for lesson in LESSONS:
-        if re.match(r"0[1-6]", lesson.number):
-            row = lesson.notebooks[0]
-            minutes = minutes_to_read(nbformat.read(row.path, as_version=4))
-            page = f"[{lesson.number}](lessons/pages/{lesson.page.name})"
-            notebook = f"[{row.title}](notebooks/{row.stem}.ipynb), {minutes} minutes"
-            lines.append(f"| {page} | {lesson.idea} | {notebook} |")
+    for lesson in [lesson for lesson in LESSONS if re.match(r"0[1-6]", lesson.number)]:
+        row = lesson.notebooks[0]
+        minutes = minutes_to_read(nbformat.read(row.path, as_version=4))
+        page = f"[{lesson.number}](lessons/pages/{lesson.page.name})"
+        notebook = f"[{row.title}](notebooks/{row.stem}.ipynb), {minutes} minutes"
+        lines.append(f"| {page} | {lesson.idea} | {notebook} |")
     return "\n".join(lines) + "\n"
 
 
 def one_screen() -> str:
     """The program of page 03 that needs no other file, and the command that starts it."""
     page = lessons.get("03_ddp_spawn").page.read_text().partition("\n## DDP on one screen\n")[2]
-    program = re.search(r"(?s)```python\n.*?```\n", page)[0]
-    start = re.search(r"(?s)```sh\n.*?```\n", page)[0]
-    return f"{program}\n{start}"
+    return "\n".join(re.search(rf"(?s)```{language}\n.*?```\n", page)[0] for language in ("python", "sh"))
 
 
 def clone(address=lessons.ADDRESS) -> str:
     """The command that fetches the repository, if it is known where this is published."""
-    if not address:
-        return ""
-    return f"```sh\ngit clone --depth 1 {address} rungs\ncd rungs\n```\n"
+    return f"```sh\ngit clone --depth 1 {address} rungs\ncd rungs\n```\n" if address else ""
 
 
 def clone_in_a_cell(address=lessons.ADDRESS) -> str:
@@ -194,14 +177,18 @@ def contents() -> str:
     return "\n".join(lines) + "\n"
 
 
+def beside(rows, row):
+    """What comes before this row, and what comes next."""
+    place = rows.index(row)
+    others = (("before", place - 1), ("next", place + 1))
+    return [(word, rows[other]) for word, other in others if 0 <= other < len(rows)]
+
+
 def way(lesson: Lesson) -> str:
     """The line that leads from a lesson's page to those beside it."""
-    place = LESSONS.index(lesson)
     found = ["[Contents](../README.md)"]
-    if place > 0:
-        found.append(f"before: [{LESSONS[place - 1].title}]({LESSONS[place - 1].page.name})")
-    if place + 1 < len(LESSONS):
-        found.append(f"next: [{LESSONS[place + 1].title}]({LESSONS[place + 1].page.name})")
+    for word, other in beside(LESSONS, lesson):
+        found.append(f"{word}: [{other.title}]({other.page.name})")
     found.append(f"script: [{lesson.path.name}](../{lesson.path.name})")
     found.append(f"notebook: {', '.join(link_notebooks(lesson, '../../'))}")
     if solve := link_exercises(lesson, "../../"):
@@ -258,23 +245,20 @@ def minutes_to_read(notebook) -> int:
     return round(len(prose.split()) / WORDS_A_MINUTE + pictures * SECONDS_A_PICTURE / 60)
 
 
+def full_name(row: Notebook) -> str:
+    return f"{row.number} {row.title}".strip()
+
+
 def notebook_way(row: Notebook) -> str:
     """The line that leads from a notebook to those beside it."""
-    place = lessons.NOTEBOOKS.index(row)
     found = ["[Contents](README.md)"]
-    for word, other in (("before", place - 1), ("next", place + 1)):
-        if 0 <= other < len(lessons.NOTEBOOKS):
-            beside = lessons.NOTEBOOKS[other]
-            name = f"{beside.number} {beside.title}".strip()
-            found.append(f"{word}: [{name}]({beside.stem}.ipynb)")
-    for lesson in LESSONS:
-        if row in lesson.notebooks:
-            found.append(f"script: [{lesson.path.name}](../lessons/{lesson.path.name})")
+    for word, other in beside(lessons.NOTEBOOKS, row):
+        found.append(f"{word}: [{full_name(other)}]({other.stem}.ipynb)")
+    scripts = [lesson.path.name for lesson in LESSONS if row in lesson.notebooks]
+    found += [f"script: [{name}](../lessons/{name})" for name in scripts]
     for path in lessons.exercises(row.number) if row.number else ():
-        name = path.stem.replace("_", " ")
-        found.append(
-            f"[exercise](../lessons/exercises/README.md): [{name}](../lessons/exercises/{path.name})"
-        )
+        name = f"[{path.stem.replace('_', ' ')}](../lessons/exercises/{path.name})"
+        found.append(f"[exercise](../lessons/exercises/README.md): {name}")
     return " | ".join(found) + "\n"
 
 
@@ -322,20 +306,15 @@ def with_diffs(notebook):
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rungs") == "diff":
                 shown = diff_of(cell)
-                output["data"] = {
-                    "text/markdown": shown._repr_markdown_(),
-                    "text/plain": repr(shown).rstrip(),
-                }
+                texts = {"text/markdown": shown._repr_markdown_(), "text/plain": repr(shown).rstrip()}
+                output["data"] = texts
     return notebook
 
 
 def notebook_list() -> str:
     """The list of notebooks, with the question that each asks."""
-    lines = []
-    for notebook in lessons.NOTEBOOKS:
-        name = f"{notebook.number} {notebook.title}".strip()
-        lines.append(f"- [{name}]({notebook.stem}.ipynb): {notebook.question}")
-    return "\n".join(lines) + "\n"
+    rows = [(full_name(row), row) for row in lessons.NOTEBOOKS]
+    return "".join(f"- [{name}]({row.stem}.ipynb): {row.question}\n" for name, row in rows)
 
 
 def pages():
@@ -348,23 +327,23 @@ def pages():
     for lesson in LESSONS:
         found[lesson.page] = {"way": way(lesson), lesson.stem: block(lesson.path, before(lesson), "../")}
         found[lesson.page]["way on"] = way(lesson)
-    first, lesson_03 = LESSONS[0], lessons.get("03_ddp_spawn")  # for those who skip lesson 02
-    found[lesson_03.page]["from lesson 01"] = changes(lesson_03.path, first.path, "../")
-    lesson_07 = lessons.get("07_mixed_precision")
-    fp16 = ROOT / "lessons/parts/fp16.py"
-    found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
+    first, fp16 = LESSONS[0].path, ROOT / "lessons/parts/fp16.py"
     recipe = ROOT / "lessons/recipes/mixed_precision.py"
-    lesson_08 = lessons.get("08_real_training")
-    found[ROOT / "lessons/pages/recipes.md"] = {recipe.stem: block(recipe, lesson_08.path, "../recipes/")}
-    found[lessons.get("06b_preemption").page]["faults"] = faults.listed()
-    found[ROOT / "lessons/launch/README.md"] = {"links": links.listed()}
-    found[ROOT / "lessons/launch/free_gpus.md"] = {"clone": clone_in_a_cell()}
-    found[ROOT / "CONTRIBUTING.md"] = {"costs": rooms.table()}
-    found[words.PAGE] = {"words": words.index()}
-    found[FRAMEWORKS[0].parent / "README.md"] = {
-        path.stem: from_lesson(path) for path in FRAMEWORKS if path.stem not in SHARDED
+    lesson_03, lesson_06b, lesson_07, lesson_08 = map(
+        lessons.get, ("03_ddp_spawn", "06b_preemption", "07_mixed_precision", "08_real_training")
+    )
+    found[lesson_03.page]["from lesson 01"] = changes(lesson_03.path, first, "../")  # for who skips lesson 02
+    found[lesson_06b.page]["faults"] = faults.listed()
+    found[lesson_07.page]["fp16"] = block(fp16, lesson_07.path, "../parts/")
+    frameworks = [path for path in FRAMEWORKS if path.stem not in SHARDED]
+    found |= {
+        ROOT / "lessons/pages/recipes.md": {recipe.stem: block(recipe, lesson_08.path, "../recipes/")},
+        ROOT / "lessons/launch/README.md": {"links": links.listed()},
+        ROOT / "lessons/launch/free_gpus.md": {"clone": clone_in_a_cell()},
+        words.PAGE: {"words": words.index()},
+        FRAMEWORKS[0].parent / "README.md": {path.stem: from_lesson(path) for path in frameworks},
+        OLDER / "README.md": {name: hop(*scripts) for name, scripts in HOPS.items()},
     }
-    found[OLDER / "README.md"] = {name: hop(*scripts) for name, scripts in HOPS.items()}
     return found
 
 

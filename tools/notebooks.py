@@ -34,9 +34,7 @@ SECONDS, BYTES = 90, 2_500_000
 CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
 SET_UP, WIDE = 4, 88  # lines of the cell that calls show.start; characters of a line that a cell prints
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
-PICTURES = {
-    "kill.png": ("05_snapshots", "crashes.draw_loss("),
-}
+PICTURES = {"kill.png": ("05_snapshots", "crashes.draw_loss(")}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -47,14 +45,9 @@ def read(path):
 def execute(path, where=FOLDER, **environment):
     """Run a notebook in a new kernel, started in that folder. Returns it with its new outputs, tidied."""
     notebook = read(path)
-    client = NotebookClient(
-        notebook,
-        timeout=400,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(where)}},
-        coalesce_streams=True,
-        store_widget_state=False,
-    )
+    options = {"coalesce_streams": True, "store_widget_state": False}
+    resources = {"metadata": {"path": str(where)}}
+    client = NotebookClient(notebook, timeout=400, kernel_name="python3", resources=resources, **options)
     start = time.monotonic()
     with tempfile.NamedTemporaryFile("r", prefix="rungs-used-") as file:
         path = os.pathsep.join(filter(None, [str(ROOT / "tools/used"), os.environ.get("PYTHONPATH")]))
@@ -76,8 +69,7 @@ def tidy(notebook, seconds):
         cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
-        for output in cell.get("outputs", []):
-            if output["output_type"] == "execute_result":
+            for output in [one for one in cell.outputs if one["output_type"] == "execute_result"]:
                 output["metadata"] = {}
     return notebook
 
@@ -90,8 +82,7 @@ def texts(cell):
         elif output["output_type"] == "error":
             yield "\n".join(output["traceback"])
         else:
-            data = output["data"]
-            yield from (str(text) for kind, text in data.items() if not kind.startswith("image/"))
+            yield from (str(text) for kind, text in output["data"].items() if not kind.startswith("image/"))
 
 
 FORBIDDEN = {
@@ -139,6 +130,10 @@ def sources(notebook, kind):
     return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == kind)
 
 
+LEARN = r"\*\*You will learn\*\*.*\n\n?(- .+\n){3}\n\*\*You need\*\*"
+FIVE = r"## In five sentences\n\n(\d\. .+\n){5}\n"
+
+
 def missing(stem, notebook):
     """What every notebook has and this one lacks, one line for each."""
     prose, code = sources(notebook, "markdown"), sources(notebook, "code")
@@ -151,12 +146,8 @@ def missing(stem, notebook):
         "a question to readers: 'Predict'": "predict" in prose.lower(),
         "three assertions": len(re.findall(r"^ *assert ", code, re.M)) >= 3,
         "two pictures": sum(map(bool, map(png, outputs))) >= 2,
-        "**You will learn**, a list of three, and **You need**": re.search(
-            r"\*\*You will learn\*\*.*\n\n?(- .+\n){3}\n\*\*You need\*\*", prose
-        ),
-        "'## In five sentences', a numbered list of five": re.search(
-            r"## In five sentences\n\n(\d\. .+\n){5}\n", prose
-        ),
+        "**You will learn**, a list of three, and **You need**": re.search(LEARN, prose),
+        "'## In five sentences', a numbered list of five": re.search(FIVE, prose),
         "an answer folded in <details> for each '**Predict": all(
             "<details>" in cell.source for cell in notebook.cells if "**Predict" in cell.source
         ),
@@ -167,11 +158,10 @@ def missing(stem, notebook):
         rules["a heading on what people get wrong"] = re.search(r"(?i)^## .*(wrong|mistake)", begin, re.M)
         rules[f"a run of {started}"] = started in code
         if lesson.grown_from:
-            diffs = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
+            kinds = [output for output in outputs if output.get("metadata", {}).get("rungs") == "diff"]
+            shown = [output["data"]["text/markdown"] for output in kinds]
             names = f"`{lesson.grown_from}.py` to `{stem}.py`"
-            rules[f"one show.diff, of {names}"] = (
-                len(diffs) == 1 and names in diffs[0]["data"]["text/markdown"]
-            )
+            rules[f"one show.diff, of {names}"] = len(shown) == 1 and names in shown[0]
     found = [f"{stem}.ipynb lacks {rule}" for rule, kept in rules.items() if not kept]
     return found + [f"{stem}.ipynb, {line}" for line in hard_to_read(notebook)]
 
@@ -217,8 +207,10 @@ def drift(stored, fresh):
         if set(before) != set(after):
             found.append(f"cell {number}: stored output is missing or odd: {before}, not {after}")
             continue
-        exact = [[output for output in cell.get("outputs", []) if is_exact(output)] for cell in (old, new)]
-        if [output["data"] for output in exact[0]] != [output["data"] for output in exact[1]]:
+        one, other = (
+            [out["data"] for out in cell.get("outputs", []) if is_exact(out)] for cell in (old, new)
+        )
+        if one != other:
             found.append(f"cell {number} shows source as it was: run make notebooks")
     return found
 
@@ -257,10 +249,7 @@ def make(path):
     nbformat.write(diffs.with_way(row, notebook), temporary)
     found = [line.replace(temporary.name, path.name) for line in complaints(temporary, notebook)]
     found += missing(path.stem, notebook)
-    if found:
-        temporary.replace(ROOT / "out" / f"{path.stem}.refused.ipynb")
-    else:
-        temporary.replace(path)
+    temporary.replace(ROOT / "out" / f"{path.stem}.refused.ipynb" if found else path)
     return found, time.monotonic() - start
 
 
@@ -271,10 +260,9 @@ def main():
     parser.add_argument("stems", nargs="*", help="which notebooks (all)")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.stems) - {path.stem for path in NOTEBOOKS})
-    if unknown:
-        there = ", ".join(path.stem for path in NOTEBOOKS)
-        sys.exit(f"error: there is no notebook {', '.join(unknown)}: there are {there}")
+    stems = [path.stem for path in NOTEBOOKS]
+    if unknown := sorted(set(arguments.stems) - set(stems)):
+        sys.exit(f"error: there is no notebook {', '.join(unknown)}: there are {', '.join(stems)}")
     (ROOT / "out").mkdir(exist_ok=True)
     chosen = [path for path in NOTEBOOKS if not arguments.stems or path.stem in arguments.stems]
     alone = [path for path in chosen if read(path).metadata.get("rungs", {}).get("alone")]
@@ -286,10 +274,8 @@ def main():
                 found, seconds = done.result()
                 number, bad = number + 1, bad + found
                 state = "not written" if found else "written"
-                print(
-                    f"{number:2} of {len(chosen)}  {started[done].name:36} {seconds:4.0f} s  {state}",
-                    flush=True,
-                )
+                line = f"{number:2} of {len(chosen)}  {started[done].name:36} {seconds:4.0f} s  {state}"
+                print(line, flush=True)
     if bad:
         sys.exit("error: " + "\n".join(bad))
     for name, (stem, _) in PICTURES.items():

@@ -86,16 +86,13 @@ def gather(store: dist.Store, name: str, rank: int, world_size: int, value, seco
             store.wait([f"{name}/{other}"], timedelta(seconds=left))
             values.append(json.loads(store.get(f"{name}/{other}")))
         except dist.DistError:
-            missing.append(other)
+            missing.append(str(other))
+    if missing and rank == 0:
+        refuse(
+            f"within {seconds:g} s, these ranks of {world_size} did not come: {', '.join(missing)}. "
+            "Look at what they wrote; if that is nothing, at whether their machine started them"
+        )
     if missing:
-        names = ", ".join(map(str, missing))
-        if rank == 0:
-            print(
-                f"error: within {seconds:g} s, these ranks of {world_size} did not come: {names}. "
-                "Look at what they wrote; if that is nothing, at whether their machine started them",
-                file=sys.stderr,
-                flush=True,
-            )
         os._exit(1)
     return values
 
@@ -168,7 +165,7 @@ def look(device: torch.device) -> dict:
         "gpu": str(torch.cuda.get_device_properties(device).uuid) if is_gpu else None,
         "cores": len(os.sched_getaffinity(0)),
         "memory": free_memory(),
-        "shm": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0,
+        "/dev/shm": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0,
         "gpu_memory": torch.cuda.mem_get_info(device)[0] if is_gpu else None,
         "interfaces": found,
         "address": offered_address(found),
@@ -224,14 +221,13 @@ def knock(store, rank: int, world_size: int, seen: list[dict], seconds: float) -
     return problems
 
 
-def send(tensor: torch.Tensor, rank: int) -> None:
-    """As a batch of one: NCCL warns about messages that come alone, in four long lines on each rank."""
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, rank)]):
-        work.wait()
+def carry(tensor: torch.Tensor, rank: int, source: int, target: int) -> None:
+    """From one rank to another, on the two of them.
 
-
-def receive(tensor: torch.Tensor, rank: int) -> None:
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, rank)]):
+    As a batch of one: NCCL warns about messages that come alone, in four long lines on each rank.
+    """
+    kind, other = (dist.isend, target) if rank == source else (dist.irecv, source)
+    for work in dist.batch_isend_irecv([dist.P2POp(kind, tensor, other)]):
         work.wait()
 
 
@@ -239,64 +235,46 @@ def one_way(rank: int, source: int, target: int, device: torch.device, limit: fl
     """Bytes a second from one rank to another, as the source sees it. It takes about `limit` seconds."""
     if rank not in (source, target):
         return 0.0
-    goes_on = torch.ones(1, device=device)
-    answer = torch.zeros(1, device=device)
-    # NCCL connects here. Within the limit, that would leave time for the smallest size only.
-    if rank == source:
-        send(goes_on, target)
-        receive(answer, target)
-    else:
-        receive(goes_on, source)
-        send(answer, source)
-    answer.item()
+    goes_on, answer = torch.ones(1, device=device), torch.zeros(1, device=device)
+
+    def there_and_back(tensor):
+        start = time.perf_counter()
+        carry(tensor, rank, source, target)
+        carry(answer, rank, target, source)
+        answer.item()
+        return time.perf_counter() - start
+
+    there_and_back(
+        goes_on
+    )  # NCCL connects. Within the limit, that would leave time for the smallest size only
     best, began, size = 0.0, time.monotonic(), 2**16
     while goes_on.item():
         tensor = torch.zeros(size, dtype=torch.uint8, device=device)
-        seconds = []
-        for _ in range(3):  # the first one may wait until the other rank is there, or for a connection
-            start = time.perf_counter()
-            if rank == source:
-                send(tensor, target)
-                receive(answer, target)
-            else:
-                receive(tensor, source)
-                send(answer, source)
-            answer.item()
-            seconds.append(time.perf_counter() - start)
-        quickest = min(seconds[1:])
+        # The first one may wait until the other rank is there, or for a connection.
+        quickest = min([there_and_back(tensor) for _ in range(3)][1:])
         best = max(best, size / quickest)
         # Both must go on, or stop: the source decides.
-        if rank == source:
-            spent = time.monotonic() - began
-            goes_on.fill_(size < 2**26 and 3 * 4 * quickest < limit - spent)
-            send(goes_on, target)
-        else:
-            receive(goes_on, source)
+        goes_on.fill_(size < 2**26 and 3 * 4 * quickest < limit - (time.monotonic() - began))
+        carry(goes_on, rank, source, target)
         size *= 4
     return best
 
 
 def apart(rank: int, world_size: int, device: torch.device) -> float:
     """The seconds by which this rank's clock is ahead of rank 0's, out of the quickest of five questions."""
-    offset, quickest = 0.0, float("inf")
-    for other in range(1, world_size):
+    found = []
+    for other in range(1, world_size) if rank == 0 else [rank]:
         for _ in range(5):
             told = torch.zeros(1, dtype=torch.float64, device=device)
-            if rank == 0:
-                start = time.time()
-                send(told, other)
-                receive(told, other)
-                end = time.time()
-                told = torch.tensor([told.item() - (start + end) / 2, end - start], device=device)
-                send(told, other)
-            elif rank == other:
-                receive(told, 0)
-                send(torch.full_like(told, time.time()), 0)
-                told = torch.zeros(2, device=device)
-                receive(told, 0)
-                if told[1].item() < quickest:
-                    offset, quickest = told[0].item(), told[1].item()
-    return offset
+            start = time.time()
+            carry(told, rank, 0, other)
+            told.fill_(time.time())
+            carry(told, rank, other, 0)
+            answer, end = told.item(), time.time()
+            both = torch.tensor([end - start, answer - (start + end) / 2], device=device)
+            carry(both, rank, 0, other)
+            found.append(both.tolist())
+    return min(found)[1] if rank else 0.0
 
 
 def all_reduce_speed(world_size: int, device: torch.device, slowest: float) -> tuple[int, float]:
@@ -332,10 +310,10 @@ def measure(rank: int, seen: list[dict], device, expect: float | None) -> tuple[
         sources = [source for source in range(world_size) if slow_link(seen, speeds, source, expected)]
         if not sources:
             break
-    offsets = torch.zeros(world_size, device=device, dtype=torch.float64)
-    offsets[rank] = apart(rank, world_size, device)
-    dist.all_reduce(offsets)
-    offsets = offsets.tolist()
+    found = torch.zeros(world_size, device=device, dtype=torch.float64)
+    found[rank] = apart(rank, world_size, device)
+    dist.all_reduce(found)
+    offsets = found.tolist()
     spread = max(offsets) - min(offsets)
     lines = [f"  {'clocks':10} at most {spread:.3f} s apart"]
     if spread > FAR:
@@ -396,16 +374,14 @@ def compare(seen: list[dict]) -> tuple[list[str], list[str]]:
         lines.append(f"  {name:10} {said if len(values) > 1 else next(iter(values)) + ', the same on all'}")
         if len(values) > 1:
             problems.append(f"{name} differs: {said}. Install the same everywhere")
-    least = min(seen, key=lambda one: one["memory"])
-    lines.append(f"  {'memory':10} at least {in_gb(least['memory'])} free, on {least['host']}")
-    if least["memory"] < LITTLE:
-        problems.append(f"{least['host']} has {in_gb(least['memory'])} of free memory: look who has the rest")
-    least = min(seen, key=lambda one: one["shm"])
-    lines.append(f"  {'/dev/shm':10} at least {in_gb(least['shm'])} free, on {least['host']}")
-    if least["shm"] < LITTLE:
-        problems.append(
-            f"{least['host']} has {in_gb(least['shm'])} free in /dev/shm, which NCCL and loader workers use"
-        )
+    for name, words in (
+        ("memory", "of free memory: look who has the rest"),
+        ("/dev/shm", "free in /dev/shm, which NCCL and loader workers use"),
+    ):
+        free, host = min((one[name], one["host"]) for one in seen)
+        lines.append(f"  {name:10} at least {in_gb(free)} free, on {host}")
+        if free < LITTLE:
+            problems.append(f"{host} has {in_gb(free)} {words}")
     gpus = [(one["gpu_memory"], rank) for rank, one in enumerate(seen) if one["gpu_memory"] is not None]
     if gpus:
         free, rank = min(gpus)
@@ -423,10 +399,10 @@ def show_addresses(seen: list[dict]) -> tuple[list[str], list[str]]:
     for host, ranks in by_value(seen, "host").items():
         one = seen[ranks[0]]
         names = {found["address"]: name for name, found in one["interfaces"].items()}
-        others = []
-        for name, found in one["interfaces"].items():
-            speed = f" ({found['speed']:,} Mb/s)" if found["speed"] else ""
-            others.append(f"{name} {found['address']}{speed}")
+        others = [
+            f"{name} {found['address']}" + (f" ({found['speed']:,} Mb/s)" if found["speed"] else "")
+            for name, found in one["interfaces"].items()
+        ]
         offered = f"{one['address']} ({names.get(one['address'], 'an address that it does not have')})"
         lines.append(f"  {host:10} {ranks_in_words(ranks)}; offers {offered}; has {', '.join(others)}")
         right = names.get(one["route"])
@@ -504,25 +480,24 @@ def main() -> int:
     share_gpus(rank, seen)
     backend = dist.get_default_backend_for_device(device)
     hosts = len(by_value(seen, "host"))
-    lines = [f"{count(world_size, 'rank')} on {count(hosts, 'host')}, by {backend}"]
     compared, problems = compare(seen)
     addresses, wrong = show_addresses(seen)
-    lines += [*compared, "hosts", *addresses]
+    title = f"{count(world_size, 'rank')} on {count(hosts, 'host')}, by {backend}"
+    lines = [title, *compared, "hosts", *addresses]
     problems += wrong
     if world_size == 1:
         finish(rank, lines, problems)
         return bool(problems)
 
-    dead = False
-    for source, reason in enumerate(knock(store, rank, world_size, seen, options.seconds)):
+    reasons = knock(store, rank, world_size, seen, options.seconds)
+    for source, reason in enumerate(reasons):
         if reason is not None:
-            dead = True
             target = seen[(source + 1) % world_size]
             problems.append(
                 f"the link {link_names(seen, source)} is dead: no connection to {target['address']}, "
                 f"which {target['host']} offers ({reason})"
             )
-    if dead:
+    if reasons.count(None) < world_size:
         finish(rank, lines, problems)
         store.set(f"done/{rank}", "yes")
         if rank == 0:  # the store ends with this process: the others must have read it

@@ -1,6 +1,7 @@
 """Rooms: which files belong together (tests/rooms.toml), and what their tests cost (tests/costs.json).
 
-`python tools/rooms.py lessons/05_snapshots.py` prints the rooms of a file.
+`python tools/rooms.py lessons/05_snapshots.py` prints the rooms of a file, and without a file, what the
+tests of each room cost.
 """
 
 import json
@@ -54,19 +55,19 @@ def costs():
 
 
 def table() -> str:
-    """CONTRIBUTING's table: the core seconds of each room, by tier."""
-    # A test whose file has another name now is measured by the next `make costs`.
-    known = {nodeid: cost for nodeid, cost in costs().items() if of_test(nodeid)}
+    """The core seconds of each room, by tier."""
     sums = {name: dict.fromkeys(TIERS, 0) for name in (*ROOMS, "all")}
-    for nodeid, (core_seconds, _, tier) in known.items():
-        for name in (of_test(nodeid), "all"):
-            sums[name][tier] += core_seconds
-    lines = [f"| room | {' | '.join(f'`{tier}`' for tier in TIERS)} |", f"| ---{' | ---:' * len(TIERS)} |"]
-    for name, row in sums.items():
-        lines.append(f"| {name} | {' | '.join(f'{row[tier]:,.0f}' for tier in TIERS)} |")
-    return "\n".join([*lines, "", f"{len(known):,} tests were measured."]) + "\n"
+    for nodeid, (core_seconds, _, tier) in costs().items():
+        if room := of_test(nodeid):  # a test whose file has another name now is not measured yet
+            sums[room][tier] += core_seconds
+            sums["all"][tier] += core_seconds
+    lines = ["core seconds" + "".join(f"{tier:>8}" for tier in TIERS)]
+    lines += [f"{name:12}" + "".join(f"{row[tier]:8,.0f}" for tier in TIERS) for name, row in sums.items()]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
     for path in sys.argv[1:]:
         print(f"{path}: {', '.join(of_file(path))}")
+    if not sys.argv[1:]:
+        print(table())

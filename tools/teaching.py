@@ -12,7 +12,7 @@ statement; comments and empty lines are not counted.
 - "check": assertions.
 - "teach": everything else.
 
-test_teaching.py asks for 75% in each notebook.
+test_notebooks.py asks for 75% in each notebook.
 """
 
 import argparse
@@ -34,10 +34,9 @@ KINDS = ("teach", "draw", "check", "set up")
 def called(node):
     """The last name of each function that is called: `picture` of show.picture(...)."""
     for call in ast.walk(node):
-        if isinstance(call, ast.Call):
-            name = call.func
-            if isinstance(name, ast.Attribute | ast.Name):
-                yield name.attr if isinstance(name, ast.Attribute) else name.id
+        match call:
+            case ast.Call(ast.Attribute(attr=name) | ast.Name(name)):
+                yield name
 
 
 def functions_that_draw():
@@ -67,20 +66,16 @@ def inside(node):
 def flat(nodes):
     """All simple statements, those in loops and branches too; a function is one statement."""
     for node in nodes:
-        if isinstance(node, COMPOUND):
-            yield from flat(inside(node))
-        else:
-            yield node
+        yield from flat(inside(node)) if isinstance(node, COMPOUND) else [node]
 
 
 def heads(nodes):
     """What each loop or branch reads before its body, and the loop or branch."""
-    for node in nodes:
-        if isinstance(node, COMPOUND):
-            found = [getattr(node, field, None) for field in ("iter", "test")]
-            found += [item.context_expr for item in getattr(node, "items", [])]
-            yield set().union(*(names(part, ast.Load) for part in found if part)), node
-            yield from heads(inside(node))
+    for node in [node for node in nodes if isinstance(node, COMPOUND)]:
+        found = [getattr(node, "iter", None), getattr(node, "test", None)]
+        found += [item.context_expr for item in getattr(node, "items", [])]
+        yield set().union(*(names(part, ast.Load) for part in found if part)), node
+        yield from heads(inside(node))
 
 
 def parsed(source):
@@ -100,10 +95,10 @@ class Count:
         for tree, source in zip(self.trees, cells, strict=True):
             if "show.start(" in source:
                 self.kinds |= dict.fromkeys(flat(tree.body), "set up")
-        self.axes = set()
-        for node in simple:  # figure, axes = plt.subplots()
-            if isinstance(node, ast.Assign) and set(called(node)) & FIGURE_MAKERS:
-                self.axes |= names(node, ast.Store)
+        makers = [
+            node for node in simple if isinstance(node, ast.Assign) and set(called(node)) & FIGURE_MAKERS
+        ]
+        self.axes = set().union(*(names(node, ast.Store) for node in makers))  # figure, axes = plt.subplots()
         for node in simple:
             if self.kinds[node] == "teach" and names(node, ast.Load) & (self.axes | DRAWING):
                 self.kinds[node] = "draw"
@@ -121,8 +116,7 @@ class Count:
     def for_drawing(self, simple):
         """What is assigned, and read nowhere but in a picture, is there for the picture."""
         readers = [(names(node, ast.Load), node) for node in simple]
-        for tree in self.trees:
-            readers += heads(tree.body)
+        readers += [head for tree in self.trees for head in heads(tree.body)]
         changed = True
         while changed:
             changed = False

@@ -28,7 +28,8 @@ def save(snapshot, parts, epoch, rank):
     temporary file in the same folder, and then rename it with `Path.replace`, which happens either
     completely or not at all. If an earlier save was killed and left its temporary file behind, overwrite
     that file. Leave all other files in the folder alone, because they may belong to other runs: make the
-    name of the temporary file from the name of `snapshot`.
+    name of the temporary file from the name of `snapshot`. You may replace its suffix, because no two runs
+    have snapshots whose names differ only in the suffix.
     """
     raise NotImplementedError("05.1: rank 0 writes a temporary file and renames it")
 

@@ -16,9 +16,7 @@ OF_AN_EXERCISE = ("exercise.toml", "check.py", "drive.py")
 def contents():
     """Each file of the bundle, by its name in it."""
     found = {"setup.sh": RECIPES / "setup.sh", "run_autograder": RECIPES / "run_autograder"}
-    files = [
-        path for path in judge.HERE.glob("*.py") if path.stem not in ("selftest", "cheats", "bundle", "warm")
-    ]
+    files = [path for path in judge.HERE.glob("*.py") if path.stem not in ("selftest", "bundle", "warm")]
     files += [*(judge.HERE / "judge").glob("*.py"), *judge.INSIDE.glob("*.py")]
     # By name: whatever else lies in the folder of an exercise is made of its solution.
     files += [judge.HERE / one["stem"] / name for one in judge.manifest() for name in OF_AN_EXERCISE]

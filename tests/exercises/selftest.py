@@ -8,6 +8,7 @@ that is changed: a planted bug whose symptom is hidden. `other_*` are solutions 
 file, or a folder with some of the files of an exercise that has several.
 """
 
+import ast
 import contextlib
 import re
 import shutil
@@ -17,10 +18,9 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cheats
 import jobs
 import judge
 
@@ -29,9 +29,9 @@ import pages
 CACHES = shutil.ignore_patterns("__pycache__")
 KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 # What a finished exercise has at least.
-MUTANTS, OTHERS = 8, 3
+MUTANTS, OTHERS = 8, 2
 # What a cheat raises where a module, or something in one, has another name now.
-MISSED = re.compile(r"raised (KeyError|AttributeError: module)")
+MISSED = re.compile(r"raised (KeyError|NameError|AttributeError: module)")
 
 
 @dataclass(frozen=True)
@@ -239,33 +239,44 @@ class Canary:
         shutil.rmtree(self.folder)
 
 
+def written(nodes):
+    return ast.unparse(ast.Module([*nodes], []))
+
+
+def cheats_of(one):
+    """The cheats in the folder of an exercise: each function with `earns` is one, and what it holds is put
+    after the solution. A class in it extends the solution's class of the same name."""
+    path = judge.HERE / one["stem"] / "cheats.py"
+    if not path.exists():
+        return
+    tree = ast.parse(path.read_text()).body[1:]
+    functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
+    found = [node for node in functions if "earns" in [word.arg for word in node.args.args]]
+    common = written(node for node in tree if node not in found)
+    for node in found:
+        words = zip(node.args.args, node.args.defaults, strict=True)
+        own = {word.arg: eval(ast.unparse(value)) for word, value in words}
+        file = next(name for name in one["files"] if name.endswith(own.get("file", one["files"][0])))
+        of_solution = (judge.SOLUTIONS / file).read_text()
+        text = (judge.STARTERS / file).read_text() if own.get("on") == "starter" else of_solution
+        for part in node.body:
+            if isinstance(part, ast.ClassDef) and f"\nclass {part.name}" in text:
+                part.bases = part.bases or [ast.Name(part.name)]
+        text = own.get("text", f"{text}\n{common}\n{written(node.body[1:])}\n")
+        yield CheatCase(
+            one, node.name, {file: text}, own["earns"], own.get("harms", False), own.get("level", 1)
+        )
+
+
 def cheat_cases():
-    """The cheats at exercise 03, and those that lie in the folders of exercises."""
+    """What ends the process at the top of each solution, and the cheats in the folders of exercises."""
     found = []
-    third = judge.exercise("03")
-    name = third["files"][0]
-    bodies = {
-        cheats.STARTER: (judge.STARTERS / name).read_text(),
-        cheats.SOLUTION: (judge.SOLUTIONS / name).read_text(),
-        cheats.ALONE: "",
-    }
-    for title, one in cheats.CHEATS.items():
-        files = {name: one["text"] + bodies[one["body"]]}
-        found.append(CheatCase(third, title, files, one["earns"], one["harms"], one["level"]))
     for one in judge.manifest():
         texts = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
         for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
             title = f"{call.split()[-1]} at the top of the solution"
             found.append(CheatCase(one, title, {name: call + text for name, text in texts.items()}, 0))
-        for path in sorted((judge.HERE / one["stem"]).glob("cheat_*.py")):
-            text = path.read_text()
-            most = float(re.search(r"Earns at most: ([\d.]+)", text)[1])
-            # Where there are several files, it may name the one that it stands for.
-            name = re.search(r"In place of: (\S+)|$", text)[1] or one["files"][0]
-            name = next(file for file in texts if file.endswith(name))
-            level = int(re.search(r"From level: (\d)|$", text)[1] or 1)
-            title = path.stem.removeprefix("cheat_")
-            found.append(CheatCase(one, title, texts | {name: text}, most, level=level))
+        found += [replace(case, files=texts | case.files) for case in cheats_of(one)]
     return found
 
 

@@ -1,6 +1,8 @@
-"""What a run prints: the line of a refusal, and a line for each epoch."""
+"""What a run prints, the line of a refusal and a line for each epoch; and its curve."""
 
 import re
+
+import launcher
 
 
 def refusal(result):
@@ -20,6 +22,13 @@ def refusal(result):
     return errors[0]
 
 
+def is_like(said, expected):
+    """One line, which is what is expected, or begins so where "..." stands for its end."""
+    (line,) = said.splitlines()
+    beginning, dots, _ = expected.partition(" ...")
+    return line.startswith(beginning) if dots else line == expected
+
+
 def check_what_it_printed(stdout, curve):
     lines = [re.sub(r"^node \d \| ", "", line) for line in stdout.splitlines()]
     lines = [line for line in lines if line.startswith("epoch")]
@@ -30,3 +39,11 @@ def check_what_it_printed(stdout, curve):
             f"epoch {row['epoch']:2} | loss {row['loss']:.4f} | accuracy {100 * row['accuracy']:4.1f}% "
             f"| {row['images_per_second']:,.0f} images/s"
         )
+
+
+def check_curve(out, stem, expected, processes=None, limits=launcher.THE_SAME):
+    """It has the curve that is expected, and each epoch was trained by so many processes. Returns it."""
+    curve = launcher.read_curve(out, stem)
+    assert launcher.difference(curve, expected, limits) == ""
+    assert processes is None or {row["world_size"] for row in curve} == {processes}
+    return curve

@@ -397,54 +397,6 @@ def test_the_mesh_and_the_model_are_the_readers(capsys):
     assert json.loads(capsys.readouterr().out) == as_json(expected)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("10 --tensor-parallel 4", "10 ranks do not divide by 4: take 12, for instance"),
-        ("16 --tensor-parallel 2 --replicate 3", "16 ranks do not divide by 6: take 18, for instance"),
-        ("20 --pipeline 2 --context 2 --tensor 2", "20 ranks do not divide by 8: take 24, for instance"),
-        ("12 --tensor-parallel 3", "--tensor-parallel 3 does not divide 32 heads: take 2, for instance"),
-        ("12 --pipeline 6", "--pipeline-parallel 6 does not divide 32 layers: take 4, for instance"),
-        (
-            "6 --expert-parallel 6 --experts 8",
-            "--expert-parallel 6 does not divide 8 experts: take 4, for instance",
-        ),
-        ("8 --hidden 100", "--hidden 100 does not divide by 32: take 128, for instance"),
-        ("8 --context 4 --length 100", "--length 100 does not divide by 8: take 104, for instance"),
-        ("8 --experts 3", "--experts 3 does not divide 2048 tokens of a rank: take 2, for instance"),
-        (
-            "8 --pipeline 8 --microbatches 4",
-            "8 stages need 8 micro-batches or more, not 4",
-        ),
-        ("8 --pipeline 8 --stage 8", "--stage 8 is not one of 8, the first of which is 0"),
-        ("8 --stage 1", "--stage 1 is not one of 1, the first of which is 0"),
-        (
-            "8 --pipeline 2 --replicate 2",
-            "--replicate and --precision are FSDP's, for data and tensor alone: leave them out",
-        ),
-        (
-            "8 --context 2 --precision bf16",
-            "--replicate and --precision are FSDP's, for data and tensor alone: leave them out",
-        ),
-        (
-            "8 --expert-parallel 2",
-            "--expert-parallel needs --experts, and --microbatches stages: leave it out",
-        ),
-        ("16 --pipeline-parallel 2 --expert-parallel 2", "--expert-parallel needs --experts: leave it out"),
-        ("8 --microbatches 2", "--expert-parallel needs --experts, and --microbatches stages: leave it out"),
-        ("0", "ranks must be at least 1, not 0"),
-        ("8 --layers 0", "layers must be at least 1, not 0"),
-        ("many", "argument ranks: invalid int value: 'many'"),
-    ],
-)
-def test_bad_input_is_refused_with_one_line(capsys, words, says):
-    with pytest.raises(SystemExit) as ended:
-        dry_run.main(words.split())
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: {says}\n"
-    assert not dist.is_initialized()
-
-
 def test_a_mesh_that_does_not_multiply_is_refused(capsys):
     with pytest.raises(SystemExit):
         dry_run.report(16, {"data": 4, "tensor": 2})

@@ -17,7 +17,7 @@ import diffs
 import launcher
 import pretending
 from forks import Forks
-from lines import check_what_it_printed
+from lines import check_curve, check_what_it_printed
 from meshes import run_probe
 from processes import alive, free_port, trained
 from weights import recount
@@ -29,6 +29,7 @@ FORKED = [script for script in SCRIPTS if script != "ray_ddp"]  # Ray's processe
 SIZES = ("--train-size", 1223, "--batch-size", 24, "--test-size", 997, "--epochs", 2, "--seed", 3)
 
 LONGER = ("--test-size", 100, "--epochs", 3)
+FEW = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
 
 # These call what torch has deprecated, which is no matter of ours.
 WARN = ("deepspeed_zero", "lightning_ddp", "ray_ddp")
@@ -40,7 +41,7 @@ needs_them = pytest.mark.skipif(
 needs_ray = pytest.mark.skipif(
     not find_spec("ray"), reason="needs lessons/frameworks/ray.txt: make tools installs it"
 )
-WITH_RAY = [pytest.param(script, marks=[needs_ray] * (script == "ray_ddp")) for script in SCRIPTS]
+WITH_RAY = [pytest.param(script, marks=[needs_ray] * (script == "ray_ddp"), id=script) for script in SCRIPTS]
 
 
 class Frameworks(Forks):
@@ -100,24 +101,15 @@ def test_all_are_here_and_none_is_long():
         assert len(path.read_text().splitlines()) <= (115 if path.stem in short else 130)
 
 
-@pytest.mark.long(
-    "accelerate_ddp-2",
-    "accelerate_fsdp2-2",
-    "deepspeed_ddp-2",
-    "deepspeed_zero-2",
-    "fabric_ddp-2",
-    "lightning_ddp-2",
-)
+@pytest.mark.long(*[f"{script}-2" for script in FORKED])
 @pytest.mark.night
 @needs_them
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("script", FORKED)
 def test_it_has_lesson_01s_curve_and_counts_every_image_once(fork, reference, script, processes):
     result = fork(script, processes, *SIZES)
-    curve = launcher.read_curve(result.out, script)
-    assert launcher.difference(curve, reference(*SIZES)) == ""
+    curve = check_curve(result.out, script, reference(*SIZES), processes)
     assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*SIZES)]
-    assert {row["world_size"] for row in curve} == {processes}
     assert curve[-1]["accuracy"] == recount(result.out / f"{script}.pt", 997)
     check_what_it_printed(result.stdout, curve)
     assert {path.name for path in result.out.iterdir()} == {f"{script}.jsonl", f"{script}.pt"}
@@ -136,17 +128,17 @@ def held(stdout):
 
 
 PARAMETERS = 32_282
+SHARE = 4 * PARAMETERS // 2  # bytes of one of two
 
 
 @pytest.mark.long
 @needs_them
 def test_fsdp2_of_accelerate_holds_what_lesson_09_holds(fork, forks, tmp_path):
-    sizes = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
-    words, environment = launcher.command("09_fsdp", 2, *sizes)
+    words, environment = launcher.command("09_fsdp", 2, *FEW)
     code, _ = forks.run(words, tmp_path / "09", environment, limit=240)
     lesson_09 = held((tmp_path / "09/.out").read_text())
-    assert code == 0 and lesson_09 == [[4 * PARAMETERS // 2] * 3] * 2
-    assert held(fork("accelerate_fsdp2", 2, *sizes).stdout) == lesson_09
+    assert code == 0 and lesson_09 == [[SHARE] * 3] * 2
+    assert held(fork("accelerate_fsdp2", 2, *FEW).stdout) == lesson_09
 
 
 # The whole of a tensor that lies on the border between two shares is kept by both.
@@ -162,12 +154,10 @@ PADDED = PARAMETERS + 2  # to a multiple of four, for two processes
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_each_stage_of_zero_has_the_curve_and_the_bytes_of_the_page(fork, reference, stage):
     result = fork("deepspeed_zero", 2, *SIZES, "--stage", stage)
-    curve = launcher.read_curve(result.out, "deepspeed_zero")
-    assert launcher.difference(curve, reference(*SIZES)) == ""
+    curve = check_curve(result.out, "deepspeed_zero", reference(*SIZES))
     assert curve[-1]["accuracy"] == recount(result.out / "deepspeed_zero.pt", 997)
     if stage == 3:
-        share = 4 * PARAMETERS // 2
-        assert held(result.stdout) == [[share, share, share, share, 4_000_000]] * 2
+        assert held(result.stdout) == [[SHARE, SHARE, SHARE, SHARE, 4_000_000]] * 2
     else:
         share = 4 * PADDED // 2
         gradients = [4 * (BEFORE + ON_BOTH), 4 * (ON_BOTH + AFTER + 2)]
@@ -208,14 +198,12 @@ def true_launch(script, tmp_path):
 @pytest.mark.long("accelerate_ddp", "deepspeed_ddp")
 @pytest.mark.night
 @needs_them
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "ray_ddp"])  # see below
+@pytest.mark.parametrize("script", FORKED)  # Ray: see below
 def test_the_command_in_its_docstring_starts_it(start, reference, tmp_path, script):
     words, environment = true_launch(script, tmp_path)
     result = start(script, words=[*words, *SIZES], environment=environment).finish()
     assert result.code == 0, result.stdout + result.stderr
-    curve = launcher.read_curve(result.out, script)
-    assert launcher.difference(curve, reference(*SIZES)) == ""
-    assert {row["world_size"] for row in curve} == {2}
+    check_curve(result.out, script, reference(*SIZES), 2)
 
 
 ON_GPUS = [
@@ -224,7 +212,7 @@ ON_GPUS = [
     pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs"),
 ]
 ON_GPUS_SIZES = ("--train-size", 240, "--batch-size", 24, "--test-size", 60, "--epochs", 2)
-FEW = (
+TOO_FEW = (
     'error: 2 processes on this machine, but 1 GPU: start fewer processes, or put CUDA_VISIBLE_DEVICES="" '
     "(with DeepSpeed: DS_ACCELERATOR=cpu) in front of the command to use the CPU"
 )
@@ -244,18 +232,14 @@ def on_gpus(start, script, tmp_path, gpus, folder="run", **environment):
 @pytest.mark.parametrize(
     "script",
     # `fabric run` looks for the GPUs itself, before the script begins.
-    [
-        pytest.param(script, marks=[*ON_GPUS, *[needs_ray] * (script == "ray_ddp")])
-        for script in SCRIPTS
-        if script != "fabric_ddp"
-    ],
+    [pytest.param(*row.values, marks=[*ON_GPUS, *row.marks]) for row in WITH_RAY if row.id != "fabric_ddp"],
 )
 def test_two_processes_do_not_share_a_gpu(start, tmp_path, script):
     """Whether they may or not: a library gives each process a GPU of its own."""
     for share in ("", "1"):
         result = on_gpus(start, script, tmp_path, 1, folder=f"run{share}", SHARE_GPU=share)
         lines = [line for line in (result.stdout + result.stderr).splitlines() if line.startswith("error:")]
-        assert result.code != 0 and lines == [FEW]
+        assert result.code != 0 and lines == [TOO_FEW]
 
 
 @pytest.mark.night
@@ -273,9 +257,7 @@ def test_on_gpus_it_has_lesson_01s_curve(start, reference, tmp_path, script):
     """By NCCL. Accelerate calls more there than on a CPU, and a warning is an error here."""
     result = on_gpus(start, script, tmp_path, 2)
     assert result.code == 0, result.stdout + result.stderr
-    curve = launcher.read_curve(result.out, script)
-    assert launcher.difference(curve, reference(*ON_GPUS_SIZES)) == ""
-    assert {row["world_size"] for row in curve} == {2}
+    check_curve(result.out, script, reference(*ON_GPUS_SIZES), 2)
 
 
 # What each says when rank 1 is killed. Of the Trainer's processes, rank 0 is the one that we start.
@@ -313,16 +295,14 @@ def test_ray_starts_by_its_command_and_begins_again_when_a_worker_is_killed(star
     os.kill(max(workers), signal.SIGKILL)
     result = run.finish(400)
     assert result.code == 0, result.stdout + result.stderr
-    curve = launcher.read_curve(result.out, "ray_ddp")
-    assert launcher.difference(curve, reference(*LONGER)) == ""
-    assert {row["world_size"] for row in curve} == {2}
+    check_curve(result.out, "ray_ddp", reference(*LONGER), 2)
     assert len(re.findall(r"epoch  1 \|", result.stderr + result.stdout)) == 2
 
 
 @pytest.mark.long("fabric_ddp")
 @pytest.mark.night
 @needs_them
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in ("lightning_ddp", "ray_ddp")])
+@pytest.mark.parametrize("script", [name for name in FORKED if name != "lightning_ddp"])
 def test_a_start_without_launcher_is_refused(fork, script):
     result = fork(script, 0, refused=True)
     command = "fabric run --devices 2" if script.startswith("fabric") else "torchrun --standalone"
@@ -335,25 +315,27 @@ def test_a_start_without_launcher_is_refused(fork, script):
 @needs_them
 @pytest.mark.parametrize("script", WITH_RAY)
 def test_bad_input_is_refused_in_one_line(fork, script):
-    if script == "ray_ddp":
-        result = fork(script, 0, "--workers", 2, "--batch-size", 25, refused=True)
-    else:
-        result = fork(script, 2, "--batch-size", 25, refused=True)
+    start = (0, "--workers", 2) if script == "ray_ddp" else (2,)
+    result = fork(script, *start, "--batch-size", 25, refused=True)
     assert result.code != 0
     said = [line for line in result.stderr.splitlines() if "error:" in line or "Traceback" in line]
     assert said[0] == "error: --batch-size 25 does not divide by 2 processes: take 26, for instance"
     assert not [line for line in said[1:] if line.startswith("error:")]
 
 
+def changed(script, right, wrong, folder):
+    """A copy of a script, with other words in place of these."""
+    text, path = (FOLDER / f"{script}.py").read_text(), folder / f"{script}.py"
+    assert right in text
+    path.write_text(text.replace(right, wrong))
+    return path
+
+
+PREPARED = "accelerator.prepare(\n        model, optimizer, train_loader, test_loader\n    )"
 # What the page says of each, and what a reader would not see at once: without our line, another curve.
 TRAPS = [
     ("accelerate_ddp", "train_loader.set_epoch(epoch)", "pass"),
-    (
-        "accelerate_ddp",
-        "accelerator.prepare(\n        model, optimizer, train_loader, test_loader\n    )",
-        "accelerator.prepare(\n        model, optimizer, train_loader, test_loader\n    )\n"
-        "    scheduler = accelerator.prepare(scheduler)",
-    ),
+    ("accelerate_ddp", PREPARED, f"{PREPARED}\n    scheduler = accelerator.prepare(scheduler)"),
     ("accelerate_ddp", "accelerator.gather_for_metrics", "accelerator.gather"),
     ("fabric_ddp", "arguments.seed + 1", "arguments.seed"),
     ("fabric_ddp", "use_distributed_sampler=False", "use_distributed_sampler=True"),
@@ -368,51 +350,32 @@ TRAPS = [
 @needs_them
 @pytest.mark.parametrize(("script", "right", "wrong"), TRAPS)
 def test_what_the_page_warns_of_is_so(fork, reference, tmp_path, script, right, wrong):
-    text = (FOLDER / f"{script}.py").read_text()
-    assert right in text
-    path = tmp_path / f"{script}.py"
-    path.write_text(text.replace(right, wrong))
+    path = changed(script, right, wrong, tmp_path)
     curve = launcher.read_curve(fork(script, 2, *SIZES, path=path).out, script)
     same = [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*SIZES)]
     assert launcher.difference(curve, reference(*SIZES)) != "" or not same
 
 
-HELD = [  # a line of ours, what a reader would write, and what rank 0 then holds
-    (
-        "deepspeed_zero",
-        '"stage3_param_persistence_threshold": 0',
-        '"offload_param": None',
-        [4 * PARAMETERS // 2 * 3, *[4 * PARAMETERS // 2] * 3, 4_000_000],
-    ),
-    (
-        "deepspeed_zero",
-        '"reduce_bucket_size": 1_000_000',
-        '"offload_param": None',
-        [4 * PARAMETERS // 2] * 4 + [2_000_000_000],
-    ),
+HELD = [  # a line of ours, and what rank 0 holds if a reader leaves it out
+    ('"stage3_param_persistence_threshold": 0', [SHARE * 3, SHARE, SHARE, SHARE, 4_000_000]),
+    ('"reduce_bucket_size": 1_000_000', [SHARE, SHARE, SHARE, SHARE, 2_000_000_000]),
 ]
 
 
 @pytest.mark.night
 @needs_them
-@pytest.mark.parametrize(("script", "right", "wrong", "bytes_of_rank_0"), HELD)
-def test_what_the_page_says_of_memory_is_so(fork, tmp_path, script, right, wrong, bytes_of_rank_0):
-    text = (FOLDER / f"{script}.py").read_text()
-    assert right in text
-    path = tmp_path / f"{script}.py"
-    path.write_text(text.replace(right, wrong))
-    sizes = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
-    assert held(fork(script, 2, *sizes, path=path).stdout)[0] == bytes_of_rank_0
+@pytest.mark.parametrize(("right", "bytes_of_rank_0"), HELD)
+def test_what_the_page_says_of_memory_is_so(fork, tmp_path, right, bytes_of_rank_0):
+    path = changed("deepspeed_zero", right, '"offload_param": None', tmp_path)
+    stdout = fork("deepspeed_zero", 2, *FEW, path=path).stdout
+    assert held(stdout)[0] == bytes_of_rank_0
 
 
 @pytest.mark.long
 @needs_them
 def test_without_a_gpu_accelerate_takes_ddp_in_place_of_fsdp(fork, tmp_path):
-    text = (FOLDER / "accelerate_fsdp2.py").read_text()
-    right = 'if accelerator.device.type == "cpu":'
-    assert right in text
-    path = tmp_path / "accelerate_fsdp2.py"
-    path.write_text(text.replace(right, "print(accelerator.distributed_type)\n    if False:"))
+    wrong = "print(accelerator.distributed_type)\n    if False:"
+    path = changed("accelerate_fsdp2", 'if accelerator.device.type == "cpu":', wrong, tmp_path)
     result = fork("accelerate_fsdp2", 2, *SIZES, path=path, refused=True)
     assert "MULTI_CPU" in result.stdout and "'Parameter' object has no attribute 'to_local'" in result.stderr
 
@@ -423,19 +386,10 @@ def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
     assert result.code == 0, result.stderr
     page = (FOLDER / "README.md").read_text()
     for rank in (0, 1):
-        copied, views = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert copied == {
-            "gradients": 8,
-            "in buckets": 0,
-            "bytes of buckets": 129_128,
-            "bytes of both": 258_256,
-        }
-        assert views == {
-            "gradients": 8,
-            "in buckets": 8,
-            "bytes of buckets": 129_128,
-            "bytes of both": 129_128,
-        }
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        copied, views = (list(one.values()) for one in found)
+        # Gradients, of which in buckets; the bytes of the buckets, and of both.
+        assert (copied, views) == ([8, 0, 129_128, 258_256], [8, 8, 129_128, 129_128])
     assert "| DDP | 129,128 | 129,128 | 129,128 | | 129,128 |" in page
     assert "| DDP, `gradient_as_bucket_view=True` | 129,128 | in the buckets | 129,128 | | 129,128 |" in page
 

@@ -20,6 +20,7 @@ import faults
 import hosts
 import launcher
 import lessons
+from lines import check_curve
 from processes import alive, wait_for
 
 LESSON = "06b_preemption"
@@ -83,8 +84,7 @@ def check_the_end(network, commands, reference, *options):
     """All ended well, with lesson 01's curve, and what one run leaves on the disk that they share."""
     for command in commands:
         assert command.finish(150) == 0, command.output()
-    curve = launcher.read_curve(network.shared, LESSON)
-    assert launcher.difference(curve, reference(*options)) == ""
+    curve = check_curve(network.shared, LESSON, reference(*options))
     assert len(list(network.shared.glob("*.snapshot"))) == 2
     left = {path.name for path in network.shared.iterdir() if path.suffix != ".snapshot"}
     assert left == {f"{LESSON}.{ending}" for ending in ("jsonl", "pt", "lock")} | {"ticket"}

@@ -13,6 +13,7 @@ import pytest
 
 import launcher
 import slurm
+from lines import check_curve
 from processes import alive, wait_for
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason="needs SLURM: make tools installs it")
@@ -80,9 +81,7 @@ def cores(pid):
 def check_the_end(job, reference, world_size=2, restarts=0):
     """The job is done, with lesson 01's curve. Returns the places at which it went on, as (epoch, step)."""
     assert job.finish() == "COMPLETED", job.everything()
-    curve = launcher.read_curve(job.folder / "out", "06b_preemption")
-    assert launcher.difference(curve, reference(*SIZES)) == "", job.everything()
-    assert {row["world_size"] for row in curve} == {world_size}
+    check_curve(job.folder / "out", "06b_preemption", reference(*SIZES), world_size)
     assert job.show("Restarts") == str(restarts), job.everything()
     assert {path.name for path in job.folder.iterdir()} == {"log", "out"}
     assert not list((job.folder / "out").glob("*.temporary"))

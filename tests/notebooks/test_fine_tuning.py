@@ -125,10 +125,9 @@ def test_a_file_whose_names_do_not_fit_is_an_error(theirs, tmp_path, wrong):
     import fine_tuning
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(theirs / "small/0/weights.safetensors")
-    fine_tuning.Classifier(answers=2).load_state_dict(
-        fine_tuning.read(theirs / "small/0/weights.safetensors")
-    )
+    file = theirs / "small/0/weights.safetensors"
+    weights = load_file(file)
+    fine_tuning.Classifier(answers=2).load_state_dict(fine_tuning.read(file))
     if wrong == "missing":
         del weights["encoder.5.weight"]
     else:

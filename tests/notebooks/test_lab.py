@@ -24,10 +24,9 @@ STEM = "planning"  # the quickest
 def lab(tmp_path):
     """JupyterLab, started by `make lab` in a copy of the repository whose notebook has no outputs."""
     copy = tmp_path / "rungs"
-    copy.mkdir()
-    for name in ("Makefile", "lessons", "notebooks"):
-        call = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        call(ROOT / name, copy / name)
+    for name in ("lessons", "notebooks"):
+        shutil.copytree(ROOT / name, copy / name)
+    shutil.copy(ROOT / "Makefile", copy)
     path = copy / f"notebooks/{STEM}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
@@ -41,9 +40,8 @@ def lab(tmp_path):
     environment.pop("OUT", None)
     words = ["make", "lab", f"PYTHON={sys.executable}", "ARGUMENTS=--no-browser --allow-root"]
     with open(tmp_path / "lab.log", "w") as log:
-        process = subprocess.Popen(
-            words, cwd=copy, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+        streams = {"stdout": log, "stderr": log}
+        process = subprocess.Popen(words, cwd=copy, env=environment, start_new_session=True, **streams)
     try:
         deadline = time.monotonic() + 60
         # It prints its address, and a moment later leaves the file.
@@ -72,9 +70,8 @@ def is_ready(lab):
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: make tools installs it")
 def test_a_notebook_runs_in_jupyterlab_from_top_to_bottom(lab, chromium, tmp_path):
     stored = nbformat.read(ROOT / f"notebooks/{STEM}.ipynb", as_version=4)
-    pictures = sum(
-        "image/png" in output.get("data", {}) for cell in stored.cells for output in cell.get("outputs", [])
-    )
+    outputs = [output for cell in stored.cells for output in cell.get("outputs", [])]
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
     assert pictures >= 3
     page = browser.Page(chromium, f"{lab['url']}lab/tree/notebooks/{STEM}.ipynb?token={lab['token']}")
     try:
@@ -88,12 +85,8 @@ def test_a_notebook_runs_in_jupyterlab_from_top_to_bottom(lab, chromium, tmp_pat
         code = sum(cell.cell_type == "code" for cell in stored.cells)
         prompts = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map((p) => p.textContent)"
         page.until(f"{prompts}.includes('[{code}]:')", "the last cell", 180)
-        assert (
-            page.ask(
-                "document.querySelectorAll('[data-mime-type=\"application/vnd.jupyter.stderr\"]').length"
-            )
-            == 0
-        )
+        errors = '[data-mime-type="application/vnd.jupyter.stderr"]'
+        assert page.ask(f"document.querySelectorAll('{errors}').length") == 0
         assert page.ask(seen) == pictures
         last = "[...document.querySelectorAll('.jp-OutputArea img')].at(-1)"
         page.ask(f"{last}.scrollIntoView({{block: 'center'}})")

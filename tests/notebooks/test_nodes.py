@@ -25,14 +25,11 @@ class Launcher:
 
 def test_it_notes_what_is_worth_a_line(capsys):
     watch = Watch()
-    watch.launchers = {
-        1: Launcher("epoch  1 | loss 2\n", "[1] chatter\n", "resumed after epoch 2. And more\n", None)
-    }
+    lines = ("epoch  1 | loss 2\n", "[1] chatter\n", "resumed after epoch 2. And more\n", None)
+    watch.launchers = {1: Launcher(*lines)}
     watch.until(lambda: watch.launchers[1].news.empty())
-    assert [(node, line) for _, node, line in watch.events] == [
-        (1, "epoch  1 | loss 2"),
-        (1, "resumed after epoch 2"),
-    ]
+    noted = [(node, line) for _, node, line in watch.events]
+    assert noted == [(1, "epoch  1 | loss 2"), (1, "resumed after epoch 2")]
     assert watch.first("resumed") == watch.events[1][0]
     assert "s  node 1 | resumed after epoch 2\n" in capsys.readouterr().out and not watch.launchers[1].ended
 

@@ -78,7 +78,5 @@ def test_the_second_half_that_the_notebook_does_not_show_gives_all_to_all(world_
     ranks, steps = range(world_size), range(world_size - 1)
     first = [[(r, (r + 1) % world_size, (r - step) % world_size, "add") for r in ranks] for step in steps]
     assert len(rings.all_gather(world_size)) == world_size - 1
-    assert (
-        rings.play(world_size, first + rings.all_gather(world_size))[-1]
-        == [[set(ranks)] * world_size] * world_size
-    )
+    last = rings.play(world_size, first + rings.all_gather(world_size))[-1]
+    assert last == [[set(ranks)] * world_size] * world_size

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import time
 
 import matplotlib
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 import launcher
+from processes import wait_for
 
 sys.path.insert(0, str(launcher.ROOT / "notebooks"))
 import show
@@ -95,19 +95,12 @@ def alive(pid):
 
 
 def test_what_hangs_is_ended_with_its_children(out, capsys):
-    path = script(
-        out,
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "print(child.pid); time.sleep(60)",
-    )
+    child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    text = f"import subprocess, sys, time\nprint(subprocess.Popen({child}).pid); time.sleep(60)"
+    path = script(out, text)
     running = show.run(f"python {path}", limit=6, code=None)
     assert "still running after 6 seconds" in capsys.readouterr().out
-    child = int(running.text)
-    deadline = time.monotonic() + 5
-    while alive(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(child)
+    wait_for(lambda: not alive(int(running.text)), 5)
 
 
 def test_ranks_know_who_they_are_meet_and_report(out, capsys):
@@ -177,13 +170,11 @@ def test_a_variant_is_the_lesson_with_one_line_changed(out, capsys):
     text = (launcher.ROOT / "lessons/03_ddp_spawn.py").read_text()
     assert path.read_text() == text.replace("sampler.set_epoch(epoch)", "pass")
     removed, added = capsys.readouterr().out.splitlines()
-    assert (
-        removed.startswith("-  ") and "set_epoch" in removed and added.startswith("+  ") and "pass" in added
-    )
-    with pytest.raises(ValueError, match="0 times, not once"):
-        show.variant("03_ddp_spawn", out, "odd", {"no such line": ""})
-    with pytest.raises(ValueError, match="times, not once"):
-        show.variant("03_ddp_spawn", out, "odd", {"rank": ""})
+    assert removed.startswith("-  ") and "set_epoch" in removed
+    assert added.startswith("+  ") and "pass" in added
+    for line in ("no such line", "rank"):
+        with pytest.raises(ValueError, match="times, not once"):
+            show.variant("03_ddp_spawn", out, "odd", {line: ""})
 
 
 @pytest.mark.parametrize(
@@ -304,17 +295,17 @@ def test_a_picture_is_sharp_and_says_in_words_what_it_shows(out, monkeypatch):
     assert plt.get_fignums() == [], "else Jupyter would show it again"
 
 
-def test_letters_too_small_for_a_phone_are_refused(out):
-    axes = plt.figure(figsize=(8, 3)).add_subplot()
-    axes.set_xlabel("steps")
-    with pytest.raises(ValueError, match=r"on a phone, '.+' is 6\.\d dots high"):
-        show.picture("The loss falls.")
-
-
-def test_a_picture_with_a_label_that_is_cut_off_is_refused(out):
-    axes = plt.figure(figsize=(4, 3)).add_subplot()
-    axes.set_ylabel("a label that is longer than its picture is high")
-    with pytest.raises(ValueError, match="something is cut off at an edge"):
+@pytest.mark.parametrize(
+    ("size", "label", "message"),
+    [
+        ((8, 3), {"xlabel": "steps"}, r"on a phone, '.+' is 6\.\d dots high"),
+        ((4, 3), {"ylabel": "a label that is longer than its picture is high"}, "something is cut off at"),
+    ],
+)
+def test_a_picture_that_cannot_be_read_is_refused(out, size, label, message):
+    """Its letters are too small for a phone, or a label is cut off at an edge."""
+    plt.figure(figsize=size).add_subplot().set(**label)
+    with pytest.raises(ValueError, match=message):
         show.picture("The loss falls.")
 
 
@@ -329,10 +320,9 @@ def test_a_slider_leaves_pictures_for_pages_that_do_not_run(out, monkeypatch):
 
 
 def light(colour):
-    channels = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in matplotlib.colors.to_rgb(colour)
-    ]
-    return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+    channels = matplotlib.colors.to_rgb(colour)
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one, other):
@@ -356,11 +346,10 @@ EVENTS = [("forward", 0, 0), ("forward", 1, 0), ("backward", 0, 0), ("backward",
 
 def swap_of_four():
     """A ring's first and last steps, made shorter: every process gets all sums from the others at once."""
-    others = [(rank, (rank + far) % 4) for far in (1, 2, 3) for rank in range(4)]
-    return [
-        [(source, target, target, "add") for source, target in others[4 * far : 4 * far + 4]]
-        for far in range(3)
-    ] + [[(source, target, source, "replace") for source, target in others]] * 3
+    far = [[(rank, (rank + far) % 4) for rank in range(4)] for far in (1, 2, 3)]
+    steps = [[(source, target, target, "add") for source, target in pairs] for pairs in far]
+    last = [(source, target, source, "replace") for pairs in far for source, target in pairs]
+    return steps + [last] * 3
 
 
 def pipeline_log():
@@ -386,16 +375,13 @@ def test_letters_in_tiles_can_be_read_on_any_page(out, draw):
     """What is filled is opaque, so that no page shines through, and what is written on it stands out."""
     draw()
     found = 0
-    for axes in plt.gcf().axes:
-        for text in axes.texts:
-            x, y = text.get_position()
-            for patch in axes.patches:
-                box, face = patch.get_bbox(), patch.get_facecolor()
-                if not (box.xmin < x < box.xmax and box.ymin < y < box.ymax and text.get_text()):
-                    continue
-                if face[3] > 0:
-                    found += 1
-                    assert face[3] == 1 and contrast(text.get_color(), face[:3]) > 4.5, text.get_text()
+    pairs = [(text, patch) for axes in plt.gcf().axes for text in axes.texts for patch in axes.patches]
+    for text, patch in pairs:
+        (x, y), box, face = text.get_position(), patch.get_bbox(), patch.get_facecolor()
+        is_inside = box.xmin < x < box.xmax and box.ymin < y < box.ymax
+        if is_inside and text.get_text() and face[3] > 0:
+            found += 1
+            assert face[3] == 1 and contrast(text.get_color(), face[:3]) > 4.5, text.get_text()
     assert found >= 3
 
 
@@ -403,11 +389,7 @@ def test_no_line_is_longer_than_a_page_shows(out, capsys):
     words = " ".join(["about twenty letters"] * 10)
     assert show.folded("short\n    indented\n") == "short\n    indented\n"
     lines = show.folded(f"{words}\nshort\n", " \\").splitlines()
-    assert max(map(len, lines)) <= 88 and [line.endswith(" \\") for line in lines] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert max(map(len, lines)) <= 88
+    assert [line.endswith(" \\") for line in lines] == [True, True, False, False]
     show.launch("python -c pass", quiet=True).end()
     assert capsys.readouterr().out == ""

@@ -23,20 +23,21 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 SECONDS = 3  # how long a collective waits that cannot succeed
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
+SECOND = timedelta(seconds=1)
+NUMBERS = [torch.ones(1) for _ in range(400)]
 
 
 def group():
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+
+
+def sum_up(tensor):
+    group()
+    dist.all_reduce(tensor)
 
 
 def free_port() -> int:
@@ -45,117 +46,79 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def store(host="localhost", is_master=False):
+    """Of two processes, of which the other one does not come."""
+    dist.TCPStore(host, free_port(), 2, is_master=is_master, timeout=SECOND)
+
+
 def ddp(model, **options):
     group()
     return DistributedDataParallel(model, **options)
 
 
-def numbers(count=8):
-    return TensorDataset(torch.randn(count, 2))
+def train(model):
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def kill(number=signal.SIGKILL):
+    os.kill(os.getpid(), number)
+
+
+def raises():
+    raise ValueError("of the script")
+
+
+def child(function):
+    mp.start_processes(lambda rank: function(), nprocs=1, start_method="fork")
+
+
+def linear(out=2, **options):
+    return nn.Linear(2, out, **options)
+
+
+def sampler(dataset=NUMBERS, rank=0):
+    return DistributedSampler(dataset, num_replicas=2, rank=rank)
 
 
 # ---- starting ----
 
 
-@case
 def rank_not_set():
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
     dist.init_process_group("gloo")
 
 
-@case
-def no_group():
-    dist.all_reduce(torch.ones(1))
-
-
-@case
 def group_twice():
     group()
     group()
 
 
-@case
 def port_taken():
     with socket.socket(socket.AF_INET6) as other:
         other.bind(("::", 0))
         other.listen()
-        port = other.getsockname()[1]
-        dist.TCPStore("localhost", port, is_master=True)
+        dist.TCPStore("localhost", other.getsockname()[1], is_master=True)
 
 
-@case
 def nested_function():
-    def train(rank):
-        pass
-
-    mp.start_processes(train, nprocs=1, start_method="spawn")
-
-
-@case
-def child_raises():
-    mp.start_processes(raises, nprocs=1, start_method="fork")
-
-
-def raises(rank):
-    raise ValueError("of the script")
-
-
-@case
-def child_killed():
-    mp.start_processes(kills_itself, nprocs=1, start_method="fork")
-
-
-def kills_itself(rank):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@case
-def nccl_without_gpu():
-    dist.init_process_group("nccl")
-
-
-@case
-def killed():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@case
-def raised():
-    raise ValueError("of the script")
+    mp.start_processes(lambda rank: None, nprocs=1, start_method="spawn")
 
 
 # ---- meeting ----
 
 
-@case
-def client_missing():
-    dist.TCPStore("localhost", free_port(), 2, is_master=True, timeout=timedelta(seconds=1))
-
-
-@case
-def server_missing():
-    dist.TCPStore("localhost", free_port(), 2, is_master=False, timeout=timedelta(seconds=1))
-
-
-@case
-def name_unknown():
-    dist.TCPStore("no-such-host.invalid", 29500, 2, is_master=False, timeout=timedelta(seconds=1))
-
-
-@case
 def interface_unknown():
     os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
     dist.init_process_group("gloo")
 
 
-@case
 def rank_never_joins():
     store = dist.TCPStore("localhost", free_port(), is_master=True)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=1))
+    dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=SECOND)
 
 
-@case
 def addresses_of_an_old_run():
     path = Path("store").absolute()
     first = mp.start_processes(joins, (path, 60), nprocs=2, join=False, start_method="fork")
@@ -171,13 +134,11 @@ def joins(rank, path, seconds):
     os._exit(0)
 
 
-@case
 def launcher_hangs_up():
     os.kill(os.getppid(), signal.SIGHUP)
     time.sleep(SECONDS + 2)
 
 
-@case
 def store_gone():
     port = free_port()
     reader, writer = os.pipe()
@@ -200,7 +161,6 @@ def store_gone():
 # ---- training ----
 
 
-@case
 def left_out():
     group()
     # Joining the group had more time: on a busy machine it takes long, and would say something else.
@@ -211,175 +171,72 @@ def left_out():
         time.sleep(SECONDS + 2)
 
 
-@case
 def peer_killed():
     group()
     if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill()
     dist.all_reduce(torch.ones(1))
 
 
-@case
-def other_sizes():
-    group()
-    dist.all_reduce(torch.ones(1 + RANK * 1000))
-
-
-@case
 def other_collective():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
-    group()
-    dist.all_reduce(torch.ones(1 + RANK))
+    sum_up(torch.ones(1 + RANK))
 
 
-class Two(nn.Module):
-    def __init__(self):
+class Model(nn.Module):
+    """Its parts, one after the other; the first is left out or run twice."""
+
+    def __init__(self, is_used):
         super().__init__()
-        self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.first, self.last, self.is_used = linear(), linear(), is_used
 
     def forward(self, inputs):
-        return self.used(inputs)
+        inputs = self.last(inputs)
+        for _ in range(2 if self.is_used else 0):
+            inputs = checkpoint(self.first, inputs, use_reentrant=True)
+        return inputs
 
 
-@case
-def unused_parameter():
-    model = ddp(Two())
-    for _ in range(2):
-        model(torch.ones(1, 2)).sum().backward()
-
-
-@case
-def none_unused():
-    model = ddp(nn.Linear(2, 2), find_unused_parameters=True)
-    model(torch.ones(1, 2)).sum().backward()
-
-
-class Reentrant(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.twice, self.last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, inputs):
-        inputs = self.first(inputs)
-        for _ in range(2):
-            inputs = checkpoint(self.twice, inputs, use_reentrant=True)
-        return self.last(inputs)
-
-
-@case
-def ready_twice():
-    model = ddp(Reentrant())
-    for _ in range(2):
-        model(torch.ones(1, 2)).sum().backward()
-
-
-@case
-def other_count_of_parameters():
-    ddp(nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + RANK)]))
-
-
-@case
-def other_shape_of_parameters():
-    ddp(nn.Linear(2, 2 + RANK))
-
-
-@case
-def nothing_to_train():
-    ddp(nn.Linear(2, 2).requires_grad_(False))
-
-
-@case
-def attribute_of_the_model():
-    ddp(nn.Sequential(nn.Linear(2, 2))).fc  # noqa: B018
-
-
-@case
-def sync_batch_norm():
-    ddp(nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
-
-
-@case
-def device_ids():
-    group()
-    DistributedDataParallel(nn.Linear(2, 2), device_ids=[0])
-
-
-@case
-def one_example():
-    nn.BatchNorm1d(2)(torch.randn(1, 2))
-
-
-@case
 def mixed_dtensor():
     group()
-    mesh = dist.init_device_mesh("cpu", (WORLD,))
-    model = fully_shard(nn.Linear(2, 2), mesh=mesh)
-    model.weight.to_local()
+    model = fully_shard(linear(), mesh=dist.init_device_mesh("cpu", (WORLD,)))
     nn.functional.linear(torch.ones(1, 2), model.weight)
 
 
-@case
 def no_inf_checks():
     group()
-    model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
+    model, scaler = linear(), torch.amp.GradScaler("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=1)  # too early: the parameters are replaced below
     fully_shard(model, mesh=dist.init_device_mesh("cpu", (WORLD,)))
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
     scaler.step(optimizer)
 
 
-@case
-def host_memory():
-    torch.empty(1 << 50)
-
-
 # ---- saving ----
 
 
-@case
-def module_names():
-    model = ddp(nn.Linear(2, 2))
-    nn.Linear(2, 2).load_state_dict(model.state_dict())
-
-
-@case
-def other_model():
-    nn.Linear(2, 2).load_state_dict(nn.Linear(2, 3).state_dict())
-
-
-@case
 def more_than_weights():
     torch.save({"settings": Path("out")}, buffer := io.BytesIO())
     buffer.seek(0)
     torch.load(buffer)
 
 
-@case
 def truncated():
     torch.save(torch.ones(1000), "weights.pt")
     os.truncate("weights.pt", 1000)
     torch.load("weights.pt")
 
 
-@case
 def empty_file():
     Path("weights.pt").touch()
     torch.load("weights.pt")
 
 
-@case
-def disk_full():
-    torch.save(torch.ones(1000000), "/dev/full")
-
-
-@case
 def other_groups():
-    one, two = (nn.Linear(2, 2, bias=bias) for bias in (True, False))
-    optimizer = torch.optim.SGD(one.parameters(), lr=1)
-    optimizer.load_state_dict(torch.optim.SGD(two.parameters(), lr=1).state_dict())
+    one, two = (torch.optim.SGD(linear(bias=bias).parameters(), lr=1) for bias in (True, False))
+    one.load_state_dict(two.state_dict())
 
 
-@case
 def key_not_in_checkpoint():
     group()
     dcp.save({"model": {"weight": torch.ones(2)}}, checkpoint_id="here")
@@ -397,38 +254,11 @@ class Kills(Dataset):
         return 4
 
     def __getitem__(self, index):
-        os.kill(os.getpid(), self.number) if self.number else sys.exit(1)
+        kill(self.number) if self.number else sys.exit(1)
 
 
-@case
-def worker_exits():
-    next(iter(DataLoader(Kills(0), num_workers=1)))
-
-
-@case
-def worker_killed():
-    next(iter(DataLoader(Kills(signal.SIGKILL), num_workers=1)))
-
-
-@case
-def worker_bus_error():
-    next(iter(DataLoader(Kills(signal.SIGBUS), num_workers=1)))
-
-
-@case
-def shuffle_and_sampler():
-    sampler = DistributedSampler(numbers(), num_replicas=2, rank=0)
-    DataLoader(numbers(), sampler=sampler, shuffle=True)
-
-
-@case
-def sampler_without_group():
-    DistributedSampler(numbers())
-
-
-@case
-def rank_out_of_range():
-    DistributedSampler(numbers(), num_replicas=2, rank=2)
+def first_of(dataset):
+    next(iter(DataLoader(dataset, num_workers=1)))
 
 
 class Endless(IterableDataset):
@@ -436,34 +266,51 @@ class Endless(IterableDataset):
         yield from torch.ones(4)
 
 
-@case
-def sampler_of_iterable():
-    DataLoader(Endless(), sampler=DistributedSampler(numbers(), num_replicas=2, rank=0))
-
-
-@case
-def too_many_workers():
-    DataLoader(numbers(), num_workers=1000)
-
-
-@case
 def too_many_files():
-    class Many(Dataset):
-        def __len__(self):
-            return 400
-
-        def __getitem__(self, index):
-            return torch.ones(1)
-
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    kept = []
-    for item in DataLoader(Many(), num_workers=1, batch_size=None):
-        kept.append(item)
+    list(DataLoader(NUMBERS, num_workers=1, batch_size=None))
 
+
+# ---- what one expression runs into ----
+
+CASES = {
+    "attribute_of_the_model": lambda: ddp(nn.Sequential(linear())).fc,
+    "child_killed": lambda: child(kill),
+    "child_raises": lambda: child(raises),
+    "client_missing": lambda: store(is_master=True),
+    "device_ids": lambda: ddp(linear(), device_ids=[0]),
+    "disk_full": lambda: torch.save(torch.ones(1000000), "/dev/full"),
+    "host_memory": lambda: torch.empty(1 << 50),
+    "killed": kill,
+    "module_names": lambda: linear().load_state_dict(ddp(linear()).state_dict()),
+    "name_unknown": lambda: store("no-such-host.invalid"),
+    "nccl_without_gpu": lambda: dist.init_process_group("nccl"),
+    "no_group": lambda: dist.all_reduce(torch.ones(1)),
+    "none_unused": lambda: train(ddp(linear(), find_unused_parameters=True)),
+    "nothing_to_train": lambda: ddp(linear().requires_grad_(False)),
+    "one_example": lambda: nn.BatchNorm1d(2)(torch.randn(1, 2)),
+    "other_count_of_parameters": lambda: ddp(nn.Sequential(*[linear() for _ in range(1 + RANK)])),
+    "other_model": lambda: linear().load_state_dict(linear(3).state_dict()),
+    "other_shape_of_parameters": lambda: ddp(linear(2 + RANK)),
+    "other_sizes": lambda: sum_up(torch.ones(1 + RANK * 1000)),
+    "raised": raises,
+    "rank_out_of_range": lambda: sampler(rank=2),
+    "ready_twice": lambda: train(ddp(Model(is_used=True))),
+    "sampler_of_iterable": lambda: DataLoader(Endless(), sampler=sampler()),
+    "sampler_without_group": lambda: DistributedSampler(NUMBERS),
+    "server_missing": store,
+    "shuffle_and_sampler": lambda: DataLoader(NUMBERS, sampler=sampler(), shuffle=True),
+    "sync_batch_norm": lambda: ddp(nn.SyncBatchNorm(2)),
+    "too_many_workers": lambda: DataLoader(NUMBERS, num_workers=1000),
+    "unused_parameter": lambda: train(ddp(Model(is_used=False))),
+    "worker_bus_error": lambda: first_of(Kills(signal.SIGBUS)),
+    "worker_exits": lambda: first_of(Kills(0)),
+    "worker_killed": lambda: first_of(Kills(signal.SIGKILL)),
+}
 
 if __name__ == "__main__":
     try:
-        CASES[sys.argv[1]]()
+        (CASES | globals())[sys.argv[1]]()
     except Exception:
         # As in a launch without forks: which process fails first is a race, and torchrun reports only one.
         traceback.print_exc()

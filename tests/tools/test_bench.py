@@ -3,24 +3,25 @@
 import copy
 import json
 import re
+import statistics
 import subprocess
 import sys
 
-import inside
-import pieces
-import predict
 import pytest
 import report
 import rows
 import scaling
-import small
 
 import bench
 from lessons import ROOT
 from processes import alive, wait_for
 
 RESULTS = sorted(bench.RESULTS.glob("*.json"))
-NAME, SAID = report.MARKS.search(report.PAGE.read_text()).groups()
+SECTIONS = {
+    "bench": (bench, bench.RESULTS, "--readme"),
+    "scaling": (scaling, scaling.RESULTS, "--pages"),
+}
+NAME, SAID = report.marks("bench").search(report.PAGE.read_text()).groups()
 NAMED = bench.RESULTS / NAME
 
 
@@ -28,137 +29,60 @@ def newest():
     return json.loads(NAMED.read_text())
 
 
+def triple(values):
+    return [3 * value for value in values]
+
+
 # ---- what is said is what was measured ----------------------------------------------------------
 
 
-def test_the_page_says_what_the_file_that_it_names_holds():
-    assert report.section(newest(), NAMED) == SAID, f"make bench ARGUMENTS='--readme {NAMED}'"
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_page_and_the_picture_show_what_the_file_that_the_page_names_holds(
+    tmp_path, monkeypatch, section
+):
+    """They are what --readme and --pages write from it, and nothing else on the page changes."""
+    (module, folder, option), right = SECTIONS[section], report.PAGE.read_text()
+    name, said = report.marks(section).search(right).groups()
+    picture, page = report.PICTURES / f"{section}.svg", tmp_path / "README.md"
+    page.write_text(right.replace(said, "old"))
+    monkeypatch.setattr(report, "PAGE", page)
+    monkeypatch.setattr(report, "PICTURES", tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{section}.py", option, str(folder / name)])
+    module.main()
+    assert page.read_text() == right, f"make {section} ARGUMENTS='{option} {folder / name}'"
+    assert (tmp_path / picture.name).read_text() == picture.read_text() and "<svg" in picture.read_text()
 
 
-def test_the_page_says_of_scaling_what_the_file_that_it_names_holds():
-    page = report.PAGE.read_text()
-    name = re.search(r"<!-- scaling (\S+) -->", page)[1]
-    result = json.loads((scaling.RESULTS / name).read_text())
-    assert page == pieces.replaced(page, scaling.section(result), name, scaling.ENDS)
+TIMES = ("gloo, ms", "CPU ms: gloo", "measured", "free", "bound", "nothing sent", "sent after backward")
+TIMES += ("as DDP does it", "CPU: nothing sent", "CPU: DDP")
 
 
-def test_the_page_says_of_the_ring_what_the_file_that_it_names_holds():
-    page = report.PAGE.read_text()
-    name = re.search(r"<!-- pieces (\S+) -->", page)[1]
-    result = json.loads((pieces.RESULTS / name).read_text())
-    assert page == pieces.replaced(page, pieces.section(result), name)
+@pytest.mark.parametrize(
+    ("section", "count"), [("pieces", 25), ("predict", 28), ("small", 14), ("inside", 30)]
+)
+def test_the_page_names_what_measured_a_section_and_its_times_are_those_of_the_file(section, count):
+    """These programs ran once and are gone: the page says when, where and by which commit."""
+    name, said = report.marks(section).search(report.PAGE.read_text()).groups()
+    result = json.loads((bench.RESULTS / section / name).read_text())
+    file = re.escape(f"([all repeats](results/{section}/{name}))")
+    assert re.search(rf"by `tools/bench/{section}\.py` of commit [0-9a-f]{{7}} {file}", said)
+    assert result["date"] in said and result["machine"]["cpu"] in said
     assert name == f"{bench.name_of(result)}.json"
-    for way in ("gloo", "ring", "memory kept", "two connections", "in pieces"):
-        other = copy.deepcopy(result)
-        sizes = other["rows"]["2"][way]
-        sizes[str(2**22)]["seconds"] = [3 * value for value in sizes[str(2**22)]["seconds"]]
-        assert pieces.section(other) != pieces.section(result), way
+    middles = [statistics.median(values) for _, values in leaves(result["rows"])]
+    known = {f"{middle:,.{digits}f}" for middle in middles for digits in (0, 1, 2)}
+    shown = []
+    for table in re.findall(r"(?:^\|.*\n?)+", said, re.M):
+        head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+        shown += [line[at] for line in lines for at in range(1, len(head)) if head[at] in TIMES]
+    assert len(shown) == count and set(shown) <= known, set(shown) - known
 
 
-def test_the_page_says_of_a_small_step_what_the_file_that_it_names_holds():
-    page = report.PAGE.read_text()
-    name = re.search(r"<!-- small (\S+) -->", page)[1]
-    result = json.loads((small.RESULTS / name).read_text())
-    assert page == pieces.replaced(page, small.section(result), name, small.ENDS)
-    assert name == f"{bench.name_of(result)}.json"
-    for bound in small.BOUND:
-        for kind in small.KINDS:
-            other = copy.deepcopy(result)
-            times = other["rows"][bound][kind]
-            times["seconds"] = [3 * value for value in times["seconds"]]
-            assert small.section(other) != small.section(result), (bound, kind)
-
-
-def test_the_page_says_of_the_inside_what_the_file_that_it_names_holds():
-    page = report.PAGE.read_text()
-    name = re.search(r"<!-- inside (\S+) -->", page)[1]
-    result = json.loads((inside.RESULTS / name).read_text())
-    assert page == pieces.replaced(page, inside.section(result), name, inside.ENDS)
-    assert name == f"{bench.name_of(result)}.json"
-    plain = result["rows"]["overlap"]["as it is"]
-    assert inside.at_most(plain | {"cpu_seconds": plain["seconds"]}) == inside.faster(plain)
-    for way in inside.WAYS:
-        other = copy.deepcopy(result)
-        times = other["rows"]["overlap"][way]["seconds"]
-        times["overlap"] = [3 * value for value in times["overlap"]]
-        assert inside.section(other) != inside.section(result), way
-
-
-@pytest.mark.night
-def test_the_small_steps_come_from_two_processes(tmp_path):
-    """One round of ten: all of them take 20 s in quiet, and more than the bench allows beside others."""
-    found = small.run(tmp_path, "bound", ROUNDS_OF_SMALL="1")
-    assert list(found) == list(small.KINDS)
-    assert all(0 < value < 10_000 for times in found.values() for value in times.values())
-
-
-def test_four_processes_are_predicted_from_the_cpu_time_of_two():
-    """1.5 times the bytes each, in twice as many processes, on the cores that there are."""
-    two = {"gloo": {"1024": {"cpu_seconds": [2.0, 4.0], "seconds": [0, 0]}}}
-    assert pieces.predicted(two, "1024", cores=2) == [6.0, 12.0]
-    assert pieces.predicted(two, "1024", cores=4) == [3.0, 6.0]
-    for measured, verdict in ((9.0, "1 KiB"), (7.6, "1 KiB"), (7.4, "none"), (11.3, "none")):
-        four = {"gloo": {"1024": {"seconds": [measured]}}}
-        result = {"rows": {"2": two, "4": four}, "machine": {"cores": 2}}
-        assert f"Within 20% of the measurement (the aim): {verdict}. The" in pieces.prediction(result), (
-            measured
-        )
-
-
-def test_what_a_link_and_the_cores_take_is_predicted():
-    """1,514 bytes pass for 1,448 of the tensor; four hosts send 6/4 of it each, and share the cores."""
-    size, rate = 1448e3, 1e6
-    seconds = 8 * 1514e3 / rate
-    burst = 8 * 2**18 / rate
-    assert predict.on_the_link(size, 2, rate) == pytest.approx(seconds - burst)
-    assert predict.on_the_link(size, 4, rate) == pytest.approx(1.5 * seconds - burst)
-    assert predict.on_the_link(1448, 2, rate) == 0
-    assert predict.on_the_cores(0.3, 4, cores=2) == pytest.approx(0.6)
-    assert predict.predicted(size, 4, rate, used=0.3, cores=2) == pytest.approx(1.5 * seconds - burst + 0.6)
-    link = seconds - burst
-    for alone, overlap in ((3 * link, 3 * link), (0.3 * link, 1.1 * link)):
-        found = predict.predicted_steps(size, rate, alone, used=0.4, cores=4)
-        expected = {"after": alone + link + 0.2, "overlap": overlap + 0.2}
-        assert found == pytest.approx(expected)
-
-
-def test_the_page_says_of_predictions_what_the_file_that_it_names_holds():
-    page = report.PAGE.read_text()
-    name = re.search(r"<!-- predict (\S+) -->", page)[1]
-    result = json.loads((predict.RESULTS / name).read_text())
-    assert page == pieces.replaced(page, predict.section(result), name, predict.ENDS)
-    assert name == f"{bench.name_of(result)}.json"
-    for rate in predict.RATES:
-        for count in predict.COUNTS:
-            other = copy.deepcopy(result)
-            times = other["rows"]["link"][rate][str(count)][str(predict.SIZES[0])]
-            times["seconds"] = [3 * value for value in times["seconds"]]
-            assert predict.section(other) != predict.section(result), (rate, count)
-
-
-def test_predictions_that_are_more_than_20_percent_off_are_not_counted():
-    def measured(factor):
-        """As if one all-reduce took `factor` times its prediction, and each other one its own."""
-        link = {
-            rate: {
-                str(count): {
-                    str(size): {"seconds": [1000 * predict.on_the_link(size, count, bits)]}
-                    for size in predict.SIZES
-                }
-                for count in predict.COUNTS
-            }
-            for rate, bits in predict.RATES.items()
-        }
-        link["1gbit"]["4"][str(2**22)]["seconds"][0] *= factor
-        used = {str(size): {"cpu_seconds": [0.0]} for size in predict.SIZES}
-        none = {str(count): used for count in predict.COUNTS}
-        return {"rows": {"link": link, "none": none}, "machine": {"cores": 2}}
-
-    for factor, near in ((0.82, 7), (0.84, 8), (1.24, 8), (1.26, 7)):
-        words = f"8 of 8 at 200 Mbit/s, {near} of 8 at 1 Gbit/s, 8 of 8 at 10 Gbit/s."
-        assert predict.verdict(measured(factor)) == f"Within 20% of the measurement (the aim): {words}", (
-            factor
-        )
+def leaves(found, name=()):
+    for key, value in found.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*name, key))
+        else:
+            yield (*name, key), value
 
 
 SUMS = """
@@ -180,64 +104,44 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_the_ring_in_pieces_is_right(tmp_path, processes):
     environment = {"STORE": str(tmp_path / "store"), "WORLD_SIZE": str(processes)}
-    environment["PYTHONPATH"] = str(pieces.RACE.parent)
+    environment["PYTHONPATH"] = str(ROOT / "notebooks/show/travel")
     words = [sys.executable, "-c", SUMS]
     ranks = [rows.start(words, tmp_path, RANK=str(rank), **environment) for rank in range(processes)]
     for process in ranks:
         rows.finish(process)
 
 
-def test_scaling_writes_a_line_for_each_number_of_processes(tmp_path):
-    result = json.loads(NAMED.read_text()) | {"rows": [], "repeats": 2}
-    for model in scaling.NAMES:
-        for count in scaling.COUNTS:
-            for size in dict.fromkeys((scaling.BATCH, scaling.BATCH * count)):
-                row = {"model": model, "processes": count, "batch": size}
-                row |= {"together": [100.0 * count, 90.0 * count], "apart": [200.0 * count, 180.0 * count]}
-                result["rows"].append(row)
-    text = scaling.section(result)
+def test_scaling_writes_a_line_for_each_number_of_processes():
+    found = {
+        scaling.named(*row): {"together": [100 * row[1], 90 * row[1]], "apart": [200 * row[1], 180 * row[1]]}
+        for row in scaling.ROWS
+    }
+    result = newest() | {"rows": scaling.in_rows(found), "repeats": 2}
+    text = scaling.section(result, NAMED)
     assert text.count("50%") == 2 * len(result["rows"]) - 8 and "| a wide model       |         4 |" in text
-    for row in result["rows"]:
+    for number, row in enumerate(result["rows"]):
         other = copy.deepcopy(result)
-        other["rows"][result["rows"].index(row)]["together"] = [3 * speed for speed in row["together"]]
-        assert scaling.section(other) != text, "a row that no line shows"
-    page = "a\n<!-- scaling x -->\nold\n<!-- end -->\nb\n"
-    assert (
-        pieces.replaced(page, "new\n", "y", scaling.ENDS) == "a\n<!-- scaling y -->\nnew\n<!-- end -->\nb\n"
-    )
-    scaling.draw(result, tmp_path / "scaling.svg")
-    assert "<svg" in (tmp_path / "scaling.svg").read_text()
+        other["rows"][number]["together"] = triple(row["together"])
+        assert scaling.section(other, NAMED) != text, "a row that no line shows"
+    measured = scaling.in_rows(dict(list(found.items())[1:]))
+    assert measured == [result["rows"][0] | {"together": [], "apart": []}, *result["rows"][1:]], "one failed"
 
 
 def test_scaling_compares_a_job_with_as_many_that_do_not_talk(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(
-        scaling.rows, "lesson", lambda stem, count, folder, *words, **more: started.append((count, words))
-    )
+
+    def lesson(stem, count, folder, *words, **more):
+        started.append((count, words))
+
+    monkeypatch.setattr(scaling.rows, "lesson", lesson)
     monkeypatch.setattr(scaling.rows, "finish", lambda process: None)
     monkeypatch.setattr(scaling.rows, "speed", lambda folder, stem: 100.0)
     assert scaling.together(tmp_path, 4, 120, ("--epochs", 2), 0) == 100
     assert scaling.apart(tmp_path, 4, 120, ("--epochs", 2), 0) == 400
     batch = ("--epochs", 2, "--batch-size")
     assert started == [(4, (*batch, 120)), *[(1, (*batch, 30))] * 4]
-    assert [scaling.visible(first, 2, 4)["CUDA_VISIBLE_DEVICES"] for first in (0, 2)] == ["0,1", "2,3"]
-    assert (
-        scaling.visible(0, 4, 1)["CUDA_VISIBLE_DEVICES"] == "0"
-        and scaling.visible(0, 4, 0)["CUDA_VISIBLE_DEVICES"] == ""
-    )
-
-
-def test_the_picture_shows_the_same_numbers():
-    source = f"<dc:source>{report.mark(newest())}</dc:source>"
-    assert source in report.PICTURE.read_text(), f"make bench ARGUMENTS='--readme {NAMED}'"
-
-
-def leaves(found, name=()):
-    for key, value in found.items():
-        if isinstance(value, dict):
-            yield from leaves(value, (*name, key))
-        else:
-            yield (*name, key), value
+    places = [scaling.visible(*each) for each in ((0, 2, 4), (2, 2, 4), (0, 4, 1), (0, 4, 0))]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in places] == ["0,1", "2,3", "0", ""]
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -298,7 +202,7 @@ def test_repeats_take_turns_and_all_are_kept():
         return {"speed": {name: len(order)}}
 
     measures = {"a": lambda folder: one(folder, "a"), "b": lambda folder: one(folder, "b"), "c": lambda _: {}}
-    found, _, failed = bench.measure(measures, 3)
+    found, failed = bench.measure(measures, 3)
     assert not failed
     assert "".join(order) == "ababab"
     assert found == {"speed": {"a": [1, 3, 5], "b": [2, 4, 6]}}
@@ -317,32 +221,9 @@ def test_nothing_of_a_row_that_failed_runs_beside_the_next():
 
     left = []
     measures = {"bad": bad, "next": lambda folder: left.extend(alive(rows.MARK)) or {}}
-    _, _, failed = bench.measure(measures, 1)
+    _, failed = bench.measure(measures, 1)
     assert "ZeroDivisionError" in failed["bad"] and list(failed) == ["bad"]
     assert left == [] and rows.STARTED == []
-
-
-def test_a_failed_run_of_scaling_leaves_the_others_their_rows(tmp_path, monkeypatch):
-    """And what was measured is kept, where nobody takes it for a result."""
-    runs = []
-
-    def together(folder, count, size, words, gpus):
-        runs.append(count)
-        return 100.0 if len(runs) != 4 else sys.exit("error: it failed")
-
-    def apart(folder, *run):
-        return 100.0
-
-    monkeypatch.setattr(scaling, "together", together)
-    monkeypatch.setattr(scaling, "apart", apart)
-    results = tmp_path / "results"
-    words = ["scaling.py", "--repeats", "2", "--out", str(tmp_path), "--results", str(results)]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match=r"(?s)batch 120: error: it failed.*error: 1 rows failed; what was"):
-        scaling.main()
-    (kept,) = tmp_path.glob("*-scaling-incomplete.json")
-    numbers = [len(row["together"]) for row in json.loads(kept.read_text())["rows"]]
-    assert sorted(numbers) == [0, *[2] * (len(numbers) - 1)] and not list(results.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -379,21 +260,6 @@ def test_a_row_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch
     said = capsys.readouterr().out
     assert words in said and "Lesson 01 is 1.51 times" in said
     assert len(tries) == fails and not list(results.iterdir())
-
-
-def test_the_page_is_written_from_a_file(tmp_path, monkeypatch):
-    right = report.PAGE.read_text()
-    page = tmp_path / "README.md"
-    page.write_text(right.replace(report.MARKS.search(right)[2], "old"))
-    monkeypatch.setattr(report, "PAGE", page)
-    monkeypatch.setattr(report, "draw", lambda result, path: None)
-    report.write_page(NAMED)
-    assert page.read_text() == right
-
-
-def test_the_picture_is_drawn(tmp_path):
-    report.draw(newest(), tmp_path / "bench.svg")
-    assert (tmp_path / "bench.svg").read_text() == report.PICTURE.read_text()
 
 
 # ---- what is measured is what is meant ----------------------------------------------------------
@@ -445,19 +311,18 @@ def test_start_up_is_told_by_what_it_is_spent_on(tmp_path):
 
 
 @pytest.mark.night
-def test_a_snapshot_written_meanwhile_is_clocked_too(tmp_path):
-    found = rows.saving(
-        tmp_path, "09", "09_fsdp", "wide,saving", ("--epochs", 2, "--train-size", 240, "--test-size", 60)
-    )["saving"]["09"]
-    assert 60e6 < found["bytes"] < 70e6  # 8 million weights with their momentum, 4 bytes each
-    assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
-
-
-@pytest.mark.night
-def test_a_snapshot_that_is_waited_for_is_clocked(tmp_path):
+@pytest.mark.parametrize(
+    ("stem", "variant", "least", "most"),
+    [
+        ("09_fsdp", "wide,saving", 60e6, 70e6),  # written meanwhile: 8 million weights with their momentum
+        ("06b_preemption", "saving", 200_000, 400_000),  # waited for: 32,000 weights with their momentum
+    ],
+    ids=["written meanwhile", "waited for"],
+)
+def test_a_snapshot_is_clocked(tmp_path, stem, variant, least, most):
     sizes = ("--epochs", 2, "--train-size", 240, "--test-size", 60)
-    found = rows.saving(tmp_path, "06b", "06b_preemption", "saving", sizes)["saving"]["06b"]
-    assert 200_000 < found["bytes"] < 400_000  # 32,000 weights with their momentum
+    found = rows.job(stem, 2, sizes, variant, saving="it")(tmp_path)["saving"]["it"]
+    assert least < found["bytes"] < most
     assert 0 < found["seconds"] < 60 and 0 < found["share"] < 1
 
 

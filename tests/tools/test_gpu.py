@@ -1,5 +1,6 @@
 """`make gpu`: what it promises about children, stages and time, and all of its stages in small."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -33,10 +34,19 @@ def python(text, **options):
 
 @pytest.fixture
 def check(tmp_path):
-    check = harness.Check(tmp_path, minutes=1, is_rehearsal=False, gpus=0, at_once=2)
+    check = harness.Check(tmp_path, minutes=1, is_rehearsal=False, gpus=0)
+    check.at_once = 2
     yield check
     check.end_children()
     shutil.rmtree(check.folder, ignore_errors=True)
+
+
+def result(check, name="probe", **said):
+    """As if a probe had said this."""
+    folder = check.folder / name
+    folder.mkdir(exist_ok=True)
+    (folder / ".stdout").write_text(json.dumps({"probe": True} | said) + "\n")
+    return harness.Result(folder)
 
 
 def kept(folder):
@@ -45,6 +55,21 @@ def kept(folder):
 
 def verdicts(check):
     return {row.name: row.verdict for row in check.rows}
+
+
+@contextlib.contextmanager
+def started(folder, *words):
+    """A process that has started another one; and all that are left of them, as a function."""
+    mark = f"test-{os.getpid()}-{time.time()}"
+    environment = os.environ | {"MARK_OF_TEST": mark, "TMPDIR": str(folder)}
+    words = [sys.executable, *map(str, words)]
+    run = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(alive(mark)) > 1, 60)
+        yield run, lambda: alive(mark)
+    finally:
+        for pid, _ in alive(mark):
+            os.kill(pid, signal.SIGKILL)
 
 
 def stage(name, *jobs, seconds=5.0):
@@ -191,31 +216,17 @@ def test_what_is_known_is_kept_when_it_is_killed(tmp_path):
         "    check.run({'sleeps': harness.Job([sys.executable, '-c', 'import time; time.sleep(60)'])})\n"
         "harness.Check(sys.argv[1], 5, False, 0).go([harness.Stage('a', 60, work)])\n"
     )
-    mark = f"killed-{os.getpid()}-{time.time()}"
-    run = subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path],
-        env=os.environ | {"MARK_OF_TEST": mark, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: len(alive(mark)) > 1, 60)
+    with started(tmp_path, "-c", script, tmp_path) as (run, _):
         run.send_signal(signal.SIGKILL)
         run.wait()
         (row,) = kept(tmp_path)["rows"]
         assert (row["name"], row["value"], row["verdict"]) == ("known", "42", "measured")
-    finally:
-        for pid, _ in alive(mark):
-            os.kill(pid, signal.SIGKILL)
 
 
 def call(*words, **environment):
-    return subprocess.run(
-        [sys.executable, TOOL, *map(str, words)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
+    words = [sys.executable, TOOL, *map(str, words)]
+    environment = os.environ | environment
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=3600)
 
 
 def keep_compiled(folder):
@@ -225,10 +236,17 @@ def keep_compiled(folder):
         (Path(folder) / compiled.name).symlink_to(compiled)
 
 
-def test_a_stage_that_there_is_none_of_is_refused_before_anything_is_written(tmp_path):
-    run = call("--rehearse", "--stages", "0,1,9,x", "--out", tmp_path / "out", TMPDIR=str(tmp_path))
-    said = "error: --stages are numbers from 1 to 8, not 0, 9, x\n"
-    assert (run.returncode, run.stdout, run.stderr) == (1, "", said)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rehearse", "--stages", "0,1,9,x"], "--stages are numbers from 1 to 8, not 0, 9, x"),
+        ([], "there is no GPU here; with --rehearse, the same stages are tried without one"),
+    ],
+    ids=["no such stage", "no GPU"],
+)
+def test_what_cannot_run_is_refused_in_one_line_before_anything_is_written(tmp_path, words, said):
+    run = call(*words, "--out", tmp_path / "out", TMPDIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", f"error: {said}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -242,26 +260,11 @@ def test_no_minutes_are_not_eight(tmp_path):
 
 def test_sigterm_leaves_no_child_behind(tmp_path):
     keep_compiled(tmp_path)
-    mark = f"told-to-end-{os.getpid()}-{time.time()}"
-    words = [sys.executable, TOOL, "--rehearse", "--stages", "2", "--out", tmp_path / "out"]
-    environment = os.environ | {"MARK_OF_TEST": mark, "TMPDIR": str(tmp_path)}
-    run = subprocess.Popen([str(word) for word in words], env=environment, stdout=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: len(alive(mark)) > 1, 60)
+    with started(tmp_path, TOOL, "--rehearse", "--stages", "2", "--out", tmp_path / "out") as (run, left):
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=60) == 143
-        wait_for(lambda: not alive(mark), 10)
-    finally:
-        for pid, _ in alive(mark):
-            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not left(), 10)
     assert not list(tmp_path.glob("gpu-check-*"))
-
-
-def test_without_a_gpu_one_line_says_what_to_do(tmp_path):
-    run = call("--out", tmp_path / "out", CUDA_VISIBLE_DEVICES="")
-    line = "error: there is no GPU here; with --rehearse, the same stages are tried without one\n"
-    assert (run.returncode, run.stdout, run.stderr) == (1, "", line)
-    assert not (tmp_path / "out").exists()
 
 
 # ---- what is measured is what is meant ----------------------------------------------------------
@@ -275,14 +278,27 @@ def test_few_ranks_at_once_share_a_gpu(tmp_path, monkeypatch, gpus, expected):
     assert check.at_once == expected
 
 
-@pytest.mark.parametrize(("error", "verdict"), [(5e-6, "ok"), (2.9e-4, "failed")])
-def test_winograds_convolution_is_right_and_that_of_tf32_is_not(check, monkeypatch, error, verdict):
-    said = {"probe": True, "gpus": [], "versions": {}, "flags": {}, "convolution": error, "product": error}
-    (check.folder / ".stdout").write_text(json.dumps(said) + "\n")
-    monkeypatch.setattr(check, "run", lambda jobs: {"numerics": harness.Result(check.folder)})
+MACHINE = {"gpus": [], "versions": {}, "flags": {}, "convolution": 0.0, "product": 0.0}
+
+
+def rows_of_numerics(check, monkeypatch, **said):
+    monkeypatch.setattr(check, "run_one", lambda job: result(check, **MACHINE | said))
     correct.numerics(check)
-    found = {row.name.partition(" in fp32")[0]: row.verdict for row in check.rows}
-    assert (found["a convolution"], found["a product"]) == (verdict, verdict)
+    return {row.name.partition(" in fp32")[0]: row for row in check.rows}
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(5e-6, "ok"), (2.9e-4, "failed")])
+@pytest.mark.parametrize("name", ["convolution", "product"])
+def test_winograds_convolution_is_right_and_that_of_tf32_is_not(check, monkeypatch, name, error, verdict):
+    assert rows_of_numerics(check, monkeypatch, **{name: error})[f"a {name}"].verdict == verdict
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_run_on_gpus_that_are_not_seen_fails(check, monkeypatch, gpus):
+    """The first row names what the machine is: children that fell back to the CPU would pass all others."""
+    check.gpus = 2
+    row = rows_of_numerics(check, monkeypatch, gpus=["NVIDIA H200"] * gpus)["the machine"]
+    assert (row.expected, row.verdict) == ("2 GPUs", "ok" if gpus == 2 else "failed")
 
 
 @pytest.mark.long
@@ -290,16 +306,16 @@ def test_winograds_convolution_is_right_and_that_of_tf32_is_not(check, monkeypat
 @pytest.mark.parametrize(
     ("probe", "options"),
     [
-        ("sizes", ("--largest", 12, "--times", 1)),
-        ("memory", ("ddp", "--width", 64, "--layers", 2)),
-        ("memory", ("fsdp", "--width", 64, "--layers", 2)),
+        ("sizes", ("largest=12", "times=1")),
+        ("memory", ("ddp", "width=64", "layers=2")),
+        ("memory", ("fsdp", "width=64", "layers=2")),
     ],
 )
 def test_a_group_knows_the_gpu_of_its_rank(start, probe, options):
     """Otherwise barrier() warns, and a warning is an error here."""
     words, _ = launcher.command("04_ddp_torchrun", 2)
     paths = os.pathsep.join(map(str, (pretending.WITNESS, launcher.ROOT / "lessons")))
-    words = [*words[:-1], TOOL / f"{probe}.py", *options]
+    words = [*words[:-1], TOOL / "probes.py", probe, *options]
     result = start("", words=words, gpus=2, environment={"PYTHONPATH": paths}).finish()
     assert result.code == 0 and '{"probe": true' in result.stdout, result.stderr
 
@@ -337,15 +353,10 @@ def test_how_busy_a_gpu_is_counts_no_moment_twice():
 def test_goals_are_met_or_missed_against_the_right_peak(check, best, standing, verdict):
     check.facts["gpus"] = ["NVIDIA H200"]
 
-    def result(name, speed, standing):
-        folder = check.folder / name
-        folder.mkdir()
-        said = {"probe": True, "images/s": speed, "flops": 67e8, "input": standing, "busy": {}}
-        (folder / ".stdout").write_text(json.dumps(said) + "\n")
-        return harness.Result(folder)
+    def said(name, speed, standing):
+        return result(check, name, flops=67e8, busy={}, **{"images/s": speed, "input": standing})
 
-    found = {"plain": result("plain", 100, 0.9), "compile": result("compile", best, standing)}
-    speed.ladder(check, found)
+    speed.ladder(check, {"plain": said("plain", 100, 0.9), "compile": said("compile", best, standing)})
     rows = {row.name: row for row in check.rows}
     assert "1.0% of the fp32 peak" in rows["ResNet-18, a plain loop in fp32"].value  # of 67e12
     assert f"{best * 67e8 / 989e12:.1%} of the bf16 peak" in rows["ResNet-18, with torch.compile"].value
@@ -356,9 +367,7 @@ def test_goals_are_met_or_missed_against_the_right_peak(check, best, standing, v
 
 def test_a_step_that_fails_leaves_the_others_their_rows(check):
     broken = harness.Result(check.folder / "none", "not prepared after 40 s, and ended")
-    said = {"probe": True, "images/s": 100, "flops": 1e9, "input": 0, "busy": {}}
-    (check.folder / ".stdout").write_text(json.dumps(said) + "\n")
-    fine = harness.Result(check.folder)
+    fine = result(check, flops=1e9, busy={}, **{"images/s": 100, "input": 0})
     speed.ladder(check, {"plain": fine, "input": fine, "compile": broken})
     assert [row.verdict for row in check.rows] == ["measured", "measured", "failed", "missed", "met"]
 
@@ -406,17 +415,6 @@ def test_a_child_that_does_not_see_its_gpus_fails(tmp_path, monkeypatch, text, v
     assert check.go([harness.Stage("a", 5, work)]) == (1 if said else 0)
     assert check.rows[0].value == said
     assert kept(tmp_path)["rehearsal"] and kept(tmp_path)["on"] == "2 simulated GPUs"
-
-
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_a_run_on_gpus_that_are_not_seen_fails(check, monkeypatch, gpus):
-    """The first row names what the machine is: children that fell back to the CPU would pass all others."""
-    check.gpus = 2
-    said = {"probe": True, "gpus": ["NVIDIA H200"] * gpus, "versions": {}, "flags": {}}
-    (check.folder / ".stdout").write_text(json.dumps(said) + "\n")
-    monkeypatch.setattr(check, "run", lambda jobs: {"numerics": harness.Result(check.folder)})
-    correct.numerics(check)
-    assert (check.rows[0].expected, check.rows[0].verdict) == ("2 GPUs", "ok" if gpus == 2 else "failed")
 
 
 def rehearse(out, *words, **environment):

@@ -15,14 +15,16 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import browser
+import build as builder
 import crawl
 import lessons
 import sources
 from lessons import ROOT
 from widgets import diff, ring
 
-PYTHON = ROOT / ".venv-site/bin/python"
-AXE = ROOT / ".venv-site/axe.min.js"
+VENV = ROOT / ".venv-site"
+AXE = VENV / "axe.min.js"
+ADDRESS = "https://github.com/someone/rungs"
 SOME = (
     "lessons/pages/04.md",
     "notebooks/04_ddp_torchrun.ipynb",
@@ -30,6 +32,7 @@ SOME = (
     "notebooks/10a_stale_weights.ipynb",  # one of its cells is folded
     "lessons/pages/words.md",
 )
+WITH_CARDS = ("index", "lessons/pages/04", "notebooks/04_ddp_torchrun", "widgets/planner")
 # A page of each kind.
 KINDS = (
     "index.html",
@@ -43,45 +46,77 @@ KINDS = (
 )
 BUDGET = 500_000  # bytes of a page before its pictures
 WIDGETS = ("diff", "memory", "planner", "ring", "schedules", "sharding")
-needs_the_builder = pytest.mark.skipif(
-    not (ROOT / ".venv-site/ready").exists(),
-    reason="needs tools/site/requirements.txt: make tools installs it",
-)
-needs_a_browser = pytest.mark.skipif(
-    browser.CHROMIUM is None, reason="needs Chromium: make tools installs it"
-)
-needs_axe = pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: make tools installs it")
+ON_A_PHONE = ("scrollable-region-focusable", "target-size")
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "Home": 36, "/": 191, "k": 75}
+KEYS |= {"ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
+CTRL = 2
+# What a page must not do while it is open; nor may a request leave the site.
+COMPLAINTS = {
+    "Runtime.exceptionThrown": lambda what: f"an exception: {what['exceptionDetails']}",
+    "Runtime.consoleAPICalled": lambda what: (
+        what["type"] in ("error", "warning") and f"the console: {what['args']}"
+    ),
+    "Log.entryAdded": lambda what: what["entry"]["level"] == "error" and f"an error: {what['entry']['text']}",
+    "Network.loadingFailed": lambda what: (
+        not what.get("canceled") and f"a request failed: {what['errorText']}"
+    ),
+}
+
+
+def needs(is_there, what):
+    if not is_there:
+        pytest.skip(f"needs {what}: make tools installs it")
 
 
 def build(out, *words, address=""):
-    words = [str(PYTHON), "tools/site/build.py", "--out", str(out), *words]
+    words = [str(VENV / "bin/python"), "tools/site/build.py", "--out", str(out), *words]
     environment = os.environ | {"ADDRESS": address}
     result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     return str(out)
 
 
-@pytest.fixture
-def small(once):
+def built(once, name, *words, address=""):
+    needs((VENV / "ready").exists(), "tools/site/requirements.txt")
+    return Path(once(name, lambda folder: build(folder, *words, address=address)))
+
+
+def small_site(once, address=""):
     """A site of five pages, the home page, the syllabus and the diffs."""
-    return Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
+    name = "small_site_with_an_address" if address else "small_site"
+    return built(once, name, "--pages", *SOME, address=address)
 
 
 @pytest.fixture
 def whole(once):
-    return Path(once("whole_site", build))
+    return built(once, "whole_site")
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class Strict(SimpleHTTPRequestHandler):
+    """The browser refuses whatever a page or its worker asks of another server: both must do without."""
+
+    def end_headers(self):
+        allowed = "default-src 'self' data: 'unsafe-inline' 'wasm-unsafe-eval'"
+        self.send_header("Content-Security-Policy", allowed)
+        super().end_headers()
+
     def log_message(self, *words):
         pass
+
+
+def one(chosen):
+    return f"document.querySelector({chosen!r})"
+
+
+def every(chosen):
+    return f"[...document.querySelectorAll({chosen!r})]"
 
 
 class Reader(browser.Page):
     """A page, and a server that has the site in a folder below its root."""
 
     def __init__(self, chromium, out):
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(out)))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Strict, directory=str(out)))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.root = f"http://127.0.0.1:{self.server.server_port}/site/"
         try:
@@ -101,28 +136,25 @@ class Reader(browser.Page):
 
     def complaints(self):
         """Since the page was opened: errors, requests that failed, requests that left the site."""
-        found = []
-        for event in self.events:
-            what = event["params"]
-            if event["method"] == "Runtime.exceptionThrown":
-                found.append(f"an exception: {what['exceptionDetails']}")
-            elif event["method"] == "Runtime.consoleAPICalled" and what["type"] in ("error", "warning"):
-                found.append(f"the console: {what['args']}")
-            elif event["method"] == "Log.entryAdded" and what["entry"]["level"] == "error":
-                found.append(f"an error: {what['entry']['text']}")
-            elif event["method"] == "Network.loadingFailed" and not what.get("canceled"):
-                found.append(f"a request failed: {what['errorText']}")
-            elif event["method"] == "Network.requestWillBeSent":
-                url = what["request"]["url"]
-                if not url.startswith((self.root, "data:", "about:")):
-                    found.append(f"a request left the site: {url}")
-        return found
+        found = [(event["method"], event["params"]) for event in self.events]
+        urls = [what["request"]["url"] for method, what in found if method == "Network.requestWillBeSent"]
+        left = [url for url in urls if not url.startswith((self.root, "data:", "about:"))]
+        errors = [COMPLAINTS[method](what) for method, what in found if method in COMPLAINTS]
+        return [*filter(None, errors), *(f"a request left the site: {url}" for url in left)]
 
-    def look(self, width, colours, height=1000):
+    def look(self, width, colours="light", height=1000):
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": colours}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def count(self, chosen):
+        return self.ask(f"{every(chosen)}.length")
+
+    def press(self, key, modifiers=0):
+        for kind in ("keyDown", "keyUp"):
+            keys = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": modifiers}
+            self.call("Input.dispatchKeyEvent", type=kind, **keys)
 
     def violations(self, *only):
         """What axe-core finds against WCAG 2.2 AA and against headings in order; or against these rules."""
@@ -145,17 +177,26 @@ class Reader(browser.Page):
         self.server.server_close()
 
 
-@pytest.fixture
-def reader(chromium):
-    opened = []
-
-    def reader(out):
-        opened.append(Reader(chromium, out))
-        return opened[-1]
-
-    yield reader
-    for page in opened:
+def opened(request, out):
+    """A page beside the site in this folder, which in the end must have nothing to complain of."""
+    needs(browser.CHROMIUM, "Chromium")
+    page = Reader(request.getfixturevalue("chromium"), out)
+    try:
+        page.look(1280)
+        yield page
+        assert page.complaints() == []
+    finally:
         page.close()
+
+
+@pytest.fixture
+def page(request, once):
+    yield from opened(request, small_site(once))
+
+
+@pytest.fixture
+def page_of_the_whole(request, whole):
+    yield from opened(request, whole)
 
 
 # ---- links ----
@@ -164,15 +205,16 @@ def reader(chromium):
 def test_links_lead_to_pages_of_the_site():
     page = PurePosixPath("lessons/pages/04.md")
     book = sources.Book(Path("nowhere"), tuple(map(PurePosixPath, SOME)))
-    text = (
-        "[a](words.md#DDP) [b](../../notebooks/04_ddp_torchrun.ipynb) [c](../04_ddp_torchrun.py) `[d](e)`\n"
-    )
-    text += "[f](https://pytorch.org) [g](../../README.md) [h](../exercises/04a_bug_hunt)\n```\n[i](j)\n```\n"
-    expected = (
-        "[a](words.md#ddp) [b](../../notebooks/04_ddp_torchrun.md) [c](../04_ddp_torchrun.py.md) `[d](e)`\n"
-    )
-    expected += "[f](https://pytorch.org) [g](../../index.md) [h](../exercises/04a_bug_hunt/index.md)\n"
-    assert book.relinked(text, page) == expected + "```\n[i](j)\n```\n"
+    for link, expected in {
+        "[a](words.md#DDP)": "[a](words.md#ddp)",
+        "[b](../../notebooks/04_ddp_torchrun.ipynb)": "[b](../../notebooks/04_ddp_torchrun.md)",
+        "[c](../04_ddp_torchrun.py) `[d](e)`": "[c](../04_ddp_torchrun.py.md) `[d](e)`",
+        "[f](https://pytorch.org)": "[f](https://pytorch.org)",
+        "[g](../../README.md)": "[g](../../index.md)",
+        "[h](../exercises/04a_bug_hunt)": "[h](../exercises/04a_bug_hunt/index.md)",
+        "```\n[i](j)\n```\n": "```\n[i](j)\n```\n",
+    }.items():
+        assert book.relinked(link, page) == expected
     assert PurePosixPath("lessons/04_ddp_torchrun.py") in book.linked, "there is to be a page for the script"
     with pytest.raises(sources.Broken, match=r"04.md links gone.md"):
         book.relinked("[x](gone.md)", page)
@@ -184,94 +226,60 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
     good = (
         '<a href="there.html#here"></a><a href="https://pytorch.org"></a><script src="there.html"></script>'
     )
-    (tmp_path / "page.html").write_text(good)
-    assert crawl.problems(tmp_path) == []
-    for bad in (
+    bad = (
         '<a href="gone.html"></a>',
         '<a href="there.html#gone"></a>',
         '<script src="https://example.org/a.js"></script>',
         '<link href="//example.org/a.css">',
         '<img src="p.png" alt="">',
-    ):
-        (tmp_path / "page.html").write_text(good + bad)
-        assert len(crawl.problems(tmp_path)) == 1, bad
+    )
+    for text, count in ((good, 0), *((good + one, 1) for one in bad)):
+        (tmp_path / "page.html").write_text(text)
+        assert len(crawl.problems(tmp_path)) == count, text
 
 
-def test_with_an_address_pages_lead_to_the_repository():
-    address, (page, notebook, *_) = "https://github.com/someone/rungs", map(PurePosixPath, SOME)
-    assert sources.elsewhere("", notebook) == []
-    assert sources.elsewhere(address, page) == [f"[edit this page]({address}/edit/main/{page})"]
-    colab = f"https://colab.research.google.com/github/someone/rungs/blob/main/{notebook}"
-    assert sources.elsewhere(address, notebook)[1] == f"[open in Colab]({colab})"
-
-
-@needs_the_builder
-def test_a_small_site_is_built(small):
-    assert crawl.problems(small / "site") == []
-    page = (small / "site/notebooks/04_ddp_torchrun.html").read_text()
+def test_a_small_site_is_built(once):
+    site = small_site(once) / "site"
+    assert crawl.problems(site) == []
+    page = (site / "notebooks/04_ddp_torchrun.html").read_text()
     cells = json.loads((ROOT / SOME[1]).read_text())["cells"]
     pictures = [output for cell in cells for output in cell.get("outputs", []) if "image/png" in str(output)]
     assert page.count("<img") == len(pictures) >= 2
-    assert page.count("<summary>Answer") == sum(
-        "<summary>Answer" in "".join(cell["source"]) for cell in cells
-    )
-    assert "minutes to read, " in page and "edit this page" not in page
-    home = (small / "site/index.html").read_text()
+    answers = sum("<summary>Answer" in "".join(cell["source"]) for cell in cells)
+    assert page.count("<summary>Answer") == answers and "minutes to read, " in page
+    home = (site / "index.html").read_text()
     assert "In a hurry?" in home and "Ctrl+K" in home
-    assert "In a hurry?" in (small / "site/syllabus.html").read_text()
+    assert "In a hurry?" in (site / "syllabus.html").read_text()
 
 
-ADDRESS = "https://github.com/someone/rungs"
-
-
-def cards(site, name):
-    """What a page tells search engines and chats, by name."""
-    text = (site / "site" / name).read_text()
-    return dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)"', text)), text
-
-
-@needs_the_builder
-def test_without_an_address_no_page_leads_to_a_repository_and_no_card_has_a_picture(small):
-    for name in (
-        "index.html",
-        "lessons/pages/04.html",
-        "notebooks/04_ddp_torchrun.html",
-        "widgets/planner.html",
-    ):
-        tags, text = cards(small, name)
-        assert "og:image" not in tags and tags["twitter:card"] == "summary", name
+@pytest.mark.parametrize("address", ["", f"{ADDRESS}/"], ids=["no address", "address"])
+def test_links_to_the_repository_and_the_pictures_of_cards_come_from_its_address(once, address):
+    """Without one no page leads to a repository. Cards are what search engines and chats show of a page."""
+    site = small_site(once, address) / "site"
+    texts = {name: (site / f"{name}.html").read_text() for name in WITH_CARDS}
+    for name, text in texts.items():
+        tags = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)"', text))
+        picture = f"{ADDRESS}/raw/main/lessons/pictures/kill.png"
+        assert tags.get("og:image") == (picture if address else None), name
+        assert tags["twitter:card"] == ("summary_large_image" if address else "summary")
         assert tags["og:title"] and 40 < len(tags["description"]) <= 200, name
         assert tags["og:description"] == tags["description"]
-        assert not re.search(r'href="[^"]*(/edit/main/|colab\.research|/raw/main/)', text), name
-    links = re.findall(r'href="(https?://[^"]*)"', (small / "site/index.html").read_text())
-    assert [link for link in links if "furo" not in link and "sphinx" not in link] == []
-
-
-@needs_the_builder
-def test_with_an_address_links_and_cards_come_from_it(once):
-    site = Path(once("small_site_with_an_address", functools.partial(build_with_an_address)))
-    for name in (
-        "index.html",
-        "lessons/pages/04.html",
-        "notebooks/04_ddp_torchrun.html",
-        "widgets/planner.html",
-    ):
-        tags, _ = cards(site, name)
-        assert tags["og:image"] == f"{ADDRESS}/raw/main/lessons/pictures/kill.png", name
-        assert tags["twitter:card"] == "summary_large_image"
-    assert f'href="{ADDRESS}"' in (site / "site/index.html").read_text()
-    notebook = (site / "site/notebooks/04_ddp_torchrun.html").read_text()
-    assert f'href="{ADDRESS}/edit/main/notebooks/04_ddp_torchrun.ipynb"' in notebook
-    assert 'href="https://colab.research.google.com/github/someone/rungs/' in notebook
-
-
-def build_with_an_address(folder):
-    return build(folder, "--pages", *SOME, address=f"{ADDRESS}/")
+        leads = re.search(r'href="[^"]*(/edit/main/|colab\.research|/raw/main/)', text)
+        assert bool(leads) == (bool(address) and name not in ("index", "widgets/planner")), name
+        assert ("edit this page" in text) == bool(leads)
+    links = re.findall(r'href="(https?://[^"]*)"', texts["index"])
+    assert {link for link in links if "furo" not in link and "sphinx" not in link} == (
+        {ADDRESS} if address else set()
+    )
+    if address:
+        for page, links in {SOME[0]: ("edit",), SOME[1]: ("edit", "raw")}.items():
+            text = texts[page.rpartition(".")[0]]
+            assert all(f'href="{ADDRESS}/{link}/main/{page}"' in text for link in links), page
+        colab = "https://colab.research.google.com/github/someone/rungs/blob/main/"
+        assert f'href="{colab}{SOME[1]}"' in texts["notebooks/04_ddp_torchrun"]
 
 
 def test_the_address_is_the_one_of_the_table_unless_a_variable_has_another(monkeypatch):
-    import build as builder
-
     monkeypatch.setattr(lessons, "ADDRESS", ADDRESS)
     monkeypatch.delenv("ADDRESS", raising=False)
     assert builder.address() == ADDRESS
@@ -280,78 +288,62 @@ def test_the_address_is_the_one_of_the_table_unless_a_variable_has_another(monke
         assert builder.address() == other
 
 
-FOLD = """(() => {
-    const links = [...document.querySelectorAll("article a:not(.headerlink)")];
-    const seen = links.filter((link) => link.getBoundingClientRect().bottom <= innerHeight);
-    return [links[0].textContent, seen.length, innerHeight];
-})()"""
+# The theme lets what is in the middle scroll, and the page seems to be narrow.
+WIDTH = "Math.max(...[...document.querySelectorAll('html, .content')].map((part) => part.scrollWidth))"
 
 
-@needs_the_builder
-@needs_a_browser
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
-def test_the_first_screen_says_what_it_is_and_what_to_do_next(small, reader, width, height):
-    page = reader(small)
-    page.look(width, "light", height)
+def test_the_first_screen_says_what_it_is_and_what_to_do_next(page, width, height):
+    page.look(width, height=height)
     page.open("index.html")
-    first, seen, _ = page.ask(FOLD)
-    assert seen >= 1, f"{first!r} is below the fold"
-    bottom = "(part) => part.getBoundingClientRect().bottom"
-    seen = f"(chosen => [...document.querySelectorAll(chosen)].map({bottom}))"
-    assert all(bottom <= height for bottom in page.ask(f"{seen}('.hero .tagline, .hero .actions')"))
-    pictures = ".cards > * > :is(img, svg, .lines)"
-    assert len(page.ask(f"{seen}('.cards > *')")) == len(page.ask(f"{seen}('{pictures}')")) == 4
-    page.until(
-        "[...document.querySelectorAll('.cards img')].every((one) => one.naturalWidth > 0)", "pictures"
-    )
-    assert "has run on a real GPU yet" in page.ask("document.querySelector('.status-box').textContent")
+    bottoms = ".map((part) => part.getBoundingClientRect().bottom)"
+    first, *_ = page.ask(every("article a:not(.headerlink)") + bottoms)
+    parts = page.ask(every(".hero .tagline, .hero .actions") + bottoms)
+    assert max(first, *parts) <= height, "below the fold"
+    assert page.count(".cards > *") == page.count(".cards > * > :is(img, svg, .lines)") == 4
+    page.until(f"{every('.cards img')}.every((one) => one.naturalWidth > 0)", "pictures")
+    assert "has run on a real GPU yet" in page.ask(f"{one('.status-box')}.textContent")
     assert page.ask(WIDTH) <= width
-    assert page.complaints() == []
 
 
 CUT = """[...document.querySelectorAll("article pre")].map((part) => [part.scrollWidth - part.clientWidth,
     Math.max(...part.textContent.split("\\n").map((line) => [...line].length))])"""
 
 
-@needs_the_builder
-@needs_a_browser
-def test_code_of_110_letters_is_not_cut_on_a_desktop_and_scrolls_on_a_phone(small, reader):
-    page = reader(small)
-    page.look(1440, "light")
-    for name in ("notebooks/04_ddp_torchrun.html", "lessons/pages/04.html"):
+def test_code_of_110_letters_is_not_cut_on_a_desktop_and_scrolls_on_a_phone(page):
+    page.look(1440)
+    for name in ("lessons/pages/04.html", "notebooks/04_ddp_torchrun.html"):
         page.open(name)
         # The longest block has to fit, however long its lines are today.
-        page.ask("document.querySelector('article .highlight pre').append('\\n' + 'x'.repeat(110) + '\\n')")
-        page.ask("document.querySelectorAll('details').forEach((part) => part.open = true)")
+        page.ask(f"{one('article .highlight pre')}.append('\\n' + 'x'.repeat(110) + '\\n')")
+        page.ask(f"{every('details')}.forEach((part) => part.open = true)")
         blocks = page.ask(CUT)
         assert 110 in [letters for _, letters in blocks], name
         assert not [block for block in blocks if block[1] <= 110 and block[0] > 1], name
-    page.look(390, "light")
+    page.look(390)
     page.open("notebooks/04_ddp_torchrun.html")
-    style = "getComputedStyle(document.querySelector('article .highlight pre')).overflowX"
-    assert page.ask(style) == "auto" and page.ask(WIDTH) <= 390
+    assert page.ask(f"getComputedStyle({one('article .highlight pre')}).overflowX") == "auto"
+    assert page.ask(WIDTH) <= 390
 
 
 LISTED = """[...document.querySelectorAll("article .table-wrapper")].map((part) => [part.matches(".as-list"),
     part.scrollWidth - part.clientWidth])"""
 
 
-@needs_the_builder
-@needs_a_browser
-def test_a_wide_table_is_a_list_on_a_phone(small, reader):
-    page = reader(small)
-    for name in ("index.html", "syllabus.html", "widgets/planner.html", "widgets/sharding.html"):
-        page.look(390, "light")
+def test_a_wide_table_is_a_list_on_a_phone(page):
+    for name in ("syllabus.html", "widgets/planner.html", "widgets/sharding.html", "index.html"):
+        page.look(390)
         page.open(name)
         tables = page.ask(LISTED)
         assert tables and any(is_list for is_list, _ in tables), name
         assert all(too_wide <= 1 for _, too_wide in tables), name
-        page.look(1440, "light")
+        page.look(1440)
         page.until(f"{LISTED}.every(([isList]) => !isList)", "tables again")
-    label = "getComputedStyle(document.querySelector('.as-list tbody td:nth-child(2)'), '::before').content"
-    page.look(390, "light")
+    page.look(390)
     page.open("index.html")
-    assert page.ask(label) == '"idea" ": "' or "idea" in page.ask(label)
+    assert "idea" in page.ask(
+        f"getComputedStyle({one('.as-list tbody td:nth-child(2)')}, '::before').content"
+    )
 
 
 def test_a_notebook_leads_to_the_page_on_which_its_pictures_move():
@@ -363,23 +355,16 @@ def test_a_notebook_leads_to_the_page_on_which_its_pictures_move():
 
 # ---- the diff of any lesson to any other ----
 
-
-@functools.cache
-def texts():
-    return {lesson.stem: lesson.path.read_text().splitlines() for lesson in lessons.LESSONS}
+TEXTS = {lesson.stem: lesson.path.read_text().splitlines() for lesson in lessons.LESSONS}
 
 
 def rows(before, after):
     """A diff in one column, of whole files: each line with its sign."""
-    left, right = texts()[before], texts()[after]
-    for kind, low, high, start, end in difflib.SequenceMatcher(
-        None, left, right, autojunk=False
-    ).get_opcodes():
-        if kind == "equal":
-            yield from (f" {line}" for line in left[low:high])
-        else:
-            yield from (f"-{line}" for line in left[low:high])
-            yield from (f"+{line}" for line in right[start:end])
+    left, right = TEXTS[before], TEXTS[after]
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    for kind, low, high, start, end in matcher.get_opcodes():
+        yield from (f"{' ' if kind == 'equal' else '-'}{line}" for line in left[low:high])
+        yield from (f"+{line}" for line in right[start:end] if kind != "equal")
 
 
 def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
@@ -392,44 +377,37 @@ def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
             continue
         own = {number: why[1] for number, why in enumerate(lesson["because"]) if why and why[0] == position}
         lines = list(rows(before, stem))
-        assert [texts()[stem][number] for number in own] == [line[1:] for line in lines if line[0] == "+"]
-        gone = [texts()[before][number] for number in lesson["gone"]]
+        assert [TEXTS[stem][number] for number in own] == [line[1:] for line in lines if line[0] == "+"]
+        gone = [TEXTS[before][number] for number in lesson["gone"]]
         assert gone == [line[1:] for line in lines if line[0] == "-"]
         assert {*own.values(), *lesson["gone"].values()} == set(range(len(lesson["sentences"])))
 
 
 def test_a_notebook_whose_diff_is_old_is_named(monkeypatch):
     stored = diff.stored_diff
-    monkeypatch.setattr(
-        diff, "stored_diff", lambda lesson: stored(lesson).replace("+ import os", "+ import so")
-    )
+    monkeypatch.setattr(diff, "stored_diff", lambda row: stored(row).replace("+ import os", "+ import so"))
     with pytest.raises(sources.Broken, match=r"04_ddp_torchrun.ipynb has '\+ import so', .*: make diffs"):
         diff.data()
 
 
 def test_a_notebook_may_show_some_of_the_changes(monkeypatch):
     """Each sentence leads to its place in the notebook, if it is there, and else to the notebook."""
-    stored, whole = diff.stored_diff, diff.data()["lessons"]
+    stored, whole, position = diff.stored_diff, diff.data()["lessons"], lessons.STEMS.index("05_snapshots")
 
     def some(lesson):
-        parts = diff.PART.split(stored(lesson))  # a head, then a sentence, its lines, what is between
         if lesson.stem != "05_snapshots":
             return stored(lesson)
-        shown = [0, 2, 3]
-        return "head\n\n" + "\n\n".join(
-            f"{parts[1 + 3 * at]}\n\n```diff\n{parts[2 + 3 * at]}```" for at in shown
-        )
+        places = diff.PART.findall(stored(lesson))
+        return "head\n\n" + "\n\n".join("{}\n\n```diff\n{}```".format(*places[at]) for at in (0, 2, 3))
 
     monkeypatch.setattr(diff, "stored_diff", some)
-    part = diff.data()["lessons"]
-    position = lessons.STEMS.index("05_snapshots")
-    count = len(part[position]["sentences"])
-    assert part[position]["shown"] == [0, None, 1, 2, *[None] * (count - 4)]
-    assert part[position]["sentences"] == whole[position]["sentences"], "no sentence is lost"
+    part = diff.data()["lessons"][position]
+    assert part["shown"] == [0, None, 1, 2, *[None] * (len(part["sentences"]) - 4)]
+    assert part["sentences"] == whole[position]["sentences"], "no sentence is lost"
 
 
 def test_a_change_without_a_sentence_is_named():
-    before, after = ["a", "b", "c", "d", "e", "f"], ["A", "b", "c", "d", "e", "F", "G"]
+    before, after = list("abcdef"), list("AbcdeFG")
     found = diff.parts_of(before, after, {"A": "One.", "F": "Two.", "+ G": "Three."})
     assert [sentence for sentence, _ in found] == ["One.", "Two.", "Three."]
     assert found[2][1] == [("+", "G", 6)]
@@ -448,112 +426,93 @@ SHOWN = """[...document.querySelectorAll("#widget tbody tr:not(.why):not(.fold)"
     row.querySelector(".sign").textContent + row.querySelector("code").textContent)"""
 
 
-def drawn(page, before, after):
-    """What the page of diffs draws for two lessons."""
-    page.ask(f"location.hash = '{before}..{after}'")
-    head = "document.querySelector('#widget th').textContent"
-    page.until(f"{head} == '{before}.py to {after}.py'", f"the diff from {before} to {after}")
-    return page.ask(SHOWN)
-
-
 def compare_drawn_with_python(page, pairs):
     page.open("widgets/diff.html")
     for name, is_wanted in (("columns", False), ("whole", True)):
-        box = f"document.querySelector('[name={name}]')"
-        if page.ask(f"{box}.checked") != is_wanted:
-            page.ask(f"{box}.click()")
+        box = one(f"[name={name}]")
+        page.ask(f"if ({box}.checked != {json.dumps(is_wanted)}) {box}.click()")
     for before, after in pairs:
-        lines = drawn(page, before, after)
-        assert [line[1:] for line in lines if line[0] != "+"] == texts()[before]
-        assert [line[1:] for line in lines if line[0] != "-"] == texts()[after]
-        one, other = sorted((before, after))
-        same = [line for line in rows(one, other) if line[0] == " "]
+        page.ask(f"location.hash = '{before}..{after}'")
+        head = f"{one('#widget th')}.textContent"
+        page.until(f"{head} == '{before}.py to {after}.py'", f"the diff from {before} to {after}")
+        lines = page.ask(SHOWN)
+        assert [line[1:] for line in lines if line[0] != "+"] == TEXTS[before]
+        assert [line[1:] for line in lines if line[0] != "-"] == TEXTS[after]
+        same = [line for line in rows(*sorted((before, after))) if line[0] == " "]
         assert [line for line in lines if line[0] == " "] == same, (before, after)
         assert before > after or lines == list(rows(before, after))
-    assert page.complaints() == []
 
 
-@needs_the_builder
-@needs_a_browser
-def test_the_page_draws_the_diffs_that_python_makes(small, reader):
-    pairs = list(itertools.permutations(lessons.STEMS, 2))
-    compare_drawn_with_python(reader(small), random.Random(1).sample(pairs, 8))
+PAIRS = list(itertools.permutations(lessons.STEMS, 2))
 
 
-@needs_the_builder
-@needs_a_browser
-def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(small, reader):
-    page = reader(small)
+def test_the_page_draws_the_diffs_that_python_makes(page):
+    compare_drawn_with_python(page, random.Random(1).sample(PAIRS, 8))
+
+
+@pytest.mark.night
+def test_the_page_draws_every_diff_that_python_makes(page_of_the_whole):
+    compare_drawn_with_python(page_of_the_whole, PAIRS)
+
+
+CHOSEN = f"{every('#widget select')}.map((choice) => choice.value)"
+
+
+def test_the_slider_walks_from_the_first_lesson_to_the_last_by_keyboard(page):
     page.open("widgets/diff.html?03_ddp_spawn..05_snapshots")
-    chosen = "[...document.querySelectorAll('#widget select')].map((choice) => choice.value)"
-    assert page.ask(chosen) == ["03_ddp_spawn", "05_snapshots"]
-    page.until("document.querySelectorAll('#widget .why').length", "a sentence")
+    assert page.ask(CHOSEN) == ["03_ddp_spawn", "05_snapshots"]
+    page.until(f"{every('#widget .why')}.length", "a sentence")
     loaded = "performance.getEntriesByType('resource').map((entry) => entry.name.split('/').pop())"
     found = {name for name in page.ask(loaded) if name.startswith("diff.") and name[5].isdigit()}
     assert found == {"diff.03_ddp_spawn.js", "diff.05_snapshots.js"}, "not the lines of all lessons"
-    page.ask("document.querySelector('[name=walk]').focus()")
-    press(page, "Home", 36)
+    page.ask(f"{one('[name=walk]')}.focus()")
+    page.press("Home")
     for lesson in lessons.LESSONS[1:]:
-        press(page, "ArrowRight", 39)
-        assert page.ask(chosen) == [lesson.grown_from, lesson.stem]
-        why = "[...document.querySelectorAll('#widget .why a')].map((link) => link.getAttribute('href'))"
+        page.press("ArrowRight")
+        assert page.ask(CHOSEN) == [lesson.grown_from, lesson.stem]
         # Its lines come from a file of their own, when they are asked for.
-        page.until(f"{why}.some((one) => one.startsWith('../notebooks/{lesson.stem}.html'))", lesson.stem)
-    moves = "getComputedStyle(document.querySelector('#widget td.come')).animationName"
+        why = f"#widget .why a[href^='../notebooks/{lesson.stem}.html']"
+        page.until(f"{every(why)}.length", lesson.stem)
+    moves = f"getComputedStyle({one('#widget td.come')}).animationName"
     assert page.ask(moves) == "none", "only what arrives in the ring moves"
-    assert page.complaints() == []
 
 
-@needs_the_builder
-@needs_a_browser
-def test_the_diff_opens_on_the_changed_lines_with_docstrings_folded(small, reader):
-    page = reader(small)
-    page.look(1440, "light", 900)
+def test_the_diff_opens_on_the_changed_lines_with_docstrings_folded(page):
+    page.look(1440, height=900)
     page.open("widgets/diff.html")
-    page.until("document.querySelectorAll('#widget td.come').length", "a change")
-    top = "document.querySelector('#widget :is(td.gone, td.come)').getBoundingClientRect().top"
+    page.until(f"{every('#widget td.come')}.length", "a change")
+    top = f"{one('#widget :is(td.gone, td.come)')}.getBoundingClientRect().top"
     assert page.ask(top) < 900, "the first change is below the fold"
-    shown = "[...document.querySelectorAll('#widget td.line')].map((cell) => cell.textContent)"
-    docstring = lessons.get("01_single_gpu").path.read_text().splitlines()[0]
-    assert docstring not in page.ask(shown)
-    button = "document.querySelector('#widget .fold button')"
+    shown = f"{every('#widget td.line')}.map((cell) => cell.textContent)"
+    first, second = (json.dumps(TEXTS[stem][0]) for stem in ("01_single_gpu", "04_ddp_torchrun"))
+    assert not page.ask(f"{shown}.includes({first})")
+    button = one("#widget .fold button")
     assert page.ask(f"{button}.textContent").startswith("docstring, ")
     page.ask(f"{button}.click()")
-    page.until(f"{shown}.includes({json.dumps(docstring)})", "the docstring")
-    page.ask("document.querySelectorAll('#widget .presets button')[1].click()")
-    chosen = "[...document.querySelectorAll('#widget select')].map((choice) => choice.value).join()"
-    page.until(f"{chosen} == '03_ddp_spawn,04_ddp_torchrun'", "the second example")
-    page.until("document.querySelectorAll('#widget .presets [aria-pressed=true]').length == 1", "its mark")
-    page.ask("document.querySelector('[name=docstrings]').click()")
-    docstring = lessons.get("04_ddp_torchrun").path.read_text().splitlines()[0]
-    page.until(f"{shown}.includes({json.dumps(docstring)})", "docstrings")
-    assert page.complaints() == []
+    page.until(f"{shown}.includes({first})", "the docstring")
+    page.ask(f"{every('#widget .presets button')}[1].click()")
+    page.until(f"{CHOSEN}.join() == '03_ddp_spawn,04_ddp_torchrun'", "the second example")
+    page.until(f"{every('#widget .presets [aria-pressed=true]')}.length == 1", "its mark")
+    page.ask(f"{one('[name=docstrings]')}.click()")
+    page.until(f"{shown}.includes({second})", "docstrings")
 
 
-@needs_the_builder
-@needs_a_browser
 @pytest.mark.parametrize("name", ["diff", "ring", "planner"])
-def test_a_link_to_what_one_sees_is_copied(small, reader, name):
-    page = reader(small)
+def test_a_link_to_what_one_sees_is_copied(page, name):
     page.open(f"widgets/{name}.html")
-    page.until("document.querySelector('#widget .copy button') != null", "a button")
+    page.until(f"{one('#widget .copy button')} != null", "a button")
     page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    page.ask("document.querySelector('#widget .presets button:nth-of-type(2)').click()")
+    page.ask(f"{one('#widget .presets button:nth-of-type(2)')}.click()")
     page.until("location.hash.length > 1", "an address")
-    page.ask("document.querySelector('#widget .copy').scrollIntoView({ block: 'center' })")
+    page.ask(f"{one('#widget .copy')}.scrollIntoView({{ block: 'center' }})")
     page.click("#widget .copy button", "Copy link")
-    page.until("document.querySelector('.copied').textContent.startsWith('Copied')", "an answer")
+    answer = f"{one('.copied')}.textContent"
+    page.until(f"{answer}.startsWith('Copied')", "an answer")
     assert page.ask("copied") == page.ask("location.href") and "#" in page.ask("copied")
     # Where a browser allows no access to the clipboard, the address is there to be copied by hand.
     page.ask("navigator.clipboard.writeText = async () => { throw new Error('no') }")
     page.click("#widget .copy button", "Copy link")
-    page.until("document.querySelector('.copied').textContent.includes(location.href)", "the address")
-
-
-def press(page, key, code, modifiers=0):
-    for kind in ("keyDown", "keyUp"):
-        keys = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
-        page.call("Input.dispatchKeyEvent", type=kind, **keys)
+    page.until(f"{answer}.includes(location.href)", "the address")
 
 
 FOCUSED = """(() => {
@@ -561,158 +520,136 @@ FOCUSED = """(() => {
     const { outlineStyle: style, outlineWidth: width } = getComputedStyle(found);
     const isFramed = style != "none" && parseFloat(width) > 0;
     const isThere = found.checkVisibility({ opacityProperty: true });
-    return [[...document.querySelectorAll(CHOSEN)].indexOf(found), isFramed && isThere];
+    return [CHOSEN.indexOf(found), isFramed && isThere];
 })()"""
 
 
-def tabbed(page, chosen, start="document.querySelector('h1')"):
+def tabbed(page, chosen, start="h1"):
     """Walk with Tab from the title to all that this selector names: its numbers, as they come."""
-    page.ask(f"(start => {{ start.tabIndex ||= -1; start.focus(); }})({start})")
+    page.ask(f"(start => {{ start.tabIndex ||= -1; start.focus(); }})({one(start)})")
     found, number = [], -1
     while number >= 0 or not found:
-        press(page, "Tab", 9)
+        page.press("Tab")
         page.ask("Promise.all(document.getAnimations().map((one) => one.finished)).then(() => 0)")
-        number, can_be_seen = page.ask(FOCUSED.replace("CHOSEN", repr(chosen)))
+        number, can_be_seen = page.ask(FOCUSED.replace("CHOSEN", every(chosen)))
         if number >= 0:
             assert can_be_seen, f"the focus on number {number} is not to be seen"
             found.append(number)
     return found
 
 
-@needs_the_builder
-@needs_a_browser
 @pytest.mark.parametrize("name", WIDGETS)
-def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(small, reader, name):
-    page = reader(small)
-    page.look(1280, "light")
+def test_every_control_of_a_widget_is_reached_and_seen_with_the_keyboard(page, name):
     page.open(f"widgets/{name}.html")
     if name == "diff":
-        page.until("document.querySelectorAll('#widget .fold').length", "folds")
+        page.until(f"{every('#widget .fold')}.length", "folds")
     chosen = "#widget :is(input, select, button, a):not(:disabled)"
-    count = page.ask(f"document.querySelectorAll({chosen!r}).length")
+    count = page.count(chosen)
     assert tabbed(page, chosen) == list(range(count)) and count >= 5
     assert page.ask(WIDTH) <= 1280, "a wide table scrolls, and the page does not"
-    assert page.complaints() == []
 
 
-@needs_the_builder
-@needs_a_browser
-def test_whatever_a_page_has_can_be_used_with_the_keyboard(small, reader):
-    page = reader(small)
-    page.look(400, "light")
+def test_whatever_a_page_has_can_be_used_with_the_keyboard(page):
+    page.look(400)
     page.open("lessons/pages/04.html")
     chosen = "article :is(a:not(.headerlink), button, pre, .table-wrapper[tabindex])"
-    count = page.ask(f"document.querySelectorAll({chosen!r}).length")
+    count = page.count(chosen)
     assert tabbed(page, chosen) == list(range(count)) and count >= 5
-    assert page.ask("document.querySelectorAll('article .copybtn').length") >= 1
-    in_view = "document.activeElement.getBoundingClientRect().right > 0"
-    page.ask(
-        "document.activeElement.blur(); scrollTo(0, 0); document.querySelector('.skip-to-content').focus()"
-    )
+    assert page.count("article .copybtn") >= 1
+    page.ask(f"document.activeElement.blur(); scrollTo(0, 0); {one('.skip-to-content')}.focus()")
     for _ in range(5):
-        press(page, "Tab", 9)
+        page.press("Tab")
+        in_view = "document.activeElement.getBoundingClientRect().right > 0"
         assert page.ask(in_view), page.ask("document.activeElement.outerHTML")
         if page.ask("document.activeElement.className") == "nav-overlay-icon":
             break
-    press(page, "Enter", 13)
+    page.press("Enter")
     assert page.ask("document.activeElement.ariaExpanded") == "true"
-    page.until("document.querySelector('.sidebar-tree').getBoundingClientRect().left >= 0", "the menu")
-    assert tabbed(page, ".sidebar-search", "document.querySelector('.nav-overlay-icon')") == [0]
-    press(page, "Escape", 27)
-    assert (
-        page.ask("document.querySelector('.sidebar-search').checkVisibility({ visibilityProperty: true })")
-        is False
-    )
+    page.until(f"{one('.sidebar-tree')}.getBoundingClientRect().left >= 0", "the menu")
+    assert tabbed(page, ".sidebar-search", ".nav-overlay-icon") == [0]
+    page.press("Escape")
+    assert page.ask(f"{one('.sidebar-search')}.checkVisibility({{ visibilityProperty: true }})") is False
 
 
-@needs_the_builder
-@needs_a_browser
-def test_keys_turn_pages_and_search_and_scroll_what_is_wide(small, reader):
-    page = reader(small)
-    page.look(400, "light")
+def test_keys_turn_pages_and_search_and_scroll_what_is_wide(page):
+    page.look(400)
     page.open("lessons/pages/04.html")
-    wide = "document.querySelector('pre[tabindex]')"
+    wide = one("pre[tabindex]")
     page.ask(f"{wide}.focus()")
-    press(page, "ArrowRight", 39)
+    page.press("ArrowRight")
     page.until(f"{wide}.scrollLeft > 0", "the end of a line")
-    press(page, "/", 191)
-    press(page, "k", 75, modifiers=2)  # Ctrl
+    page.press("/")
+    page.press("k", CTRL)
     assert page.ask("document.activeElement.name") == "q"
     page.until("document.activeElement.getBoundingClientRect().left >= 0", "the search box")
     page.ask("document.activeElement.blur()")
-    press(page, "/", 191)
+    page.press("/")
     assert page.ask("document.activeElement.name") is None, "a letter alone is no shortcut"
-    press(page, "ArrowRight", 39)
-    page.until("location.pathname.endsWith('notebooks/04_ddp_torchrun.html')", "the next page")
-    page.until("document.readyState == 'complete'", "all of it")
-    press(page, "ArrowLeft", 37)
-    page.until("location.pathname.endsWith('lessons/pages/04.html')", "the page before")
-    assert page.complaints() == []
+    turns = {"ArrowRight": "notebooks/04_ddp_torchrun.html", "ArrowLeft": "lessons/pages/04.html"}
+    for key, name in turns.items():
+        page.press(key)
+        page.until(f"location.pathname.endsWith('{name}')", name)
+        page.until("document.readyState == 'complete'", "all of it")
 
 
-@needs_the_builder
-@needs_a_browser
-@needs_axe
-def test_what_was_folded_can_be_scrolled_with_the_keyboard(small, reader):
-    page = reader(small)
-    page.look(400, "light")
+def test_what_was_folded_can_be_scrolled_with_the_keyboard(page):
+    needs(AXE.exists(), "axe-core")
+    page.look(400)
     page.open("notebooks/10a_stale_weights.html")
-    folded = (
-        "[...document.querySelectorAll('details pre')].filter((part) => part.scrollWidth > part.clientWidth)"
-    )
-    page.ask("document.querySelectorAll('details').forEach((part) => part.open = true)")
+    folded = f"{every('details pre')}.filter((part) => part.scrollWidth > part.clientWidth)"
+    page.ask(f"{every('details')}.forEach((part) => part.open = true)")
     page.until(f"{folded}.length > 0 && {folded}.every((part) => part.tabIndex == 0)", "what was folded")
-    assert page.violations("scrollable-region-focusable", "target-size") == []
+    assert page.violations(*ON_A_PHONE) == []
 
 
-@needs_the_builder
-@needs_a_browser
-def test_the_syllabus_is_printed_without_what_is_for_the_screen(small, reader):
-    page = reader(small)
+def test_the_syllabus_is_printed_without_what_is_for_the_screen(page):
     page.open("syllabus.html")
     page.call("Emulation.setEmulatedMedia", media="print")
-    shown = "[...document.querySelectorAll({!r})].filter((part) => part.checkVisibility()).length"
-    assert page.ask(shown.format(".sidebar-drawer, .related-pages, button, .mobile-header")) == 0
-    assert page.ask(shown.format("article table tr")) == 2 + len(lessons.LESSONS)
+    for chosen, count in {
+        ".sidebar-drawer, .related-pages, button, .mobile-header": 0,
+        "article table tr": 2 + len(lessons.LESSONS),
+    }.items():
+        assert page.ask(f"{every(chosen)}.filter((part) => part.checkVisibility()).length") == count
 
 
 # ---- the whole site ----
 
 
 @pytest.mark.long
-@needs_the_builder
 def test_every_link_of_the_whole_site_leads_somewhere(whole):
     site = whole / "site"
     assert crawl.problems(site) == []
-    for lesson in lessons.LESSONS:
-        assert (site / f"lessons/pages/{lesson.page.stem}.html").exists()
-        for row in lesson.notebooks:
-            assert (site / f"notebooks/{row.stem}.html").exists()
-    assert all((site / name).exists() for name in KINDS)
+    pages = [f"lessons/pages/{lesson.page.stem}.html" for lesson in lessons.LESSONS]
+    pages += [f"notebooks/{row.stem}.html" for lesson in lessons.LESSONS for row in lesson.notebooks]
+    assert [name for name in (*pages, *KINDS) if not (site / name).exists()] == []
+
+
+# All that is folded, and what the page then does in a frame or two.
+OPENED = """document.querySelectorAll("details").forEach((part) => part.open = true);
+    new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"""
+WEIGHT = """[...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
+    .filter((entry) => entry.initiatorType != "img").reduce((sum, entry) => sum + entry.decodedBodySize, 0)"""
 
 
 @pytest.mark.long("kinds")
 @pytest.mark.night
-@needs_the_builder
-@needs_a_browser
-@needs_axe
 @pytest.mark.parametrize("part", ["kinds", 0, 1, 2, 3])
-def test_every_page_opens_and_everybody_can_read_it(whole, reader, part):
+def test_every_page_opens_and_everybody_can_read_it(whole, page_of_the_whole, part):
     """No error, no request that fails or leaves, nothing wider than a phone, not too heavy; and no violation.
     That is looked for where the navigation leads: the other pages show a file, and are of one kind."""
-    page, site, found = reader(whole), whole / "site", []
+    needs(AXE.exists(), "axe-core")
+    page, site, found = page_of_the_whole, whole / "site", []
     listed = {*crawl.Page((site / "index.html").read_text()).links, *KINDS}
-    pages = sorted(site.rglob("*.html"))
-    for path in [site / name for name in KINDS] if part == "kinds" else pages[part::4]:
+    for path in [site / name for name in KINDS] if part == "kinds" else sorted(site.rglob("*.html"))[part::4]:
         name = str(path.relative_to(site))
-        page.look(1280, "light")
+        page.look(1280)
         page.open(name)
         problems = page.complaints()
         if name in listed:
             problems += page.violations()
             page.look(1280, "dark")
             problems += [f"in the dark, {line}" for line in page.violations("color-contrast")]
-        page.look(400, "light")
+        page.look(400)
         if name in listed:
             page.ask(OPENED)
             problems += [f"on a phone, {line}" for line in page.violations(*ON_A_PHONE)]
@@ -724,49 +661,25 @@ def test_every_page_opens_and_everybody_can_read_it(whole, reader, part):
     assert not found, "\n".join(found)
 
 
-ON_A_PHONE = ("scrollable-region-focusable", "target-size")
-# All that is folded, and what the page then does in a frame or two.
-OPENED = """document.querySelectorAll("details").forEach((part) => part.open = true);
-    new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"""
-# The theme lets what is in the middle scroll, and the page seems to be narrow.
-WIDTH = "Math.max(...[...document.querySelectorAll('html, .content')].map((part) => part.scrollWidth))"
-WEIGHT = """[...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
-    .filter((entry) => entry.initiatorType != "img").reduce((sum, entry) => sum + entry.decodedBodySize, 0)"""
-
-
 @pytest.mark.long
-@needs_the_builder
-@needs_a_browser
-def test_the_search_finds_a_word_of_the_code(whole, reader):
-    page = reader(whole)
+def test_the_search_finds_a_word_of_the_code(page_of_the_whole):
+    page = page_of_the_whole
     page.open("search.html?q=set_epoch")
-    found = "[...document.querySelectorAll('#search-results li a')].map((link) => link.getAttribute('href'))"
+    found = f"{every('#search-results li a')}.map((link) => link.getAttribute('href'))"
     page.until(f"{found}.length", "results")
-    page.until(
-        "document.querySelector('#search-results .search-summary').textContent.includes('found')", "the end"
-    )
+    page.until(f"{one('#search-results .search-summary')}.textContent.includes('found')", "the end")
     assert any("notebooks/03_ddp_spawn.html" in link for link in page.ask(found))
-    assert page.complaints() == []
-
-
-@pytest.mark.night
-@needs_the_builder
-@needs_a_browser
-def test_the_page_draws_every_diff_that_python_makes(whole, reader):
-    compare_drawn_with_python(reader(whole), itertools.permutations(lessons.STEMS, 2))
 
 
 @pytest.mark.long
-@needs_the_builder
-@needs_a_browser
-def test_pages_that_were_read_are_remembered_until_they_are_forgotten(whole, reader):
-    page = reader(whole)
+def test_pages_that_were_read_are_remembered_until_they_are_forgotten(page_of_the_whole):
+    page = page_of_the_whole
     page.open("lessons/pages/04.html")
     page.ask("scrollTo(0, document.body.scrollHeight)")
-    page.until("document.querySelectorAll('.sidebar-tree a.read').length == 1", "a mark on the page")
+    page.until(f"{every('.sidebar-tree a.read')}.length == 1", "a mark on the page")
     page.open("index.html")
-    page.until("document.querySelector('p.progress span').textContent.endsWith(': 1.')", "a count")
-    assert page.ask("document.querySelector('article td a.read').textContent").startswith("04.")
-    page.ask("document.querySelector('p.progress button').click()")
-    assert page.ask("document.querySelectorAll('a.read').length") == 0
-    assert page.ask("document.querySelector('p.progress').hidden")
+    page.until(f"{one('p.progress span')}.textContent.endsWith(': 1.')", "a count")
+    assert page.ask(f"{one('article td a.read')}.textContent").startswith("04.")
+    page.ask(f"{one('p.progress button')}.click()")
+    assert page.count("a.read") == 0
+    assert page.ask(f"{one('p.progress')}.hidden")

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import test_site
-from test_site import SOME, Reader, build, needs_a_browser, needs_the_builder, press
+from test_site import every, one, opened, small_site
 
 import live
 import models
@@ -27,6 +26,33 @@ from widgets import diff, memory, planner, ring, schedules, sharding
 JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline")
 judge = taken.functions(ROOT / schedules.JUDGE, *JUDGE)
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
+
+
+def inputs_of(widget, **changes):
+    return live.begin(widget) | changes
+
+
+def answer(widget, **changes):
+    """What Python says of what a widget begins with, or of these changes, as a page gets it."""
+    return as_json(widget.answer(**inputs_of(widget, **changes)))
+
+
+def as_json(found):
+    return json.loads(json.dumps(found))
+
+
+def printed(words):
+    """What the planner's command prints."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        command.main(words.split())
+    return output.getvalue()
+
+
+def command_of(table):
+    """The words of the command that a table has as its caption."""
+    return table["caption"].removeprefix("python lessons/planner ")
+
 
 # ---- what Python says ----
 
@@ -105,10 +131,6 @@ def test_orders_in_which_all_wait_are_refused():
         schedules.when([[(0, "backward", 0), (0, "forward", 0)], [(1, "forward", 0)]], seconds)
 
 
-def inputs_of(widget, **changes):
-    return live.begin(widget) | changes
-
-
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
     for processes, count in itertools.product(schedules.PROCESSES, schedules.MICROBATCHES):
         for name in schedules.SCHEDULES:
@@ -144,72 +166,52 @@ def test_torch_has_the_orders_that_are_stored():
     assert result.returncode == 0, f"python tools/site/orders.py writes them anew: {result.stderr}"
 
 
-def printed(*words):
-    """What the planner's command prints."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        command.main([str(word) for word in words])
-    return output.getvalue()
-
-
 def test_a_plan_is_the_one_that_the_command_prints():
     inputs = inputs_of(
         planner, model="Llama 3 70B", gpus=2048, tensor_parallel=8, pipeline=4, batch_tokens=2**23
     )
     found = planner.answer(**inputs)
-    words = found["tables"][0]["caption"].removeprefix("python lessons/planner ").split()
-    assert words == [
-        "--model",
-        "llama3-70b",
-        "--gpus",
-        "2048",
-        "--tensor-parallel",
-        "8",
-        "--pipeline",
-        "4",
-        "--batch-tokens",
-        "8388608",
-    ]
-    said = printed(*words)
-    assert json.loads(printed(*words, "--json")) == json.loads(json.dumps(plans.plan(planner.job_of(inputs))))
+    words = "--model llama3-70b --gpus 2048 --tensor-parallel 8 --pipeline 4 --batch-tokens 8388608"
+    assert command_of(found["tables"][0]) == words
+    said = " ".join(printed(words).split())
+    assert json.loads(printed(f"{words} --json")) == as_json(plans.plan(planner.job_of(inputs)))
     for cells in found["tables"][0]["rows"]:
-        assert " ".join(filter(None, cells)) in " ".join(said.split()), cells
+        assert " ".join(filter(None, cells)) in said, cells
     assert found["memory"][-1]["to"] < found["limit"]["at"] < 1, "it fits"
     assert found["shares"][-1]["to"] == pytest.approx(1)
 
 
 def test_a_sweep_is_the_one_that_the_command_prints():
-    inputs = inputs_of(planner, gpus=2**14)
-    said = report.table(*plans.sweep(planner.job_of(inputs)), Path("a picture"))
-    found = planner.answer(**inputs_of(planner))
-    *rows, end = [line for line in said.splitlines() if line][:-1]
-    assert [" ".join(cells) for cells in found["tables"][1]["rows"]] == [
-        " ".join(row.split()) for row in rows[1:]
-    ]
+    said = report.table(*plans.sweep(planner.job_of(inputs_of(planner, gpus=2**14))), Path("a picture"))
+    found = answer(planner)
+    _, *rows, end = [line for line in said.splitlines() if line][:-1]
+    cells = found["tables"][1]["rows"]
+    assert [" ".join(row) for row in cells] == [" ".join(row.split()) for row in rows]
     assert found["end"] == f"{end}.".replace("No further", "The sweep stops here")
-    shares = [row[4] for row in found["tables"][1]["rows"]]
+    shares = [row[4] for row in cells]
     assert [dot["share"] for dot in found["curve"]] == shares, "the curve is the table's column"
-    top = max(1, *(float(share[:-1]) / 100 for share in shares))
-    assert [dot["y"] for dot in found["curve"]] == pytest.approx(
-        [float(share[:-1]) / 100 / top for share in shares], abs=1e-3
-    )
+    shares = [float(share[:-1]) / 100 for share in shares]
+    heights = [share / max(1, *shares) for share in shares]
+    assert [dot["y"] for dot in found["curve"]] == pytest.approx(heights, abs=1e-3)
     assert [dot["chosen"] for dot in found["curve"]].index(True) == 6
 
 
 def test_what_cannot_run_is_said_as_the_planner_says_it():
-    found = planner.answer(**inputs_of(planner, gpus=2**14))
+    found = answer(planner, gpus=2**14)
     assert found["said"].startswith("No plan: a step of 16,777,216 tokens has 8,192 texts")
     assert not found["shares"] and len(found["curve"]) == 14
-    found = planner.answer(**inputs_of(planner, gpus=1, tensor_parallel=8))
+    found = answer(planner, gpus=1, tensor_parallel=8)
     assert "take 8, for instance" in found["said"] and found["curve"]
-    assert "takes 8 GPUs" in memory.answer(**inputs_of(memory, gpus=1, tensor_parallel=8))["said"]
+    assert "takes 8 GPUs" in answer(memory, gpus=1, tensor_parallel=8)["said"]
+    found = answer(sharding, gpus=64)
+    assert found["said"].startswith("No way to shard 405.9 billion parameters over 64 GPUs fits")
+    assert found["tables"] == found["ways"] == []
 
 
 def test_memory_is_that_of_the_planner():
-    inputs = inputs_of(memory, model="GPT-3, 175 billion", gpus=512, tensor_parallel=8)
-    found = memory.answer(**inputs)
-    words = ["--params", 175_000_000_000, "--gpus", 512, "--tensor-parallel", 8, "--stage", 2]
-    plan = json.loads(printed(*words, "--json"))
+    found = answer(memory, model="GPT-3, 175 billion", gpus=512, tensor_parallel=8)
+    words = "--params 175000000000 --gpus 512 --tensor-parallel 8 --stage 2 --json"
+    plan = json.loads(printed(words))
     row = found["tables"][0]["rows"][2]
     assert row[1:5] == [memory.gigabytes(plan["memory_bytes"][part]) for part in memory.PARTS]
     assert row[-3:] == ["no", "fits", "fits"] and plan["fits"]
@@ -219,27 +221,25 @@ def test_memory_is_that_of_the_planner():
 def test_the_pages_of_memory_and_of_the_planner_agree_on_the_same_job():
     common = ("model", "gpus", "tensor_parallel", "micro_batch", "recompute")
     drawn, count = random.Random(1), 0
-    control = {one["name"]: [value for value, _ in one["values"]] for one in memory.CONTROLS}
-    for model in models.MODELS:
-        for _ in range(5):
-            chosen = {name: drawn.choice(control[name]) for name in common} | {"model": model, "seq": 2048}
-            rows = [row for table in memory.answer(**chosen)["tables"] for row in table["rows"]]
-            for stage, row in enumerate(rows):
-                inputs = {name: chosen[name] for name in common} | {"stage": stage}
-                plan = planner.answer(**inputs_of(planner, **inputs))
-                if "needs" in plan:  # the planner also looks at the batch
-                    assert row[5] == plan["needs"], (model, inputs)
-                    count += 1
+    for model in [model for model in models.MODELS for _ in range(5)]:
+        chosen = {name: value for name, value in drawn_inputs(memory, drawn).items() if name in common}
+        chosen["model"] = model
+        rows = [row for table in answer(memory, **chosen, seq=2048)["tables"] for row in table["rows"]]
+        for stage, row in enumerate(rows):
+            plan = answer(planner, **chosen, stage=stage)
+            if "needs" in plan:  # the planner also looks at the batch
+                assert row[5] == plan["needs"], (chosen, stage)
+                count += 1
     assert count >= 100
-    first = planner.answer(**live.begin(planner))["needs"]
-    assert first == memory.answer(**live.begin(memory))["tables"][0]["rows"][1][5]
-    assert first in printed("--params", "7.5e9", "--gpus", "64"), "and so does the command"
+    first = answer(planner)["needs"]
+    assert first == answer(memory)["tables"][0]["rows"][1][5]
+    assert first in printed("--params 7.5e9 --gpus 64"), "and so does the command"
 
 
 def test_the_axis_of_memory_grows_with_the_model():
     tops = []
     for model in models.MODELS:
-        found = memory.answer(**inputs_of(memory, model=model))
+        found = answer(memory, model=model)
         ends = [bar["parts"][-1]["to"] for bar in found["bars"]]
         assert 0.5 < max(ends) <= 1 or model.startswith("GPT-2, "), (model, ends)
         tops.append(found["ticks"][-1]["words"])
@@ -248,19 +248,16 @@ def test_the_axis_of_memory_grows_with_the_model():
 
 
 def test_the_verdict_of_the_planner_is_one():
-    fits = planner.answer(**live.begin(planner))
-    assert fits["said"].startswith(
-        "Yes, it fits: 41.7 GB of 80 GB per GPU. Training on 150 billion tokens takes "
-    )
-    no = planner.answer(**inputs_of(planner, model="a GPT of 30 billion", stage=0))
-    assert no["said"].startswith(
-        "No, it does not fit: each GPU would need 505.0 GB and has 80 GB. What would fit: "
-    )
+    yes = "Yes, it fits: 41.7 GB of 80 GB per GPU. Training on 150 billion tokens takes "
+    assert answer(planner)["said"].startswith(yes)
+    no = answer(planner, model="a GPT of 30 billion", stage=0)
+    begin = "No, it does not fit: each GPU would need 505.0 GB and has 80 GB. What would fit: "
+    assert no["said"].startswith(begin)
     assert not any(word in no["said"] for word in ("day", "$", "hours", "interruption"))
     assert no["shares"] == [] and len(no["tables"][0]["rows"]) == len(planner.PARTS)
-    other = planner.answer(**inputs_of(planner, model="a GPT of 30 billion", stage=3))
+    other = answer(planner, model="a GPT of 30 billion", stage=3)
     assert f"ZeRO stage 3 (FSDP) ({other['needs']})" in no["said"] and other["said"].startswith("Yes")
-    never = planner.answer(**inputs_of(planner, model="a GPT of 1 trillion", gpus=1, stage=0, memory=24e9))
+    never = answer(planner, model="a GPT of 1 trillion", gpus=1, stage=0, memory=24e9)
     assert "No single change makes it fit" in never["said"]
 
 
@@ -284,9 +281,8 @@ HOUSE = r"\b(rungs?|climbs?|judge|house|siege|cheats?|agents?|texts?|K)\b"
 def test_widgets_have_the_words_of_pytorch():
     for widget in (*LIVE.values(), ring, diff):
         said = [widget.TITLE, widget.INTRODUCTION, getattr(widget, "NOTE", ""), *widget.PRESETS]
-        said += [
-            words for one in getattr(widget, "CONTROLS", ()) for words in (one["label"], one["values"][0][1])
-        ]
+        for control in getattr(widget, "CONTROLS", ()):
+            said += [control["label"], control["values"][0][1]]
         for words in [*said, *ring.HEAD, ring.note(), ring.still()["said"]]:
             assert not re.search(HOUSE, re.sub(r"\]\([^)]*\)", "", words)), words
 
@@ -297,40 +293,37 @@ def drawn_inputs(widget, drawn):
 
 @pytest.mark.long
 def test_the_best_ways_are_those_that_the_command_above_them_prints():
-    drawn, count = random.Random(1), 0
-    for inputs in (inputs_of(sharding), *(drawn_inputs(sharding, drawn) for _ in range(20))):
-        found = sharding.answer(**inputs)
-        if not found["tables"]:
-            continue
+    drawn = random.Random(1)
+    chosen = [inputs_of(sharding), *(drawn_inputs(sharding, drawn) for _ in range(20))]
+    answers = [found for found in (answer(sharding, **inputs) for inputs in chosen) if found["tables"]]
+    assert len(answers) >= 15
+    for found in answers:
         [shown] = found["tables"]
-        count += 1
-        words = shown["caption"].removeprefix("python lessons/planner ").split()
-        assert len(words) < 18 and "--latency" not in words, "only what differs from the defaults"
-        best = json.loads(printed(*words, "--json"))
-        assert best == json.loads(json.dumps(search.search(sharding.job_of(inputs))))
-        _, _, head, *rows = printed(*words).splitlines()
+        words = command_of(shown)
+        assert len(words.split()) < 18 and "--latency" not in words, "only what differs from the defaults"
+        best = json.loads(printed(f"{words} --json"))
+        assert best == as_json(search.search(sharding.job_of(found["inputs"])))
+        _, _, head, *rows = printed(words).splitlines()
         assert [" ".join(cells) for cells in shown["rows"]] == [" ".join(line.split()) for line in rows]
-        assert shown["head"] == [sharding.HEADS.get(word.strip(), word.strip()) for word in search.HEAD]
-        assert " ".join(map(str.strip, search.HEAD)) == " ".join(head.split())
+        names = [word.strip() for word in search.HEAD]
+        assert shown["head"] == [sharding.HEADS.get(name, name) for name in names]
+        assert " ".join(names) == " ".join(head.split())
         longest = sum(best[-1]["step_seconds"].values())
-        assert [way["parts"][-1]["to"] for way in found["ways"]] == pytest.approx(
-            [sum(one["step_seconds"].values()) / longest for one in best]
-        )
-        for way, one, cells in zip(found["ways"], best, shown["rows"], strict=True):
+        for way, plan, cells in zip(found["ways"], best, shown["rows"], strict=True):
             parts = {part["part"]: part["to"] - part["from"] for part in way["parts"]}
-            times = {part: seconds / longest for part, seconds in one["step_seconds"].items() if seconds}
+            times = {part: seconds / longest for part, seconds in plan["step_seconds"].items() if seconds}
             assert parts == pytest.approx(times)
-            assert f" GPUs: {way['name']}\n" in printed(*command_of(one)), "as the report of that plan has it"
+            assert way["parts"][-1]["to"] == pytest.approx(sum(times.values()))
+            assert f" GPUs: {way['name']}\n" in printed(options_of(plan)), "as the report of that plan has it"
             assert way["words"] == f"step time {cells[9]}, {cells[8]} GB, bound by {cells[-1]}"
         assert f"The fastest is {found['ways'][0]['name']}: {shown['rows'][0][11]} and " in found["said"]
-    assert count >= 15
 
 
-def command_of(one):
+def options_of(plan):
     """The options of one plan."""
-    job = {name: value for name, value in one["job"].items() if name not in ("texts", "sequence_parallel")}
-    words = [word for name, value in job.items() if value for word in (f"--{name.replace('_', '-')}", value)]
-    return [*words, *(["--sequence-parallel"] if one["job"]["sequence_parallel"] else [])]
+    job = {name: value for name, value in plan["job"].items() if value and name != "texts"}
+    flag = " --sequence-parallel" if job.pop("sequence_parallel", False) else ""
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in job.items()) + flag
 
 
 def test_the_fastest_way_changes_as_the_page_of_the_search_says():
@@ -343,12 +336,6 @@ def test_the_fastest_way_changes_as_the_page_of_the_search_says():
     assert [one["job"]["pipeline"] for one in slower] == [1, 8, 16, 16, 32]
     longer = fastest("seq", control["seq"])
     assert [one["job"]["context_parallel"] for one in longer] == [1, 2, 4, 4, 16, 32, 64]
-
-
-def test_a_job_that_fits_in_no_way_is_said_as_the_planner_says_it():
-    found = sharding.answer(**inputs_of(sharding, gpus=64))
-    assert found["said"].startswith("No way to shard 405.9 billion parameters over 64 GPUs fits")
-    assert found["tables"] == found["ways"] == []
 
 
 # ---- the pages ----
@@ -382,54 +369,38 @@ def test_another_pyodide_is_refused(tmp_path):
 # ---- in a browser ----
 
 
-class Strict(test_site.Quiet):
-    """The browser refuses whatever a page or its worker asks of another server: both must do without."""
-
-    def end_headers(self):
-        allowed = "default-src 'self' data: 'unsafe-inline' 'wasm-unsafe-eval'"
-        self.send_header("Content-Security-Policy", allowed)
-        super().end_headers()
-
-
 @pytest.fixture
-def page(once, chromium, monkeypatch):
-    """A page beside the small site."""
-    monkeypatch.setattr(test_site, "Quiet", Strict)
-    site = Path(once("small_site", lambda folder: build(folder, "--pages", *SOME)))
-    opened = Reader(chromium, site)
-    opened.look(1280, "light")
-    yield opened
-    opened.close()
+def page(request, once):
+    yield from opened(request, small_site(once))
 
 
 def is_there(page, name):
     """Open a page whose answers come from Python, and wait until Python is there."""
     page.open(f"widgets/{name}.html")
-    page.ask("document.querySelector('#widget select').focus()")  # on a phone, the drawing is below the fold
-    page.until(
-        "document.querySelector('.loading').textContent.startsWith('Python runs in your browser')",
-        "Python",
-        300,
-    )
+    page.ask(f"{one('#widget select')}.focus()")  # on a phone, the drawing is below the fold
+    page.until(f"{one('.loading')}.textContent.startsWith('Python runs in your browser')", "Python", 300)
 
 
-def choose(page, name, index, count, by_mouse):
+def answered(page, inputs):
+    said = f"{one('#widget')}.dataset.inputs == JSON.stringify({json.dumps(inputs)})"
+    page.until(said, f"an answer to {inputs}")
+
+
+def choose(page, name, index, count, by_mouse=False):
     """Set a control, as a person does: a press on a slider, or keys."""
-    box = f"document.querySelector('#widget [name={name}]')"
+    box = one(f"#widget [name={name}]")
     page.ask(f"{box}.scrollIntoView({{block: 'center'}})")
     is_slider = page.ask(f"{box}.type == 'range'")
     if by_mouse and is_slider:
-        x, y, width = page.ask(
-            f"(({{x, y, width, height}}) => [x, y + height / 2, width])({box}.getBoundingClientRect())"
-        )
+        middle = "(({x, y, width, height}) => [x, y + height / 2, width])"
+        x, y, width = page.ask(f"{middle}({box}.getBoundingClientRect())")
         at = x + 8 + (width - 16) * index / max(1, count - 1)  # the thumb is 16 wide
         for kind in ("mousePressed", "mouseReleased"):
             page.call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
     else:
         page.ask(f"{box}.focus()")
-        press(page, "Home", 36)
-        for _ in range(index):
-            press(page, *(("ArrowRight", 39) if is_slider else ("ArrowDown", 40)))
+        for key in ["Home"] + ["ArrowRight" if is_slider else "ArrowDown"] * index:
+            page.press(key)
     assert page.ask(f"Number({box}.type == 'range' ? {box}.value : {box}.selectedIndex)") == index, name
 
 
@@ -455,102 +426,85 @@ SHOWN = """(() => {
         tables: [...document.querySelectorAll("#widget table")].map(table),
         part: parts("part"), line: parts("line"), event: parts("event"), dots,
         memory: parts("memory"), share: parts("share"), limit: parts("limit"),
-        held: [...document.querySelectorAll("#widget [data-held]")].map((node) => number(node, "width")),
+        held: [...document.querySelectorAll("#widget [data-held]")].map((node) =>
+            [number(node, "width") / 90]),
         words: words("[data-words]"),
     };
 })()"""
 
 
-def spans(shown):
+def bars(rows, named="{index} {part}"):
+    """The bars of some rows, as SHOWN has them: a name, where it begins, how long it is."""
     return [
-        (name, pytest.approx(start, abs=1e-3), pytest.approx(width, abs=1e-3)) for name, start, width in shown
+        (named.format(index=index, **part), part["from"], part["to"] - part["from"])
+        for index, row in enumerate(rows)
+        for part in row
     ]
 
 
-def same_spans(shown, expected):
-    assert [tuple(row) for row in shown] == spans(expected)
+def marks(lines):
+    return [(line["words"], line["at"], 0) for line in lines]
 
 
-def compare_live(name, shown, expected):
+# What the page of each widget draws, of the answer that Python gives.
+DRAWN = {
+    "memory": lambda found: {
+        "part": bars(bar["parts"] for bar in found["bars"]),
+        "line": marks(found["lines"]),
+        "words": [bar["words"] for bar in found["bars"]],
+    },
+    "schedules": lambda found: {
+        "event": bars(found["rows"], "{index} {kind} {microbatch} {second:d}"),
+        "held": [(one["share"],) for one in found["held"]],
+        "words": [one["words"] for one in found["held"]],
+    },
+    "sharding": lambda found: {
+        "part": bars(way["parts"] for way in found["ways"]),
+        "words": [f"{at}. {way['name']}: {way['words']}" for at, way in enumerate(found["ways"], 1)],
+    },
+    "planner": lambda found: {
+        "memory": bars([found["memory"]], "{part}"),
+        "share": bars([found["shares"]], "{part}"),
+        "limit": marks([found["limit"]] if found["memory"] else []),
+        "dots": [(dot["words"], dot["x"], dot["y"]) for dot in found["curve"] if len(found["curve"]) > 1],
+    },
+}
+
+
+def compare_live(page, name, **inputs):
     """What a page shows, and what Python answers."""
+    shown, expected = page.ask(SHOWN), answer(LIVE[name], **inputs)
     assert shown["said"] == [expected["said"]]
     assert shown["tables"] == [table["rows"] for table in expected["tables"]]
-    if name == "memory":
-        rows = [
-            (f"{index} {part['part']}", part["from"], part["to"] - part["from"])
-            for index, bar in enumerate(expected["bars"])
-            for part in bar["parts"]
-        ]
-        same_spans(shown["part"], rows)
-        same_spans(shown["line"], [(line["words"], line["at"], 0) for line in expected["lines"]])
-        assert shown["words"] == [bar["words"] for bar in expected["bars"]]
-    elif name == "schedules":
-        rows = [
-            (
-                f"{process} {one['kind']} {one['microbatch']} {int(one['second'])}",
-                one["from"],
-                one["to"] - one["from"],
-            )
-            for process, row in enumerate(expected["rows"])
-            for one in row
-        ]
-        same_spans(shown["event"], rows)
-        assert shown["held"] == pytest.approx([90 * one["share"] for one in expected["held"]], abs=0.1)
-        assert shown["words"] == [one["words"] for one in expected["held"]]
-    elif name == "sharding":
-        rows = [
-            (f"{index} {part['part']}", part["from"], part["to"] - part["from"])
-            for index, way in enumerate(expected["ways"])
-            for part in way["parts"]
-        ]
-        same_spans(shown["part"], rows)
-        words = [f"{index}. {way['name']}: {way['words']}" for index, way in enumerate(expected["ways"], 1)]
-        assert shown["words"] == words
-    else:
-        for key, parts in (("memory", expected["memory"]), ("share", expected["shares"])):
-            same_spans(
-                shown[key], [(part["part"], part["from"], part["to"] - part["from"]) for part in parts]
-            )
-        limits = [expected["limit"]] if expected["memory"] else []
-        same_spans(shown["limit"], [(limit["words"], limit["at"], 0) for limit in limits])
-        dots = expected["curve"] if len(expected["curve"]) > 1 else []
-        same_spans(shown["dots"], [(dot["words"], dot["x"], dot["y"]) for dot in dots])
+    for key, rows in DRAWN[name](expected).items():
+        if key == "words":
+            assert shown[key] == rows
+        else:
+            found, wanted = (list(itertools.chain(*some)) for some in (shown[key], rows))
+            assert found == pytest.approx(wanted, abs=1e-3), key
 
 
-def use(page, name, times, seed):
+@pytest.mark.long(*(f"5-{name}" for name in LIVE))
+@pytest.mark.night
+@pytest.mark.parametrize("name", LIVE)
+@pytest.mark.parametrize("times", [5, 25])
+def test_pages_show_what_python_answers(page, times, name):
     """Draw inputs, set them by mouse or by keyboard, and compare: all controls, then two at a time."""
-    widget, drawn = LIVE[name], random.Random(seed)
+    widget, drawn = LIVE[name], random.Random(1)
     is_there(page, name)
     example = live.presets(widget)[-1]
     page.click("#widget .presets button", example["label"])
-    said = "document.getElementById('widget').dataset.inputs"
-    wanted = f"JSON.stringify({json.dumps(example['inputs'])})"
-    page.until(f"{said} == {wanted}", f"an answer to {example['label']}")
-    compare_live(name, page.ask(SHOWN), json.loads(json.dumps(widget.answer(**example["inputs"]))))
     chosen = dict(example["inputs"])
+    answered(page, chosen)
+    compare_live(page, name, **chosen)
     for time in range(times):
         for control in widget.CONTROLS if time == 0 else drawn.sample(widget.CONTROLS, 2):
             index = drawn.randrange(len(control["values"]))
             choose(page, control["name"], index, len(control["values"]), drawn.random() < 0.5)
             chosen[control["name"]] = control["values"][index][0]
             # A page that an answer makes shorter scrolls, and the next press would miss its slider.
-            said = "document.getElementById('widget').dataset.inputs"
-            page.until(f"{said} == JSON.stringify({json.dumps(chosen)})", f"an answer to {chosen}")
-        compare_live(name, page.ask(SHOWN), json.loads(json.dumps(widget.answer(**chosen))))
-    assert page.complaints() == []
-
-
-NAMES = ("memory", "planner", "schedules", "sharding")
-
-
-@pytest.mark.long(*(f"5-{name}" for name in NAMES))
-@pytest.mark.night
-@needs_the_builder
-@needs_a_browser
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("times", [5, 25])
-def test_pages_show_what_python_answers(page, times, name):
-    use(page, name, times, seed=1)
+            answered(page, chosen)
+        compare_live(page, name, **chosen)
 
 
 CROSSED = """(() => {
@@ -574,25 +528,18 @@ CROSSED = """(() => {
 
 
 @pytest.mark.long
-@needs_the_builder
-@needs_a_browser
 @pytest.mark.parametrize("width", [1440, 390])
 def test_no_line_of_the_memory_page_crosses_a_label(page, width):
     page.look(width, "light")
     is_there(page, "memory")
-    for model in models.MODELS:
-        for changes in ({"gpus": 64}, {"gpus": 8, "tensor_parallel": 8}):
-            inputs = inputs_of(memory, model=model, **changes)
-            page.ask(f"location.hash = new URLSearchParams({json.dumps(inputs)}).toString()")
-            said = f"document.getElementById('widget').dataset.inputs == JSON.stringify({json.dumps(inputs)})"
-            page.until(said, f"an answer to {inputs}")
-            assert page.ask(CROSSED) == [], (model, changes)
-    assert page.complaints() == []
+    for model, changes in itertools.product(models.MODELS, ({"gpus": 64}, {"gpus": 8, "tensor_parallel": 8})):
+        inputs = inputs_of(memory, model=model, **changes)
+        page.ask(f"location.hash = new URLSearchParams({json.dumps(inputs)}).toString()")
+        answered(page, inputs)
+        assert page.ask(CROSSED) == [], (model, changes)
 
 
 @pytest.mark.night
-@needs_the_builder
-@needs_a_browser
 def test_a_search_that_takes_long_says_that_it_is_at_work_and_how_long_it_took(page):
     is_there(page, "sharding")
     page.ask("""(() => {
@@ -600,15 +547,12 @@ def test_a_search_that_takes_long_says_that_it_is_at_work_and_how_long_it_took(p
         const place = document.querySelector("#widget .loading");
         new MutationObserver(() => said.push(place.textContent)).observe(place, { childList: true });
     })()""")
-    begin = live.begin(sharding)
     page.ask("location.hash = 'model=mixtral-8x7b&gpus=1024&seq=131072'")
     page.until("said.length == 2", "the end of the search")
     at_work, took = page.ask("said")
     assert at_work == "Working. Until the new answer is there, the page shows the previous one."
     assert took.startswith("The answer took ")
-    chosen = begin | {"model": "mixtral-8x7b", "gpus": 1024, "seq": 131072}
-    compare_live("sharding", page.ask(SHOWN), json.loads(json.dumps(sharding.answer(**chosen))))
-    assert page.complaints() == []
+    compare_live(page, "sharding", model="mixtral-8x7b", gpus=1024, seq=131072)
 
 
 RING = """(() => {
@@ -627,28 +571,25 @@ RING = """(() => {
 })()"""
 
 
-def compare_ring(shown, way, size, chunks, position):
+def compare_ring(page, way, size, chunks, position):
+    shown = page.ask(RING)
     steps, chunks = ring.steps_of(way, size, chunks)
     holds = ring.play(size, [moves for _, moves in steps], chunks)[position]
     for rank, chunk in itertools.product(range(size), range(chunks)):
-        has = holds[rank][chunk]
-        assert shown["cells"][f"{rank} {chunk}"] == (
-            "Σ" if len(has) == size else "".join(map(str, sorted(has)))
-        )
+        has = "".join(map(str, sorted(holds[rank][chunk])))
+        assert shown["cells"][f"{rank} {chunk}"] == ("Σ" if len(has) == size else has)
     through = [0] * size
     for _, moves in steps[:position]:
-        for source, target, *_ in moves:
-            through[source] += 1 / chunks
-            through[target] += 1 / chunks
+        for rank in [rank for move in moves for rank in move[:2]]:
+            through[rank] += 1 / chunks
     whole = 2 * (size - 1)  # of K, through the server
     assert shown["bars"] == pytest.approx([58 * amount / whole for amount in through], abs=0.05)
-    beside = min(position, 2 * (size - 1))
+    beside = min(position, whole)
     assert shown["server"] == beside, "K through the server after as many steps: one for each"
     if position:
-        working = {rank for move in steps[position - 1][1] for rank in move[:2]}
-        said = (
-            f"Step {position} of {len(steps)}, {steps[position - 1][0]}: {len(working)} of {size} processes"
-        )
+        name, moves = steps[position - 1]
+        working = len({rank for move in moves for rank in move[:2]})
+        said = f"Step {position} of {len(steps)}, {name}: {working} of {size} processes"
         assert shown["said"].startswith(said)
         assert f"so far: {max(through):.2f} x; " in shown["said"]
         assert f"after as many steps: {beside:.2f} x, and {whole:.2f} x in total" in shown["said"]
@@ -658,8 +599,6 @@ def compare_ring(shown, way, size, chunks, position):
 
 @pytest.mark.long("5")
 @pytest.mark.night
-@needs_the_builder
-@needs_a_browser
 @pytest.mark.parametrize("times", [5, 25])
 def test_the_ring_shows_what_python_says_at_every_step(page, times):
     drawn = random.Random(1)
@@ -668,65 +607,48 @@ def test_the_ring_shows_what_python_says_at_every_step(page, times):
         size = drawn.choice(ring.PROCESSES)
         way = drawn.choice([way for way in ring.WAYS if ring.is_there(way, size)])
         chunks = drawn.choice(ring.CHUNKS) if way == "ring" else size
-        choose(page, "way", 0, 4, False)
-        choose(page, "processes", size - 2, 7, False)
-        choose(page, "way", list(ring.WAYS).index(way), 4, False)
+        choose(page, "way", 0, 4)
+        choose(page, "processes", size - 2, 7)
+        choose(page, "way", list(ring.WAYS).index(way), 4)
         if way == "ring":
-            choose(page, "chunks", chunks - 1, 8, False)
+            choose(page, "chunks", chunks - 1, 8)
         count = len(ring.steps_of(way, size, chunks)[0])
         position = drawn.randint(0, count)
         choose(page, "step", position, count + 1, drawn.random() < 0.5)
-        compare_ring(page.ask(RING), way, size, chunks, position)
+        compare_ring(page, way, size, chunks, position)
         if position < count:
             page.click("#widget button", "step")
-            compare_ring(page.ask(RING), way, size, chunks, position + 1)
-    assert page.complaints() == []
+            compare_ring(page, way, size, chunks, position + 1)
 
 
 @pytest.mark.long
-@needs_the_builder
-@needs_a_browser
 def test_the_ring_is_walked_by_keyboard_and_by_touch_and_plays_to_its_end(page):
     page.open("widgets/ring.html")
-    page.ask("document.querySelector('#widget [name=step]').focus()")
-    press(page, "ArrowRight", 39)
-    compare_ring(page.ask(RING), "ring", 4, 4, 1)
-    order = [page.ask("document.activeElement.textContent")]
-    for _ in range(4):
-        press(page, "Tab", 9)
-        order.append(page.ask("document.activeElement.textContent"))
-    assert order[1:] == ["to the start", "back", "step", "play"]
-    box = page.ask(
-        "(({x, y}) => [x + 9, y + 9])(document.querySelectorAll('#widget .buttons "
-        "button')[2].getBoundingClientRect())"
-    )
-    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": box[0], "y": box[1]}])
+    page.ask(f"{one('#widget [name=step]')}.focus()")
+    page.press("ArrowRight")
+    compare_ring(page, "ring", 4, 4, 1)
+    for name in ("to the start", "back", "step", "play"):
+        page.press("Tab")
+        assert page.ask("document.activeElement.textContent") == name
+    buttons, said = every("#widget .buttons button"), f"{one('#widget [role=status]')}.textContent"
+    x, y = page.ask(f"(({{x, y}}) => [x + 9, y + 9])({buttons}[2].getBoundingClientRect())")
+    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
     page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
-    page.until(
-        "document.querySelector('#widget [role=status]').textContent.startsWith('Step 2 of 6')", "a step"
-    )
+    page.until(f"{said}.startsWith('Step 2 of 6')", "a step")
     page.click("#widget button", "play")
-    page.until(
-        "document.querySelector('#widget [role=status]').textContent.includes('All processes have')",
-        "the end",
-    )
-    page.until("[...document.querySelectorAll('#widget .buttons button')][3].textContent == 'play'", "a rest")
-    compare_ring(page.ask(RING), "ring", 4, 4, 6)
+    page.until(f"{said}.includes('All processes have')", "the end")
+    page.until(f"{buttons}[3].textContent == 'play'", "a rest")
+    compare_ring(page, "ring", 4, 4, 6)
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
     page.click("#widget button", "back")
-    assert page.ask("getComputedStyle(document.querySelector('#widget .come')).animationName") == "none"
-    assert page.complaints() == []
+    assert page.ask(f"getComputedStyle({one('#widget .come')}).animationName") == "none"
 
 
-@needs_the_builder
-@needs_a_browser
 def test_without_python_and_without_scripts_a_page_shows_what_it_was_built_with(page):
-    first = json.loads(json.dumps(schedules.answer(**live.begin(schedules))))
     page.open("widgets/schedules.html")
-    compare_live("schedules", page.ask(SHOWN), first)
+    compare_live(page, "schedules")
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.open("widgets/schedules.html")
-    words = page.ask("document.getElementById('widget').textContent")
-    assert first["said"] in words and "With JavaScript, the page has controls" in words
-    assert page.ask("document.querySelectorAll('#widget svg').length") == 0
-    assert page.complaints() == []
+    words = page.ask(f"{one('#widget')}.textContent")
+    assert answer(schedules)["said"] in words and "With JavaScript, the page has controls" in words
+    assert page.count("#widget svg") == 0

@@ -3,7 +3,6 @@ by name; MEASURES has them in the order in which they take turns.
 """
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -33,7 +32,11 @@ ENVIRONMENT = os.environ | {
 }
 STARTED = []  # processes that may still run
 LIMIT = 120  # seconds, for each process
-LINK = "1gbit"
+STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, optimizer", "first step")
+OWN = ("--epochs", 3)
+FEW = ("--epochs", 3, "--train-size", 1200, "--test-size", 60)  # for large models, and large snapshots
+BF16 = ("--precision", "bf16", "--accumulate", 1)
+STEM, STEM_06B, STEM_07 = "04_ddp_torchrun", "06b_preemption", "07_mixed_precision"
 
 
 # ---- start something, and read what it says -----------------------------------------------------
@@ -116,10 +119,42 @@ def spent(times, began):
     return dict(zip(STAGES, seconds, strict=True))
 
 
-STAGES = ("launcher", "import torch", "processes meet", "images", "model, DDP, optimizer", "first step")
+def share_of_saving(times):
+    stood = times["stood"]
+    share = sum(stood) / times["whole"]
+    return {"seconds": statistics.median(stood), "bytes": times["bytes"], "share": share}
 
 
-# ---- row 1: one process -------------------------------------------------------------------------
+# ---- what a row runs ----------------------------------------------------------------------------
+
+
+def job(stem, processes, options, variant, **reads):
+    """What runs a lesson, and reads numbers: `speed`, `step`, `start` or `saving`, each under a name."""
+
+    def run(folder):
+        began = time.time()
+        _, stderr = finish(lesson(stem, processes, folder, *options, variant=variant))
+        readers = {
+            "speed": lambda: speed(folder, stem),
+            "step": lambda: said(stderr, "stepped"),
+            "start": lambda: spent(said(stderr, "clocked"), began),
+            "saving": lambda: share_of_saving(said(stderr, "saving")),
+        }
+        return {kind: {name: readers[kind]()} for kind, name in reads.items()}
+
+    return run
+
+
+def apart(options, variant, name):
+    """What runs two independent processes at the same time, each with half of the batch."""
+
+    def run(folder):
+        folders, options_of_each = (folder / "a", folder / "b"), (*options, "--batch-size", 60)
+        for process in [lesson(STEM, 1, each, *options_of_each, variant=variant) for each in folders]:
+            finish(process)
+        return {"speed": {name: sum(speed(each, STEM) for each in folders)}}
+
+    return run
 
 
 def tutorial(folder):
@@ -128,64 +163,11 @@ def tutorial(folder):
     return {"speed": {"usual loop": rate}, "step": {"usual loop": said(stderr, "stepped")}}
 
 
-def single(folder):
-    began = time.time()
-    _, stderr = finish(lesson("01_single_gpu", 1, folder, "--epochs", 3, variant="clocked,stepped"))
-    return {
-        "speed": {"lesson 01": speed(folder, "01_single_gpu")},
-        "step": {"lesson 01": said(stderr, "stepped")},
-        "start": {"lesson 01": spent(said(stderr, "clocked"), began)},
-    }
-
-
-def half(folder):
-    arguments = ("--epochs", 3, "--precision", "bf16", "--accumulate", 1)
-    _, stderr = finish(lesson("07_mixed_precision", 1, folder, *arguments, variant="stepped"))
-    return {
-        "speed": {"lesson 07 in bf16": speed(folder, "07_mixed_precision")},
-        "step": {"lesson 07 in bf16": said(stderr, "stepped")},
-    }
-
-
-def large_half(folder):
-    arguments = (*LARGE, "--precision", "bf16", "--accumulate", 1)
-    finish(lesson("07_mixed_precision", 1, folder, *arguments, variant="large"))
-    return {"speed": {"a large one in bf16": speed(folder, "07_mixed_precision")}}
-
-
-# ---- row 2: several -----------------------------------------------------------------------------
-
-
-def ddp(folder, name, processes, variant, arguments):
-    began = time.time()
-    words = f"{variant},clocked,stepped".lstrip(",")
-    _, stderr = finish(lesson("04_ddp_torchrun", processes, folder, *arguments, variant=words))
-    found = {"speed": {f"{name}, {processes}": speed(folder, "04_ddp_torchrun")}}
-    if name == "its own model":
-        found["step"] = {f"lesson 04, {processes}": said(stderr, "stepped")}
-        if processes == 2:
-            found["start"] = {"lesson 04": spent(said(stderr, "clocked"), began)}
-    return found
-
-
-def apart(folder, name, variant, arguments):
-    """Two independent processes at the same time, each with half of the batch."""
-    both = [
-        lesson("04_ddp_torchrun", 1, folder / part, *arguments, "--batch-size", 60, variant=variant)
-        for part in ("a", "b")
-    ]
-    for process in both:
-        finish(process)
-    return {"speed": {f"{name}, apart": sum(speed(folder / part, "04_ddp_torchrun") for part in ("a", "b"))}}
-
-
 def start_ranks(script, folder, *arguments):
     """Run a script on two ranks, and return what rank 0 prints."""
     environment = {"STORE": str(folder / "store"), "WORLD_SIZE": "2"}
-    both = [
-        start([sys.executable, HERE / script, *arguments], folder, RANK=str(rank), **environment)
-        for rank in (0, 1)
-    ]
+    words = [sys.executable, HERE / script, *arguments]
+    both = [start(words, folder, RANK=str(rank), **environment) for rank in (0, 1)]
     said, _ = [finish(process)[0] for process in both]
     return json.loads(said)
 
@@ -194,23 +176,26 @@ def overlap(folder):
     return {"overlap": {"inside the machine, 64 images": flat(start_ranks("overlap.py", folder, 64, 20))}}
 
 
+def limit_links(two, rate, burst):
+    """Let the kernel limit the rate of the links of two hosts (tbf)."""
+    for number in (1, 2):
+        shape = ("rate", rate, "burst", burst, "latency", "100ms")
+        two.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+
+
 def overlap_between_hosts(folder):
-    """The same on two hosts with a link whose rate the kernel limits (tbf)."""
     if hosts.why_not():
         return {}
     with hosts.Hosts(folder, 2) as two:
-        for number in (1, 2):
-            shape = ("rate", LINK, "burst", "256kb", "latency", "100ms")
-            two.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+        limit_links(two, "1gbit", "256kb")
         environment = ENVIRONMENT | {"STORE": str(folder / "store"), "WORLD_SIZE": "2"}
         environment |= {"GLOO_SOCKET_IFNAME": "eth0"}
         words = (sys.executable, HERE / "overlap.py", 512, 6)
         both = [two.run(rank + 1, *words, environment=environment | {"RANK": str(rank)}) for rank in (0, 1)]
         if [command.finish(LIMIT) for command in both] != [0, 0]:
             sys.exit(f"error: overlap.py failed on two hosts:\n{both[0].output()}{both[1].output()}")
-        return {
-            "overlap": {"a link of 1 Gbit/s, 512 images": flat(json.loads(both[0].output().splitlines()[-1]))}
-        }
+        found = json.loads(both[0].output().splitlines()[-1])
+        return {"overlap": {"a link of 1 Gbit/s, 512 images": flat(found)}}
 
 
 def flat(found):
@@ -218,23 +203,8 @@ def flat(found):
     return seconds | {f"{name}, CPU seconds": value for name, value in found["cpu_seconds"].items()}
 
 
-# ---- rows 3 to 5 --------------------------------------------------------------------------------
-
-
 def reduce(folder):
     return {"all-reduce": start_ranks("reduce.py", folder)}
-
-
-def saving(folder, name, stem, variant, arguments=()):
-    _, stderr = finish(lesson(stem, 2, folder, *arguments, variant=variant))
-    times = said(stderr, "saving")
-    stood = times["stood"]
-    found = {
-        "seconds": statistics.median(stood),
-        "bytes": times["bytes"],
-        "share": sum(stood) / times["whole"],
-    }
-    return {"saving": {name: found}, "speed": {name: speed(folder, stem)}}
 
 
 def recovery(folder):
@@ -248,47 +218,37 @@ def recovery(folder):
     return {"recovery": float(steps[again][0]) - float(steps[again - 1][0])}
 
 
-def startup(folder, name, stem, processes):
-    began = time.time()
-    _, stderr = finish(lesson(stem, processes, folder, "--epochs", 1, variant="clocked"))
-    return {"start": {name: spent(said(stderr, "clocked"), began)}}
-
-
 # ---- all of them --------------------------------------------------------------------------------
 
-OWN = ("--epochs", 3)
-LARGE = ("--epochs", 3, "--train-size", 1200, "--test-size", 60)
-SAVED = ("--epochs", 3, "--train-size", 1200, "--test-size", 60)
-own = {"name": "its own model", "arguments": OWN}
-large = {"name": "a large one", "arguments": LARGE}
-tiny = {"name": "a tiny one", "arguments": OWN, "variant": "tiny"}
-part = functools.partial
+BOTH, LARGE, TINY = "clocked,stepped", "large,clocked,stepped", "tiny,clocked,stepped"
 MEASURES = {
     "the usual loop": tutorial,
-    "lesson 01": single,
-    "lesson 07 in bf16": half,
-    "lesson 04 on one process": part(ddp, **own, processes=1, variant=""),
-    "lesson 04 on two": part(ddp, **own, processes=2, variant=""),
-    "two that do not talk": part(apart, **own, variant="clocked,stepped"),
-    "a large model on one": part(ddp, **large, processes=1, variant="large"),
-    "a large model in bf16": large_half,
-    "a large model on two": part(ddp, **large, processes=2, variant="large"),
-    "two large ones that do not talk": part(apart, **large, variant="large,clocked,stepped"),
-    "a tiny model on one": part(ddp, **tiny, processes=1),
-    "a tiny model on two": part(ddp, **tiny, processes=2),
+    "lesson 01": job("01_single_gpu", 1, OWN, BOTH, **dict.fromkeys(("speed", "step", "start"), "lesson 01")),
+    "lesson 07 in bf16": job(
+        STEM_07, 1, (*OWN, *BF16), "stepped", speed="lesson 07 in bf16", step="lesson 07 in bf16"
+    ),
+    "lesson 04 on one process": job(STEM, 1, OWN, BOTH, speed="its own model, 1", step="lesson 04, 1"),
+    "lesson 04 on two": job(
+        STEM, 2, OWN, BOTH, speed="its own model, 2", step="lesson 04, 2", start="lesson 04"
+    ),
+    "two that do not talk": apart(OWN, BOTH, "its own model, apart"),
+    "a large model on one": job(STEM, 1, FEW, LARGE, speed="a large one, 1"),
+    "a large model in bf16": job(STEM_07, 1, (*FEW, *BF16), "large", speed="a large one in bf16"),
+    "a large model on two": job(STEM, 2, FEW, LARGE, speed="a large one, 2"),
+    "two large ones that do not talk": apart(FEW, LARGE, "a large one, apart"),
+    "a tiny model on one": job(STEM, 1, OWN, TINY, speed="a tiny one, 1"),
+    "a tiny model on two": job(STEM, 2, OWN, TINY, speed="a tiny one, 2"),
     "overlap inside the machine": overlap,
     "overlap between two hosts": overlap_between_hosts,
     "all-reduce": reduce,
-    "snapshots": part(
-        saving, name="lesson 06b", stem="06b_preemption", variant="saving", arguments=("--epochs", 4)
+    "snapshots": job(STEM_06B, 2, ("--epochs", 4), "saving", saving="lesson 06b", speed="lesson 06b"),
+    "large snapshots": job(
+        STEM_06B, 2, FEW, "wide,saving", saving="lesson 06b, wide", speed="lesson 06b, wide"
     ),
-    "large snapshots": part(
-        saving, name="lesson 06b, wide", stem="06b_preemption", variant="wide,saving", arguments=SAVED
-    ),
-    "large snapshots, asynchronous": part(
-        saving, name="lesson 09, wide", stem="09_fsdp", variant="wide,saving", arguments=SAVED
+    "large snapshots, asynchronous": job(
+        "09_fsdp", 2, FEW, "wide,saving", saving="lesson 09, wide", speed="lesson 09, wide"
     ),
     "a process dies": recovery,
-    "start of lesson 03": part(startup, name="lesson 03", stem="03_ddp_spawn", processes=2),
-    "start of lesson 06, two nodes": part(startup, name="lesson 06", stem="06_multinode", processes=2),
+    "start of lesson 03": job("03_ddp_spawn", 2, ("--epochs", 1), "clocked", start="lesson 03"),
+    "start of lesson 06, two nodes": job("06_multinode", 2, ("--epochs", 1), "clocked", start="lesson 06"),
 }

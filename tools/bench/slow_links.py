@@ -9,14 +9,11 @@ network namespaces are the hosts, and the kernel limits the rate of their link (
 dated file in results/links. Notebook 07a shows the newest file.
 """
 
-import argparse
-import datetime
+import functools
 import json
 import math
-import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -47,9 +44,7 @@ LIMIT = 500
 def on_two_hosts(folder: Path, rate: str, runs: list[dict], sizes: tuple[int, int] = SIZES) -> list:
     """Run one after the other on two hosts with a link of this rate, and return what each run found."""
     with hosts.Hosts(folder, 2) as two:
-        for number in (1, 2):
-            shape = ("rate", rate, "burst", BURST, "latency", "100ms")
-            two.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+        rows.limit_links(two, rate, BURST)
         environment = {"STORE": folder / "store", "WORLD_SIZE": 2, "GLOO_SOCKET_IFNAME": "eth0"}
         environment |= {"RUNS": json.dumps(runs), "SIZES": json.dumps(sizes), "OMP_NUM_THREADS": 1}
         environment |= {"PYTHONPATH": lessons.ROOT / "lessons"}
@@ -63,19 +58,15 @@ def on_two_hosts(folder: Path, rate: str, runs: list[dict], sizes: tuple[int, in
         return json.loads((folder / "0.json").read_text())
 
 
-def measure(rates: tuple[str, ...], repeats: int) -> list[dict]:
-    """A row for each rate and way, with what each repeat needed to reach the accuracy."""
-    found = [{"rate": rate, "way": way, "ends": []} for rate in rates for way in WAYS]
-    for repeat in range(1, repeats + 1):
-        for row in found:
-            begin = time.monotonic()
-            with rows.empty_folder() as folder:
-                run = {"way": row["way"], **JOB}
-                curve = on_two_hosts(folder, row["rate"], [run])[0]
-            row["ends"].append(curve[-1])
-            took = time.monotonic() - begin
-            print(f"repeat {repeat} | {row['rate']:7} | {row['way']:9} | {took:3.0f} s", flush=True)
-    return found
+def measures(rates: tuple[str, ...], ends: list[dict]) -> dict:
+    """What measures each rate and way. A row of `ends` gets what the run needed to reach the accuracy."""
+
+    def one(folder, row):
+        row["ends"].append(on_two_hosts(folder, row["rate"], [{"way": row["way"], **JOB}])[0][-1])
+        return {row["rate"]: {row["way"]: row["ends"][-1]["seconds"]}}
+
+    ends += [{"rate": rate, "way": way, "ends": []} for rate in rates for way in WAYS]
+    return {f"{row['rate']}, {row['way']}": functools.partial(one, row=row) for row in ends}
 
 
 def rates_of(result: dict) -> list[str]:
@@ -109,26 +100,18 @@ def newest() -> dict:
     return json.loads(max(RESULTS.glob("*.json"), key=lambda path: path.stem[-10:]).read_text())
 
 
+def section(result: dict, path: Path) -> str:
+    lines = [head(result), *table(result)]
+    return "\n".join(" | ".join(f"{cell:>14}" for cell in line) for line in lines)
+
+
 def main() -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--rates", nargs="+", default=RATES, help="as tc writes them (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the dated file")
-    arguments = parser.parse_args()
+    rates = {"nargs": "+", "default": RATES, "help": "as tc writes them (%(default)s)"}
+    arguments = bench.parse(__doc__, RESULTS, rates=rates)
     if hosts.why_not():
         sys.exit(f"error: this needs network namespaces ({hosts.why_not().strip()}): run make tools")
-    date = datetime.date.today().isoformat()
-    result = {"date": date, "machine": bench.machine(), "versions": bench.versions()}
-    load = os.getloadavg()[1]  # other work on the machine: at a fast link, the seconds depend on its cores
-    found = measure(arguments.rates, arguments.repeats)
-    load = [round(load, 1), round(os.getloadavg()[1], 1)]
-    result |= {"repeats": arguments.repeats, "load": load, "rows": found}
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{bench.name_of(result)}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print("\n".join(" | ".join(f"{cell:>14}" for cell in line) for line in [head(result), *table(result)]))
-    print(f"Kept: {path}")
+    ends: list[dict] = []
+    bench.run(arguments, measures(arguments.rates, ends), section, in_rows=lambda found: ends, name="links")
 
 
 if __name__ == "__main__":

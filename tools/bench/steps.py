@@ -1,6 +1,7 @@
 """How the steps of any training loop spend their time. Call clock() before the loop begins."""
 
 import atexit
+import itertools
 import json
 import os
 import sys
@@ -13,39 +14,40 @@ PARTS = ("batch", "forward", "backward", "update", "rest")
 SKIPPED = 50  # the first steps, which fill caches
 
 
+def around(place, name, before=lambda: None, after=lambda found: None):
+    """Let a function of a module or class call these too; `after` gets what it returns."""
+    function = getattr(place, name)
+
+    def call(*arguments, **options):
+        before()
+        found = function(*arguments, **options)
+        after(found)
+        return found
+
+    setattr(place, name, call)
+
+
 def clock():
     """A step is the time from one batch of the DataLoader to the next."""
     spent, marks, seen = dict.fromkeys(PARTS, 0.0), [], [0]
-    iterator, optimizer = dataloader._BaseDataLoaderIter, torch.optim.SGD
-    following, backward, update = iterator.__next__, torch.Tensor.backward, optimizer.step
+    following = dataloader._BaseDataLoaderIter.__next__
+
+    def note(*found):
+        marks.append(time.perf_counter())
 
     def clocked_next(self):
         begin = time.perf_counter()
-        if len(marks) == 6:  # a whole step lies behind: batch, forward, backward, update, and what came after
+        if len(marks) == 6:  # a whole step lies behind, and what came after
             seen[0] += 1
+            lengths = [later - earlier for earlier, later in itertools.pairwise([*marks, begin])]
+            batch, forward, backward, rest, update, more = lengths
             if seen[0] > SKIPPED:
-                ends = [*marks[1:], begin]
-                spent["batch"] += ends[0] - marks[0]
-                spent["forward"] += ends[1] - ends[0]
-                spent["backward"] += ends[2] - ends[1]
-                spent["update"] += ends[4] - ends[3]
-                spent["rest"] += ends[3] - ends[2] + ends[5] - ends[4]
+                for name, seconds in zip(PARTS, (batch, forward, backward, update, rest + more), strict=True):
+                    spent[name] += seconds
         marks.clear()
         batch = following(self)
         marks.extend((begin, time.perf_counter()))
         return batch
-
-    def clocked_backward(*arguments, **options):
-        marks.append(time.perf_counter())
-        backward(*arguments, **options)
-        marks.append(time.perf_counter())
-
-    def clocked_update(*arguments, **options):
-        marks.append(time.perf_counter())
-        update(*arguments, **options)
-        marks.append(time.perf_counter())
-
-    iterator.__next__, torch.Tensor.backward, optimizer.step = clocked_next, clocked_backward, clocked_update
 
     def say():
         steps = seen[0] - SKIPPED
@@ -53,5 +55,8 @@ def clock():
             line = {name: seconds / steps for name, seconds in spent.items()}
             print(json.dumps({"stepped": line}), file=sys.stderr, flush=True)
 
+    dataloader._BaseDataLoaderIter.__next__ = clocked_next
+    around(torch.Tensor, "backward", note, note)
+    around(torch.optim.SGD, "step", note, note)
     if os.environ.get("RANK", "0") == "0":
         atexit.register(say)

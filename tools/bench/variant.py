@@ -8,12 +8,18 @@ variant.py ...
     clocked  no change; process 0 reports when it reached each stage
     stepped  no change; process 0 reports how its steps spend their time
     saving   no change; process 0 reports how long each snapshot stopped training
+    watched  no change; process 0 reports images per second, and what the GPU did, for `make gpu`
+    deterministic  torch takes deterministic algorithms only. Of the attention of lesson 13 it says that on a
+             GPU "defaults to a non-deterministic algorithm" otherwise. Needs CUBLAS_WORKSPACE_CONFIG=:4096:8.
 
 Each report is one line of JSON on standard error. The lesson stays as it is: this file executes its text. The
 children of mp.spawn import this file too.
 """
 
+import atexit
+import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -21,6 +27,7 @@ from pathlib import Path
 
 started = time.time()
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -30,52 +37,41 @@ import workload
 
 imported = time.time()
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import steps
+from steps import around
+from steps import clock as clock_steps
 
 
-class Large(nn.Sequential):
-    def __init__(self, shape, width):
-        channels, rows, columns = shape
-        super().__init__(
-            workload.Normalize(),
-            nn.Conv2d(channels, 64, kernel_size=5, padding=2, stride=2),
-            nn.GELU(),
-            nn.Conv2d(64, 128, kernel_size=5, padding=2),
-            nn.AvgPool2d(2),
-            nn.GELU(),
-            nn.Flatten(),
-            nn.Linear(128 * (rows // 4) * (columns // 4), 10),
-        )
+def large(shape, width):
+    channels, rows, columns = shape
+    return nn.Sequential(
+        workload.Normalize(),
+        nn.Conv2d(channels, 64, kernel_size=5, padding=2, stride=2),
+        nn.GELU(),
+        nn.Conv2d(64, 128, kernel_size=5, padding=2),
+        nn.AvgPool2d(2),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(128 * (rows // 4) * (columns // 4), 10),
+    )
 
 
-class Tiny(nn.Sequential):
-    def __init__(self, shape, width):
-        channels, rows, columns = shape
-        super().__init__(workload.Normalize(), nn.Flatten(), nn.Linear(channels * rows * columns, 10))
+def tiny(shape, width):
+    return linear(math.prod(shape), 10)
 
 
-class Wide(nn.Sequential):
-    def __init__(self, shape, width):
-        channels, rows, columns = shape
-        super().__init__(
-            workload.Normalize(),
-            nn.Flatten(),
-            nn.Linear(channels * rows * columns, 2208),
-            nn.GELU(),
-            nn.Linear(2208, 2208),
-            nn.GELU(),
-            nn.Linear(2208, 640),
-            nn.GELU(),
-            nn.Linear(640, 10),
-        )
+def wide(shape, width):
+    return linear(math.prod(shape), 2208, 2208, 640, 10)
 
 
-class Kinked(nn.Sequential):
+def linear(*widths):
+    layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.GELU(), nn.Linear(*pair))]
+    return nn.Sequential(workload.Normalize(), nn.Flatten(), *layers[1:])
+
+
+def kinked(shape, width):
     """ConvNet with a kink wherever it is smooth."""
-
-    def __init__(self, shape, width):
-        kinks = {nn.GELU: lambda: nn.ReLU(), nn.AvgPool2d: lambda: nn.MaxPool2d(2)}
-        super().__init__(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape, width)))
+    kinks = {nn.GELU: nn.ReLU, nn.AvgPool2d: lambda: nn.MaxPool2d(2)}
+    return nn.Sequential(*(kinks.get(type(part), lambda part=part: part)() for part in Smooth(shape, width)))
 
 
 def is_first():
@@ -89,46 +85,61 @@ def tell(what, value):
 
 def clock():
     """Note the time at the points that every lesson passes, and report them after the first step."""
-    times = {"started": started, "imported": imported}
-    load_images, progress = workload.load_images, workload.progress
+    times, progress = {"started": started, "imported": imported}, workload.progress
 
-    def clocked_load_images(*arguments):
-        times["met"] = time.time()
-        images = load_images(*arguments)
-        times["images"] = time.time()
-        return images
+    def note(name):
+        times[name] = time.time()
 
     def clocked_progress(batches, epoch):
         for number, batch in enumerate(progress(batches, epoch)):
             if epoch == 1 and number < 2 and is_first():
-                times["built" if number == 0 else "stepped"] = time.time()
+                note("stepped" if number else "built")
                 if number == 1:
                     tell("clocked", times)
             yield batch
 
-    workload.load_images, workload.progress = clocked_load_images, clocked_progress
+    workload.progress = clocked_progress
+    around(workload, "load_images", lambda: note("met"), lambda images: note("images"))
 
 
 def clock_saving():
     """Note how long snapshots stop training: from gathering their content until training goes on. In lesson
     06b that includes all of the writing; in 09 only the rest of the previous snapshot."""
-    import atexit
+    times, stood, waited = {}, [], [0.0]
 
-    times = {"began": None, "stood": [], "ended": 0.0}
-    progress = workload.progress
+    def note(name):
+        times[name] = time.perf_counter()
 
-    def clocked_progress(*arguments, **options):
-        times["began"] = times["began"] or time.perf_counter()
-        return progress(*arguments, **options)
+    def trains_on(*found):
+        note("ended")
+        stood.append(times["ended"] - times["save"] + waited[0])
+        waited[0] = 0.0
 
-    workload.progress = clocked_progress
-    (clock_lesson_09 if LESSON.stem == "09_fsdp" else clock_lesson_06b)(times)
+    def wait_is_over(*found):
+        waited[0] = time.perf_counter() - times["wait"]
+
+    def saves(future):
+        trains_on()
+        around(future, "result", lambda: note("wait"), wait_is_over)
+
+    around(workload, "progress", lambda: times.setdefault("began", time.perf_counter()))
+    if LESSON.stem == "09_fsdp":
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint import state_dict
+
+        around(state_dict, "get_state_dict", lambda: note("save"))
+        around(dcp, "async_save", after=saves)
+    else:
+        from parts import snapshot
+
+        around(workload, "random_state", lambda: note("save"))
+        around(snapshot.Snapshots, "save", after=trains_on)
 
     def say():
-        if times["stood"]:
+        if stood:
             size = max(map(size_of, Path("out").glob(f"{LESSON.stem}.epoch*")))
             whole = times["ended"] - times["began"]
-            tell("saving", {"stood": times["stood"], "whole": whole, "bytes": size})
+            tell("saving", {"stood": stood, "whole": whole, "bytes": size})
 
     if os.environ.get("RANK", "0") == "0":
         atexit.register(say)
@@ -138,57 +149,52 @@ def size_of(path):
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
 
 
-def clock_lesson_06b(times):
-    from parts import snapshot
+def watch():
+    """The first epoch prepares, the last is looked at with a profiler, and those between are timed, one after
+    the other without what lies between them: with large batches an epoch has few steps."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+    import turns
 
-    random_state, save = workload.random_state, snapshot.Snapshots.save
+    size, epochs = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--batch-size", "--epochs"))
+    progress, device, busy = workload.progress, workload.pick_device(), {}
+    steps, seconds = [], []
 
-    def clocked_random_state(*arguments):
-        times["save"] = time.perf_counter()
-        return random_state(*arguments)
+    def watched_progress(batches, epoch):
+        if epoch == 2:
+            turns.wait_for_turn()
+        if epoch == epochs:
+            with turns.Watch(device) as watching:
+                yield from progress(batches, epoch)
+            busy.update(watching.found)
+            return
+        begin, count = time.perf_counter(), 0
+        for batch in progress(batches, epoch):
+            yield batch
+            count += 1
+        turns.synchronize(device)
+        if epoch > 1:
+            steps.append(count)
+            seconds.append(time.perf_counter() - begin)
 
-    def clocked_save(*arguments):
-        save(*arguments)
-        times["ended"] = time.perf_counter()
-        times["stood"].append(times["ended"] - times["save"])
+    def say():
+        if seconds:
+            turns.say({"images/s": sum(steps) * size / sum(seconds), "steps": sum(steps), "busy": busy})
 
-    workload.random_state = clocked_random_state
-    snapshot.Snapshots.save = clocked_save
-
-
-def clock_lesson_09(times):
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import state_dict
-
-    get_state_dict, async_save, waited = state_dict.get_state_dict, dcp.async_save, [0.0]
-
-    def clocked_get_state_dict(*arguments, **options):
-        times["save"] = time.perf_counter()
-        return get_state_dict(*arguments, **options)
-
-    def clocked_async_save(*arguments, **options):
-        future = async_save(*arguments, **options)
-        times["ended"] = time.perf_counter()
-        times["stood"].append(times["ended"] - times["save"] + waited.pop())
-        result = future.result
-
-        def clocked_result():
-            start = time.perf_counter()
-            result()
-            waited.append(time.perf_counter() - start)
-
-        future.result = clocked_result
-        return future
-
-    state_dict.get_state_dict, dcp.async_save = clocked_get_state_dict, clocked_async_save
+    workload.progress = watched_progress
+    atexit.register(say)
 
 
-MODELS = {"large": Large, "tiny": Tiny, "wide": Wide, "kinked": Kinked}
-CLOCKS = {"clocked": clock, "saving": clock_saving, "stepped": steps.clock}
+def be_deterministic():
+    torch.use_deterministic_algorithms(True)
+
+
+MODELS = {"large": large, "tiny": tiny, "wide": wide, "kinked": kinked}
+CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": clock_steps, "watched": watch}
+CHANGES["deterministic"] = be_deterministic
 Smooth = workload.ConvNet
 for word in os.environ["VARIANT"].split(","):
-    if word in CLOCKS:
-        CLOCKS[word]()
+    if word in CHANGES:
+        CHANGES[word]()
     else:
         workload.ConvNet = MODELS[word]
 parser = workload.parser

@@ -83,7 +83,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="after which no more is begun (11; a rehearsal: 60)")
     parser.add_argument("--rehearse", action="store_true", help="in small on 2 simulated GPUs, or the CPU")
     parser.add_argument("--stages", help="numbers of those to run, from 1: 1,4")
-    parser.add_argument("--at-once", type=int, default=0, help="ranks that run at once (cores; a GPU: 6)")
     arguments = parser.parse_args()
     if not arguments.rehearse and workload.gpu_count() == 0:
         return "error: there is no GPU here; with --rehearse, the same stages are tried without one"
@@ -93,7 +92,7 @@ def main() -> int:
     if wrong := [number for number in chosen if number not in stages]:
         return f"error: --stages are numbers from 1 to {len(stages)}, not {', '.join(wrong)}"
     gpus, reason = pretended() if arguments.rehearse else (workload.gpu_count(), "")
-    check = Check(arguments.out, minutes, arguments.rehearse, gpus, arguments.at_once)
+    check = Check(arguments.out, minutes, arguments.rehearse, gpus)
     print(check.title() + (f": {reason}" if reason else ""), flush=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that no child is left behind
     status = check.go([stages[number] for number in chosen])

@@ -3,9 +3,9 @@
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from harness import Check, Child, Result, small
 
@@ -17,15 +17,20 @@ CPU = {"CUDA_VISIBLE_DEVICES": ""}
 # cuDNN may compute a convolution by Winograd's algorithm, which rounds more. TF32 would be off by 3e-4.
 EXACT = "relative error under 1e-5"
 EQUAL = "the same bytes"
-RANK_STEMS = (
-    *("04_ddp_torchrun", "06_multinode", "06b_preemption", "09_fsdp"),
-    *("11_tensor_parallel", "12_mesh", "13_gpt"),
-)
+FLAGS = {
+    "cudnn.benchmark": False,
+    "cudnn.deterministic": True,
+    "convolutions": "ieee",
+    "products": "ieee",
+    "old flag of TF32": False,
+}
+RANK_STEMS = ("04_ddp_torchrun", "06_multinode", "06b_preemption", "09_fsdp")
+RANK_STEMS += ("11_tensor_parallel", "12_mesh", "13_gpt")
 OPTIONS_09 = (("--precision", "bf16"), ("--checkpoint-activations",), ("--offload",), ("--no-reshard",))
 SCHEDULES = ("1f1b", "naive", "gpipe", "interleaved")
 REHEARSED = ("04_ddp_torchrun", "06_multinode", "09_fsdp", "13_gpt")
-# Not 13: torch calls the backward of its attention on GPUs non-deterministic; see deterministic.py.
 FP16 = launcher.ROOT / "lessons/parts/fp16.py"
+# Not 13: torch calls the backward of its attention on GPUs non-deterministic; see variant.py.
 BYTES = ("04_ddp_torchrun", "09_fsdp")
 
 
@@ -37,14 +42,30 @@ def same_bytes(stem: str) -> Callable:
     return look
 
 
+def losses_off(one: Result, other: Result, stem: str, of: str = "", epochs: int | None = None) -> float:
+    """The largest relative difference of the losses of an epoch."""
+    curves = launcher.read_curve(one.out, stem)[:epochs], launcher.read_curve(other.out, of or stem)[:epochs]
+    return max(abs(row["loss"] / expected["loss"] - 1) for row, expected in zip(*curves, strict=True))
+
+
 def same_curve(stem: str, of: str = "", limits: lessons.Curve = launcher.THE_SAME) -> Callable:
-    def look(one: Result, reference: Result):
-        curves = launcher.read_curve(one.out, stem), launcher.read_curve(reference.out, of or stem)
-        off = max(abs(row["loss"] / expected["loss"] - 1) for row, expected in zip(*curves, strict=True))
+    def look(one: Result, other: Result):
+        curves = launcher.read_curve(one.out, stem), launcher.read_curve(other.out, of or stem)
         different = launcher.difference(*curves, limits)
-        return different or f"losses off by {off:.1e} at most", not different
+        return different or f"losses off by {losses_off(one, other, stem, of):.1e} at most", not different
 
     return look
+
+
+def resumed(words: str, look: Callable) -> Callable:
+    """That it said these words when it resumed, and what else is looked at."""
+
+    def look_at_both(result: Result, reference: Result):
+        value, is_right = look(result, reference)
+        said = words in result.stdout
+        return f"{'resumed' if said else 'not resumed'}, {value}", said and is_right
+
+    return look_at_both
 
 
 def within(limits: lessons.Curve) -> str:
@@ -55,7 +76,7 @@ def within(limits: lessons.Curve) -> str:
 
 
 def numerics(check: Check) -> None:
-    (result,) = check.run({"numerics": check.probe("numerics")}).values()
+    result = check.run_one(check.probe("numerics"))
 
     def versions(result):
         found = result.said()
@@ -64,15 +85,8 @@ def numerics(check: Check) -> None:
         return f"{', '.join(found['gpus']) or 'no GPU'}; {named}", len(found["gpus"]) == check.gpus
 
     def flags(result):
-        expected = {
-            "cudnn.benchmark": False,
-            "cudnn.deterministic": True,
-            "convolutions": "ieee",
-            "products": "ieee",
-            "old flag of TF32": False,
-        }
         found = result.said()["flags"]
-        return ", ".join(f"{name} {value}" for name, value in found.items()), found == expected
+        return ", ".join(f"{name} {value}" for name, value in found.items()), found == FLAGS
 
     check.judge("the machine", [result], versions, check.where())
     check.judge("flags after set_seed", [result], flags, "repeatable, and fp32 with 32 bits")
@@ -113,29 +127,17 @@ def one_rank(check: Check) -> None:
     on_cpu = found[f"{first} on the CPU"]
     check.judge(f"{first} against the CPU's", [found[first], on_cpu], same_curve(first, "", limits), "1e-3")
 
-    def resume(start: Result, where: str, **more):
-        """In a copy of its folder, without the snapshot of the last epoch's end."""
-        if start.problem:
-            return None
-        folder = check.folder / f"resumed on the {where}"
-        shutil.copytree(start.folder, folder)
-        sorted((folder / "out").glob("*.snapshot"))[-1].unlink()
-        return job(last, folder=folder, **more)
-
-    there = {
-        "CPU": resume(found[last], "CPU", **CPU),
-        "device": resume(found[f"{last} on the CPU"], "device"),
-    }
-    resumed = check.run({f"{last} on the {name}": job for name, job in there.items() if job})
-    for where, reference in (("CPU", found[last]), ("device", found[f"{last} on the CPU"])):
-
-        def look(result, reference):
-            value, is_right = same_curve(last, "", limits)(result, reference)
-            said = "resumed in epoch 2 after step " in result.stdout
-            return f"{'resumed' if said else 'not resumed'}, {value}", said and is_right
-
-        result = resumed.get(f"{last} on the {where}", reference)
-        check.judge(f"a snapshot resumed on the {where}", [result, reference], look, "resumed, within 1e-3")
+    jobs, references = {}, {"CPU": found[last], "device": found[f"{last} on the CPU"]}
+    for where, start in references.items():  # in a copy of its folder, without the last epoch's snapshot
+        if not start.problem:
+            folder = check.folder / f"resumed on the {where}"
+            shutil.copytree(start.folder, folder)
+            sorted((folder / "out").glob("*.snapshot"))[-1].unlink()
+            jobs[where] = job(last, folder=folder, **(CPU if where == "CPU" else {}))
+    again, look = check.run(jobs), resumed("resumed in epoch 2 after step ", same_curve(last, "", limits))
+    for where, reference in references.items():
+        results = [again.get(where, reference), reference]
+        check.judge(f"a snapshot resumed on the {where}", results, look, "resumed, within 1e-3")
     refusals(check)
 
 
@@ -143,11 +145,8 @@ def refusals(check: Check) -> None:
     stem = "04_ddp_torchrun"
     asked = {"a batch that does not divide": (2, ("--batch-size", 25), "does not divide by 2 processes")}
     if check.gpus:
-        asked["more ranks than GPUs"] = (
-            check.gpus + 1,
-            ("--batch-size", 4 * check.gpus + 4),
-            "put SHARE_GPU=1 in front",
-        )
+        options = ("--batch-size", 4 * check.gpus + 4)
+        asked["more ranks than GPUs"] = (check.gpus + 1, options, "put SHARE_GPU=1 in front")
     else:
         check.row("more ranks than GPUs", "the CPU takes any number", "refused in one line", "not here")
     jobs = {
@@ -170,37 +169,41 @@ def refusals(check: Check) -> None:
 def several_ranks(check: Check) -> None:
     """All of it in small: ranks that share a GPU wait for one another at every collective."""
     counts = (2,) if check.is_rehearsal else (2, 4)
+    stems = REHEARSED if check.is_rehearsal else RANK_STEMS
+    options_09 = OPTIONS_09[:1] if check.is_rehearsal else OPTIONS_09
+    ladder, lesson_07 = lessons.LADDER[0].stem, lessons.get("07_mixed_precision")
     jobs, rows = {}, []
 
-    def add(name, stem, ranks, *more, **environment):
-        jobs[name] = check.lesson(stem, ranks, *small(stem), *EPOCHS, *more, limit=90, **environment)
-        return jobs[name].words
+    def add(name, stem, ranks, *more, **options):
+        jobs[name] = check.lesson(stem, ranks, *small(stem), *EPOCHS, *more, limit=90, **options)
 
     def compare(name, stem, reference, limits=launcher.THE_SAME, of=""):
         rows.append((f"{name}, curve", name, reference, same_curve(stem, of, limits), within(limits)))
 
-    def alike(name, stem):
-        add(f"{name} again", stem, 2)
-        rows.append((f"{name}, twice", name, f"{name} again", same_bytes(stem), EQUAL))
-
-    ladder = lessons.LADDER[0].stem
     add("01", ladder, 1)
     for ranks in counts:
-        for stem in REHEARSED if check.is_rehearsal else RANK_STEMS:
-            lesson, name = lessons.get(stem), f"{stem} on {ranks}"
-            add(name, stem, ranks)
-            if lesson.curve.is_its_own():
-                if ranks == 2:
-                    add(f"{stem} on 1", stem, 1)
-                compare(name, stem, f"{stem} on 1")
-            else:
-                compare(name, stem, "01", of=ladder)
-        if ranks == 2:
-            for stem in BYTES[:1] if check.is_rehearsal else BYTES:
-                alike(f"{stem} on 2", stem)
-        precisions = ("bf16", "fp16") if check.is_rehearsal else ("fp32", "bf16", "fp16")
-        mixed_precision(ranks, precisions, add, compare)
-    for option in OPTIONS_09[:1] if check.is_rehearsal else OPTIONS_09:
+        for stem in stems:
+            reference, of = "01", ladder
+            if lessons.get(stem).curve.is_its_own():
+                reference, of = f"{stem} on 1", stem
+            if reference not in jobs:
+                add(reference, stem, 1)
+            add(f"{stem} on {ranks}", stem, ranks)
+            compare(f"{stem} on {ranks}", stem, reference, of=of)
+        for stem in BYTES[: 1 if check.is_rehearsal else None] if ranks == 2 else ():
+            name = f"{stem} on 2"
+            add(f"{name} again", stem, 2)
+            rows.append((f"{name}, twice", name, f"{name} again", same_bytes(stem), EQUAL))
+        for precision in ("bf16", "fp16") if check.is_rehearsal else ("fp32", "bf16", "fp16"):
+            name = f"{lesson_07.stem} in {precision} on"
+            stem, words, script = lesson_07.stem, ("--precision", precision), None
+            if precision == "fp16":  # a script of its own, with the same command
+                stem, words, script = FP16.stem, (), FP16
+            for number in {1, ranks} if ranks == 2 else {ranks}:
+                add(f"{name} {number}", lesson_07.stem, number, *words, "--test-size", 600, script=script)
+            limits = launcher.THE_SAME if precision == "fp32" else lesson_07.curve
+            compare(f"{name} {ranks}", stem, f"{name} 1", limits)
+    for option in options_09:
         name = f"09_fsdp on 2, {' '.join(option).strip('-')}"
         add(name, "09_fsdp", 2, *option)
         # bf16 everywhere, here: weights, gradients and activations.
@@ -216,35 +219,16 @@ def several_ranks(check: Check) -> None:
     four_to_two(check, found.get("09_fsdp on 4"), found["01"])
 
 
-def mixed_precision(ranks: int, precisions: tuple[str, ...], add: Callable, compare: Callable) -> None:
-    lesson = lessons.get("07_mixed_precision")
-    for precision in precisions:
-        name = f"{lesson.stem} in {precision} on"
-        stem, arguments = lesson.stem, ("--precision", precision, "--test-size", 600)
-        if precision == "fp16":  # a script of its own, with the same command
-            stem, arguments = FP16.stem, ("--test-size", 600)
-        for number in {1, ranks} if ranks == 2 else {ranks}:
-            words = add(f"{name} {number}", lesson.stem, number, *arguments)
-            if precision == "fp16":
-                words[words.index(str(lesson.path))] = str(FP16)
-        limits = launcher.THE_SAME if precision == "fp32" else lesson.curve
-        compare(f"{name} {ranks}", stem, f"{name} 1", limits)
-
-
 def bytes_of_13(check: Check, plain: Result) -> None:
     stem = "13_gpt"
-    words = {}
-    for name in ("told", "told again"):
-        words[name] = check.lesson(stem, 2, *small(stem), *EPOCHS)
-        place = words[name].words.index(str(lessons.get(stem).path))
-        words[name].words.insert(place, launcher.ROOT / "tools/gpu/deterministic.py")
-    found = check.run({"as it is": check.lesson(stem, 2, *small(stem), *EPOCHS)} | words)
-
-    def look(one, other):
-        return same_bytes(stem)(one, other)[0]
-
-    check.judge("13_gpt on 2 as it is, twice", [plain, found["as it is"]], look, "may differ on a GPU")
-    look = same_bytes(stem)
+    variants = {"as it is": "", "told": "deterministic", "told again": "deterministic"}
+    jobs = {
+        name: check.lesson(stem, 2, *small(stem), *EPOCHS, variant=variant)
+        for name, variant in variants.items()
+    }
+    found, look = check.run(jobs), same_bytes(stem)
+    both = [plain, found["as it is"]]
+    check.judge("13_gpt on 2 as it is, twice", both, lambda *each: look(*each)[0], "may differ on a GPU")
     both = [found["told"], found["told again"]]
     check.judge("13_gpt on 2 with use_deterministic_algorithms, twice", both, look, EQUAL)
 
@@ -267,23 +251,14 @@ def schedules(check: Check, first: Result, reference: Result, counts: tuple[int,
 
 def four_to_two(check: Check, four: Result | None, reference: Result) -> None:
     """The checkpoint of 4 ranks, loaded by 2."""
-    stem = "09_fsdp"
-    before, after = 4, 2
-    if four is None:
-        (four,) = check.run({stem: check.lesson(stem, before, *small(stem), *EPOCHS)}).values()
-    name = f"{stem}, a checkpoint of {before} ranks on {after}"
-    if four.problem:
-        return check.judge(name, [four], lambda result: "", "resumed")
-    shutil.rmtree(four.out / f"{stem}.epoch0002")
-    job = check.lesson(stem, after, *small(stem), *EPOCHS, folder=four.folder)
-    (result,) = check.run({name: job}).values()
-
-    def look(result, reference):
-        value, is_right = same_curve(stem, lessons.LADDER[0].stem)(result, reference)
-        said = "resumed after epoch 1" in result.stdout
-        return f"{'resumed' if said else 'not resumed'}, {value}", said and is_right
-
-    return check.judge(name, [result, reference], look, "resumed, the same curve")
+    stem, before, after = "09_fsdp", 4, 2
+    four = four or check.run_one(check.lesson(stem, before, *small(stem), *EPOCHS))
+    name, result = f"{stem}, a checkpoint of {before} ranks on {after}", four
+    if not four.problem:
+        shutil.rmtree(four.out / f"{stem}.epoch0002")
+        result = check.run_one(check.lesson(stem, after, *small(stem), *EPOCHS, folder=four.folder))
+    look = resumed("resumed after epoch 1", same_curve(stem, lessons.LADDER[0].stem))
+    check.judge(name, [result, reference], look, "resumed, the same curve")
 
 
 # ---- a rank is killed ---------------------------------------------------------------------------
@@ -300,48 +275,38 @@ MESSAGES = {
 
 def kills(check: Check) -> None:
     """A launcher with two ranks for each kind, all at once: a stopped process is given 30 s to end."""
-    found: dict[str, dict] = {}
-    threads = []
-    for kind in ("uninterrupted", *MESSAGES):
-        threads.append(threading.Thread(target=strike, args=(check, kind, found), daemon=True))
-        threads[-1].start()
-    for thread in threads:
-        thread.join(max(0, check.deadline - time.monotonic()) + 5)
-    peace = found.get("uninterrupted", {})
+    kinds, found = ("uninterrupted", *MESSAGES), {}
+    pool = ThreadPoolExecutor(len(kinds))  # in a `with`, its end would wait for children whom nobody ends
+    runs = {kind: pool.submit(struck, check, kind) for kind in kinds}
+    for kind, run in runs.items():
+        error = run.exception()
+        none = Result(check.folder / "none", f"{type(error).__name__}: {error}")
+        found[kind] = (none, 0.0, "") if error else run.result()
     for kind, messages in MESSAGES.items():
-        struck = found.get(kind, {"problem": "it did not come to an end"})
+        result, seconds, text = found[kind]
 
-        def look(result, peace_result, struck=struck, messages=messages, kind=kind):
-            said = [words for words in messages if words in struck["said"]]
-            value, is_equal = same_bytes(STRUCK)(result, peace_result)
-            line = next((line for line in struck["said"].splitlines() if said and said[0] in line), "")
-            check.facts.setdefault("kills", {})[kind] = {"seconds": struck["seconds"], "line": line[:300]}
-            words = f"resumed after {struck['seconds']:.1f} s, {value} at the end, "
-            return words + (f'it said "{said[0]}"' if said else "no message"), is_equal and bool(said)
+        def look(*results, seconds=seconds, text=text, messages=messages, kind=kind):
+            said = next((words for words in messages if words in text), None)
+            value, is_equal = same_bytes(STRUCK)(*results)
+            line = next((line for line in text.splitlines() if said and said in line), "")
+            check.facts.setdefault("kills", {})[kind] = {"seconds": seconds, "line": line[:300]}
+            words = f'it said "{said}"' if said else "no message"
+            return f"resumed after {seconds:.1f} s, {value} at the end, {words}", is_equal and bool(said)
 
-        results = [
-            each.get("result") or Result(check.folder / "none", each.get("problem", "missing"))
-            for each in (struck, peace)
-        ]
+        results = [result, found["uninterrupted"][0]]
         check.judge(f"{STRUCK} on 2, {kind}", results, look, f"{EQUAL}, a message")
     check.is_real("messages of NCCL")
 
 
-def strike(check: Check, kind: str, found: dict[str, dict]) -> None:
-    try:
-        found[kind] = struck(check, kind)
-    except Exception as error:
-        found[kind] = {"problem": f"{type(error).__name__}: {error}"}
-
-
-def struck(check: Check, kind: str) -> dict:
+def struck(check: Check, kind: str) -> tuple[Result, float, str]:
+    """How a run ended that was struck, the seconds until it resumed, and all that was said."""
     epochs = ("--epochs", 6 if check.is_rehearsal else 12)  # a GPU takes the same steps sooner
     limit = ("--time-limit", 20 if check.is_rehearsal else 5)
     arguments = (*STRUCK_SIZES, *epochs, "--snapshot-every", 5, *limit)
     job = check.lesson(STRUCK, 2, *arguments, limit=600, TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1000)
     child = check.begin(job)
     if kind == "uninterrupted":
-        return {"result": check.note(kind, child.finish())}
+        return check.note(kind, child.finish()), 0.0, ""
     wait_for(child, lambda: "epoch  1 |" in Result(child.folder).stdout, "the first epoch")
     began, said = time.monotonic(), ""
     if kind == "SIGTERM":
@@ -349,7 +314,7 @@ def struck(check: Check, kind: str) -> dict:
         stopped = child.finish()
         said = stopped.stdout + stopped.stderr
         if "still ran" in stopped.problem:
-            return {"problem": stopped.problem}
+            return stopped, 0.0, said
         job.folder = child.folder
         child = check.begin(job)
     else:
@@ -357,7 +322,7 @@ def struck(check: Check, kind: str) -> dict:
     wait_for(child, lambda: "resumed in epoch" in Result(child.folder).stdout, "the run to resume")
     seconds = time.monotonic() - began
     result = check.note(kind, child.finish())
-    return {"result": result, "seconds": seconds, "said": said + result.stdout + result.stderr}
+    return result, seconds, said + result.stdout + result.stderr
 
 
 def wait_for(child: Child, condition: Callable, what: str) -> None:
@@ -391,29 +356,24 @@ def real_training(check: Check) -> None:
     found = check.run(jobs)
 
     def compiled(one, other):
-        losses = [launcher.read_curve(each.out, stem)[0]["loss"] for each in (one, other)]
-        off = abs(losses[0] / losses[1] - 1)
+        off = losses_off(one, other, stem, epochs=1)
         return f"first epoch's loss off by {off:.1e}, {one.seconds:.0f} s", off < 1e-2
 
     def double(one, other):
-        curves = [launcher.read_curve(each.out, stem) for each in (one, other)]
-        off = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(*curves, strict=True))
+        off = losses_off(one, other, stem)
         return f"losses off by {off:.1e} at most", off < 5e-7
-
-    def crashed(one, other):
-        value, is_equal = same_bytes(stem)(one, other)
-        is_resumed = "resumed in epoch 1" in one.stdout
-        return f"{'resumed' if is_resumed else 'not resumed'}, {value}", is_resumed and is_equal
 
     def trace(result):
         path = result.out / f"{stem}.trace.json.gz"
         return f"a trace of {path.stat().st_size:,} bytes", path.stat().st_size > 1000
 
+    def judge(name, asked, look, expected):
+        check.judge(name, [found[each] for each in asked], look, expected)
+
     if has_compiled:
-        both = [found["compiled"], found["eager"]]
-        check.judge("08 compiled against eager", both, compiled, "within 1e-2")
-    both = [found["2 in float64"], found["1 in float64"]]
-    check.judge("SyncBatchNorm on 2 ranks against 1, float64", both, double, "losses within 5e-7")
-    check.judge("08 on 2, a crash", [found["a crash"], found["2"]], crashed, f"resumed, {EQUAL}")
-    check.judge("08 on 2, with workers", [found["workers"], found["2"]], same_bytes(stem), EQUAL)
-    check.judge("08 with --profile", [found["eager"]], trace, "a trace")
+        judge("08 compiled against eager", ("compiled", "eager"), compiled, "within 1e-2")
+    both, same = ("2 in float64", "1 in float64"), same_bytes(stem)
+    judge("SyncBatchNorm on 2 ranks against 1, float64", both, double, "losses within 5e-7")
+    judge("08 on 2, a crash", ("a crash", "2"), resumed("resumed in epoch 1", same), f"resumed, {EQUAL}")
+    judge("08 on 2, with workers", ("workers", "2"), same, EQUAL)
+    judge("08 with --profile", ("eager",), trace, "a trace")

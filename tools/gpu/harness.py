@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+VARIANT = ROOT / "tools/bench/variant.py"
 sys.path[:0] = [str(HERE.parent), str(ROOT / "tests/helpers"), str(ROOT / "lessons")]
 import launcher
 import lessons
@@ -135,8 +136,7 @@ class Child:
         found = []
         for pid, _ in alive(self.mark):
             with contextlib.suppress(OSError):
-                told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if f"RANK={rank}".encode() in told:
+                if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     found.append(pid)
         return sorted(found)
 
@@ -188,7 +188,7 @@ def last_words(result: Result) -> str:
 class Check:
     """One `make gpu`: its time, its children and its rows."""
 
-    def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int, at_once: int = 0):
+    def __init__(self, out: Path, minutes: float, is_rehearsal: bool, gpus: int):
         self.out, self.is_rehearsal, self.gpus = Path(out), is_rehearsal, gpus
         self.is_pretended = is_rehearsal and gpus > 0
         self.began = time.monotonic()
@@ -200,27 +200,23 @@ class Check:
         # Ranks that share a GPU get slices of its time: the more of them, the longer each collective. With
         # 12 ranks at once, the stage with several ranks might have to leave rows out (a guess).
         cores = len(os.sched_getaffinity(0))
-        self.at_once = at_once or (min(cores, 6 * gpus) if gpus else cores)
+        self.at_once = min(cores, 6 * gpus) if gpus else cores
         self.children: list[Child] = []
-        self.lock = threading.Condition(threading.RLock())
-        self.busy = 0  # ranks that run now
+        self.lock = threading.RLock()
         # Not below --out: a DataLoader's workers make sockets in TMPDIR, whose paths must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "gpu.log").write_text("")
-        self.environment = (
-            os.environ
-            | SAME_BYTES
-            | {
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(launcher.ROOT / "lessons"),
-                "TMPDIR": str(self.folder),
-                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
-                "TORCHINDUCTOR_COMPILE_THREADS": "4",
-            }
-        )
+        self.environment = os.environ | SAME_BYTES
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             self.environment.pop(name, None)
+        self.environment |= {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "lessons"),
+            "TMPDIR": str(self.folder),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
+        }
         if self.is_pretended:
             self.environment["PYTHONPATH"] += f"{os.pathsep}{pretending.WITNESS}"
             self.environment.pop("CUDA_VISIBLE_DEVICES", None)
@@ -239,10 +235,9 @@ class Check:
     # ---- rows
 
     def row(self, name: str, value: object, expected: str = "", verdict: str = "measured") -> None:
-        with self.lock:
-            self.rows.append(Row(self.stage, name, " ".join(str(value).split()), expected, verdict))
-            print(f"  {verdict:8}  {name}: {self.rows[-1].value}", flush=True)
-            self.save()
+        self.rows.append(Row(self.stage, name, " ".join(str(value).split()), expected, verdict))
+        print(f"  {verdict:8}  {name}: {self.rows[-1].value}", flush=True)
+        self.save()
 
     def judge(
         self, name: str, results: Iterable[Result], look: Callable, expected: str = "", goal: bool = False
@@ -251,20 +246,18 @@ class Check:
         results = list(results)
         problems = [result.problem for result in results if result.problem]
         if any(not result.was_begun for result in results):
-            self.row(name, "its stage had no time left", expected, "not run")
-        elif problems:
+            return self.row(name, "its stage had no time left", expected, "not run")
+        if problems:
             # A lesson says so itself, in one line, and is right.
             is_too_new = "this lesson needs torch" in problems[0]
-            self.row(name, problems[0], expected, "not here" if is_too_new else "failed")
-        else:
-            try:
-                found = look(*results)
-            except Exception as error:
-                self.row(name, f"{type(error).__name__}: {error}", expected, "failed")
-                return
-            value, is_right = found if isinstance(found, tuple) else (found, None)
-            good, bad = ("met", "missed") if goal else ("ok", "failed")
-            self.row(name, value, expected, "measured" if is_right is None else good if is_right else bad)
+            return self.row(name, problems[0], expected, "not here" if is_too_new else "failed")
+        try:
+            found = look(*results)
+        except Exception as error:
+            return self.row(name, f"{type(error).__name__}: {error}", expected, "failed")
+        value, is_right = found if isinstance(found, tuple) else (found, None)
+        bad, good = ("missed", "met") if goal else ("failed", "ok")
+        return self.row(name, value, expected, {None: "measured", True: good, False: bad}[is_right])
 
     def is_real(self, what: str) -> bool:
         """Whether this can be tested here. In a rehearsal, a row says why it cannot."""
@@ -293,41 +286,35 @@ class Check:
 
     def begin(self, job: Job) -> Child:
         """Begin a job. Its limit ends at the stage's deadline at the latest."""
-        with self.lock:
+        with self.lock:  # the kills begin theirs in threads
             folder = job.folder or self.folder / f"{len(self.children):03}"
             left = self.deadline - time.monotonic()
             self.children.append(Child(self, job, folder, min(job.limit * self.patience, left)))
             return self.children[-1]
 
+    def not_begun(self) -> Result:
+        return Result(self.folder / "none", "not begun", was_begun=False)
+
     def run(self, jobs: dict[str, Job]) -> dict[str, Result]:
         """Run all of them, no more ranks at once than the machine can take."""
-        found: dict[str, Result] = {}
-        threads = [
-            threading.Thread(target=self.run_one, args=(*each, found), daemon=True) for each in jobs.items()
-        ]
-        for thread in threads:
-            thread.start()
-            time.sleep(0.005)  # so that they take their turns in this order
-        for thread in threads:
-            thread.join()
+        waiting, children, found = dict(jobs), {}, {}
+        while waiting or children:
+            for name, child in list(children.items()):
+                if child.has_ended() or child.is_late():
+                    found[name] = self.note(name, children.pop(name).finish())
+            for name, job in list(waiting.items()):
+                busy = sum(jobs[other].ranks for other in children)
+                if self.is_over():
+                    found[name] = self.not_begun()
+                elif busy == 0 or busy + job.ranks <= self.at_once:
+                    children[name] = self.begin(job)
+                if name in found or name in children:
+                    del waiting[name]
+            time.sleep(0.01)
         return {name: found[name] for name in jobs}
 
-    def run_one(self, name: str, job: Job, found: dict[str, Result]) -> None:
-        with self.lock:
-            self.lock.wait_for(lambda: self.has_room(job) or self.is_over(), self.deadline - time.monotonic())
-            if self.is_over():
-                found[name] = Result(self.folder / "none", "not begun", was_begun=False)
-                return
-            self.busy += job.ranks
-            child = self.begin(job)
-        result = child.finish()
-        with self.lock:
-            self.busy -= job.ranks
-            self.lock.notify_all()
-        found[name] = self.note(name, result)
-
-    def has_room(self, job: Job) -> bool:
-        return self.busy == 0 or self.busy + job.ranks <= self.at_once
+    def run_one(self, job: Job) -> Result:
+        return self.run({"": job})[""]
 
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline - 2
@@ -340,8 +327,7 @@ class Check:
         """
         begun = time.monotonic()
         until = begun + 0.6 * (self.deadline - begun)
-        children, found, at_work = {}, {}, {}
-        waiting = dict(jobs)
+        waiting, children, found, at_work = dict(jobs), {}, {}, {}
         while True:
             for name, child in list(at_work.items()):
                 if child.has_ended() or (child.folder / ".ready").exists():
@@ -356,17 +342,17 @@ class Check:
             time.sleep(0.05)
         for child in at_work.values():
             child.end()
-        for name in jobs:
-            if name not in children or (name not in at_work and self.is_over()):
-                found[name] = Result(self.folder / "none", "not begun", was_begun=False)
+        for name, job in jobs.items():
+            child = children.get(name)
+            if child is None or (name not in at_work and self.is_over()):
+                found[name] = self.not_begun()
             elif name in at_work:
-                late = f"not prepared after {time.monotonic() - children[name].began:.0f} s, and ended"
-                found[name] = self.note(name, Result(children[name].folder, late))
+                late = f"not prepared after {time.monotonic() - child.began:.0f} s, and ended"
+                found[name] = self.note(name, Result(child.folder, late))
             else:
-                child = children[name]
                 (child.folder / ".go").touch()
-                left = self.deadline - time.monotonic()
-                child.seconds = time.monotonic() - child.began + min(jobs[name].limit * self.patience, left)
+                now = time.monotonic()
+                child.seconds = now - child.began + min(job.limit * self.patience, self.deadline - now)
                 while not (child.has_ended() or child.is_late() or (child.folder / ".done").exists()):
                     time.sleep(0.01)
                 if child.is_late():
@@ -396,14 +382,12 @@ class Check:
 
     def go(self, stages: Iterable[Stage]) -> int:
         """Run the stages that fit. Returns the exit status: 1 if anything failed."""
-        remaining = list(stages)
+        stages = list(stages)
         try:
-            while remaining:
-                now, stage = time.monotonic(), remaining[0]
-                wanted = stage.seconds * self.patience
+            for number, stage in enumerate(stages):
+                now, wanted = time.monotonic(), stage.seconds * self.patience
                 # What earlier stages have left over is shared out.
-                share = (self.end - now) * stage.seconds / sum(each.seconds for each in remaining)
-                remaining.pop(0)
+                share = (self.end - now) * stage.seconds / sum(each.seconds for each in stages[number:])
                 self.stage = stage.name
                 print(f"{stage.name} ({now - self.began:.0f} s gone, about {wanted:.0f} s)", flush=True)
                 if self.end - now < wanted:
@@ -428,19 +412,30 @@ class Check:
     # ---- commands
 
     def lesson(
-        self, stem: str, ranks: int, *arguments, folder: Path | None = None, limit: float = 60, **more
-    ):
-        """A lesson by its documented command, in small unless the arguments say otherwise."""
+        self,
+        stem: str,
+        ranks: int,
+        *arguments,
+        folder: Path | None = None,
+        limit: float = 60,
+        script: Path | None = None,
+        variant: str = "",
+        **more,
+    ) -> Job:
+        """A lesson by its documented command; or a script in its place, or a variant of it (variant.py)."""
         words, environment = launcher.command(stem, ranks, *arguments)
+        path = str(lessons.get(stem).path)
+        if variant:
+            script = VARIANT
+            environment |= {"VARIANT": variant, "VARIANT_OF": path}
+        words = [script if script and word == path else word for word in words]
         return Job(words, environment | self.share(ranks) | more, limit, ranks, folder)
 
-    def probe(self, name: str, *arguments, ranks: int = 0, limit: float = 60, **more) -> Job:
-        """One of the scripts beside this one; under torchrun if it has a number of ranks."""
-        words = [sys.executable, HERE / f"{name}.py", *arguments]
-        if ranks:
-            words, _ = launcher.command("04_ddp_torchrun", ranks)
-            words = [*words[:-1], HERE / f"{name}.py", *arguments]
-        return Job(words, self.share(ranks) | more, limit, max(1, ranks))
+    def probe(self, *words: str, ranks: int = 0, limit: float = 60, **options) -> Job:
+        """One of probes.py, by its name; under torchrun if it has a number of ranks."""
+        start = launcher.command("04_ddp_torchrun", ranks)[0][:-1] if ranks else [sys.executable]
+        given = [f"{name}={value}" for name, value in options.items()]
+        return Job([*start, HERE / "probes.py", *words, *given], self.share(ranks), limit, max(1, ranks))
 
     def share(self, ranks: int) -> dict:
         """Ranks share GPUs only where there are too few: with one each, NCCL has its own ways."""

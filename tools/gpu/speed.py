@@ -2,12 +2,10 @@
 
 import json
 import re
-import sys
 
-from harness import HERE, Check, Job, Result
+from harness import Check, Job, Result, small
 
 import launcher
-import lessons
 
 # Data sheets, dense, 10**12 operations a second: bf16 with tensor cores, fp32 without.
 PEAKS = {
@@ -29,8 +27,8 @@ LESSONS = ("01_single_gpu", "04_ddp_torchrun", "07_mixed_precision")
 EPOCHS = {120: 6, 1200: 20, 12_000: 40}  # by batch: of 100, 10 and 1 steps
 SMALL_EPOCHS = {24: 3}
 INPUTS = ("pageable", "pinned", "resident")
-SMALL_LOOP = ("--width", 4, "--images", 32, "--batch-size", 8, "--rounds", 1, "--steps", 2)
-SMALL_GPT = ("--hidden", 32, "--layers", 1, "--heads", 2, "--length", 16, "--batch-size", 2, "--steps", 1)
+SMALL_LOOP = {"width": 4, "images": 32, "size": 8, "rounds": 1, "steps": 2}
+SMALL_GPT = {"hidden": 32, "layers": 1, "heads": 2, "length": 16, "size": 2, "steps": 1}
 
 
 def share_of_peak(check: Check, operations: float, is_fp32: bool = False) -> float | None:
@@ -52,54 +50,43 @@ def limits(busy: dict[str, float]) -> str:
     return f"GPU busy {busy['busy']:.0%}: " + ", ".join(f"{name} {busy[name]:.0%}" for name in kinds)
 
 
-def loop(check: Check, step: str, *arguments, ranks: int = 0, **options) -> Job:
-    return check.probe(
-        "loop", step, *(SMALL_LOOP if check.is_rehearsal else arguments), ranks=ranks, **options
-    )
-
-
-def train(check: Check, stem: str, batch: int, epochs: int) -> Job:
-    """A lesson as it is, watched by watched.py."""
-    size = ("--train-size", 240) if check.is_rehearsal else ()
-    job = check.lesson(stem, 1, "--batch-size", batch, "--epochs", epochs, *size, "--test-size", 60)
-    job.words.insert(job.words.index(str(lessons.get(stem).path)), HERE / "watched.py")
-    return job
+def loop(check: Check, step: str, **options) -> Job:
+    return check.probe("loop", step, **options, **(SMALL_LOOP if check.is_rehearsal else {}))
 
 
 def alone(check: Check) -> None:
     # The slowest to prepare come first.
     jobs: dict[str, Job] = {}
-    gpt = SMALL_GPT if check.is_rehearsal else ()
+    gpt = {"limit": 20} | (SMALL_GPT if check.is_rehearsal else {})
     steps = list(STEPS)
     if check.is_real("torch.compile"):
         jobs["compile"] = loop(check, "compile", limit=20)
-        jobs["gpt compiled"] = check.probe("gpt", "--compile", *gpt, limit=20)
+        jobs["gpt compiled"] = check.probe("gpt", is_compiled=1, **gpt)
     else:
         steps.remove("compile")
-    jobs["gpt"] = check.probe("gpt", *gpt, limit=20)
+    jobs["gpt"] = check.probe("gpt", **gpt)
     jobs |= {step: loop(check, step, limit=20) for step in steps if step != "compile"}
     size, steps_of_input = (24, 2) if check.is_rehearsal else (1200, 200)
-    for kind in INPUTS:
-        words = ("--batch-size", size, "--steps", steps_of_input)
-        jobs[kind] = check.probe("inputs", kind, *words, limit=20)
+    jobs |= {kind: check.probe("inputs", kind, size=size, steps=steps_of_input, limit=20) for kind in INPUTS}
     epochs = SMALL_EPOCHS if check.is_rehearsal else EPOCHS
-    for batch in epochs:
-        jobs |= {f"{stem}, {batch:,}": train(check, stem, batch, epochs[batch]) for stem in LESSONS}
+    few = ("--train-size", 240) if check.is_rehearsal else ()
+    trained = [(batch, stem) for batch in epochs for stem in LESSONS]
+    for batch, stem in trained:
+        options = ("--batch-size", batch, "--epochs", epochs[batch], *few, "--test-size", 60)
+        jobs[f"{stem}, {batch:,}"] = check.lesson(stem, 1, *options, variant="watched")
     found = check.take_turns(jobs)
     ladder(check, {step: found[step] for step in steps})
     large_gpt(check, {name: found[name] for name in ("gpt", "gpt compiled") if name in found})
     for kind in INPUTS:
         check.judge(f"images of batches of {size:,}, {kind}", [found[kind]], bring)
-    for batch in epochs:
-        for stem in LESSONS:
+    for batch, stem in trained:
 
-            def look(result, batch=batch, stem=stem):
-                said = result.said()
-                place = check.facts.setdefault("lessons", {}).setdefault(stem, {})
-                place[batch] = said
-                return f"{said['images/s']:,.0f} images/s, {limits(said['busy'])}"
+        def look(result, batch=batch, stem=stem):
+            said = result.said()
+            check.facts.setdefault("lessons", {}).setdefault(stem, {})[batch] = said
+            return f"{said['images/s']:,.0f} images/s, {limits(said['busy'])}"
 
-            check.judge(f"{stem}, batches of {batch:,}", [found[f"{stem}, {batch:,}"]], look)
+        check.judge(f"{stem}, batches of {batch:,}", [found[f"{stem}, {batch:,}"]], look)
     check.is_real("speed")
     check.is_real("kernels")
 
@@ -114,14 +101,11 @@ def ladder(check: Check, found: dict[str, Result]) -> None:
 
         def look(result, step=step):
             said = check.facts.setdefault("ladder", {})[step] = result.said()
-            share = said["mfu"] = share_of_peak(
-                check, said["images/s"] * said["flops"], is_fp32=step in ("plain", "input")
-            )
-            kind = "fp32" if step in ("plain", "input") else "bf16"
-            return (
-                f"{said['images/s']:,.0f} images/s, {percent(share)} of the {kind} peak, "
-                f"{said['input']:.0%} of a step for input; {limits(said['busy'])}"
-            )
+            is_fp32 = step in ("plain", "input")
+            said["mfu"] = share_of_peak(check, said["images/s"] * said["flops"], is_fp32)
+            peak = f"{percent(said['mfu'])} of the {'fp32' if is_fp32 else 'bf16'} peak"
+            speed, _, inputs = bring(result).partition(", ")
+            return f"{speed}, {peak}, {inputs}; {limits(said['busy'])}"
 
         check.judge(f"ResNet-18, {STEPS[step]}", [result], look)
     worked = {step: result for step, result in found.items() if not result.problem}
@@ -132,16 +116,10 @@ def ladder(check: Check, found: dict[str, Result]) -> None:
     best = max((step for step in speeds if step != "plain"), key=speeds.get)
     times, standing = speeds[best] / speeds["plain"], worked[best].said()["input"]
     results = [worked[best], worked["plain"]]
-
-    def reached(*_):
-        return f"{times:.1f} times, by: {STEPS[best]}", times >= 8
-
-    def stood(*_):
-        return f"{standing:.1%}", standing <= 0.05
-
+    reached = f"{times:.1f} times, by: {STEPS[best]}", times >= 8
     goal(check, "ResNet-18, the best step", results, reached, "at least 8 times the plain loop")
-    goal(check, "its steps stand still for input", results, stood, "at most 5% of a step")
-    return None
+    stood = f"{standing:.1%}", standing <= 0.05
+    return goal(check, "its steps stand still for input", results, stood, "at most 5% of a step")
 
 
 def large_gpt(check: Check, found: dict[str, Result]) -> None:
@@ -151,32 +129,23 @@ def large_gpt(check: Check, found: dict[str, Result]) -> None:
         def look(result, name=name):
             said = check.facts.setdefault("gpt", {})[name] = result.said()
             shares[name] = said["mfu"] = share_of_peak(check, said["flops"] / said["seconds"])
-            return (
-                f"{said['tokens/s']:,.0f} tokens/s, {said['parameters'] / 1e6:,.0f} million parameters, "
-                f"{percent(said['mfu'])} of the bf16 peak; {limits(said['busy'])}"
-            )
+            size = f"{said['parameters'] / 1e6:,.0f} million parameters"
+            peak = f"{percent(said['mfu'])} of the bf16 peak; {limits(said['busy'])}"
+            return f"{said['tokens/s']:,.0f} tokens/s, {size}, {peak}"
 
         check.judge(f"a large {name}", [result], look)
     known = {name: share for name, share in shares.items() if share is not None}
+    name, expected = "a large gpt, the best", "at least 35% of the bf16 peak"
     if not known:
-        return check.row(
-            "a large gpt, the best", "share of the peak unknown", "at least 35% of the bf16 peak"
-        )
+        return check.row(name, "share of the peak unknown", expected)
     best = max(known, key=known.get)
-
-    def reached(_):
-        return f"{known[best]:.1%} ({best})", known[best] >= 0.35
-
-    goal(check, "a large gpt, the best", [found[best]], reached, "at least 35% of the bf16 peak")
-    return None
+    return goal(check, name, [found[best]], (f"{known[best]:.1%} ({best})", known[best] >= 0.35), expected)
 
 
-def goal(check: Check, name: str, results: list, look, expected: str) -> None:
+def goal(check: Check, name: str, results: list, found: tuple[str, bool], expected: str) -> None:
     """A goal is for a GPU: a rehearsal only shows the number."""
-    if check.is_rehearsal:
-        check.judge(name, results, lambda *each: look(*each)[0], expected)
-    else:
-        check.judge(name, results, look, expected, goal=True)
+    shown = found[0] if check.is_rehearsal else found
+    check.judge(name, results, lambda *each: shown, expected, goal=not check.is_rehearsal)
 
 
 # ---- memory, saving, sizes ----------------------------------------------------------------------
@@ -184,12 +153,15 @@ def goal(check: Check, name: str, results: list, look, expected: str) -> None:
 
 def memory(check: Check) -> None:
     counts = (1, 2) if check.is_rehearsal else (1, 2, 4)
-    width = ("--width", 128, "--layers", 4) if check.is_rehearsal else ("--width", 2048)
-    jobs = {"saving": saving(check)}
-    jobs["all-reduce"] = check.probe("sizes", *(("--times", 2) if check.is_rehearsal else ()), ranks=2)
+    width = {"width": 128, "layers": 4} if check.is_rehearsal else {"width": 2048}
+    size = ("--train-size", 240 if check.is_rehearsal else 1200, "--test-size", 60)
+    jobs = {
+        "saving": check.lesson("09_fsdp", 2, "--epochs", 3, *size, variant="wide,saving"),
+        "all-reduce": check.probe("sizes", ranks=2, **({"times": 2} if check.is_rehearsal else {})),
+    }
     for kind in ("fsdp", "ddp"):
         for ranks in counts:
-            jobs[f"{kind}, {ranks}"] = check.probe("memory", kind, *width, ranks=ranks)
+            jobs[f"{kind}, {ranks}"] = check.probe("memory", kind, ranks=ranks, **width)
     found = check.run(jobs)
     for kind in ("ddp", "fsdp"):
         for ranks in counts:
@@ -199,9 +171,8 @@ def memory(check: Check) -> None:
                 if said["bytes"] == 0:
                     return "it ran; nothing counts memory here"
                 check.facts.setdefault("memory", {}).setdefault(kind, {})[ranks] = said["bytes"]
-                return (
-                    f"{said['bytes'] / 2**20:,.0f} MiB for {said['of weights'] / 2**20:,.0f} MiB of weights"
-                )
+                held, weights = (f"{said[name] / 2**20:,.0f} MiB" for name in ("bytes", "of weights"))
+                return f"{held} for {weights} of weights"
 
             check.judge(f"peak memory of a rank, {kind} on {ranks}", [found[f"{kind}, {ranks}"]], look)
 
@@ -215,15 +186,6 @@ def memory(check: Check) -> None:
         check.judge(f"fsdp against ddp on {most}", both, falls, "less than 0.6")
     check.judge("an asynchronous save of lesson 09, 8 million parameters", [found["saving"]], stall)
     check.judge("all-reduce on 2 ranks", [found["all-reduce"]], lambda result: sizes(check, result))
-
-
-def saving(check: Check) -> Job:
-    size = ("--train-size", 240) if check.is_rehearsal else ("--train-size", 1200)
-    job = check.lesson("09_fsdp", 2, "--epochs", 3, *size, "--test-size", 60)
-    place = job.words.index(str(lessons.get("09_fsdp").path))
-    job.environment |= {"VARIANT": "wide,saving", "VARIANT_OF": job.words[place]}
-    job.words[place] = launcher.ROOT / "tools/bench/variant.py"
-    return job
 
 
 def stall(result: Result) -> str:
@@ -248,11 +210,11 @@ def several_gpus(check: Check) -> None:
     if check.gpus < 2 and not check.is_rehearsal:
         return check.row("P2P, DataParallel, scaling", "needs two GPUs", "", "not here")
     counts = [n for n in (1, 2, 4, 8) if n <= max(2, check.gpus)]
-    small = (*lessons.get("02_data_parallel").small.split(), "--epochs", 2)
-    prepare = {"02": check.lesson("02_data_parallel", 1, *small), "01": check.lesson(LESSONS[0], 1, *small)}
+    few = (*small("02_data_parallel"), "--epochs", 2)
+    stems = {"02": "02_data_parallel", "01": LESSONS[0]}
+    prepare = {name: check.lesson(stem, 1, *few) for name, stem in stems.items()}
     if check.gpus >= 2:
-        power = 20 if check.is_rehearsal else 28
-        prepare["peers"] = Job([sys.executable, HERE / "peers.py", "--bytes", 2**power])
+        prepare["peers"] = check.probe("peers", power=20 if check.is_rehearsal else 28)
     found = check.run(prepare)
     if "peers" in found:
         check.judge("P2P from GPU 0", [found["peers"]], peers)
@@ -260,8 +222,8 @@ def several_gpus(check: Check) -> None:
     else:
         check.row("P2P", "needs two GPUs", "", "not here")
 
-    def data_parallel(one, other):
-        curves = launcher.read_curve(one.out, "02_data_parallel"), launcher.read_curve(other.out, LESSONS[0])
+    def data_parallel(*both):
+        curves = map(launcher.read_curve, (each.out for each in both), stems.values())
         different = launcher.difference(*curves)
         return different or "the curve of 01", not different
 
@@ -269,7 +231,7 @@ def several_gpus(check: Check) -> None:
     speeds: dict[tuple[str, int], float] = {}
     asked = [("ddp", ranks) for ranks in counts] + [("fsdp", counts[-1])]
     for kind, ranks in asked:  # one after the other: they would share GPUs
-        (result,) = check.run({kind: loop(check, kind, ranks=ranks)}).values()
+        result = check.run_one(loop(check, kind, ranks=ranks))
 
         def look(result, kind=kind, ranks=ranks):
             speeds[kind, ranks] = result.said()["images/s"]

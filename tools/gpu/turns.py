@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 # By what is in a kernel's name. The first that fits counts; what fits none is "other kernels".
 KINDS = {
@@ -41,12 +40,6 @@ def say(values: dict) -> None:
             Path(".done").touch()
 
 
-def join(device: torch.device) -> None:
-    """Join the process group. Without device_id, dist.barrier() warns that it does not know the GPU."""
-    device_id = None if device.type == "cpu" else device
-    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
-
-
 def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
@@ -62,9 +55,8 @@ class Watch:
         kind = torch.profiler.ProfilerActivity
         # A build without CUDA's profiler, as one with simulated GPUs is, cannot look at a GPU.
         sees_gpus = self.device.type != "cpu" and kind.CUDA in torch.profiler.supported_activities()
-        activities = [kind.CUDA if sees_gpus else kind.CPU]
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
-        self.profile = torch.profiler.profile(activities=activities)
+        self.profile = torch.profiler.profile(activities=[kind.CUDA if sees_gpus else kind.CPU])
         self.profile.__enter__()
         synchronize(self.device)
         self.began = time.perf_counter()
@@ -82,20 +74,15 @@ class Watch:
 
 def busy(events: list[dict], seconds: float) -> dict[str, float]:
     """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran."""
-    spans, shares = [], {}
-    for event in events:
-        if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
-            continue
+    shares, covered, reached = {}, 0.0, float("-inf")
+    kernels = [event for event in events if event.get("ph") == "X"]
+    kernels = [event for event in kernels if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    for event in sorted(kernels, key=lambda event: float(event["ts"])):
         begin, duration = float(event["ts"]), float(event["dur"])  # microseconds
-        spans.append((begin, begin + duration))
+        covered += max(0, begin + duration - max(begin, reached))  # two streams may work at once
+        reached = max(reached, begin + duration)
         name = event["name"].lower()
         kinds = (kind for kind, words in KINDS.items() if any(word in name for word in words))
         kind = next(kinds, "other kernels")
         shares[kind] = shares.get(kind, 0) + duration / 1e6 / seconds
-    if not spans:
-        return {}
-    covered, reached = 0.0, spans[0][0]
-    for begin, end in sorted(spans):  # two streams may work at once
-        covered += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return {"busy": covered / 1e6 / seconds} | shares
+    return {"busy": covered / 1e6 / seconds} | shares if kernels else {}

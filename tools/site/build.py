@@ -67,8 +67,8 @@ def prepare(folder: Path, chosen: list[str]):
         book.write(f"widgets/{name}.md", home.widget(book, name))
     done = set()
     while left := sorted(book.linked - done):
+        done |= set(left)
         for path in left:
-            done.add(path)
             write_linked(book, path)
     for name in ("conf.py", "site.css", "site.js", "favicon.svg"):
         book.write(name if name == "conf.py" else f"static/{name}", (HERE / "theme" / name).read_text())
@@ -82,10 +82,9 @@ def write_linked(book, path: PurePosixPath):
     """A page for a file or a folder that a page links."""
     if (ROOT / path).is_dir():
         book.write(path / "index.md", sources.folder(book, path))
-    elif sources.is_exercise(path):
-        book.write(path.with_name(path.name + ".md"), sources.exercise(path))
     else:
-        book.write(path.with_name(path.name + ".md"), sources.file(path))
+        page = sources.exercise if sources.is_exercise(path) else sources.file
+        book.write(path.with_name(path.name + ".md"), page(path))
 
 
 def take_pyodide(folder: Path):
@@ -116,16 +115,9 @@ def main():
         prepare(folder, arguments.pages)
     except sources.Broken as error:
         sys.exit(f"error: {error}")
-    words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto", "--doctree-dir"]
-    words += [
-        folder / "doctrees",
-        "--html-define",
-        f"repository={address()}",
-        "--builder",
-        "html",
-        folder,
-        site,
-    ]
+    words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto"]
+    words += ["--doctree-dir", folder / "doctrees", "--html-define", f"repository={address()}"]
+    words += ["--builder", "html", folder, site]
     status = subprocess.run([sys.executable, *map(str, words)]).returncode
     if status:
         sys.exit("error: the site was not built: what is wrong is said above")

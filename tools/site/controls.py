@@ -1,5 +1,10 @@
-"""Controls of the widgets that answer. It imports nothing, since a reader's browser has it too."""
+"""Controls and bars of the widgets that answer, and the path to the planner. A browser has this file, too."""
 
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "lessons"))  # for what imports the planner after this
 RECOMPUTE = {"none": "none", "selective": "attention only (selective)", "full": "all layers (full)"}
 NETWORK = [[one * 1e9, f"{8 * one:g} Gb/s"] for one in (1.25, 12.5, 25, 50, 100)]  # bytes a second
 PRICES = [[one, f"${one:g}"] for one in (1, 1.5, 2, 3, 4, 6)]
@@ -17,3 +22,12 @@ def choice(name, label, words, start):
 
 def powers(*exponents):
     return [[2**one, f"{2**one:,}"] for one in exponents]
+
+
+def stacked(sizes, whole):
+    """The parts of a bar, by name, one behind the other: where each begins and ends, in shares of `whole`."""
+    start, found = 0.0, []
+    for part, size in sizes.items():
+        found.append({"part": part, "from": start / whole, "to": (start + size) / whole})
+        start += size
+    return found

@@ -3,10 +3,7 @@
 A model without a shape gets the one that the planner's command guesses for so many parameters.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "lessons"))
+import controls  # noqa: F401, the path to the planner
 from planner import __main__ as command
 from planner import plans
 
@@ -22,34 +19,31 @@ MODELS = {
     "Llama 3 405B": plans.named("llama3-405b"),
     "a GPT of 1 trillion": {"params": 1e12},
 }
+STANDARD = {name: option.default for name, option in command.OPTIONS.items()}
+STANDARD |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
 
 
-def job_of(inputs, **others):
+def job_of(inputs, shape=None, **others):
     """The options of the planner's command, as its parser would hand them on, for a model of these."""
-    job = {name.replace("-", "_"): option.default for name, option in command.OPTIONS.items()}
-    job |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
-    job |= {"sequence_parallel": False} | MODELS[inputs["model"]] | others
+    job = {name.replace("-", "_"): value for name, value in STANDARD.items()} | {"sequence_parallel": False}
+    job |= others | (shape or MODELS[inputs["model"]])
     return job | {name: value for name, value in inputs.items() if name != "model"}
 
 
 def short(value) -> str:
     """A number as one would type it: 7.5e9."""
+    if isinstance(value, str):
+        return value
     return f"{value:g}".replace("e+0", "e").replace("e+", "e") if value > 2**27 else str(value)
 
 
-def words_of(inputs):
-    """What to write behind python lessons/planner for the same plan."""
-    model = MODELS[inputs["model"]]
-    words = [f"--model {NAMED[inputs['model']]}"] if inputs["model"] in NAMED else []
-    if not words:
-        words = [f"--{name.replace('_', '-')} {short(value)}" for name, value in model.items()]
-    for name, value in inputs.items():
-        option = name.replace("_", "-")
-        if name == "model":
-            continue
-        if name == "recompute":
-            if value != command.CHOICES["recompute"][0][0]:
-                words.append(f"--recompute {value}")
-        elif value != command.OPTIONS[option].default:
-            words.append(f"--{option} {short(value)}")
-    return " ".join(words)
+def options(values) -> list[str]:
+    return [f"--{name.replace('_', '-')} {short(value)}" for name, value in values.items()]
+
+
+def words_of(inputs, shape=None) -> str:
+    """What to write behind python lessons/planner for the same plan: what differs from the defaults."""
+    model = inputs["model"]
+    shape = shape or ({"model": NAMED[model]} if model in NAMED else MODELS[model])
+    chosen = {name.replace("_", "-"): value for name, value in inputs.items() if name != "model"}
+    return " ".join(options(shape | {name: one for name, one in chosen.items() if one != STANDARD[name]}))

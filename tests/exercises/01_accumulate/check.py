@@ -59,9 +59,8 @@ class Reference(nn.Module):
         return {name: parameter.grad.numpy() for name, parameter in self.named_parameters()}
 
     def tensors(self):
-        return {
-            name: tensor.detach().numpy() for name, tensor in self.state_dict().items() if name != COUNTER
-        }
+        state = self.state_dict()
+        return {name: tensor.detach().numpy() for name, tensor in state.items() if name != COUNTER}
 
 
 def drawn_state(trial, norm=False):
@@ -114,9 +113,9 @@ def words(sizes):
 
 
 def is_float(trial, what, got, expected):
-    trial.require(
-        isinstance(got, float), f"{what} is {kind(got)}", "a float (`.item()` turns a tensor into one)"
-    )
+    kind = "a tensor" if hasattr(got, "shape") else f"{type(got).__name__} ({str(got)[:40]})"
+    came = f"{what} is {'None' if got is None else kind}"
+    trial.require(isinstance(got, float), came, "a float (`.item()` turns a tensor into one)")
     trial.close(what, got, expected, relative=1e-4)
 
 
@@ -129,19 +128,9 @@ def right_losses(trial, came, losses):
             is_float(trial, f"the mean loss of step {number}", got, expected)
 
 
-def kind(value):
-    if value is None:
-        return "None"
-    return "a tensor" if hasattr(value, "shape") else f"{type(value).__name__} ({str(value)[:40]})"
-
-
 def right_sizes(trial, came, sizes):
     called = f"with batches of {words(came['sizes'])}" if came["sizes"] else "without any batch"
-    trial.require(
-        came["sizes"] == sizes,
-        f"the model was called {called}",
-        f"batches of {words(sizes)}",
-    )
+    trial.require(came["sizes"] == sizes, f"the model was called {called}", f"batches of {words(sizes)}")
 
 
 def mode_kept(trial, came):
@@ -187,26 +176,19 @@ def gates_of(trial, count, taken=0):
 
 def one_after_the_other(trial, reference):
     """Each part went backward before the next went forward: the model has asked in this order."""
-    names, came = (
-        [name for name in those if not name.startswith("take")]
-        for those in (reference.gates, trial.answer["ranks"][0]["asked"])
-    )
+    names = [name for name in reference.gates if not name.startswith("take")]
+    came = [name for name in trial.answer["ranks"][0]["asked"] if not name.startswith("take")]
     for number, (asked, name) in enumerate(itertools.zip_longest(came, names), 1):
-        trial.require(
-            asked == name,
-            f"pass number {number} through the model is {in_words(asked) if asked else 'missing'}",
-            f"{in_words(name) if name else 'no more'}: each part forward and backward before the next",
-        )
+        what = f"pass number {number} through the model is {in_words(asked) if asked else 'missing'}"
+        wanted = f"{in_words(name) if name else 'no more'}: each part forward and backward before the next"
+        trial.require(asked == name, what, wanted)
     for name in names:
         what, got = f"what the model gets as {in_words(name)}", trial.asked(0, name)["with"]
         right = reference.shown[name].double()
         if name.startswith("backward") and isinstance(got, numpy.ndarray) and got.any():
             # How the parts are weighted is free: before backward, in it, or afterwards.
-            got, right, what = (
-                got / abs(got).sum(),
-                right / right.abs().sum(),
-                f"{what}, apart from a factor",
-            )
+            got, right = got / abs(got).sum(), right / right.abs().sum()
+            what += ", apart from a factor"
         trial.close(what, got, right, relative=1e-4)
 
 
@@ -230,36 +212,36 @@ def taken_when_needed(trial, reference, count, parts_per_step):
         trial.close(what, shown, reference.shown[f"take {place}"], relative=1e-4, scale=1.0)
 
 
-# ---- 01.1
-
-
 def is_near(got, expected):
     return numpy.shape(got) == expected.shape and numpy.allclose(got, expected, rtol=1e-3, atol=1e-7)
 
 
-def gradients(trial, sizes, norm=False, old=False):
+def old_gradients(trial, old):
+    return {name: trial.floats(*shape) for name, shape in SHAPES.items()} if old else {}
+
+
+def gradients(trial, sizes, norm=False, old=False, wide=False):
+    """add_gradients once. Returns the loss that came, and the right one."""
     state, parts = drawn_state(trial, norm), drawn_parts(trial, sizes)
-    reference = Reference(state, norm)
+    reference, alone = Reference(state, norm), Reference(state, norm)
+    reference.gates = gates_of(trial, len(sizes)) if wide else {}
     loss = backward(reference, parts)
-    before = {name: trial.floats(*shape) for name, shape in SHAPES.items()} if old else {}
-    inputs = {"state": state, "norm": norm, "old": before, "parts": [list(pair) for pair in parts]}
-    (came,) = trial.run("gradients", [inputs], group=False)
+    backward(alone, parts[-1:])
+    before = old_gradients(trial, old)
+    inputs = {"state": state, "norm": norm, "wide": wide, "old": before, "parts": list(map(list, parts))}
+    (came,) = trial.run("gradients", [inputs], group=False, gates=[reference.gates])
     right_sizes(trial, came, sizes)
-    one = Reference(state, norm)
-    backward(one, parts[-1:])
-    last, share = one.gradients(), sizes[-1] / sum(sizes)
+    one_after_the_other(trial, reference)
+    last, share = alone.gradients(), sizes[-1] / sum(sizes)
     for name, expected in reference.gradients().items():
         expected, got = expected + before[name].numpy() if old else expected, came["gradients"].get(name)
-        alone = any(is_near(got, last[name] * factor) for factor in (1, share))
-        trial.require(
-            is_near(got, expected) or not alone,
-            f"the gradient of {name} is that of the last part alone",
-            "the sum of the gradients of all parts",
-        )
+        one_part = any(is_near(got, last[name] * factor) for factor in (1, share))
+        what = f"the gradient of {name} is that of the last part alone"
+        summed = is_near(got, expected) or not one_part
+        trial.require(summed, what, "the sum of the gradients of all parts")
         trial.close(f"the gradient of {name}", got, expected, relative=1e-4, scale=0.1)
-    for name, expected in state.items():
-        if name in SHAPES:
-            trial.close(f"{name} afterwards", came["state"].get(name), expected)
+    for name in SHAPES:
+        trial.close(f"{name} afterwards", came["state"].get(name), state[name])
     mode_kept(trial, came)
     return came["loss"], loss
 
@@ -288,52 +270,49 @@ def added(trial):
 @check("01.1c")
 def one_at_a_time(trial):
     trial.tried("10 parts of 6 images, and a model that needs 1.4 MB per part")
-    state, parts = drawn_state(trial), drawn_parts(trial, [6] * 10)
-    reference = Reference(state, False)
-    reference.gates = gates_of(trial, 10)
-    backward(reference, parts)
-    inputs = {"state": state, "wide": True, "parts": [list(pair) for pair in parts]}
-    (came,) = trial.run("gradients", [inputs], group=False, gates=[reference.gates])
-    right_sizes(trial, came, [6] * 10)
-    one_after_the_other(trial, reference)
-    for name, expected in reference.gradients().items():
-        trial.close(
-            f"the gradient of {name}", came["gradients"].get(name), expected, relative=1e-4, scale=0.1
-        )
+    gradients(trial, [6] * 10, wide=True)
 
 
-# ---- 01.2
-
-
-def large_steps(trial, batch_sizes, part_size, optimizer, norm=False, old=False, wide=False):
-    state = drawn_state(trial, norm)
-    groups, sizes = [], []
-    for size in batch_sizes:
-        those = [part_size] * (size // part_size) + [size % part_size] * (size % part_size > 0)
-        groups.append(drawn_parts(trial, those))
-        sizes += those
+def steps(trial, driver, groups, optimizer, norm=False, old=False, wide=False, filler=0, **cut):
+    """A step of the optimizer for each group of parts: large_step cuts a batch into parts itself (`step`),
+    train_epoch is given them (`epoch`). `groups` has the sizes of the parts."""
+    sizes = list(itertools.chain(*groups))
+    state, parts = drawn_state(trial, norm), iter(drawn_parts(trial, sizes))
+    groups = [[next(parts) for _ in group] for group in groups]
     reference = Reference(state, norm)
-    reference.gates = gates_of(trial, len(sizes)) if wide else {}
+    taken = cut["parts_per_step"] if filler else 0
+    reference.gates = gates_of(trial, len(sizes), taken) if wide or filler else {}
     losses = steps_of(reference, optimizer, groups)
+    batches = map(whole, groups) if driver == "step" else itertools.chain(*groups)
     inputs = {
         "state": state,
         "norm": norm,
         "wide": wide,
-        "old": {name: trial.floats(*shape) for name, shape in SHAPES.items()} if old else {},
-        "batches": [list(whole(parts)) for parts in groups],
-        "part_size": part_size,
-        "optimizer": optimizer[0],
-        "options": optimizer[1],
+        "filler": filler,
+        "batches": list(map(list, batches)),
     }
-    (came,) = trial.run("step", [inputs], group=False, gates=[reference.gates])
+    inputs |= {"old": old_gradients(trial, old), "optimizer": optimizer[0], "options": optimizer[1]}
+    (came,) = trial.run(driver, [inputs | cut], group=False, gates=[reference.gates])
+    is_list = isinstance(came["loss"], list)
+    trial.require(is_list, f"what train_epoch returns has the type {came['kind']}", "a list of floats")
     right_sizes(trial, came, sizes)
     one_after_the_other(trial, reference)
+    if filler:
+        taken_when_needed(trial, reference, len(sizes), taken)
     trial.same("the number of steps of the optimizer", came["steps"], len(groups))
-    if len(groups) > 1:
+    if driver == "epoch" or len(groups) > 1:
         mode_kept(trial, came)
     right_state(trial, came, reference, state)
-    trial.require(isinstance(came["loss"], list), "the result has no list of losses")
+    trial.same("the length of the list of losses", len(came["loss"]), len(losses))
     right_losses(trial, came, losses)
+
+
+def large_steps(trial, batch_sizes, part_size, optimizer, **more):
+    cuts = [
+        [part_size] * (size // part_size) + [size % part_size] * (size % part_size > 0)
+        for size in batch_sizes
+    ]
+    steps(trial, "step", cuts, optimizer, part_size=part_size, **more)
 
 
 @check("01.2a")
@@ -346,7 +325,7 @@ def one_step(trial):
 
 
 @check("01.2b")
-def old_gradients(trial):
+def without_old_gradients(trial):
     trial.tried("5 images with part_size 2, one step of SGD; the parameters already have gradients")
     large_steps(trial, [5], 2, SGD, old=True)
     trial.tried("batches of 7, 5 and 6 images with part_size 3, three steps of Adam")
@@ -355,38 +334,9 @@ def old_gradients(trial):
     large_steps(trial, [60], 6, SGD, wide=True)
 
 
-# ---- 01.3
-
-
-def epoch(trial, sizes, parts_per_step, optimizer, norm=False, old=False, wide=False, filler=0):
-    state, batches = drawn_state(trial, norm), drawn_parts(trial, sizes)
-    groups = [batches[place : place + parts_per_step] for place in range(0, len(batches), parts_per_step)]
-    reference = Reference(state, norm)
-    reference.gates = gates_of(trial, len(sizes), parts_per_step if filler else 0) if wide or filler else {}
-    losses = steps_of(reference, optimizer, groups)
-    inputs = {
-        "state": state,
-        "norm": norm,
-        "wide": wide,
-        "old": {name: trial.floats(*shape) for name, shape in SHAPES.items()} if old else {},
-        "batches": [list(pair) for pair in batches],
-        "filler": filler,
-        "parts_per_step": parts_per_step,
-        "optimizer": optimizer[0],
-        "options": optimizer[1],
-    }
-    (came,) = trial.run("epoch", [inputs], group=False, gates=[reference.gates])
-    is_list = isinstance(came["loss"], list)
-    trial.require(is_list, f"what train_epoch returns has the type {came['kind']}", "a list of floats")
-    right_sizes(trial, came, sizes)
-    one_after_the_other(trial, reference)
-    if filler:
-        taken_when_needed(trial, reference, len(sizes), parts_per_step)
-    trial.same("the number of steps of the optimizer", came["steps"], len(groups))
-    mode_kept(trial, came)
-    right_state(trial, came, reference, state)
-    trial.same("the length of the list of losses", len(came["loss"]), len(losses))
-    right_losses(trial, came, losses)
+def epoch(trial, sizes, parts_per_step, optimizer, **more):
+    groups = [sizes[place : place + parts_per_step] for place in range(0, len(sizes), parts_per_step)]
+    steps(trial, "epoch", groups, optimizer, parts_per_step=parts_per_step, **more)
 
 
 @check("01.3a")

@@ -57,11 +57,10 @@ class Model(nn.Module):
         return Asking.apply(output, number, lambda gradient: self.ask(f"backward {place}", gradient))
 
     def seen(self):
+        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return {
             "gradients": {name: parameter.grad for name, parameter in self.named_parameters()},
-            "state": {
-                name: tensor.detach() for name, tensor in [*self.named_parameters(), *self.named_buffers()]
-            },
+            "state": {name: tensor.detach() for name, tensor in state.items()},
             "sizes": self.sizes,
             "training": self.training,
         }
@@ -98,23 +97,6 @@ def noted(student):
     return given
 
 
-def optimizer_of(model, inputs, steps):
-    optimizer = getattr(torch.optim, inputs["optimizer"])(model.parameters(), **inputs["options"])
-    optimizer.register_step_post_hook(lambda *_: steps.append(0))
-    return optimizer
-
-
-def step(student, inputs, tools):
-    """One large step for each batch."""
-    warm_up()
-    model, steps, given = Model(inputs, tools), [], noted(student)
-    optimizer = optimizer_of(model, inputs, steps)
-    losses = []
-    for images, labels in pairs(inputs["batches"]):
-        losses.append(student.large_step(model, optimizer, images, labels, inputs["part_size"]))
-    return model.seen() | {"loss": losses, "given": given, "steps": len(steps)}
-
-
 class Batches:
     """Gives the batches one after another, and only once. On wish images are long: what is behind the first
     five numbers takes memory, and changes nothing. Such a batch is multiplied by a number, for which the
@@ -139,14 +121,27 @@ class Batches:
             yield torch.cat([images * number, filler], 1), labels
 
 
-def epoch(student, inputs, tools):
+def trained(student, inputs, tools, train):
+    """What came of `train`, which gets the model and an optimizer."""
     warm_up()
     model, steps, given = Model(inputs, tools), [], noted(student)
-    optimizer, batches = optimizer_of(model, inputs, steps), Batches(inputs, model)
-    losses = student.train_epoch(model, optimizer, batches, inputs["parts_per_step"])
-    return model.seen() | {
-        "loss": losses if isinstance(losses, list) else None,
-        "kind": type(losses).__name__,
-        "given": given,
-        "steps": len(steps),
-    }
+    optimizer = getattr(torch.optim, inputs["optimizer"])(model.parameters(), **inputs["options"])
+    optimizer.register_step_post_hook(lambda *_: steps.append(0))
+    losses = train(model, optimizer)
+    came = {"loss": losses if isinstance(losses, list) else None, "kind": type(losses).__name__}
+    return model.seen() | came | {"given": given, "steps": len(steps)}
+
+
+def step(student, inputs, tools):
+    """One large step for each batch."""
+    size, batches = inputs["part_size"], pairs(inputs["batches"])
+    return trained(
+        student, inputs, tools, lambda *both: [student.large_step(*both, *one, size) for one in batches]
+    )
+
+
+def epoch(student, inputs, tools):
+    def train(model, optimizer):
+        return student.train_epoch(model, optimizer, Batches(inputs, model), inputs["parts_per_step"])
+
+    return trained(student, inputs, tools, train)

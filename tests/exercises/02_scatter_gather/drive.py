@@ -123,10 +123,9 @@ def add_up(student, inputs, tools):
     model = Model(inputs)
     held = {name: tensor.detach() for name, tensor in tensors(model).items()}
     give_gradients(model, inputs["old"])
-    replicas = []
-    for state, given in zip(inputs["states"], inputs["gradients"], strict=True):
-        replicas.append(Model(inputs, state))
-        give_gradients(replicas[-1], given)
+    replicas = [Model(inputs, state) for state in inputs["states"]]
+    for replica, given in zip(replicas, inputs["gradients"], strict=True):
+        give_gradients(replica, given)
     student.reduce(model, replicas)
     return {
         "gradients": gradients(model),
@@ -144,16 +143,10 @@ def train(student, inputs, tools):
     optimizer.register_step_post_hook(lambda *_: steps.append(0))
     for images, labels in inputs["batches"]:
         CALLS.clear()
-        loss = student.train_step(
-            model, optimizer, torch.from_numpy(images), torch.from_numpy(labels), inputs["count"]
-        )
-        losses.append(loss)
-        calls.append(
-            {
-                "sizes": [size for _, size in CALLS],
-                "copies": len({place for place, _ in CALLS}),
-            }
-        )
+        images, labels = torch.from_numpy(images), torch.from_numpy(labels)
+        losses.append(student.train_step(model, optimizer, images, labels, inputs["count"]))
+        models = {place for place, _ in CALLS}
+        calls.append({"sizes": [size for _, size in CALLS], "copies": len(models)})
     return {
         "loss": losses,
         "steps": len(steps),

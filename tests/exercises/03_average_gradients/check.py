@@ -3,15 +3,8 @@
 import numpy
 from judge import check, so_many
 
-SHAPES = {
-    "shift": (4,),
-    "first.weight": (4, 5),
-    "first.bias": (4,),
-    "norm.weight": (4,),
-    "norm.bias": (4,),
-    "second.weight": (4, 4),
-    "second.bias": (4,),
-}
+SHAPES = {"shift": (4,), "first.weight": (4, 5), "first.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
+SHAPES |= {"second.weight": (4, 4), "second.bias": (4,)}
 FIRST = ["first.weight", "first.bias"]
 COUNTER = "norm.num_batches_tracked"
 BUFFERS = {"norm.running_mean": (4,), "norm.running_var": (4,), "scale": (4,)}
@@ -19,24 +12,18 @@ BUFFERS = {"norm.running_mean": (4,), "norm.running_var": (4,), "scale": (4,)}
 
 def states(trial, world_size, buffers=False):
     """Other weights on each rank; with `buffers`, also other running means, a counter, and a scale."""
-    found = []
-    for _ in range(world_size):
-        state = {name: trial.floats(*shape) for name, shape in SHAPES.items()}
-        if buffers:
-            state |= {name: trial.floats(*shape) for name, shape in BUFFERS.items()}
-            state[COUNTER] = trial.integers(1, 1 << 40)
-        found.append(state)
-    return found
+    shapes = SHAPES | (BUFFERS if buffers else {})
+    found = [{name: trial.floats(*shape) for name, shape in shapes.items()} for _ in range(world_size)]
+    return [one | ({COUNTER: trial.integers(1, 1 << 40)} if buffers else {}) for one in found]
 
 
-def that_of_rank_0(trial, what, rank, got, given):
+def that_of_rank_0(trial, name, rank, came, given, frozen=""):
     """`given`: what each rank had before. Where another's has come, that is said."""
+    what, got = f"{name} {frozen}on rank {rank}", came["state"].get(name)
     for other, one in enumerate(given[1:], 1):
-        unchanged = ", unchanged" if other == rank else ""
-        trial.require(
-            not numpy.array_equal(got, one), f"{what} is that of rank {other}{unchanged}", "that of rank 0"
-        )
-    trial.close(what, got, given[0])
+        of = f"{what} is that of rank {other}{', unchanged' if other == rank else ''}"
+        trial.require(not numpy.array_equal(got, one[name]), of, "that of rank 0")
+    trial.close(what, got, given[0][name])
 
 
 @check("03.1a")
@@ -51,11 +38,9 @@ def parameters(trial):
         for rank, came in enumerate(ranks):
             trainable = [name for name in SHAPES if name not in FIRST]
             for name in [*trainable, *FIRST]:
-                what = f"{name} {'(frozen) ' if name in FIRST else ''}on rank {rank}"
-                that_of_rank_0(trial, what, rank, came["state"].get(name), [state[name] for state in given])
-            trial.same(
-                f"the list of parameters that need a gradient on rank {rank}", came["requires"], trainable
-            )
+                that_of_rank_0(trial, name, rank, came, given, "(frozen) " if name in FIRST else "")
+            what = f"the list of parameters that need a gradient on rank {rank}"
+            trial.same(what, came["requires"], trainable)
 
 
 @check("03.1b")
@@ -67,8 +52,7 @@ def buffers(trial):
     given = states(trial, 3, buffers=True)
     for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
         for name in BUFFERS:
-            had = [state[name] for state in given]
-            that_of_rank_0(trial, f"{name} on rank {rank}", rank, came["state"].get(name), had)
+            that_of_rank_0(trial, name, rank, came, given)
         trial.same(f"{COUNTER} on rank {rank}", came["state"].get(COUNTER), given[0][COUNTER])
 
 
@@ -79,29 +63,20 @@ def in_place(trial):
     for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
         for name in [*SHAPES, *BUFFERS, COUNTER]:
             what = f"{name} on rank {rank}, seen through a reference taken before"
-            if name == COUNTER:
-                trial.same(what, came["held"].get(name), given[0][name])
-            else:
-                trial.close(what, came["held"].get(name), given[0][name])
-            trial.require(
-                name in came["same"], f"{name} is a new tensor afterwards", "the same tensor, overwritten"
-            )
+            equal = trial.same if name == COUNTER else trial.close
+            equal(what, came["held"].get(name), given[0][name])
+            new = f"{name} is a new tensor afterwards"
+            trial.require(name in came["same"], new, "the same tensor, overwritten")
 
 
 def average(trial, world_size, steps, tied=False, frozen=(), apart=False):
     """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
     buffers differ between the ranks, so that it is seen if they are exchanged."""
     given = states(trial, world_size if apart else 1, buffers=apart)
-    given = given if apart else given * world_size
-    inputs = [
-        {
-            "state": given[rank],
-            "gradients": [gradients[rank] for gradients in steps],
-            "tied": tied,
-            "frozen": list(frozen),
-        }
-        for rank in range(world_size)
-    ]
+    inputs = [{"state": state, "tied": tied, "frozen": list(frozen)} for state in given]
+    inputs = inputs if apart else inputs * world_size
+    ranks = [[gradients[rank] for gradients in steps] for rank in range(world_size)]
+    inputs = [one | {"gradients": mine} for one, mine in zip(inputs, ranks, strict=True)]
     for rank, came in enumerate(trial.run("average", inputs)):
         for number, gradients in enumerate(steps):
             call = f" (call {number + 1})" if len(steps) > 1 else ""

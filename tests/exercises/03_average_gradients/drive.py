@@ -20,20 +20,24 @@ class Model(nn.Module):
             self.third = nn.Linear(4, 4, bias=False)
             self.third.weight = self.second.weight
         with torch.no_grad():
-            for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            for name, tensor in tensors(self).items():
                 if name in inputs["state"]:
                     tensor.copy_(torch.from_numpy(inputs["state"][name]))
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in inputs.get("frozen", []))
 
 
+def tensors(model):
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
 def begin(student, inputs, tools):
     """broadcast_model on a model that an optimizer holds already."""
     elsewhere, model = addresses.scatter(tools.rank), Model(inputs)
-    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    held = tensors(model)
     before = {name: (id(tensor), tensor.data_ptr()) for name, tensor in held.items()}
     student.broadcast_model(model)
-    now = dict(model.named_parameters()) | dict(model.named_buffers())
+    now = tensors(model)
     return {
         "state": {name: tensor.detach() for name, tensor in now.items()},
         "held": {name: tensor.detach() for name, tensor in held.items()},
@@ -47,7 +51,7 @@ def average(student, inputs, tools):
     """average_gradients, once for each step, on gradients that are given, since they could come from any
     backward pass."""
     elsewhere, model, came = addresses.scatter(tools.rank), Model(inputs), []
-    others = dict(model.named_parameters()) | dict(model.named_buffers())
+    others = tensors(model)
     weights = {name: tensor.detach().clone() for name, tensor in others.items()}
     for given in inputs["gradients"]:
         for name, parameter in model.named_parameters():
@@ -55,8 +59,5 @@ def average(student, inputs, tools):
         student.average_gradients(model)
         grads = {name: parameter.grad for name, parameter in model.named_parameters()}
         came.append({name: None if grad is None else grad.clone() for name, grad in grads.items()})
-    return {
-        "gradients": came,
-        "moved": [name for name, tensor in others.items() if not tensor.equal(weights[name])],
-        "elsewhere": len(elsewhere),
-    }
+    moved = [name for name, tensor in others.items() if not tensor.equal(weights[name])]
+    return {"gradients": came, "moved": moved, "elsewhere": len(elsewhere)}

@@ -7,6 +7,10 @@ import numpy
 from judge import HEADER, Verdict, check
 
 MARGIN = 20  # numbers before and after a tensor, which the ring has nothing to do with
+GLOO_ENDS = {
+    "SIGABRT": "a message is larger than the tensor that it is received into",
+    "SIGSEGV": "it should talk to a rank that does not exist",
+}
 
 
 def run(trial, driver, inputs, **more):
@@ -14,15 +18,9 @@ def run(trial, driver, inputs, **more):
     try:
         return trial.run(driver, inputs, **more)
     except Verdict as verdict:
-        if "SIGABRT" in verdict.came:
-            why = "a message is larger than the tensor that it is received into"
-        elif "SIGSEGV" in verdict.came:
-            why = "it should talk to a rank that does not exist"
-        else:
-            raise
-        raise Verdict(
-            verdict.status, f"{verdict.came}; gloo does this when {why}", verdict.expected
-        ) from None
+        for signal, why in GLOO_ENDS.items():
+            verdict.came += f"; gloo does this when {why}" * (signal in verdict.came)
+        raise
 
 
 def part(trial, came, name, kind=numpy.ndarray):
@@ -45,53 +43,32 @@ def round_the_ring(trial, steps, data, words="", count=True):
     for rank, row in enumerate(rows):
         right, left = (rank + 1) % world_size, (rank - 1) % world_size
         (least, most), allowed = data[rank], 10 * HEADER * steps
-        if count and world_size > 2:
-            in_pieces(trial, rank, right, row[right] - (least + most) / 2, rows[right][rank], steps)
+        gone, headers = int(row.sum()), (2 if world_size > 2 else 3) * HEADER
+        messages = float(row[right] - (least + most) / 2) / headers
+        sent_right = f"the number of messages from rank {rank} to rank {right}"
+        # Many small messages are more bytes as well, but that says nothing to a student. Every message has
+        # two headers, and is answered by a third: if both numbers agree, the messages are too many.
+        if count and world_size > 2 and abs(messages - rows[right][rank] / HEADER) < 0.5:
+            trial.same(sent_right, round(messages), steps)
+
+        def only_right(good, words, rank=rank, right=right):
+            trial.require(good, f"rank {rank} sent {words}", f"messages only to the right, to rank {right}")
+
+        to_left = f"{row[left]} bytes to the left, to rank {left}"
+        only_right(world_size == 2 or row[left] < least / steps / 2, to_left)
         trial.require(
-            world_size == 2 or row[left] < least / steps / 2,
-            f"rank {rank} sent {row[left]} bytes to the left, to rank {left}",
-            f"messages only to the right, to rank {right}",
-        )
-        trial.require(
-            least <= row.sum() <= most + allowed,
-            f"rank {rank} sent {row.sum()} bytes, {row.sum() / max(1, most):.2f} times as many as it should",
+            least <= gone <= most + allowed,
+            f"rank {rank} sent {gone} bytes, {gone / max(1, most):.2f} times as many as it should",
             f"{most} bytes{words}, plus up to {allowed} bytes that the network adds",
         )
         for other in set(range(world_size)) - {rank, right, left}:
-            trial.require(
-                row[other] == 0,
-                f"rank {rank} sent {row[other]} bytes to rank {other}",
-                f"messages only to the right, to rank {right}",
-            )
-        trial.require(
-            world_size == 2 or row[left] <= 4 * HEADER * steps,
-            f"rank {rank} sent {row[left]} bytes to the left, to rank {left}",
-            f"messages only to the right, to rank {right}",
-        )
+            only_right(row[other] == 0, f"{row[other]} bytes to rank {other}")
+        only_right(world_size == 2 or row[left] <= 4 * HEADER * steps, to_left)
         if count:
-            headers = (2 if world_size > 2 else 3) * HEADER
-            trial.same(
-                f"the number of messages from rank {rank} to rank {right}",
-                round(float(row[right] - (least + most) / 2) / headers),
-                steps,
-            )
-            if world_size > 2:
-                trial.same(
-                    f"the number of messages that rank {rank} received from rank {left}",
-                    round(float(row[left]) / HEADER),
-                    steps,
-                )
-
-
-def in_pieces(trial, rank, right, headers, answers, steps):
-    """Many small messages are more bytes as well, but that says nothing to a student. Every message has two
-    headers, and is answered by a third: if both numbers agree, it is the messages that are too many."""
-    messages = headers / (2 * HEADER)
-    if abs(messages - answers / HEADER) < 0.5:
-        trial.same(f"the number of messages from rank {rank} to rank {right}", round(float(messages)), steps)
-
-
-# ---- whose numbers ----------------------------------------------------------------------------
+            trial.same(sent_right, round(messages), steps)
+        if count and world_size > 2:
+            what = f"the number of messages that rank {rank} received from rank {left}"
+            trial.same(what, round(float(row[left]) / HEADER), steps)
 
 
 def whose(got, given, number):
@@ -102,13 +79,11 @@ def whose(got, given, number):
         return None
     ways = [(), (number,), *((place,) for place in alike if place != number), (number, number)]
     allowed = 1e-4 * float(abs(given[0][number]).max())
-    for some in (
-        slice(4),
-        slice(None),
-    ):  # there are more than a thousand ways: only a few come to all numbers
+    # There are more than a thousand ways: only a few come to all numbers.
+    for some, tried in ((slice(4), itertools.product(ways, repeat=len(given))), (slice(None), None)):
         ways = [
             way
-            for way in (itertools.product(ways, repeat=len(given)) if some.stop else ways)
+            for way in tried or ways
             if numpy.allclose(got[some], added_up(given, way, some), rtol=1e-4, atol=allowed)
         ]
     return ways[0] if ways else None
@@ -161,25 +136,15 @@ def cut_at(array, sizes):
     return numpy.split(numpy.asarray(array, dtype="float64"), numpy.cumsum(sizes)[:-1])
 
 
-# ---- chunks_of --------------------------------------------------------------------------------
-
-
 def sizes_of(count, world_size):
     """Sizes that differ by one at most, the larger ones first."""
     return [count // world_size + (place < count % world_size) for place in range(world_size)]
 
 
 def cut_cases(trial):
-    given = [
-        (int(trial.integers(5, 9)) * 4, 4),
-        (int(trial.integers(5, 9)) * 3 + 2, 3),
-        (10, 4),
-        (11, 4),
-        (2, 4),
-        (0, 3),
-        (7, 1),
-    ]
-    return [(trial.floats(count), world_size) for count, world_size in given]
+    drawn = [(int(trial.integers(5, 9)) * 4, 4), (int(trial.integers(5, 9)) * 3 + 2, 3)]
+    fixed = [(10, 4), (11, 4), (2, 4), (0, 3), (7, 1)]
+    return [(trial.floats(count), world_size) for count, world_size in drawn + fixed]
 
 
 def cut(trial, cases):
@@ -190,8 +155,8 @@ def cut(trial, cases):
     for (flat, world_size), came in zip(cases, found, strict=True):
         what = f"of {len(flat)} numbers for {world_size} processes"
         chunks = part(trial, came, "chunks", list)
-        sizes = [list(chunk.shape) if isinstance(chunk, numpy.ndarray) else None for chunk in chunks]
-        sizes = [size[0] if size is not None and len(size) == 1 else size for size in sizes]
+        shapes = [list(chunk.shape) if isinstance(chunk, numpy.ndarray) else None for chunk in chunks]
+        sizes = [shape[0] if shape and len(shape) == 1 else shape for shape in shapes]
         trial.same(f"the list of sizes of the chunks {what}", sizes, sizes_of(len(flat), world_size))
         yield what, flat, world_size, numpy.concatenate(chunks), part(trial, came, "written")
 
@@ -199,9 +164,8 @@ def cut(trial, cases):
 @check("03a.1a")
 def chunk_sizes(trial):
     cases = cut_cases(trial)
-    trial.tried(
-        ", ".join(f"{len(flat)} numbers for {world_size}" for flat, world_size in cases) + " processes"
-    )
+    words = ", ".join(f"{len(flat)} numbers for {world_size}" for flat, world_size in cases)
+    trial.tried(f"{words} processes")
     for what, flat, _, joined, _ in cut(trial, cases):
         trial.close(f"the contents of the chunks {what}, joined together", joined, flat)
 
@@ -215,49 +179,30 @@ def chunk_views(trial):
         trial.close(f"afterwards, the tensor {what}", written, expected)
 
 
-# ---- pass_on ----------------------------------------------------------------------------------
-
-
-def passed_on(trial, sizes, late=None, overwrite=False):
+def passed_on(trial, sizes, late=(), overwrite=False):
+    """`late`: how many seconds each rank is late, where any is."""
     outgoing = [trial.floats(size) for size in sizes]
     inputs = [
-        {
-            "outgoing": outgoing[rank],
-            "incoming": trial.floats(sizes[rank - 1]),
-            "late": (late or {}).get(rank, 0),
-            "overwrite": overwrite,
-        }
-        for rank in range(len(sizes))
+        {"outgoing": one, "incoming": trial.floats(sizes[rank - 1]), "overwrite": overwrite}
+        for rank, one in enumerate(outgoing)
     ]
+    for one, seconds in itertools.zip_longest(inputs, late, fillvalue=0):
+        one["late"] = seconds
     for rank, came in enumerate(run(trial, "pass_on", inputs)):
-        left = (rank - 1) % len(sizes)
-        got = part(trial, came, "incoming")
-        not_of_left(trial, rank, left, got, inputs[rank]["incoming"], outgoing)
-        trial.require(
-            not overwrite or got.any(),
-            f"rank {rank} received the zeros that were written into rank {left}'s tensor after its "
-            "pass_on had returned",
-            f"what rank {left} sent",
-        )
+        left, got = (rank - 1) % len(sizes), part(trial, came, "incoming")
+        wanted = f"what rank {left}, on its left, sent"
+        # The mistakes that can be named by what has come.
+        for other, gone in enumerate(outgoing):
+            of = f"what rank {rank} received is what rank {other} sent"
+            trial.require(other == left or not numpy.array_equal(got, gone), of, wanted)
+        arrived = not len(got) or not numpy.array_equal(got, inputs[rank]["incoming"])
+        trial.require(arrived, f"nothing had arrived at rank {rank} when pass_on returned", wanted)
+        zeros = f"rank {rank} received the zeros that were written into rank {left}'s tensor after its "
+        zeros += "pass_on had returned"
+        trial.require(not overwrite or got.any(), zeros, f"what rank {left} sent")
         trial.close(f"what rank {rank} received from rank {left}", got, outgoing[left])
-        trial.close(
-            f"the tensor that rank {rank} sent, afterwards", part(trial, came, "outgoing"), outgoing[rank]
-        )
-
-
-def not_of_left(trial, rank, left, got, before, outgoing):
-    """The mistakes that can be named by what has come."""
-    for other, gone in enumerate(outgoing):
-        trial.require(
-            other == left or not numpy.array_equal(got, gone),
-            f"what rank {rank} received is what rank {other} sent",
-            f"what rank {left}, on its left, sent",
-        )
-    trial.require(
-        not len(got) or not numpy.array_equal(got, before),
-        f"nothing had arrived at rank {rank} when pass_on returned",
-        f"what rank {left}, on its left, sent",
-    )
+        kept = part(trial, came, "outgoing")
+        trial.close(f"the tensor that rank {rank} sent, afterwards", kept, outgoing[rank])
 
 
 @check("03a.2a")
@@ -265,11 +210,9 @@ def neighbours(trial):
     for world_size in (3, 2, 4):
         # Tensors of one size first: where they go to the wrong rank, it can be said to which.
         sizes = [300] * 3 if world_size == 3 else trial.integers(200, 400, world_size).tolist()
-        late = {2: 0.05} if world_size == 3 else {}
-        trial.tried(
-            f"{world_size} processes that send {', '.join(map(str, sizes))} numbers"
-            f"{'; rank 2 starts 0.05 s later' if late else ''}"
-        )
+        late = (0, 0, 0.05) if world_size == 3 else ()
+        words = f"{world_size} processes that send {', '.join(map(str, sizes))} numbers"
+        trial.tried(words + "; rank 2 starts 0.05 s later" * (world_size == 3))
         passed_on(trial, sizes, late)
         round_the_ring(trial, 1, [(4 * size, 4 * size) for size in sizes])
 
@@ -279,10 +222,7 @@ def both_done(trial):
     trial.tried(
         "3 processes, rank 2 starts 0.2 s later; each rank overwrites its tensor when pass_on returns"
     )
-    passed_on(trial, [2000, 3000, 1000], late={2: 0.2}, overwrite=True)
-
-
-# ---- sum_chunks and ring_all_reduce -----------------------------------------------------------
+    passed_on(trial, [2000, 3000, 1000], late=(0, 0, 0.2), overwrite=True)
 
 
 @check("03a.3a")

@@ -5,8 +5,6 @@ import itertools
 import torch
 from judge import ONE_CALL, Verdict, check, look, so_many
 
-# ---- models, and what is right ----------------------------------------------------------------
-
 
 def model_of(trial, widths, tied=None, frozen=(), buffers=None):
     """What a driver needs to build a model. Weights are such that tanh is neither a line nor saturated."""
@@ -24,17 +22,19 @@ def double(model):
     return model | {"state": {name: tensor.double() / 3 for name, tensor in model["state"].items()}}
 
 
-def other_weights(trial, model):
-    return {name: trial.floats(*tensor.shape) for name, tensor in model["state"].items()}
-
-
 def names_of(model):
     """The parameters in the order of model.parameters()."""
-    names = []
-    for layer in range(len(model["widths"]) - 1):
-        names += [] if layer in model["tied"] else [f"layers.{layer}.weight"]
-        names.append(f"layers.{layer}.bias")
-    return names
+    names = [
+        f"layers.{layer}.{kind}" for layer in range(len(model["widths"]) - 1) for kind in ("weight", "bias")
+    ]
+    return [name for name in names if name in model["state"]]
+
+
+def sizes_of(model):
+    """How many numbers each parameter has, and the places of those that are frozen."""
+    names = names_of(model)
+    frozen = [place for place, name in enumerate(names) if name in model["frozen"]]
+    return [model["state"][name].numel() for name in names], frozen
 
 
 def buckets_of(sizes, frozen, bucket_bytes, each=4):
@@ -50,13 +50,13 @@ def buckets_of(sizes, frozen, bucket_bytes, each=4):
     return buckets
 
 
-def batch_of(trial, model, images, skip=()):
-    widths = model["widths"]
-    return {
-        "images": trial.floats(images, widths[0]),
-        "targets": trial.floats(images, widths[-1]),
-        "skip": list(skip),
-    }
+def step_of(trial, model, *images, skips=None, factor=1.0):
+    """A step with a batch of so many images for each pass."""
+    (inside, *_, outside), batches = model["widths"], []
+    for count, skip in zip(images, skips or [()] * len(images), strict=True):
+        batch = {"images": trial.floats(count, inside), "targets": trial.floats(count, outside)}
+        batches.append(batch | {"skip": list(skip)})
+    return {"batches": batches, "factor": factor}
 
 
 def forward(model, state, images, skip=(), kept=None):
@@ -106,25 +106,45 @@ def mean(model, state, ranks):
     return found
 
 
-def gradients(trial, model, came, expected, number, words="", relative=5e-5):
-    """Compare the gradients after one step on all ranks."""
-    for rank, one in enumerate(came):
-        for name in names_of(model):
-            got = look(one, "steps", number, "gradients", name)
-            what = f"the gradient of {name} on rank {rank} after finish{words}"
+def gradients(trial, model, came, ranks, words=" in step {}", relative=5e-5):
+    """Compare the gradients after each step on all ranks with their mean, which is returned for each step."""
+    means = [mean(model, model["state"], list(steps)) for steps in zip(*ranks, strict=True)]
+    for number, expected in enumerate(means):
+        for rank, name in itertools.product(range(len(ranks)), names_of(model)):
+            got = look(came, rank, "steps", number, "gradients", name)
+            what = f"the gradient of {name} on rank {rank} after finish{words.format(number + 1)}"
             if expected[name] is None:
                 trial.same(what, got if got is None else "a tensor", None)
-            elif got is None:
-                zeros = " (a gradient of zeros is not None)" * (not expected[name].any())
-                trial.require(False, f"{what} is None", f"numbers{zeros}")
             else:
+                zeros = " (a gradient of zeros is not None)" * (not expected[name].any())
+                trial.require(got is not None, f"{what} is None", f"numbers{zeros}")
                 trial.close(what, got, expected[name], relative=relative)
+    return means
 
 
-def inputs_of(model, bucket_bytes, ranks, **more):
-    """Inputs for the driver `steps`: `ranks` has the list of steps of each rank."""
+def calls_of(trial, rank, since=None, until=None):
+    """The calls of torch.distributed of a rank, from one event to another, by its own word: from the
+    beginning or to the end where these are not given."""
+    events = trial.events(rank)
+    places = {}
+    for place, event in enumerate(events):
+        places.setdefault(event.get("event"), place)
+    events = events[places.get(since, 0) : places.get(until, 0) if until else None]
+    return [event for event in events if event.get("phase") == "begin"]
+
+
+def in_words(call):
+    return f"{call.get('event')} of {call.get('size')} numbers"
+
+
+def inputs_of(trial, model, bucket_bytes, ranks, apart=False, **more):
+    """Inputs for the driver `steps`: `ranks` has the list of steps of each rank. With `apart`, all but rank 0
+    begin with weights of their own."""
     steps = [[{name: step[name] for name in step if name != "kept"} for step in one] for one in ranks]
-    return [model | {"bucket_bytes": bucket_bytes, "steps": one, **more} for one in steps]
+    inputs = [model | {"bucket_bytes": bucket_bytes, "steps": one, **more} for one in steps]
+    for one in inputs[1:] if apart else ():
+        one["state"] = {name: trial.floats(*tensor.shape) for name, tensor in model["state"].items()}
+    return inputs
 
 
 def run_steps(trial, inputs, gates=None, **more):
@@ -134,27 +154,17 @@ def run_steps(trial, inputs, gates=None, **more):
     try:
         return trial.run("steps", inputs, gates=gates, **more)
     except Verdict as verdict:
-        if verdict.status in ("infrastructure", "failed"):
+        of_its_own = "raised" in verdict.came and "gloo" not in verdict.came
+        if of_its_own or verdict.status in ("infrastructure", "failed"):
             raise
-        if "raised" in verdict.came and "gloo" not in verdict.came:
-            raise
-        begun = [
-            [event for event in trial.events(rank) if event.get("phase") == "begin"]
-            for rank in range(len(inputs))
-        ]
+        begun = [calls_of(trial, rank) for rank in range(len(inputs))]
         for number, calls in enumerate(zip(*begun, strict=False)):
-            words = [f"{call.get('event')} of {call.get('size')} numbers" for call in calls]
-            if len(set(words)) > 1:
-                said = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
-                raise Verdict(
-                    "failed",
-                    f"the ranks do not make the same calls. Call number {number + 1}: {said}"[:500],
-                    "the same calls with the same sizes in the same order on all ranks",
-                ) from None
+            if len(set(map(in_words, calls))) > 1:
+                said = "; ".join(f"rank {rank}: {in_words(call)}" for rank, call in enumerate(calls))
+                came = f"the ranks do not make the same calls. Call number {number + 1}: {said}"[:500]
+                wanted = "the same calls with the same sizes in the same order on all ranks"
+                raise Verdict("failed", came, wanted) from None
         raise
-
-
-# ---- seen from outside ------------------------------------------------------------------------
 
 
 def kilobytes(value):
@@ -163,18 +173,14 @@ def kilobytes(value):
 
 def timetable(model, bucket_bytes):
     """[(gate, words, how many buckets are full by then)], and the buckets' sizes in bytes."""
-    names, layers = names_of(model), len(model["widths"]) - 1
-    sizes = [model["state"][name].numel() for name in names]
-    frozen = [place for place, name in enumerate(names) if name in model["frozen"]]
+    names, (sizes, frozen) = names_of(model), sizes_of(model)
     buckets = buckets_of(sizes, frozen, bucket_bytes)
     known_at = [int(name.split(".")[1]) for name in names]  # a weight of two layers belongs to the first
+    first_of = [min(known_at[place] for place in bucket) for bucket in buckets]
     rows = []
-    for layer in reversed(range(layers)):
-        full = 0
-        while full < len(buckets) and all(known_at[place] > layer for place in buckets[full]):
-            full += 1
-        words = f"when backward had reached layers.{layer}"
-        rows.append((f"before {layer}", words, full))
+    for layer in reversed(range(len(model["widths"]) - 1)):
+        full = len(list(itertools.takewhile(lambda first, layer=layer: first > layer, first_of)))
+        rows.append((f"before {layer}", f"when backward had reached layers.{layer}", full))
     return rows, [4 * sum(sizes[place] for place in bucket) for bucket in buckets]
 
 
@@ -214,54 +220,35 @@ def keep_back(trial, model, bucket_bytes, ranks):
     return gates
 
 
-def compare_calls(trial, buckets, steps):
-    """The calls after the first step has begun, by the ranks' own word: bytes prove it, calls explain it."""
-    for rank in range(len(trial.answer["ranks"])):
-        events = trial.events(rank)
-        begin = next((place for place, one in enumerate(events) if one.get("event") == "begin 0"), 0)
-        calls = [event for event in events[begin:] if event.get("phase") == "begin"]
-        words = ", ".join(f"{event.get('event')} of {event.get('size')} numbers" for event in calls)
-        trial.require(
-            len(calls) <= steps * (buckets + 1),
-            f"rank {rank} made {len(calls)} calls of torch.distributed in {steps} steps: {words}"[:400],
-            f"in each step, one all_reduce for each of the {buckets} buckets and at most one extra call",
-        )
-
-
 def overlapped(trial, model, bucket_bytes, ranks):
     """Steps with gates in backward: gradients must be right, and no more be sent than it takes."""
     gates = keep_back(trial, model, bucket_bytes, ranks)
-    inputs = inputs_of(model, bucket_bytes, ranks)
-    for rank in range(1, len(ranks)):
-        inputs[rank] = inputs[rank] | {"state": other_weights(trial, model)}
+    inputs, steps = inputs_of(trial, model, bucket_bytes, ranks, apart=True), len(ranks[0])
     came = run_steps(trial, inputs, gates)
-    steps, means = len(ranks[0]), []
-    for number, one in enumerate(zip(*ranks, strict=True)):
-        means.append(mean(model, model["state"], list(one)))
-        gradients(trial, model, came, means[-1], number, f" in step {number + 1}")
+    means = gradients(trial, model, came, ranks)
     # Asked before all of this had come, a gate would count what belongs to the step before.
     for number, expected in enumerate([model["state"], *means[:-1]]):
-        what = f"of {{}} on rank {{}} when step {number + 1} began"
-        for rank in range(len(ranks)):
-            had = trial.asked(rank, f"begin {number}")["with"]
-            for name in names_of(model):
-                if expected[name] is not None:
-                    words = ("the gradient " if number else "the number ") + what.format(name, rank)
-                    trial.close(words, look(had, name), expected[name], relative=5e-5)
+        for rank, name in itertools.product(range(len(ranks)), names_of(model)):
+            if expected[name] is not None:
+                had = look(trial.asked(rank, f"begin {number}")["with"], name)
+                kind = "the gradient" if number else "the number"
+                what = f"{kind} of {name} on rank {rank} when step {number + 1} began"
+                trial.close(what, had, expected[name], relative=5e-5)
     _, sizes = timetable(model, bucket_bytes)
-    compare_calls(trial, len(sizes), steps)
+    of_each = f"one all_reduce for each of the {len(sizes)} buckets"
+    for rank in range(len(ranks)):  # bytes prove it, calls explain it
+        calls = calls_of(trial, rank, "begin 0")
+        words = ", ".join(map(in_words, calls))
+        came = f"rank {rank} made {len(calls)} calls of torch.distributed in {steps} steps: {words}"[:400]
+        wanted = f"in each step, {of_each} and at most one extra call"
+        trial.require(len(calls) <= steps * (len(sizes) + 1), came, wanted)
     share = 2 * (len(ranks) - 1) / len(ranks) * sum(sizes) * steps
     most = 1.01 * share + steps * (len(sizes) + 1) * ONE_CALL * (len(ranks) - 1)
     for rank in range(len(ranks) if trial.counted else 0):
         got = trial.mark(rank, "@end")["sent"] - trial.asked(rank, "begin 0")["sent"]
-        trial.require(
-            0.97 * share - 64 <= got <= most,
-            f"in {steps} steps, rank {rank} sent {kilobytes(got)}",
-            f"{kilobytes(share)} to {kilobytes(most)}: one all_reduce for each of the {len(sizes)} buckets",
-        )
-
-
-# ---- 03b.1 ------------------------------------------------------------------------------------
+        came = f"in {steps} steps, rank {rank} sent {kilobytes(got)}"
+        wanted = f"{kilobytes(share)} to {kilobytes(most)}: {of_each}"
+        trial.require(0.97 * share - 64 <= got <= most, came, wanted)
 
 
 def in_any_order(buckets):
@@ -275,20 +262,18 @@ def compare_buckets(trial, cases):
     inputs = [model | {"bucket_bytes": bucket_bytes} for model, bucket_bytes in cases]
     (came,) = trial.run("buckets", [inputs], group=False)
     for number, (model, bucket_bytes) in enumerate(cases):
-        names = names_of(model)
-        sizes = [model["state"][name].numel() for name in names]
-        frozen = [place for place, name in enumerate(names) if name in model["frozen"]]
+        (sizes, frozen), got = sizes_of(model), look(came, number)
         words = f" (number {' and '.join(str(place + 1) for place in frozen)} frozen)" if frozen else ""
-        each = model["state"][names[0]].element_size()
+        each = model["state"][names_of(model)[0]].element_size()
         trial.tried(
             f"parameters of {', '.join(str(each * size) for size in sizes)} bytes{words},"
             f" bucket_bytes={bucket_bytes}; each bucket is a list of parameter numbers, counted from 1"
         )
         right = [[place + 1 for place in bucket] for bucket in buckets_of(sizes, frozen, bucket_bytes, each)]
         try:
-            trial.same("the list of buckets", look(came, number), right)
+            trial.same("the list of buckets", got, right)
         except Verdict as verdict:
-            if in_any_order(look(came, number)) == in_any_order(right):
+            if in_any_order(got) == in_any_order(right):
                 verdict.came += ", which is right except for the order within each bucket"
             raise
 
@@ -316,9 +301,6 @@ def frozen_and_large(trial):
     compare_buckets(trial, cases)
 
 
-# ---- 03b.2 ------------------------------------------------------------------------------------
-
-
 def drawn_buffers(trial):
     return {"total": trial.floats(4), "count": trial.integers(1, 1 << 20), "unsaved": trial.floats(3)}
 
@@ -331,16 +313,12 @@ def begin_equal(trial):
             " and buffers on each rank;"
             " forward(images, skip=[1]) and forward(images, [1])"
         )
-        models = []
-        model = model_of(trial, [5, 4, 4, 3], frozen=["layers.0.weight"])
-        for _ in range(world_size):
-            drift = drawn_buffers(trial)
-            models.append(model | {"state": other_weights(trial, model), "buffers": drift})
+        model = model_of(trial, [5, 4, 4, 3], frozen=["layers.0.weight"]) | {"skip": [1], "bucket_bytes": 60}
+        shapes = {name: tensor.shape for name, tensor in model["state"].items()}
+        states = [{name: trial.floats(*shape) for name, shape in shapes.items()} for _ in range(world_size)]
+        models = [model | {"state": state, "buffers": drawn_buffers(trial)} for state in states]
         images = [trial.floats(rank + 2, 5) for rank in range(world_size)]
-        inputs = [
-            one | {"images": given, "skip": [1], "bucket_bytes": 60}
-            for one, given in zip(models, images, strict=True)
-        ]
+        inputs = [one | {"images": given} for one, given in zip(models, images, strict=True)]
         first = {name: tensor.double() for name, tensor in models[0]["state"].items()}
         for rank, came in enumerate(trial.run("wrap", inputs)):
             for name in names_of(model):
@@ -359,24 +337,22 @@ def begin_equal(trial):
 def keep_buffers_equal(trial):
     world_size = 3
     model = model_of(trial, [3, 3])
-    passes = [
-        [{"training": True, "grad": True, "buffers": drawn_buffers(trial)} for _ in range(2)]
-        for _ in range(world_size)
-    ]
+    passes = [[("training", True)] * 2 for _ in range(world_size)]
     trial.tried(
         f"{world_size} processes, different buffers on each rank before each forward; two passes in training"
         " mode, then two in evaluation mode on the last rank alone, then one in training mode under no_grad()"
     )
-    for grad in (True, False):
-        passes[-1].append({"training": False, "grad": grad, "buffers": drawn_buffers(trial)})
-    for one in passes:
-        # As when the statistics of batch norm are computed once more, without gradients.
-        one.append({"training": True, "grad": False, "buffers": drawn_buffers(trial)})
-    inputs = [
-        model
-        | {"buffers": drawn_buffers(trial), "images": trial.floats(2, 3), "passes": one, "bucket_bytes": 100}
-        for one in passes
+    passes[-1] += [("evaluation", True), ("evaluation", False)]
+    # As when the statistics of batch norm are computed once more, without gradients.
+    passes = [
+        [
+            {"training": mode == "training", "grad": grad, "buffers": drawn_buffers(trial)}
+            for mode, grad in [*mine, ("training", False)]
+        ]
+        for mine in passes
     ]
+    model |= {"buffers": drawn_buffers(trial), "images": trial.floats(2, 3), "bucket_bytes": 100}
+    inputs = [model | {"passes": mine} for mine in passes]
     for rank, came in enumerate(trial.run("buffers", inputs)):
         for number, one in enumerate(passes[rank]):
             mode = "training" if one["training"] else "evaluation"
@@ -385,9 +361,6 @@ def keep_buffers_equal(trial):
             what = f"in forward number {number + 1} ({mode}) on rank {rank}, the buffer"
             for name, value in source["buffers"].items():
                 trial.close(f"{what} {name!r}", look(came, "seen", number, name), value)
-
-
-# ---- 03b.3 ------------------------------------------------------------------------------------
 
 
 @check("03b.3a")
@@ -402,55 +375,38 @@ def averaged(trial):
         if world_size == 3:
             trial.words.append("(all numbers are float64)")
             model, relative = double(model), 1e-10
-        ranks = []
-        for rank in range(world_size):
-            steps = [
-                {"batches": [batch_of(trial, model, 2 + rank + step)], "factor": 1.0 + rank}
-                for step in range(2)
-            ]
-            steps[0]["sleep"] = 0.05 * (rank == late and world_size > 1)
-            ranks.append(steps)
-        came = run_steps(trial, inputs_of(model, 200, ranks))
-        for number in range(2):
-            expected = mean(model, model["state"], [steps[number] for steps in ranks])
-            gradients(trial, model, came, expected, number, f" in step {number + 1}", relative)
+        ranks = [
+            [step_of(trial, model, 2 + rank + step, factor=1.0 + rank) for step in range(2)]
+            for rank in range(world_size)
+        ]
+        ranks[late][0]["sleep"] = 0.05 * (world_size > 1)
+        came = run_steps(trial, inputs_of(trial, model, 200, ranks))
+        gradients(trial, model, came, ranks, relative=relative)
         data = 2 * 2 * (world_size - 1) / world_size * sum(timetable(model, 200)[1])
         for rank in range(world_size):
             got = trial.sent(rank)
-            trial.require(
-                got is None or got >= 0.9 * data,
-                f"in 2 steps, rank {rank} sent {got} bytes through the process group",
-                f"at least {data:.0f} bytes: an all_reduce of all gradients",
-            )
+            came_by = f"in 2 steps, rank {rank} sent {got} bytes through the process group"
+            wanted = f"at least {data:.0f} bytes: an all_reduce of all gradients"
+            trial.require(got is None or got >= 0.9 * data, came_by, wanted)
 
 
 @check("03b.3b")
 def missing_on_some(trial):
+    usual, hard = [0, 1, 2, 3], [3, 2, 1, 0]
     plans = [
-        (
-            2,
-            [[], []],
-            "forward runs the last layer first, so the first bucket becomes full last",
-            [3, 2, 1, 0],
-        ),
-        (3, [[1], [3, 0], [2]], "each rank skips different layers", [0, 1, 2, 3]),
-        (
-            4,
-            [[], [3], None, [0, 2]],
-            "rank 2 has no backward at all, and ranks 1 and 3 skip layers",
-            [0, 1, 2, 3],
-        ),
+        ([[], []], "forward runs the last layer first, so the first bucket becomes full last", hard),
+        ([[1], [3, 0], [2]], "each rank skips different layers", usual),
+        ([[], [3], None, [0, 2]], "rank 2 has no backward at all, and ranks 1 and 3 skip layers", usual),
     ]
-    for world_size, skips, words, order in plans:
-        trial.tried(f"{world_size} processes, 4 layers: {words}")
+    for skips, words, order in plans:
+        trial.tried(f"{len(skips)} processes, 4 layers: {words}")
         model = model_of(trial, [5, 5, 5, 5, 5]) | {"order": order}
-        ranks = []
-        for skip in skips:
-            batches = [] if skip is None else [batch_of(trial, model, 3, skip)]
-            ranks.append([{"batches": batches, "factor": 1.0}])
-        came = run_steps(trial, inputs_of(model, 150, ranks))
-        expected = mean(model, model["state"], [steps[0] for steps in ranks])
-        gradients(trial, model, came, expected, 0, f" ({words})")
+        ranks = [
+            [step_of(trial, model) if skip is None else step_of(trial, model, 3, skips=[skip])]
+            for skip in skips
+        ]
+        came = run_steps(trial, inputs_of(trial, model, 150, ranks))
+        gradients(trial, model, came, ranks, f" ({words})")
 
 
 @check("03b.3c")
@@ -460,23 +416,18 @@ def missing_everywhere(trial):
         " gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, and rank 2 has zeros"
     )
     model = model_of(trial, [5, 5, 5, 5])
-    both = batch_of(trial, model, 2)
+    both = step_of(trial, model, 2)
     ranks = [
         [
-            {"batches": [batch_of(trial, model, 3, [1] if rank == 2 else [1, 2])], "factor": 1.0},
-            {"batches": [batch_of(trial, model, 2)], "factor": 1.0},
-            {"batches": [batch_of(trial, model, 2)], "factor": 0.0},
-            {"batches": [both], "factor": (1.0, -1.0, 0.0)[rank]},
+            step_of(trial, model, 3, skips=[[1] if rank == 2 else [1, 2]]),
+            step_of(trial, model, 2),
+            step_of(trial, model, 2, factor=0.0),
+            both | {"factor": (1.0, -1.0, 0.0)[rank]},
         ]
         for rank in range(3)
     ]
-    came = run_steps(trial, inputs_of(model, 10_000, ranks))
-    for number in range(4):
-        expected = mean(model, model["state"], [steps[number] for steps in ranks])
-        gradients(trial, model, came, expected, number, f" in step {number + 1}")
-
-
-# ---- 03b.4 ------------------------------------------------------------------------------------
+    came = run_steps(trial, inputs_of(trial, model, 10_000, ranks))
+    gradients(trial, model, came, ranks)
 
 
 @check("03b.4a")
@@ -487,7 +438,7 @@ def nobody_waits(trial):
         f"{world_size} processes; rank {late} begins its backward only after the others have finished"
     )
     model = model_of(trial, [6, 5, 7, 4, 3])
-    ranks = [[{"batches": [batch_of(trial, model, 3)], "factor": 1.0}] for rank in range(world_size)]
+    ranks = [[step_of(trial, model, 3)] for _ in range(world_size)]
     others = [rank for rank in range(world_size) if rank != late]
     gates = [{"after 0 0": {"value": 1.0}} for _ in range(world_size)]
     number = trial.secret()
@@ -498,26 +449,24 @@ def nobody_waits(trial):
         "words": f"rank {late} had not begun its backward",
     }
     try:
-        came = run_steps(trial, inputs_of(model, 200, ranks), gates, limit=6)
+        came = run_steps(trial, inputs_of(trial, model, 200, ranks), gates, limit=6)
     except Verdict as verdict:
         if verdict.status == "timeout":
             wanted = "backward and its hooks wait for no other rank: only finish waits"
             raise Verdict("failed", verdict.came, wanted) from None
         raise
     for rank in range(world_size):
-        events = trial.events(rank)
-        begin = next((place for place, one in enumerate(events) if one.get("event") == "step"), len(events))
-        calls = {str(event.get("event")) for event in events[begin:] if event.get("phase") == "begin"}
-        others = ", ".join(sorted(calls - {"all_reduce"}))
-        came_by = f"in a step of a model without buffers, rank {rank} called {others}"
-        trial.require(not others, came_by[:400], "only all_reduce")
+        calls = {str(call.get("event")) for call in calls_of(trial, rank, "step")}
+        calls = ", ".join(sorted(calls - {"all_reduce"}))
+        came_by = f"in a step of a model without buffers, rank {rank} called {calls}"
+        trial.require(not calls, came_by[:400], "only all_reduce")
     # The gradients of the images: nobody has them before backward has gone through all layers.
     for rank in others:
-        (batch,), images = ranks[rank][0]["batches"], []
-        right(model, model["state"], [batch], 1.0, images=images)
+        images = []
+        right(model, model["state"], ranks[rank][0]["batches"], 1.0, images=images)
         had = trial.asked(rank, "after 0 0")["with"]
         trial.close(f"the gradient of the images on rank {rank}", had, images[0].grad, relative=5e-5)
-    gradients(trial, model, came, mean(model, model["state"], [steps[0] for steps in ranks]), 0)
+    gradients(trial, model, came, ranks, "")
 
 
 def wide(trial, layers=6):
@@ -542,10 +491,8 @@ def overlap(trial):
             " have been sent, as seen from outside"
         )
         model = model_of(trial, widths)
-        ranks = [
-            [{"batches": [batch_of(trial, model, 2 + rank)], "factor": 1.0} for _ in range(4 - world_size)]
-            for rank in range(world_size)
-        ]
+        count = 4 - world_size
+        ranks = [[step_of(trial, model, 2 + rank) for _ in range(count)] for rank in range(world_size)]
         overlapped(trial, model, bucket_bytes, ranks)
 
 
@@ -559,13 +506,8 @@ def shared_and_frozen(trial):
             f" layers.1; frozen: {', '.join(frozen)}; backward continues after full buckets are sent"
         )
         model = model_of(trial, [width] * 7, tied={4: 1}, frozen=frozen)
-        ranks = [
-            [{"batches": [batch_of(trial, model, 2 + rank)], "factor": 1.0}] for rank in range(world_size)
-        ]
+        ranks = [[step_of(trial, model, 2 + rank)] for rank in range(world_size)]
         overlapped(trial, model, 4 * (2 * width * width + 4 * width), ranks)
-
-
-# ---- 03b.5 ------------------------------------------------------------------------------------
 
 
 @check("03b.5a")
@@ -579,9 +521,7 @@ def silence(trial):
     # The buffers have 4 kB: they, too, are much more than what the network adds.
     buffers = {"total": trial.floats(1000), "count": trial.integers(1, 9)}
     model = model_of(trial, [20, 20, 20], buffers=buffers)
-    ranks = [
-        [{"batches": [batch_of(trial, model, 2) for _ in range(3)], "factor": 1.0}] for _ in range(world_size)
-    ]
+    ranks = [[step_of(trial, model, 2, 2, 2)] for _ in range(world_size)]
     gates, names = [{} for _ in range(world_size)], ("begin 0", "after 0 0", "after 1 0")
     for rank, (step,) in enumerate(ranks):
         begin, *after = (trial.secret() for _ in names)
@@ -589,7 +529,7 @@ def silence(trial):
         for name, number in zip(names, (begin, *after), strict=True):
             every = [[other, name] for other in range(world_size)]
             gates[rank][name] = {"value": number, "asked": every}
-    came = run_steps(trial, inputs_of(model, 2000, ranks), gates)
+    came = run_steps(trial, inputs_of(trial, model, 2000, ranks), gates)
     for rank, (step,) in enumerate(ranks):
         images = []
         right(model, model["state"], step["batches"], 1.0, step["kept"], images)
@@ -598,22 +538,13 @@ def silence(trial):
             what = f"the gradient of the images on rank {rank} after pass {number + 1} in no_sync"
             trial.close(what, had["with"], images[number].grad, relative=5e-5)
             got = had["sent"] - trial.asked(rank, "begin 0")["sent"]
-            trial.require(
-                got < 500,
-                f"rank {rank} had sent {got} bytes after pass {number + 1} in no_sync",
-                "nothing is sent in no_sync: no gradients, no buffers",
-            )
+            came_by = f"rank {rank} had sent {got} bytes after pass {number + 1} in no_sync"
+            trial.require(got < 500, came_by, "nothing is sent in no_sync: no gradients, no buffers")
     for rank in range(world_size):
-        events = trial.events(rank)
-        places = {event.get("event"): place for place, event in enumerate(events)}
-        between = events[places.get("begin 0", 0) : places.get("after 1 0", 0)]
-        words = ", ".join(str(event.get("event")) for event in between if event.get("phase") == "begin")
-        trial.require(
-            not words,
-            f"rank {rank} called {words[:200]} in no_sync",
-            "no call of torch.distributed in no_sync",
-        )
-    gradients(trial, model, came, mean(model, model["state"], [steps[0] for steps in ranks]), 0)
+        calls = calls_of(trial, rank, "begin 0", "after 1 0")
+        words = f"rank {rank} called {', '.join(str(call.get('event')) for call in calls)[:200]} in no_sync"
+        trial.require(not calls, words, "no call of torch.distributed in no_sync")
+    gradients(trial, model, came, ranks, "")
 
 
 @check("03b.5b")
@@ -626,31 +557,16 @@ def accumulated(trial):
     ranks = []
     for rank in range(3):
         skips = [[], [1], [1]] if rank == 0 else [[2], [], []]
-        ranks.append(
-            [
-                {
-                    "batches": [
-                        batch_of(trial, model, 1 + rank + place, skip) for place, skip in enumerate(skips)
-                    ],
-                    "factor": 1.0,
-                }
-                for _ in range(2)
-            ]
-        )
-    came = run_steps(trial, inputs_of(model, 150, ranks))
-    for number in range(2):
-        expected = mean(model, model["state"], [steps[number] for steps in ranks])
-        gradients(trial, model, came, expected, number, f" in step {number + 1}")
+        ranks.append([step_of(trial, model, *range(1 + rank, 4 + rank), skips=skips) for _ in range(2)])
+    came = run_steps(trial, inputs_of(trial, model, 150, ranks))
+    gradients(trial, model, came, ranks)
     widths, bucket_bytes = wide(trial)
     trial.tried(
         f"2 processes, {len(widths) - 1} layers with widths {widths}, bucket_bytes={bucket_bytes}; an"
         " exception is raised in no_sync and caught; then a step with two passes, the first in no_sync"
     )
     model = model_of(trial, widths)
-    ranks = [
-        [{"batches": [batch_of(trial, model, 2) for _ in range(2)], "factor": 1.0, "fails": True}]
-        for _ in range(2)
-    ]
+    ranks = [[step_of(trial, model, 2, 2) | {"fails": True}] for _ in range(2)]
     overlapped(trial, model, bucket_bytes, ranks)
 
 
@@ -666,21 +582,15 @@ def curve(trial):
             " compared with one process that has all images"
         )
         model, rate = model_of(trial, [6, 5, 5, 3]), 0.1
-        ranks = []
-        for rank in range(world_size):
-            steps = [
-                {"batches": [batch_of(trial, model, 1 + (rank + i) % 3) for i in range(2)]}
-                for _ in range(count)
-            ]
-            ranks.append(steps)
+        ranks = [
+            [step_of(trial, model, 1 + rank % 3, 1 + (rank + 1) % 3) for _ in range(count)]
+            for rank in range(world_size)
+        ]
         for number in range(count):
             images = sum(len(batch["images"]) for steps in ranks for batch in steps[number]["batches"])
             for steps in ranks:
                 steps[number]["factor"] = world_size / images
-        inputs = inputs_of(model, 150, ranks, zeros=zeros, rate=rate)
-        for rank in range(1, world_size):
-            inputs[rank] = inputs[rank] | {"state": other_weights(trial, model)}
-        came = run_steps(trial, inputs)
+        came = run_steps(trial, inputs_of(trial, model, 150, ranks, apart=True, zeros=zeros, rate=rate))
         state = {name: tensor.double() for name, tensor in model["state"].items()}
         for number in range(count):
             for rank, steps in enumerate(ranks):

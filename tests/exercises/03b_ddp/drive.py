@@ -57,9 +57,7 @@ class Model(nn.Module):
 
     def forward(self, images, skip=()):
         images = self.drift(images).to(self.layers[0].weight.dtype)
-        for number in self.order:
-            if number in skip:
-                continue
+        for number in (one for one in self.order if one not in skip):
             images = torch.tanh(self.layers[number](images))
             if self.passes is not None:
                 images = Passing.apply(images, lambda number=number: self.passes(f"before {number}"))
@@ -158,16 +156,9 @@ def steps(student, inputs, tools):
             for name, gradient in gradients.items():
                 if gradient is not None:
                     parameters[name] -= inputs.get("rate", 0) * gradient
-        found.append({"gradients": gradients, "losses": losses})
-    for one, tensors in zip(found, given, strict=True):
-        # Zeros were written into those of all steps but the last, if that is how gradients are cleared.
-        one["changed"] = (
-            []
-            if inputs.get("zeros")
-            else [
-                name
-                for name, gradient in one["gradients"].items()
-                if gradient is not None and not gradient.equal(tensors[name])
-            ]
-        )
+        found.append({"gradients": gradients, "losses": losses, "changed": []})
+    # Zeros were written into those of all steps but the last, if that is how gradients are cleared.
+    for one, tensors in zip(found, [] if inputs.get("zeros") else given, strict=False):
+        kept = {name: value for name, value in one["gradients"].items() if value is not None}
+        one["changed"] = [name for name, value in kept.items() if not value.equal(tensors[name])]
     return {"steps": found, "weights": {name: tensor.detach() for name, tensor in parameters.items()}}

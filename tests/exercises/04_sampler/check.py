@@ -19,15 +19,17 @@ MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing again
 def case(trial, size, world_size, drop_last=False, epochs=(None,), seed=None, breaks=0):
     """One sampler for each of `world_size` ranks. Seeds are 1000 apart: seed + epoch will do. `breaks`: how
     many numbers are taken in a first pass that is broken off."""
-    seed = int(trial.random.integers(1, 1 << 20)) * 1000 if seed is None else seed
-    return {
-        "size": int(size),
-        "world_size": world_size,
-        "seed": seed,
-        "drop_last": drop_last,
-        "epochs": list(epochs),
-        "breaks": breaks,
-    }
+    seed = drawn(trial, 1, 1 << 20) * 1000 if seed is None else seed
+    one = {"size": int(size), "world_size": world_size, "seed": seed, "drop_last": drop_last}
+    return one | {"epochs": list(epochs), "breaks": breaks}
+
+
+def drawn(trial, low, high):
+    return int(trial.random.integers(low, high))
+
+
+def listed(values):
+    return ", ".join(map(str, values))
 
 
 def words_for(one):
@@ -38,57 +40,31 @@ def sizes_of(one):
     return f"{so_many(one['size'], 'image')}, {so_many(one['world_size'], 'rank')}"
 
 
-def whole_numbers(values):
-    return isinstance(values, list) and all(type(value) is int for value in values)
-
-
 def dealt(trial, driver, cases, valid):
     """What each rank of each case got: a list of lists. No process can ask another: there is no group."""
-    noise = [int(trial.random.integers(1, 1 << 30)) for _ in range(PROCESSES)]
-    inputs = [{"cases": cases, "noise": noise[process]} for process in range(PROCESSES)]
-    sent = trial.run(driver, inputs, group=False)
+    noise = [drawn(trial, 1, 1 << 30) for _ in range(PROCESSES)]
+    sent = trial.run(driver, [{"cases": cases, "noise": one} for one in noise], group=False)
     found, places = [], [0] * PROCESSES
     for one in cases:
         trial.tried(words_for(one) if "seed" in one else sizes_of(one))
-        shards = []
+        found.append([])
         for rank in range(one["world_size"]):
             process = rank % PROCESSES
-            values, place = sent[process], places[process]
+            shard = look(sent, process, places[process])
+            valid(one, rank, shard)
+            if isinstance(shard, dict):
+                shard["noise"] = noise[process] + places[process]
+            found[-1].append(shard)
             places[process] += 1
-            there = isinstance(values, list) and len(values) > place
-            valid(one, rank, values[place] if there else None)
-            shards.append(values[place])
-            if isinstance(shards[-1], dict):
-                shards[-1]["noise"] = noise[process] + place
-        found.append(shards)
     return found
 
 
-def samplers(trial, cases):
-    """Run samplers. Each rank's shard has the right length, and consists of numbers of images."""
-
-    def valid(one, rank, shard):
-        passes = shard.get("passes") if isinstance(shard, dict) else None
-        ok = isinstance(passes, list) and len(passes) == len(one["epochs"])
-        trial.require(ok, f"the sampler of rank {rank} sent no valid result", "integers")
-        length = one["size"] // one["world_size"]
-        if not one["drop_last"] and one["size"] % one["world_size"]:
-            length += 1
-        for numbers in passes:
-            valid_numbers(trial, f"the sampler of rank {rank}", one["size"], numbers)
-            came = f"the sampler of rank {rank} gives {so_many(len(numbers), 'number')}"
-            trial.require(len(numbers) == length, came, str(length))
-        trial.same(f"len(sampler) of rank {rank}, before a pass,", shard.get("length"), length)
-
-    return dealt(trial, "passes", cases, valid)
-
-
 def valid_numbers(trial, who, size, numbers):
-    trial.require(whole_numbers(numbers), f"{who} gives values that are not integers", "image numbers")
+    whole = isinstance(numbers, list) and all(type(value) is int for value in numbers)
+    trial.require(whole, f"{who} gives values that are not integers", "image numbers")
     for number in numbers:
-        trial.require(
-            0 <= number < size, f"{who} gives the number {number!s:.40}", f"numbers from 0 to {size - 1}"
-        )
+        came = f"{who} gives the number {number!s:.40}"
+        trial.require(0 <= number < size, came, f"numbers from 0 to {size - 1}")
 
 
 def some(images):
@@ -106,7 +82,7 @@ def come(images):
 
 def together(trial, one, shards):
     """The shards of all ranks, put together, hold each image as often as they should."""
-    counts = collections.Counter(number for shard in shards for number in shard)
+    counts = collections.Counter(itertools.chain(*shards))
     if one["drop_last"]:
         low, high = 0, 1
     else:
@@ -120,19 +96,33 @@ def together(trial, one, shards):
     seldom = [number for number in range(one["size"]) if counts[number] < low]
     if often:
         place = [rank for rank, shard in enumerate(shards) if often[0] in shard]
-        times = counts[often[0]]
+        ranks = (
+            f"{'rank' if len(place) == 1 else 'ranks'} {listed(place[:4])}{' and others' * (len(place) > 4)}"
+        )
         lost = f", and {some(never)} never" if never and low else ""
-        came = f"{some([often[0]])} appears {times} times (on {'rank' if len(place) == 1 else 'ranks'} "
-        came += f"{', '.join(map(str, place[:4]))}{' and others' if len(place) > 4 else ''}){lost}"
+        came = f"{some([often[0]])} appears {counts[often[0]]} times (on {ranks}){lost}"
         trial.require(False, came, wanted)
     trial.require(not (never and low), f"{some(never)} never {come(never)}", wanted)
     trial.require(not seldom, f"{some(seldom)} {come(seldom)} less often than other images", wanted)
-    return counts
 
 
 def deal(trial, cases):
-    """All shards of all cases, checked: for each case and pass, the shard of each rank."""
-    found = samplers(trial, cases)
+    """Run samplers. Each rank's shard has the right length and consists of numbers of images, and the shards
+    fit together. Returns for each case what each rank sent."""
+
+    def valid(one, rank, shard):
+        who, passes = f"the sampler of rank {rank}", look(shard, "passes")
+        ok = isinstance(passes, list) and len(passes) == len(one["epochs"])
+        trial.require(ok, f"{who} sent no valid result", "integers")
+        more = 0 if one["drop_last"] else one["world_size"] - 1
+        length = (one["size"] + more) // one["world_size"]
+        for numbers in passes:
+            valid_numbers(trial, who, one["size"], numbers)
+            came = f"{who} gives {so_many(len(numbers), 'number')}"
+            trial.require(len(numbers) == length, came, str(length))
+        trial.same(f"len(sampler) of rank {rank}, before a pass,", shard.get("length"), length)
+
+    found = dealt(trial, "passes", cases, valid)
     for one, ranks in zip(cases, found, strict=True):
         for number, epoch in enumerate(one["epochs"]):
             trial.tried(words_for(one) + ("" if epoch is None else f", epoch {epoch}"))
@@ -142,13 +132,12 @@ def deal(trial, cases):
 
 def shuffled(trial, who, numbers, size):
     """A shard in an order that nobody would call an order. Chance would be off by 8 deviations at least."""
-    steps = [(after - before) % size for before, after in itertools.pairwise(numbers)]
-    common, times = collections.Counter(steps).most_common(1)[0]
-    came = f"{who} begins with {', '.join(map(str, numbers[:6]))}: "
-    trial.require(
-        times <= len(steps) / 4, came + f"{times} of {len(steps)} steps have the size {common}", "a shuffle"
-    )
-    rising = sum(after > before for before, after in itertools.pairwise(numbers)) / len(steps)
+    pairs = list(itertools.pairwise(numbers))
+    common, times = collections.Counter((after - before) % size for before, after in pairs).most_common(1)[0]
+    rising = sum(after > before for before, after in pairs) / len(pairs)
+    came = f"{who} begins with {listed(numbers[:6])}: "
+    alike = f"{times} of {len(pairs)} steps have the size {common}"
+    trial.require(times <= len(pairs) / 4, came + alike, "a shuffle")
     trial.require(0.25 < rising < 0.75, came + f"{rising:.0%} of the steps go up", "a shuffle")
 
 
@@ -158,16 +147,11 @@ def neighbours(numbers):
 
 def differ(trial, first, second, what):
     """Two deals of the same images: other images for each rank, in another order. `what` names the two."""
-    for rank, shard in enumerate(first):
-        if len(first) > 1:
-            for other, numbers in enumerate(second):
-                common = len(set(shard) & set(numbers)) / len(shard)
-                came = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
-                trial.require(
-                    common < 0.9,
-                    f"with {what[0]}, {came}",
-                    "different images: shuffle all images before you distribute them",
-                )
+    wanted = "different images: shuffle all images before you distribute them"
+    for (rank, shard), (other, numbers) in itertools.product(enumerate(first), enumerate(second)):
+        common = len(set(shard) & set(numbers)) / len(shard)
+        came = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
+        trial.require(common < 0.9 or len(first) == 1, f"with {what[0]}, {came}", wanted)
     pairs = [neighbours(numbers) for numbers in second]
     for rank, shard in enumerate(first):
         same = max(len(neighbours(shard) & other) for other in pairs) / len(shard)
@@ -177,27 +161,20 @@ def differ(trial, first, second, what):
 
 def chance(trial, size, deals, what, other):
     """What is left over, or comes again, is not the same for all seeds or epochs."""
-    sets = []
-    for shards in deals:
-        counts = collections.Counter(number for shard in shards for number in shard)
-        sets.append(frozenset(number for number in range(size) if counts[number] != 1))
-    trial.require(
-        len(set(sets)) > 1,
-        f"{what}: {some(sets[0])}, whatever the {other}",
-        f"different images for a different {other}",
-    )
+    counts = [collections.Counter(itertools.chain(*shards)) for shards in deals]
+    sets = [frozenset(number for number in range(size) if one[number] != 1) for one in counts]
+    came = f"{what}: {some(sets[0])}, whatever the {other}"
+    trial.require(len(set(sets)) > 1, came, f"different images for a different {other}")
 
 
-def chance_of_seeds(trial, cases, what):
+def chance_of_seeds(trial, size, drop_last, what):
+    cases = [case(trial, size, 4, drop_last) for _ in range(5)]
     deals = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
-    trial.tried(f"{cases[0]['size']} images, {cases[0]['world_size']} ranks, {len(cases)} different seeds")
+    trial.tried(f"{size} images, 4 ranks, {len(cases)} different seeds")
     shards = [shards[0] for shards in deals]
-    came = f"rank 0 has {', '.join(map(str, shards[0][:6]))} ..., in the same order whatever the seed"
+    came = f"rank 0 has {listed(shards[0][:6])} ..., in the same order whatever the seed"
     trial.require(any(shard != shards[0] for shard in shards), came, "a different order for a different seed")
-    chance(trial, cases[0]["size"], deals, what, "seed")
-
-
-# ---- the shard of a rank ----------------------------------------------------------------------
+    chance(trial, size, deals, what, "seed")
 
 
 @check("04.1a")
@@ -205,14 +182,14 @@ def disjoint(trial):
     trial.tried(
         "2, 3, 4 and 1 ranks that can share the images evenly; each rank is a process without a process group"
     )
-    sizes = [int(trial.random.integers(5, 12)) * world_size for world_size in (2, 3, 4, 1)]
+    sizes = [drawn(trial, 5, 12) * world_size for world_size in (2, 3, 4, 1)]
     deal(trial, [case(trial, size, ranks) for size, ranks in zip(sizes, (2, 3, 4, 1), strict=True)])
 
 
 @check("04.1b")
 def by_the_seed(trial):
     trial.tried("400 or more images, 1, 2 and 4 ranks, two seeds")
-    size, sizes = int(trial.random.integers(100, 120)) * 4, (1, 2, 4)
+    size, sizes = drawn(trial, 100, 120) * 4, (1, 2, 4)
     one_seed = case(trial, size, 1)["seed"]
     seeds = (one_seed, one_seed + 1000)
     cases = [case(trial, size, world_size, seed=seed) for world_size in sizes for seed in seeds]
@@ -229,83 +206,67 @@ def by_the_seed(trial):
     for one, shards in zip(cases[2::2], found[2::2], strict=True):
         trial.tried(f"{words_for(one)}, compared with 1 rank with the same images and seed")
         for rank, numbers in enumerate(shards):
-            trial.require(
-                numbers == sorted(numbers, key=place.get),
-                f"rank {rank} has {', '.join(map(str, numbers[:6]))} ..., not in the order that 1 rank has",
-                "an order that depends only on size, seed and epoch",
-            )
+            came = f"rank {rank} has {listed(numbers[:6])} ..., not in the order that 1 rank has"
+            wanted = "an order that depends only on size, seed and epoch"
+            trial.require(numbers == sorted(numbers, key=place.get), came, wanted)
 
 
 @check("04.1c")
 def filled_up(trial):
     trial.tried("2, 3 and 4 ranks, and a few images more than they can share evenly; padded")
-    cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 1, ranks) for ranks in (2, 3, 4)]
-    cases.append(case(trial, int(trial.random.integers(5, 12)) * 12 + 2, 3))
+    cases = [case(trial, drawn(trial, 5, 12) * 12 + 1, ranks) for ranks in (2, 3, 4)]
+    cases.append(case(trial, drawn(trial, 5, 12) * 12 + 2, 3))
     deal(trial, cases)
-    size = int(trial.random.integers(10, 20)) * 4 + 1
-    cases = [case(trial, size, 4) for _ in range(5)]
-    chance_of_seeds(trial, cases, "repeated")
+    chance_of_seeds(trial, drawn(trial, 10, 20) * 4 + 1, False, "repeated")
 
 
 @check("04.1d")
 def dropped(trial):
     trial.tried("1, 2, 3 and 4 ranks, and a few images more than they can share evenly; drop_last")
-    cases = [case(trial, int(trial.random.integers(5, 12)) * 12 + 7, ranks, True) for ranks in (2, 3, 4, 1)]
-    cases.append(case(trial, int(trial.random.integers(5, 12)) * 12, 4, True))
+    cases = [case(trial, drawn(trial, 5, 12) * 12 + 7, ranks, True) for ranks in (2, 3, 4, 1)]
+    cases.append(case(trial, drawn(trial, 5, 12) * 12, 4, True))
     deal(trial, cases)
-    size = int(trial.random.integers(10, 20)) * 4 + 3
-    cases = [case(trial, size, 4, True) for _ in range(5)]
-    chance_of_seeds(trial, cases, "left out")
+    chance_of_seeds(trial, drawn(trial, 10, 20) * 4 + 3, True, "left out")
 
 
 @check("04.1e")
 def few(trial):
     trial.tried("fewer images than ranks, or no images; with and without drop_last")
     sizes = [(3, 4), (2, 3), (2, 4), (1, 2), (1, 3), (1, 4), (0, 1), (0, 3)]
-    many = int(trial.random.integers(9, 14))
+    many = drawn(trial, 9, 14)
     sizes += [(many // 3, many), (2, many)]
     deal(trial, [case(trial, *size, drop_last) for size in sizes for drop_last in (False, True)])
 
 
 @check("04.1f")
 def random_state(trial):
-    trial.tried("13 images, 3 ranks; global random numbers, drawn between two sampler numbers and afterwards")
+    words = "global random numbers, drawn between two sampler numbers and afterwards"
+    trial.tried(f"13 images, 3 ranks; {words}")
     cases = [case(trial, 13, 3, drop_last, breaks=2) for drop_last in (False, True)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
-        trial.tried(
-            words_for(one) + ": global random numbers, drawn between two sampler numbers and afterwards"
-        )
+        trial.tried(f"{words_for(one)}: {words}")
         for rank, came in enumerate(ranks):
-            noise, drawn = came["noise"], came.get("drawn")
-            own, state = torch.Generator().manual_seed(noise), random.Random(noise)
+            noise = came["noise"]
+            own, python = torch.Generator().manual_seed(noise), random.Random(noise)
             legacy = numpy.random.RandomState(noise)
-            for moment, words in enumerate(("in a loop over the sampler", "after the sampler was used")):
-                expected = {
-                    "torch": torch.rand((), generator=own).item(),
-                    "random": state.random(),
-                    "numpy": float(legacy.random_sample()),
-                }
-                for number, (name, value) in enumerate(expected.items()):
-                    got = look(drawn, moment, number)
-                    trial.require(
-                        type(got) is float and got == value,
-                        f"on rank {rank}, {name} draws {got!r:.80} {words}",
-                        f"{value}, as without the sampler: do not touch the global random state",
-                    )
-
-
-# ---- a new order in each epoch ----------------------------------------------------------------
+            for moment, when in enumerate(("in a loop over the sampler", "after the sampler was used")):
+                right = torch.rand((), generator=own).item(), python.random(), float(legacy.random_sample())
+                for place, (name, value) in enumerate(zip(("torch", "random", "numpy"), right, strict=True)):
+                    got = look(came, "drawn", moment, place)
+                    what = f"on rank {rank}, {name} draws {got!r:.80} {when}"
+                    wanted = f"{value}, as without the sampler: do not touch the global random state"
+                    trial.require(type(got) is float and got == value, what, wanted)
 
 
 @check("04.2a")
 def other_epochs(trial):
-    late = int(trial.random.integers(20, 200))
+    late = drawn(trial, 20, 200)
     epochs = (0, 1, 2, late)
-    trial.tried(f"400 or more images, 3 ranks, epochs {', '.join(map(str, epochs))}")
-    size = int(trial.random.integers(134, 150)) * 3 + 1
+    trial.tried(f"400 or more images, 3 ranks, epochs {listed(epochs)}")
+    size = drawn(trial, 134, 150) * 3 + 1
     cases = [case(trial, size, 3, drop_last, epochs) for drop_last in (False, True)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
-        trial.tried(words_for(one) + f", epochs {', '.join(map(str, epochs))}")
+        trial.tried(words_for(one) + f", epochs {listed(epochs)}")
         shards = [[rank["passes"][number] for rank in ranks] for number in range(len(epochs))]
         for number, epoch in enumerate(epochs):
             shuffled(trial, f"the shard of rank 0 in epoch {epoch}", shards[number][0], size)
@@ -316,7 +277,7 @@ def other_epochs(trial):
 
 @check("04.2b")
 def same_epoch(trial):
-    early, late = int(trial.random.integers(1, 10)), int(trial.random.integers(11, 50))
+    early, late = drawn(trial, 1, 10), drawn(trial, 11, 50)
     epochs = (None, early, late, None, early, 0)
     trial.tried(f"30 images, 2 ranks, set_epoch({late}) after other epochs and in a new sampler")
     first = case(trial, 30, 2, epochs=epochs, breaks=4)
@@ -325,40 +286,28 @@ def same_epoch(trial):
     for rank, (long, short) in enumerate(zip(ways, at_once, strict=True)):
         passes, broken = long["passes"], long.get("broken")
         trial.tried("30 images, 2 ranks, a pass that stops after 4 numbers, and then a full pass")
-        trial.require(
-            broken == passes[0][:4],
-            f"rank {rank} gets {broken!r:.60}, and then, in the same epoch, {passes[0][:6]} ...",
-            "each pass begins at the start, in the same order",
-        )
+        came = f"rank {rank} gets {broken!r:.60}, and then, in the same epoch, {passes[0][:6]} ..."
+        trial.require(broken == passes[0][:4], came, "each pass begins at the start, in the same order")
         trial.tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
         for a, b, what in (
             (2, 3, f"a second pass in epoch {late}"),
             (1, 4, f"epoch {early} after epoch {late}"),
             (0, 5, "set_epoch(0) after other epochs, unlike a new sampler,"),
         ):
-            trial.require(
-                passes[a] == passes[b],
-                f"{what} gives rank {rank} a different order: {passes[b][:6]} ...",
-                f"{passes[a][:6]} ...",
-            )
+            came = f"{what} gives rank {rank} a different order: {passes[b][:6]} ..."
+            trial.require(passes[a] == passes[b], came, f"{passes[a][:6]} ...")
         trial.tried(f"30 images, 2 ranks, set_epoch({late}) in a new sampler, as in a run that resumes")
-        trial.require(
-            short["passes"][0] == passes[2],
-            f"epoch {late} gives rank {rank} a different order than after other epochs: "
-            f"{short['passes'][0][:6]}",
-            f"{passes[2][:6]} ...",
-        )
-
-
-# ---- an accuracy that is that of one process --------------------------------------------------
+        (again,) = short["passes"]
+        came = f"epoch {late} gives rank {rank} a different order than after other epochs: {again[:6]}"
+        trial.require(again == passes[2], came, f"{passes[2][:6]} ...")
 
 
 @check("04.3a")
 def each_once(trial):
     trial.tried("evaluation_shard: 2, 3, 4 and 1 ranks, and more")
-    sizes = [(int(trial.random.integers(5, 12)) * 12 + 5, ranks) for ranks in (2, 3, 4, 1)]
-    sizes += [(int(trial.random.integers(5, 12)) * 12, 4), (2, 4)]
-    sizes.append((int(trial.random.integers(30, 50)), int(trial.random.integers(7, 11))))
+    sizes = [(drawn(trial, 5, 12) * 12 + 5, ranks) for ranks in (2, 3, 4, 1)]
+    sizes += [(drawn(trial, 5, 12) * 12, 4), (2, 4)]
+    sizes.append((drawn(trial, 30, 50), drawn(trial, 7, 11)))
     cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
 
     def valid(one, rank, shard):
@@ -366,7 +315,7 @@ def each_once(trial):
 
     for one, shards in zip(cases, dealt(trial, "evaluation", cases, valid), strict=True):
         trial.tried(f"evaluation_shard: {sizes_of(one)}")
-        counts = collections.Counter(number for shard in shards for number in shard)
+        counts = collections.Counter(itertools.chain(*shards))
         twice = [number for number, count in counts.items() if count > 1]
         never = [number for number in range(one["size"]) if not counts[number]]
         both = f"; not evaluated at all: {some(never)}" if never else ""
@@ -374,7 +323,7 @@ def each_once(trial):
         trial.require(not twice, came, "each image exactly once over all ranks")
         trial.require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
         lengths = [len(shard) for shard in shards]
-        came = f"the numbers of images per rank are {', '.join(map(str, lengths))}"
+        came = f"the numbers of images per rank are {listed(lengths)}"
         trial.require(max(lengths) - min(lengths) <= 1, came, "numbers that differ by at most one")
 
 
@@ -389,52 +338,44 @@ def accuracy(trial, *evaluations, times=None):
     ranks = list(zip(*evaluations, strict=True))
     times = times or [1] * len(ranks)
     inputs = [{"rights": list(rights), "times": often} for rights, often in zip(ranks, times, strict=True)]
-    sent = [look(one, "accuracies") for one in trial.run("accuracy", inputs)]
+    sent = trial.run("accuracy", inputs)
     for number, rights in enumerate(evaluations):
-        good = sum(int(right.sum()) * often for right, often in zip(rights, times, strict=True))
-        expected = good / sum(len(right) * often for right, often in zip(rights, times, strict=True))
+        good = [int(right.sum()) * often for right, often in zip(rights, times, strict=True)]
+        sizes = [len(right) * often for right, often in zip(rights, times, strict=True)]
+        expected = sum(good) / sum(sizes)
         for rank, came in enumerate(sent):
-            got = look(came, number)
+            got = look(came, "accuracies", number)
             what = f"the accuracy on rank {rank}{', in the second evaluation,' if number else ''}"
-            if type(got) is not float:
-                kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
-                trial.require(False, f"{what} is {kind}", f"a Python float, {expected!r}")
+            kind = "a tensor or an array" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
+            trial.require(type(got) is float, f"{what} is {kind}", f"a Python float, {expected!r}")
             few = ": only about 7 digits are correct" if abs(got - expected) < 1e-6 else ""
-            few = (
-                few
-                or as_if(got, rights, times, rank)
-                or (", although rank 0 has the right one" if rank else "")
-            )
-            trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{few}", f"{expected!r}")
+            why = few or as_if(got, good, sizes, rank) or ", although rank 0 has the right one" * (rank > 0)
+            trial.require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{why}", f"{expected!r}")
 
 
-def as_if(got, rights, times, rank):
+def as_if(got, good, sizes, rank):
     """Words for what an accuracy is, if it is one of these."""
-    good = [int(right.sum()) * often for right, often in zip(rights, times, strict=True)]
-    sizes = [len(right) * often for right, often in zip(rights, times, strict=True)]
-    if not all(sizes):
+    if not all(sizes) or len(sizes) == 1:
         return ""
-    for words, value in (
-        ("the accuracy for this rank's images alone", good[rank] / sizes[rank]),
-        ("all right answers, divided by the number of this rank's images", sum(good) / sizes[rank]),
-        ("this rank's right answers, divided by the number of all images", good[rank] / sum(sizes)),
-    ):
-        if len(sizes) > 1 and abs(got - value) < 1e-6:
-            return f": {words}"
-    return ""
+    ways = {
+        "the accuracy for this rank's images alone": good[rank] / sizes[rank],
+        "all right answers, divided by the number of this rank's images": sum(good) / sizes[rank],
+        "this rank's right answers, divided by the number of all images": good[rank] / sum(sizes),
+    }
+    return next((f": {words}" for words, value in ways.items() if abs(got - value) < 1e-6), "")
 
 
 def shards_of(trial, world_size):
     """Uneven shards: rank 0 has many, the others a few."""
-    few = [int(trial.random.integers(3, 9)) for _ in range(world_size - 1)]
-    return [answers(trial, count) for count in (int(trial.random.integers(50, 90)), *few)]
+    few = [drawn(trial, 3, 9) for _ in range(world_size - 1)]
+    return [answers(trial, count) for count in (drawn(trial, 50, 90), *few)]
 
 
 @check("04.3b")
 def uneven(trial):
     for world_size in (3, 4, 1, 2):
         first, second = shards_of(trial, world_size), shards_of(trial, world_size)
-        lengths = [", ".join(str(len(right)) for right in rights) for rights in (first, second)]
+        lengths = [listed(map(len, rights)) for rights in (first, second)]
         # In the second, the last rank has only wrong answers; of 4, each has.
         for right in second[0 if world_size == 4 else -1 :]:
             right[:] = False
@@ -466,7 +407,7 @@ def only_sums(trial):
         came = f"rank {rank} sent {sent} bytes"
         trial.require(sent <= MOST_SENT, came, f"two numbers: at most {MOST_SENT} bytes")
     # float32 knows no odd number above 2**24. Rank 0 alone has more right answers than that.
-    wrong = 2 * int(trial.random.integers(50, 100))
+    wrong = 2 * drawn(trial, 50, 100)
     right = torch.from_numpy(trial.random.permutation(4201) >= wrong)
     times = (2**24 // (4201 - wrong) + 1) | 1
     trial.tried(f"2 processes with {times * 4201} and {3 * 4196} images")

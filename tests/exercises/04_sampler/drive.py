@@ -34,16 +34,14 @@ def passes(student, inputs, tools):
             sampler = student.ShareSampler(
                 case["size"], rank, case["world_size"], seed=case["seed"], drop_last=case["drop_last"]
             )
-            length, came = len(sampler), []
-            begun = iter(sampler) if case["breaks"] else None  # stays, as in a loop that is in a function
-            broken = numbers(begun, case["breaks"]) if case["breaks"] else []
-            between = draw()
+            length, came, most = len(sampler), [], 2 * case["size"] + 50
+            begun = iter(sampler) if case["breaks"] else ()  # stays, as in a loop that is in a function
+            broken, between = numbers(begun, case["breaks"]), draw()
             for epoch in case["epochs"]:
                 if epoch is not None:
                     sampler.set_epoch(epoch)
-                came.append(numbers(sampler, 2 * case["size"] + 50))
-            drawn = [between, draw()]
-            found.append({"length": length, "passes": came, "drawn": drawn, "broken": broken})
+                came.append(numbers(sampler, most))
+            found.append({"length": length, "passes": came, "drawn": [between, draw()], "broken": broken})
     return found
 
 
@@ -59,8 +57,5 @@ def evaluation(student, inputs, tools):
 
 def accuracy(student, inputs, tools):
     """exact_accuracy of answers that are given, in one evaluation after the other."""
-    found = []
-    for right in inputs["rights"]:
-        right = torch.from_numpy(right).repeat(inputs["times"])
-        found.append(student.exact_accuracy(right))
-    return {"accuracies": found}
+    rights = [torch.from_numpy(right).repeat(inputs["times"]) for right in inputs["rights"]]
+    return {"accuracies": [student.exact_accuracy(right) for right in rights]}

@@ -16,13 +16,8 @@ KILLED, TOO_LARGE = -9, -25
 SNAPSHOT = "run.snapshot"
 EPOCHS = 6  # CosineAnnealingLR has another learning rate in each of them
 MOST_EVENTS = 20
-SHAPES = {
-    "first.weight": (8, 6),
-    "first.bias": (8,),
-    "second.weight": (3, 8),
-    "second.bias": (3,),
-    "scale": (8,),
-}
+SHAPES = {"first.weight": (8, 6), "first.bias": (8,), "second.weight": (3, 8), "second.bias": (3,)}
+SHAPES |= {"scale": (8,)}  # a buffer
 WEIGHTS = [name for name in SHAPES if name != "scale"]
 
 
@@ -62,20 +57,20 @@ def look(trial, folder, *names):
 
 
 def saved_by(trial, folder, disk, history, epoch, world_size=1, others=False):
-    """Each rank saves to a disk of its own. `others`: where files of other runs are."""
-    inputs = until(history, epoch) | {"disk": disk, "others": others}
-    trial.run("save", [inputs] * world_size, folder=folder)
+    """Several ranks save each to a disk of its own. `others`: where files of other runs are."""
+    disks = [disk] if world_size == 1 else [f"{disk}-{rank}" for rank in range(world_size)]
+    inputs = until(history, epoch) | {"others": others}
+    trial.run("save", [inputs | {"disk": one} for one in disks], folder=folder)
 
 
 def without_others(trial, what, files):
     """The files of a folder without those of other runs, which must be as they were."""
     for name in driver().OTHERS:
         digest = hashlib.sha256(f"{name} is a file of another run".encode()).hexdigest()
-        kept = "the files of other runs, as they were"
-        trial.require(name in files, f"{what}, {name} is gone: a file of another run", kept)
-        trial.require(
-            files[name]["digest"] == digest, f"{what}, {name} has changed: a file of another run", kept
-        )
+        kept, there = "the files of other runs, as they were", files.get(name)
+        trial.require(there, f"{what}, {name} is gone: a file of another run", kept)
+        changed = f"{what}, {name} has changed: a file of another run"
+        trial.require(there["digest"] == digest, changed, kept)
     return {name: facts for name, facts in files.items() if name not in driver().OTHERS}
 
 
@@ -92,10 +87,8 @@ def loaded_by(trial, folder, *disks, world_size=1):
     """What load makes of parts that have other weights: for each rank, and each disk. Returns with it what
     each rank was given."""
     gradients = some_gradients(trial)
-    given = [
-        {"disks": list(disks), "state": some_state(trial), "epochs": EPOCHS, "gradients": gradients}
-        for _ in range(world_size)
-    ]
+    inputs = {"disks": list(disks), "epochs": EPOCHS, "gradients": gradients}
+    given = [inputs | {"state": some_state(trial)} for _ in range(world_size)]
     came = trial.run("load", given, folder=folder)
     for found in came:
         trial.require(isinstance(found, list) and len(found) == len(disks), "not one result for each folder")
@@ -104,22 +97,26 @@ def loaded_by(trial, folder, *disks, world_size=1):
 
 def goes_on(trial, rank, came, first, parts, gradients):
     """After load, everything is as in `parts`, also after one more step and at the next epoch's rate."""
-    trial.same(f"on rank {rank}, what load returns", look_at(came, "first"), first)
-    for name in SHAPES:
-        expected = parts["model"].state_dict()[name]
-        trial.close(f"on rank {rank}, {name} after load", look_at(came, "state", name), expected)
-    what = f"on rank {rank}, what `counter`, a fourth part, has counted after load"
-    trial.same(what, look_at(came, "counter"), parts["counter"].steps)
-    what = f"on rank {rank}, the learning rate after load"
-    trial.close(what, look_at(came, "rate", 0), driver().rates(parts)[0], scale=0.01)
+    who = f"on rank {rank},"
+
+    def rate(key, when):
+        right = driver().rates(parts)[0]
+        trial.close(f"{who} the learning rate {when}", look_at(came, key, 0), right, scale=0.01)
+
+    def weights(names, key, when):
+        right = parts["model"].state_dict()
+        for name in names:
+            trial.close(f"{who} {name} {when}", look_at(came, key, name), right[name])
+
+    trial.same(f"{who} what load returns", look_at(came, "first"), first)
+    weights(SHAPES, "state", "after load")
+    counted = f"{who} what `counter`, a fourth part, has counted after load"
+    trial.same(counted, look_at(came, "counter"), parts["counter"].steps)
+    rate("rate", "after load")
     driver().step(parts, gradients)
-    for name in WEIGHTS:
-        expected = parts["model"].state_dict()[name]
-        what = f"on rank {rank}, {name} after load and one more step"
-        trial.close(what, look_at(came, "after", name), expected)
+    weights(WEIGHTS, "after", "after load and one more step")
     parts["scheduler"].step()
-    what = f"on rank {rank}, the learning rate of the epoch after that"
-    trial.close(what, look_at(came, "next rate", 0), driver().rates(parts)[0], scale=0.01)
+    rate("next rate", "of the epoch after that")
 
 
 def goes_on_after(trial, rank, came, history, epoch, gradients):
@@ -132,9 +129,6 @@ def begins_anew(trial, came, given):
     goes_on(trial, 0, came, 1, parts, given["gradients"])
 
 
-# ---- save -------------------------------------------------------------------------------------
-
-
 @check("05.1a")
 def rank_0_saves(trial):
     trial.tried("2 processes, each with its own disk, save after epoch 1")
@@ -142,11 +136,8 @@ def rank_0_saves(trial):
     disks = look(trial, "a", "disk-0", "disk-1")
     came = f"the disk of rank 0 has {words(disks['disk-0'])}"
     trial.require(SNAPSHOT in disks["disk-0"], came, f"{SNAPSHOT}, the path that save was given")
-    trial.require(
-        not disks["disk-1"],
-        f"the disk of rank 1 has {words(disks['disk-1'])}",
-        "nothing: on a shared disk, two processes would write to the same file",
-    )
+    nothing = "nothing: on a shared disk, two processes would write to the same file"
+    trial.require(not disks["disk-1"], f"the disk of rank 1 has {words(disks['disk-1'])}", nothing)
     trial.require({*disks["disk-0"]} == {SNAPSHOT}, came, f"only {SNAPSHOT}")
 
 
@@ -159,52 +150,46 @@ def killed_in_a_save(trial):
     )
     for epoch in (1, 2):
         saved_by(trial, "b", "disk", history, epoch, others=True)
-        found = without_others(trial, "after save", look(trial, "b", "disk-0")["disk-0"])
+        found = without_others(trial, "after save", look(trial, "b", "disk")["disk"])
         files.append(found.get(SNAPSHOT))
         trial.require(files[-1], f"there is no {SNAPSHOT}", "the snapshot of this epoch")
     old, new = files
     trial.require(old["digest"] != new["digest"], f"{SNAPSHOT} has not changed", "the snapshot of epoch 2")
-    trial.require(
-        old["inode"] != new["inode"],
-        f"the second save wrote into the file of the first: {SNAPSHOT} has the same inode as before",
-        "a temporary file that is renamed: until then, the old file stays complete",
-    )
+    came = f"the second save wrote into the file of the first: {SNAPSHOT} has the same inode as before"
+    wanted = "a temporary file that is renamed: until then, the old file stays complete"
+    trial.require(old["inode"] != new["inode"], came, wanted)
     saved_by(trial, "b", "before", history, 1)
     tried = killed_at_each_moment(trial, history, new["size"])
-    before = look(trial, "b", "before-0")["before-0"][SNAPSHOT]
+    before = look(trial, "b", "before")["before"][SNAPSHOT]
     there = look(trial, "b", *tried)
+    right = f"the {before['size']} bytes of epoch 1, until epoch 2 is completely written"
     for disk, what in tried.items():
         trial.tried(what)
-        trial.require(
-            SNAPSHOT in there[disk], f"{SNAPSHOT} is gone", "the snapshot of epoch 1, until it is replaced"
-        )
+        kept = "the snapshot of epoch 1, until it is replaced"
+        trial.require(SNAPSHOT in there[disk], f"{SNAPSHOT} is gone", kept)
         found = there[disk][SNAPSHOT]
         complete = found["digest"] == before["digest"] or found["size"] >= 0.98 * new["size"]
-        came = f"{SNAPSHOT} has {found['size']} bytes"
-        right = f"the {before['size']} bytes of epoch 1, until epoch 2 is completely written"
-        trial.require(complete, came, right)
+        trial.require(complete, f"{SNAPSHOT} has {found['size']} bytes", right)
     # A rename works only inside one file system, and the folder of a job is often on another one.
     outside = [name for name, facts in look(trial, "b", ".")["."].items() if facts["digest"] != "no file"]
     outside = [name for name in outside if not name.startswith(".meeting")]
-    trial.require(
-        not outside,
-        f"a save that was killed has left {words(outside)} outside of the folder of `snapshot`",
-        "a temporary file in the same folder",
-    )
+    left = f"a save that was killed has left {words(outside)} outside of the folder of `snapshot`"
+    trial.require(not outside, left, "a temporary file in the same folder")
     trial.tried("load in each folder in which a save was killed")
     came, given = loaded_by(trial, "b", *tried)
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(f"{what}; then load in another process")
         epoch = 1 if there[disk][SNAPSHOT]["digest"] == before["digest"] else 2
         goes_on_after(trial, 0, found, history, epoch, given[0]["gradients"])
-    trial.tried("one more save, after epoch 3, in each folder in which a save was killed; then load")
+    again = "one more save, after epoch 3"
+    trial.tried(f"{again}, in each folder in which a save was killed; then load")
     for disk in tried:
-        trial.run("save_here", [until(history, 3) | {"disk": disk}], folder="b")
+        saved_by(trial, "b", disk, history, 3)
     for disk, files in look(trial, "b", *tried).items():
         left = {*files} - {SNAPSHOT}
-        trial.tried(f"{tried[disk]}; then one more save, after epoch 3")
+        trial.tried(f"{tried[disk]}; then {again}")
         trial.require(not left, f"in the folder, there still is {words(left)}", f"only {SNAPSHOT}")
-    trial.tried("one more save, after epoch 3, in each folder in which a save was killed; then load")
+    trial.tried(f"{again}, in each folder in which a save was killed; then load")
     came, given = loaded_by(trial, "b", *tried)
     for found in came[0]:
         goes_on_after(trial, 0, found, history, 3, given[0]["gradients"])
@@ -217,7 +202,7 @@ def killed_at_each_moment(trial, history, size):
     for at in range(1, MOST_EVENTS):
         disk, what = f"at-{at}", f"{words} before file event {at} (open, rename or remove)"
         trial.tried(what)
-        if not save_and_die(trial, "b", history, disk=disk, copy="before-0", at=at):
+        if not save_and_die(trial, "b", history, disk=disk, copy="before", at=at):
             break
         tried[disk] = what
     trial.require(tried, "it was not killed, since it renamed no file", "a temporary file that is renamed")
@@ -225,14 +210,11 @@ def killed_at_each_moment(trial, history, size):
         largest = int(size * part)
         disk, what = f"of-{largest}", f"{words} after {largest} of {size} bytes are written"
         trial.tried(what)
-        killed = save_and_die(trial, "b", history, disk=disk, copy="before-0", largest=largest)
+        killed = save_and_die(trial, "b", history, disk=disk, copy="before", largest=largest)
         came = f"no file could grow beyond {largest} bytes, but save returned as if it had written everything"
         trial.require(killed, came, "all bytes written")
         tried[disk] = what
     return tried
-
-
-# ---- load -------------------------------------------------------------------------------------
 
 
 @check("05.2a")
@@ -255,30 +237,30 @@ def nothing_or_half(trial):
     begins_anew(trial, came[0][0], given[0])
     saved_by(trial, "b", "before", history, 1)
     saved_by(trial, "b", "later", history, 3)
-    size = look(trial, "b", "before-0")["before-0"].get(SNAPSHOT, {}).get("size", 0)
+    size = look(trial, "b", "before")["before"].get(SNAPSHOT, {}).get("size", 0)
     tried = {
         "first": "the very first save was killed when half of it was written; then load in another process",
         "second": "a save after epoch 2 was killed when half of it was written; then load in another process",
         "other": "a snapshot after epoch 1, and the newer later.snapshot of another run; then load",
     }
-    for disk in ("first", "second"):
+    for disk, copy in (("first", None), ("second", "before")):
         trial.tried(tried[disk])
-        copy = "before-0" if disk == "second" else None
         save_and_die(trial, "b", history, disk=disk, copy=copy, largest=size // 2)
     # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
-    disks = {"first": None, "second": "before-0", "other": "before-0"}
-    ours(trial, "put_back", "b", disks=disks, later="later-0")
+    ours(trial, "put_back", "b", disks={"first": None, "second": "before", "other": "before"}, later="later")
+    there = look(trial, "b", *tried)
     came, given = loaded_by(trial, "b", *tried)
-    without_others(trial, "after load", look(trial, "b", "other")["other"])
+    after = look(trial, "b", *tried)
+    without_others(trial, "after load", after["other"])
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(what)
+        changed = {name for name, facts in there[disk].items() if after[disk].get(name) != facts}
+        came = f"in the folder, load has changed or removed {words(changed)}"
+        trial.require(not changed, came, "all files as they were: load only reads, and removes none")
         if disk == "first":
             begins_anew(trial, found, given[0])
         else:
             goes_on_after(trial, 0, found, history, 1, given[0]["gradients"])
-
-
-# ---- a whole training -------------------------------------------------------------------------
 
 
 class Training:
@@ -306,80 +288,63 @@ class Training:
                 (sum(losses) / 2).backward()
                 parts["optimizer"].step()
             parts["scheduler"].step()
-            for rank in range(2):
-                self.losses[rank][epoch] = sums[rank] / self.steps
+            for losses, total in zip(self.losses, sums, strict=True):
+                losses[epoch] = total / self.steps
         self.end = {name: value.clone() for name, value in model.state_dict().items()}
 
     def inputs(self, disk, after=0):
         """For processes that begin after this epoch: those that go on have other weights at first, and the
         epochs before it have images that are NaN."""
-        images, orders = self.images, self.orders
+        images, labels, orders = self.images, self.labels, self.orders
         if after:
             images = torch.cat([images, torch.full((1, 6), float("nan"))])
+            labels = torch.cat([labels, labels[:1]])
             missing = torch.full((self.size * self.steps,), len(images) - 1)
             orders = [[missing] * after + one[after:] for one in orders]
-        return [
-            {
-                "disk": disk,
-                "state": some_state(self.trial) if after else self.state,
-                "images": images,
-                "labels": torch.cat([self.labels, self.labels[:1]]) if after else self.labels,
-                "orders": orders[rank],
-                "size": self.size,
-                "epochs": self.epochs,
-            }
-            for rank in range(2)
-        ]
+        inputs = {"disk": disk, "images": images, "labels": labels, "size": self.size, "epochs": self.epochs}
+        states = [some_state(self.trial) if after else self.state for _ in orders]
+        return [inputs | {"state": one, "orders": own} for one, own in zip(states, orders, strict=True)]
 
-    def ends_as_it_must(self, ranks, after=0):
+    def goes_on_to_its_end(self, disk, after=0):
         trial = self.trial
-        for rank, came in enumerate(ranks):
-            losses = look_at(came, "losses")
+        for rank, came in enumerate(trial.run("train", self.inputs(disk, after), folder="a")):
+            who, losses = f"on rank {rank},", look_at(came, "losses")
             kind = "None" if losses is None else f"something of the type {type(losses).__name__}"
             wanted = "a dict: the number of each epoch, and its loss"
-            trial.require(isinstance(losses, dict), f"on rank {rank}, train returns {kind}", wanted)
+            trial.require(isinstance(losses, dict), f"{who} train returns {kind}", wanted)
             epochs, expected = sorted(losses), list(range(after + 1, self.epochs + 1))
             last = ", although the last one had ended," * (not expected)
-            trial.same(f"on rank {rank}, the list of epochs trained{last}", epochs, expected)
+            trial.same(f"{who} the list of epochs trained{last}", epochs, expected)
             for epoch in epochs:
-                what = f"on rank {rank}, the loss of epoch {epoch}"
-                trial.close(what, losses[epoch], self.losses[rank][epoch], relative=2e-4, scale=1.0)
-            for name, expected in self.end.items():
-                what = f"on rank {rank}, {name} in the end"
-                trial.close(what, look_at(came, "state", name), expected, relative=2e-4, scale=1.0)
+                right = self.losses[rank][epoch]
+                trial.close(f"{who} the loss of epoch {epoch}", losses[epoch], right, 2e-4, 1.0)
+            for name, right in self.end.items():
+                trial.close(f"{who} {name} in the end", look_at(came, "state", name), right, 2e-4, 1.0)
+
+    def is_killed(self, disk, epoch):
+        """Rank 1 kills itself. Rank 0 fails too, since it cannot go on without its gradients."""
+        trial, inputs = self.trial, self.inputs(disk)
+        inputs[1]["die_in"] = (epoch - 1) * self.steps + 2
+        try:
+            trial.run("train", inputs, folder="a", kill={"rank": 1})
+        except Verdict:
+            if not trial.events(1, "dies"):
+                raise
+        trial.require(trial.events(1, "dies"), "the training came to its end", f"SIGKILL in epoch {epoch}")
 
 
 @check("05.3a")
 def one_curve(trial):
-    training = Training(trial)
-    trial.tried("2 processes train 4 epochs, and neither is killed")
-    training.ends_as_it_must(trial.run("train", training.inputs("whole"), folder="a"))
-    trial.tried("2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3")
-    killed(trial, training, "killed", 3)
-    trial.tried(
-        "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 3; both are started again, "
-        "with different initial weights, and NaN instead of the images of epochs 1 and 2"
-    )
-    training.ends_as_it_must(trial.run("train", training.inputs("killed", after=2), folder="a"), after=2)
+    training, words = Training(trial), "2 processes train 4 epochs"
+    trial.tried(f"{words}, and neither is killed")
+    training.goes_on_to_its_end("whole")
+    # Also in an epoch after one with an odd number: every second epoch is not every epoch.
+    for disk, epoch, before in (("killed", 3, "epochs 1 and 2"), ("early", 2, "epoch 1")):
+        died = f"{words}; SIGKILL of rank 1 in the middle of epoch {epoch}"
+        trial.tried(died)
+        training.is_killed(disk, epoch)
+        other = f"different initial weights, and NaN instead of the images of {before}"
+        trial.tried(f"{died}; both are started again, with {other}")
+        training.goes_on_to_its_end(disk, after=epoch - 1)
     trial.tried("the same, and after the training has ended, both are started once more")
-    training.ends_as_it_must(trial.run("train", training.inputs("killed", after=4), folder="a"), after=4)
-    # An epoch with an odd number: every second epoch is not every epoch.
-    trial.tried("2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 2")
-    killed(trial, training, "early", 2)
-    trial.tried(
-        "2 processes train 4 epochs; SIGKILL of rank 1 in the middle of epoch 2; both are started again, "
-        "with different initial weights, and NaN instead of the images of epoch 1"
-    )
-    training.ends_as_it_must(trial.run("train", training.inputs("early", after=1), folder="a"), after=1)
-
-
-def killed(trial, training, disk, epoch):
-    """Rank 1 kills itself. Rank 0 fails too, since it cannot go on without its gradients."""
-    inputs = training.inputs(disk)
-    inputs[1]["die_in"] = (epoch - 1) * training.steps + 2
-    try:
-        trial.run("train", inputs, folder="a", kill={"rank": 1})
-    except Verdict:
-        if not trial.events(1, "dies"):
-            raise
-    trial.require(trial.events(1, "dies"), "the training came to its end", f"SIGKILL in epoch {epoch}")
+    training.goes_on_to_its_end("early", after=4)

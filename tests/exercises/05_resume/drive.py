@@ -90,9 +90,6 @@ def write_others(folder):
         Path(folder, name).write_text(f"{name} is a file of another run")
 
 
-# ---- without the student's code ---------------------------------------------------------------
-
-
 def look(_, inputs, tools):
     """What is in each folder: names, sizes, inodes, and a digest of the content."""
     found = {}
@@ -119,20 +116,12 @@ def put_back(_, inputs, tools):
     return {}
 
 
-# ---- save and load ----------------------------------------------------------------------------
-
-
 def save(student, inputs, tools):
-    """Each rank has a folder of its own, as on machines that share no disk: so it can be seen who writes."""
-    snapshot = path_of(tools, f"{inputs['disk']}-{tools.rank}")
-    if inputs.get("others"):
+    """A rank may have a folder of its own, as on machines that share no disk: so it is seen who writes."""
+    snapshot = path_of(tools, inputs["disk"])
+    if inputs["others"]:
         write_others(snapshot.parent)
     student.save(snapshot, trained(inputs), inputs["epoch"], tools.rank)
-    return {}
-
-
-def save_here(student, inputs, tools):
-    student.save(path_of(tools, inputs["disk"]), trained(inputs), inputs["epoch"], tools.rank)
     return {}
 
 
@@ -170,9 +159,6 @@ def load(student, inputs, tools):
 
 def copy_of(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-# ---- a whole training -------------------------------------------------------------------------
 
 
 class Orders(Sampler):

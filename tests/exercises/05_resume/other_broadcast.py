@@ -11,11 +11,12 @@ def save(snapshot, parts, epoch, rank):
     if rank == 0:
         buffer = io.BytesIO()
         torch.save((epoch, [part.state_dict() for part in parts.values()]), buffer)
-        with open(snapshot.parent / "next", "wb") as file:
+        temporary = snapshot.with_suffix(".tmp")
+        with open(temporary, "wb") as file:
             file.write(buffer.getvalue())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(snapshot.parent / "next", snapshot)
+        os.replace(temporary, snapshot)
     dist.barrier()
 
 

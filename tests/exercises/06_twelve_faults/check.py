@@ -4,159 +4,69 @@ Weights and losses are held against one process in float64, files against what w
 """
 
 import math
+from itertools import chain
 
 import numpy
 import torch
-from judge import Verdict, check, so_many
-from torch.nn.functional import cross_entropy
-
-# ---- inputs -----------------------------------------------------------------------------------
+from classifier import answers, compare, environments, learnt, parameters, passes_begun, pictures
+from judge import Verdict, check, look, so_many
 
 
-def parameters(trial):
-    return {
-        "first.weight": trial.floats(5, 6) / 2,
-        "first.bias": trial.floats(5) / 2,
-        "second.weight": trial.floats(3, 5) / 2,
-        "second.bias": trial.floats(3),
-    }
-
-
-def pictures(trial, size):
-    return {"images": trial.floats(size, 6), "labels": trial.integers(0, 3, size)}
-
-
-def shuffled(trial, size):
-    return torch.from_numpy(trial.random.permutation(size))
-
-
-# ---- what is right ----------------------------------------------------------------------------
-
-
-def answers(state, images):
-    hidden = torch.tanh(images.double() @ state["first.weight"].T + state["first.bias"])
-    return hidden @ state["second.weight"].T + state["second.bias"]
-
-
-def learnt(state, epochs, lr, path=None):
-    """Weights and losses of one process. An epoch is a list of steps, a step a batch of each rank. The
-    learning rate falls along a cosine, once an epoch. `path` takes one of the weights after each step."""
-    state = {name: value.double().requires_grad_() for name, value in state.items()}
-    losses = []
-    for number, steps in enumerate(epochs):
-        rate = lr * (1 + math.cos(math.pi * number / len(epochs))) / 2
-        total = 0.0
-        for parts in steps:
-            loss = sum(cross_entropy(answers(state, images), labels) for images, labels in parts) / len(parts)
-            gradients = torch.autograd.grad(loss, list(state.values()))
-            with torch.no_grad():
-                for value, gradient in zip(state.values(), gradients, strict=True):
-                    value -= rate * gradient
-            if path is not None:
-                path.append(state["second.bias"].detach().clone())
-            total += loss.item()
-        losses.append(total / len(steps))
-    return {name: value.detach() for name, value in state.items()}, losses
-
-
-def chosen(part, batches):
-    """The batches of a rank, from the numbers of their images."""
-    return [(part["images"][batch], part["labels"][batch]) for batch in batches]
-
-
-def compare(trial, ranks, expected, path=()):
-    """With the `path` of one weight, the first step that differs is named."""
-    for step, value in enumerate(path, start=1):
-        for rank, came in enumerate(ranks):
-            before = came.get("before") if isinstance(came, dict) else None
-            # What the model was before the next forward pass; after the last there is none.
-            if isinstance(before, list) and step < len(before):
-                what = f"second.bias on rank {rank} after step {step} of {len(path)}, the first that differs"
-                trial.close(what, before[step], value, 1e-4, 0.1)
-    for rank, came in enumerate(ranks):
-        state = came.get("state") if isinstance(came, dict) else None
-        trial.require(isinstance(state, dict), f"rank {rank} sent no weights")
-        for name, value in expected.items():
-            trial.close(f"{name} on rank {rank} after training", state.get(name), value, 1e-4, 0.1)
+def given(part):
+    images, labels = part
+    return {"images": images, "labels": labels}
 
 
 def trained(trial, world_size, epochs, steps, size, orders_alike=True, fewer=0):
-    """Run `train` with loaders of the judge's. The last batch has `fewer` images less. Returns what came, and
-    what weights and losses are right."""
-    state, images = parameters(trial), steps * size - fewer
-    parts = [pictures(trial, images) for _ in range(world_size)]
-    orders = []
-    for _ in range(world_size):
-        first = shuffled(trial, images)
-        orders.append([first if orders_alike else shuffled(trial, images) for _ in range(epochs)])
-    lr = 0.7
-    inputs = [
-        {"state": state, **part, "size": size, "orders": order, "lr": lr}
-        for part, order in zip(parts, orders, strict=True)
-    ]
-    by_epoch = []
-    for epoch in range(epochs):
-        ranks = [chosen(part, order[epoch].split(size)) for part, order in zip(parts, orders, strict=True)]
-        by_epoch.append(list(zip(*ranks, strict=True)))
-    path = []
-    return run(trial, "train", inputs), *learnt(state, by_epoch, lr, path), path
+    """Run `train` with loaders of the judge's. The last batch has `fewer` images less. Returns what came,
+    what is right, and the loss of each epoch. The learning rate falls along a cosine, once an epoch."""
+    state, images, lr = parameters(trial), steps * size - fewer, 0.7
+    parts = pictures(trial, *[images] * world_size)
 
+    def order():
+        return torch.from_numpy(trial.random.permutation(images))
 
-def epochs_told(came):
-    """What the sampler has been told, in words for a message."""
-    calls = came.get("epochs") if isinstance(came, dict) else None
-    if not isinstance(calls, list):
-        return ""
-    return (
-        f"; set_epoch was called with {', '.join(map(str, calls))}" if calls else "; set_epoch was not called"
-    )
-
-
-def run(trial, driver, inputs):
-    """Run it, and if nothing moves any more, say how far each rank came: inside DDP nobody can see who waits
-    for whom."""
+    orders = [[order()] * epochs if orders_alike else [order() for _ in range(epochs)] for _ in parts]
+    inputs, batches = [], []
+    for part, order in zip(parts, orders, strict=True):
+        inputs.append({"state": state, **given(part), "size": size, "orders": order, "lr": lr})
+        mine = chain.from_iterable(one.split(size) for one in order)
+        batches.append([(part[0][batch], part[1][batch]) for batch in mine])
+    rates = [lr * (1 + math.cos(math.pi * (step // steps) / epochs)) / 2 for step in range(epochs * steps)]
+    right = learnt(state, list(zip(*batches, strict=True)), rates)
+    losses = [sum(right.losses[epoch * steps : (epoch + 1) * steps]) / steps for epoch in range(epochs)]
     try:
-        return trial.run(driver, inputs)
+        return trial.run("train", inputs), right, losses
     except Verdict as verdict:
-        counts = [len(trial.events(rank, "forward")) for rank in range(len(inputs))]
-        if verdict.status == "timeout" and len(set(counts)) > 1:
-            words = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
-            verdict.came += f"; number of training forward passes that each rank began: {words}"
+        verdict.came += passes_begun(trial) if verdict.status == "timeout" else ""
         raise
-
-
-# ---- training ---------------------------------------------------------------------------------
 
 
 @check("06.1a")
 def one_backward(trial):
     for world_size in (2, 3):
         trial.tried(f"{world_size} processes, one step")
-        ranks, state, _, path = trained(trial, world_size, 1, 1, 7)
-        compare(trial, ranks, state, path)
+        compare(trial, *trained(trial, world_size, 1, 1, 7)[:2])
 
 
 @check("06.2a")
 def learning_rate(trial):
     for world_size, epochs, steps in ((2, 3, 4), (3, 4, 2)):
-        trial.tried(
-            f"{world_size} processes, {epochs} epochs of {steps} steps; every epoch has the same order"
-        )
-        ranks, state, _, path = trained(trial, world_size, epochs, steps, 3)
-        compare(trial, ranks, state, path)
+        words = f"{world_size} processes, {epochs} epochs of {steps} steps"
+        trial.tried(f"{words}; every epoch has the same order")
+        compare(trial, *trained(trial, world_size, epochs, steps, 3)[:2])
 
 
 @check("06.3a")
 def losses_of_all(trial):
     for world_size, epochs, steps in ((2, 2, 3), (3, 2, 2)):
         trial.tried(f"{world_size} processes, {epochs} epochs of {steps} batches, the last one smaller")
-        ranks, state, losses, path = trained(trial, world_size, epochs, steps, 3, fewer=2)
-        compare(trial, ranks, state, path)
+        ranks, right, losses = trained(trial, world_size, epochs, steps, 3, fewer=2)
+        compare(trial, ranks, right)
         for rank, came in enumerate(ranks):
             kind = f"the model that train returns on rank {rank} is {came.get('kind')!s:.40}"
-            trial.require(
-                came.get("wrapped") is True, kind, "the DDP model, whose .module is the plain model"
-            )
+            wanted = "the DDP model, whose .module is the plain model"
+            trial.require(came.get("wrapped") is True, kind, wanted)
             got = came.get("losses")
             trial.require(isinstance(got, list) and len(got) == epochs, f"rank {rank} returns {got!r:.80}")
             for epoch, loss in enumerate(losses):
@@ -167,39 +77,31 @@ def losses_of_all(trial):
 def new_order(trial):
     for world_size, epochs, steps in ((2, 3, 3), (3, 2, 4)):
         trial.tried(f"{world_size} processes, {epochs} epochs of {steps} steps; each epoch has its own order")
-        ranks, state, _, path = trained(trial, world_size, epochs, steps, 3, orders_alike=False)
+        ranks, right, _ = trained(trial, world_size, epochs, steps, 3, orders_alike=False)
         try:
-            compare(trial, ranks, state, path)
+            compare(trial, ranks, right)
         except Verdict as verdict:
-            verdict.came += epochs_told(ranks[0])
+            told = look(ranks[0], "epochs")
+            words = f"called with {', '.join(map(str, told))}" if told else "not called"
+            verdict.came += f"; set_epoch was {words}" if isinstance(told, list) else ""
             raise
-
-
-# ---- the loader -------------------------------------------------------------------------------
 
 
 def loaded(trial, world_size, size, batch_size):
     """What each rank has in two epochs and with another seed, as numbers of images."""
     trial.tried(f"{world_size} processes, {size} images, a batch size of {batch_size}")
-    whole = pictures(trial, size)
-    seed = int(trial.integers(1, 10_000, 1))
-    one = {**whole, "batch_size": batch_size, "seed": seed, "other_seed": seed + 20_000}
-    ranks = trial.run("loader", [one] * world_size)
-    known = {row.tobytes(): number for number, row in enumerate(whole["images"].numpy())}
+    (whole,), seed = pictures(trial, size), int(trial.integers(1, 10_000, 1))
+    one = {**given(whole), "batch_size": batch_size, "seeds": [seed, seed + 20_000]}
+    known = {row.tobytes(): number for number, row in enumerate(whole[0].numpy())}
     found = []
-    for rank, came in enumerate(ranks):
-        trial.require(isinstance(came, dict), f"rank {rank} sent no batches")
-        found.append([])
-        for name in ("batches", "later", "other"):
-            batches = came.get(name)
+    for rank, came in enumerate(trial.run("loader", [one] * world_size)):
+        trial.require(isinstance(came, list) and len(came) == 3, f"rank {rank} sent no batches")
+        for batches in came:
             right = isinstance(batches, list) and all(isinstance(one, numpy.ndarray) for one in batches)
             trial.require(right, f"rank {rank} has no batches")
-            numbers = [[known.get(row.tobytes()) for row in batch] for batch in batches]
-            trial.require(
-                all(None not in batch for batch in numbers),
-                f"rank {rank} has an image that is not in its data",
-            )
-            found[-1].append(numbers)
+        found.append([[[known.get(row.tobytes()) for row in batch] for batch in one] for one in came])
+        strange = f"rank {rank} has an image that is not in its data"
+        trial.require(all(None not in batch for one in found[-1] for batch in one), strange)
     return found
 
 
@@ -220,26 +122,21 @@ def no_image_twice(trial):
         found = loaded(trial, world_size, size, batch_size)
         orders = []
         for number, epoch in enumerate(("epoch 0", "epoch 1", "epoch 0 with another seed")):
-            all_of_them = [image for mine in found for batch in mine[number] for image in batch]
-            twice = {image for image in all_of_them if all_of_them.count(image) > 1}
+            images = [image for mine in found for batch in mine[number] for image in batch]
+            twice = {image for image in images if images.count(image) > 1}
             came = f"in {epoch}, {so_many(len(twice), 'image appears', 'images appear')} more than once"
             trial.require(not twice, came, "none")
             least = size // world_size * world_size - batch_size
-            came = f"{epoch} has {len(all_of_them)} of {size} images"
-            trial.require(len(all_of_them) > least, came, f"more than {least}")
-            orders.append(all_of_them)
-        trial.require(
-            orders[0] != sorted(orders[0]), "the images are in the order of the data set", "a shuffled order"
-        )
-        trial.require(
-            orders[0] != orders[1], "epochs 0 and 1 have the same order", "a new order in each epoch"
-        )
-        trial.require(
-            orders[0] != orders[2], "two seeds give the same order", "a different order for a different seed"
-        )
-
-
-# ---- files ------------------------------------------------------------------------------------
+            trial.require(
+                len(images) > least, f"{epoch} has {len(images)} of {size} images", f"more than {least}"
+            )
+            orders.append(images)
+        for other, came, wanted in (
+            (sorted(orders[0]), "the images are in the order of the data set", "a shuffled order"),
+            (orders[1], "epochs 0 and 1 have the same order", "a new order in each epoch"),
+            (orders[2], "two seeds give the same order", "a different order for a different seed"),
+        ):
+            trial.require(orders[0] != other, came, wanted)
 
 
 def alone(trial, driver, main=None, **inputs):
@@ -256,9 +153,8 @@ def saved(trial, world_size):
     trial.run("save", inputs, folder="snapshots")
     came = alone(trial, "look", file=f"0/{file}", folders=[str(rank) for rank in range(world_size)])
     others = [rank for rank in came["writers"] if rank != "0"]
-    trial.require(
-        not others, f"a file was written by process {' and process '.join(others)}", "only by process 0"
-    )
+    written = f"a file was written by process {' and process '.join(others)}"
+    trial.require(not others, written, "only by process 0")
     trial.require(came["there"], "there is no file after save", "a snapshot")
     trial.require("error" not in came, f"the file cannot be loaded: {came.get('error')}", "a snapshot")
     trial.require(came["state"], "the file has no dictionary of weights", "the weights of process 0")
@@ -289,9 +185,9 @@ def what_was_saved(trial):
         trial.close(f"{name} after load", came["state"].get(name), value, 1e-6)
     trial.same("the epoch that load returns", came["epoch"], epoch)
     damages = {
-        "lacks a weight": {"without": ["second.bias"], "with": []},
-        "has a weight that the model does not know": {"without": [], "with": ["third.weight"]},
-        "has a weight under another name": {"without": ["second.bias"], "with": ["third.bias"]},
+        "lacks a weight": (["second.bias"], []),
+        "has a weight that the model does not know": ([], ["third.weight"]),
+        "has a weight under another name": (["second.bias"], ["third.bias"]),
     }
     files = [f"damaged-{number}.pt" for number in range(len(damages))]
     alone(trial, "change", file=file, to=dict(zip(files, damages.values(), strict=True)))
@@ -301,25 +197,22 @@ def what_was_saved(trial):
         trial.require(raised, "load returns as if nothing were wrong", "an error")
 
 
-# ---- the rest ---------------------------------------------------------------------------------
-
-
 @check("06.10a")
 def each_image_once(trial):
     for world_size, size in ((2, 9), (3, 19), (3, 2), (2, 8)):
         trial.tried(f"{world_size} processes, {size} test images")
-        state, whole = parameters(trial), pictures(trial, size)
-        right = answers({name: value.double() for name, value in state.items()}, whole["images"]).argmax(1)
+        state, ((images, _),) = parameters(trial), pictures(trial, size)
+        right = answers(state, images).argmax(1)
         # The first are right and the others wrong: what comes twice changes the number.
         count = int(trial.integers(1, size, 1)) if size > 2 else 1
-        whole["labels"] = torch.where(torch.arange(size) < count, right, (right + 1) % 3)
-        ranks = trial.run("accuracy", [{"state": state, **whole}] * world_size)
+        labels = torch.where(torch.arange(size) < count, right, (right + 1) % 3)
+        ranks = trial.run("accuracy", [{"state": state, **given((images, labels))}] * world_size)
         for rank, came in enumerate(ranks):
+            got = came["accuracy"]
             try:
-                trial.close(f"the accuracy on rank {rank}", came["accuracy"], count / size, 1e-6)
+                trial.close(f"the accuracy on rank {rank}", got, count / size, 1e-6)
             except Verdict as verdict:
-                part = came["accuracy"] * world_size if isinstance(came["accuracy"], float) else None
-                if part is not None and world_size > 1 and abs(part - count / size) < 1e-6:
+                if isinstance(got, float) and abs(got * world_size - count / size) < 1e-6:
                     verdict.came += f": that is the right accuracy, divided by {world_size} processes"
                 raise
         for rank, came in enumerate(ranks if size > world_size else ()):
@@ -332,18 +225,13 @@ def own_device(trial):
     for machines in ((2, 2), (1, 2), (2, 1, 1)):
         words = ", ".join(map(str, machines))
         trial.tried(f"{len(machines)} machines with {words} devices, and one process per device")
-        facts, size = [], sum(machines)
-        for machine, count in enumerate(machines):
-            for local in range(count):
-                one = {"RANK": len(facts), "LOCAL_RANK": local, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": count}
-                facts.append(one | {"GROUP_RANK": machine, "GROUP_WORLD_SIZE": len(machines)})
         # The judge's ranks are no help: only what torchrun says counts.
-        facts = [facts[place] for place in trial.random.permutation(size).tolist()]
-        environments = [{name: str(value) for name, value in one.items()} for one in facts]
-        ranks = trial.run("device", [{"environment": one} for one in environments])
-        for one, came in zip(facts, ranks, strict=True):
+        facts = environments(*machines)
+        facts = [facts[place] for place in trial.random.permutation(len(facts)).tolist()]
+        inputs = [{"environment": one} for one in facts]
+        for one, came in zip(facts, trial.run("device", inputs), strict=True):
             where = f"rank {one['RANK']} (local rank {one['LOCAL_RANK']})"
-            trial.same(f"the device of {where}", came["device"], one["LOCAL_RANK"])
+            trial.same(f"the device of {where}", came["device"], int(one["LOCAL_RANK"]))
 
 
 @check("06.12a")
@@ -359,15 +247,10 @@ def one_download(trial):
         trial.same("the number of downloads", downloads, 1)
         (seen,) = trial.run("look", [{"file": file, "bytes": True}], group=False, folder="data", main=None)
         trial.require(seen["there"], "there is no file afterwards", "the downloaded file")
-        trial.require(
-            seen["bytes"] in data,
-            "the file holds bytes that no single process downloaded: several processes wrote to it",
-            "the bytes of one download",
-        )
+        mixed = "the file holds bytes that no single process downloaded: several processes wrote to it"
+        trial.require(seen["bytes"] in data, mixed, "the bytes of one download")
+        wanted = f"the {len(seen['bytes'])} bytes of one complete download"
         for rank, came in enumerate(ranks):
             trial.same(f"the type of what prepare returns on rank {rank}", came["kind"], "bytes")
-            trial.require(
-                came["data"] == seen["bytes"],
-                f"rank {rank} has read {len(came['data'])} bytes, but not the final content of the file",
-                f"the {len(seen['bytes'])} bytes of one complete download",
-            )
+            words = f"rank {rank} has read {len(came['data'])} bytes, but not the final content of the file"
+            trial.require(came["data"] == seen["bytes"], words, wanted)

@@ -5,6 +5,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -54,23 +55,20 @@ def train(student, inputs, tools):
     orders = Orders(inputs["orders"])
     loader = DataLoader(images_of(inputs), inputs["size"], sampler=orders)
     parallel, losses = student.train(model, loader, len(inputs["orders"]), inputs["lr"])
-    wrapped = getattr(parallel, "module", None) is model
-    kind = type(parallel).__name__
+    wrapped, kind = getattr(parallel, "module", None) is model, type(parallel).__name__
     facts = {"losses": losses, "wrapped": wrapped, "kind": kind, "epochs": orders.calls}
     return {"state": model.state_dict(), "before": model.before, **facts}
 
 
 def loader(student, inputs, tools):
     """The batches of a loader of the student's in two epochs, and those of a loader with another seed."""
-    loader = student.make_loader(images_of(inputs), inputs["batch_size"], inputs["seed"])
-    loader.sampler.set_epoch(0)
-    batches = [images.clone() for images, _ in loader]
-    loader.sampler.set_epoch(1)
-    later = [images.clone() for images, _ in loader]
-    another = student.make_loader(images_of(inputs), inputs["batch_size"], inputs["other_seed"])
-    another.sampler.set_epoch(0)
-    other = [images.clone() for images, _ in another]
-    return {"batches": batches, "later": later, "other": other}
+    found = []
+    for seed, epochs in zip(inputs["seeds"], ((0, 1), (0,)), strict=True):
+        loader = student.make_loader(images_of(inputs), inputs["batch_size"], seed)
+        for epoch in epochs:
+            loader.sampler.set_epoch(epoch)
+            found.append([images.clone() for images, _ in loader])
+    return found
 
 
 def save(student, inputs, tools):
@@ -80,49 +78,39 @@ def save(student, inputs, tools):
     with torch.no_grad():  # DDP has given all ranks the weights of rank 0
         for name, weight in model.module.named_parameters():
             weight.copy_(torch.from_numpy(inputs["state"][name]))
-    os.makedirs(os.path.join(tools.folder, str(tools.rank)), exist_ok=True)
-    student.save(model, inputs["epoch"], os.path.join(tools.folder, str(tools.rank), inputs["file"]))
+    folder = os.path.join(tools.folder, str(tools.rank))
+    os.makedirs(folder, exist_ok=True)
+    student.save(model, inputs["epoch"], os.path.join(folder, inputs["file"]))
     return {}
 
 
 def look(student, inputs, tools):
     """What is in the file, without the student's code."""
-    folders = inputs.get("folders", [""])
-    writers = [
-        one
-        for one in folders
-        if os.path.isdir(os.path.join(tools.folder, one)) and os.listdir(os.path.join(tools.folder, one))
-    ]
-    path = os.path.join(tools.folder, inputs["file"])
-    if not os.path.isfile(path):
+    folders = {name: Path(tools.folder, name) for name in inputs.get("folders", [])}
+    writers = [name for name, folder in folders.items() if folder.is_dir() and any(folder.iterdir())]
+    path, found = Path(tools.folder, inputs["file"]), {}
+    if not path.is_file():
         return {"there": False, "writers": writers}
-    with open(path, "rb") as file:
-        data = file.read()
     if inputs.get("bytes"):
-        return {"there": True, "bytes": list(data)}
-    found = {}
+        return {"there": True, "bytes": list(path.read_bytes())}
     try:
         snapshot = torch.load(path, weights_only=True)
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"[:200]
-        return {"there": True, "error": words, "writers": writers}
-    if isinstance(snapshot, dict):
-        for value in snapshot.values():
-            if isinstance(value, dict) and any(torch.is_tensor(item) for item in value.values()):
-                found = {name: item for name, item in value.items() if torch.is_tensor(item)}
+        return {"there": True, "error": f"{type(error).__name__}: {error}"[:200], "writers": writers}
+    for value in snapshot.values() if isinstance(snapshot, dict) else ():
+        if isinstance(value, dict) and any(map(torch.is_tensor, value.values())):
+            found = {name: item for name, item in value.items() if torch.is_tensor(item)}
     return {"there": True, "state": found, "writers": writers}
 
 
 def change(student, inputs, tools):
     """Make copies of a snapshot, each with other names, without the student's code."""
-    for to, names in inputs["to"].items():
+    for to, (without, more) in inputs["to"].items():
         snapshot = torch.load(os.path.join(tools.folder, inputs["file"]), weights_only=True)
-        for value in snapshot.values():
-            if isinstance(value, dict):
-                for name in names["without"]:
-                    value.pop(name, None)
-                for name in names["with"]:
-                    value[name] = torch.ones(2)
+        for state in (value for value in snapshot.values() if isinstance(value, dict)):
+            for name in without:
+                state.pop(name, None)
+            state |= {name: torch.ones(2) for name in more}
         torch.save(snapshot, os.path.join(tools.folder, to))
     return {}
 

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 KILLED, TOO_LARGE = -9, -25
 MOST_EVENTS = 40
 FOR_EVER = "for-ever"  # the folder of saves without a pause
+KINDS = ("rename", "fsync")  # events of a save
 
 
 def name_of(step):
@@ -86,17 +87,12 @@ def equal(trial, what, got, expected):
     """The same nested values, and tensors that are equal in every bit."""
     if isinstance(expected, torch.Tensor | numpy.ndarray):
         expected = numpy.asarray(expected)
-        trial.require(
-            isinstance(got, numpy.ndarray), f"{what} is {type(got).__name__}", "the tensor that was saved"
-        )
-        trial.require(
-            got.shape == expected.shape and got.dtype == expected.dtype,
-            f"{what} is a tensor of {got.dtype} with shape {list(got.shape)}",
-            f"{expected.dtype}, {list(expected.shape)}",
-        )
-        wrong = numpy.argwhere(got != expected).tolist()
-        if wrong:
-            place = tuple(wrong[0])
+        a_tensor = isinstance(got, numpy.ndarray)
+        trial.require(a_tensor, f"{what} is {type(got).__name__}", "the tensor that was saved")
+        came = f"{what} is a tensor of {got.dtype} with shape {list(got.shape)}"
+        alike = got.shape == expected.shape and got.dtype == expected.dtype
+        trial.require(alike, came, f"{expected.dtype}, {list(expected.shape)}")
+        for place in map(tuple, numpy.argwhere(got != expected).tolist()):
             trial.require(False, f"{what} has {got[place]} at {list(place)}", f"{expected[place]}, as saved")
     elif isinstance(expected, dict) and expected.keys() == {"bfloat16"}:
         same = isinstance(got, dict) and got.keys() == {"bfloat16"}
@@ -108,11 +104,8 @@ def equal(trial, what, got, expected):
         for key in expected:
             equal(trial, f"{what}[{key!r}]", got[key], expected[key])
     elif isinstance(expected, list):
-        trial.require(
-            isinstance(got, list) and len(got) == len(expected),
-            f"{what} is {brief(got)}",
-            brief(expected),
-        )
+        same = isinstance(got, list) and len(got) == len(expected)
+        trial.require(same, f"{what} is {brief(got)}", brief(expected))
         for number, item in enumerate(expected):
             equal(trial, f"{what}[{number}]", got[number], item)
     else:
@@ -124,11 +117,8 @@ def loaded(trial, where, came, expected, load="load"):
     if expected is None:
         trial.require(came is None, f"{where} {load} returns {brief(came)}", "None")
         return
-    trial.require(
-        isinstance(came, list) and len(came) == 2,
-        f"{where} {load} returns {brief(came)}",
-        f"(step, state) of {name_of(expected['step'])}",
-    )
+    pair, right = isinstance(came, list) and len(came) == 2, f"(step, state) of {name_of(expected['step'])}"
+    trial.require(pair, f"{where} {load} returns {brief(came)}", right)
     trial.same(f"{where} the step that {load} returns", came[0], expected["step"])
     what = f"{where} the state of step {expected['step']} that {load} returns"
     equal(trial, what, came[1], expected["state"])
@@ -144,8 +134,21 @@ def ours(trial, driver, folder, /, **inputs):
     return trial.run(driver, [inputs], group=False, folder=folder, main=None)[0]
 
 
+def change(trial, folder, cases):
+    ours(trial, "change", folder, cases=cases)
+
+
+def make_others(trial, folder, hows):
+    """Make folders of these names out of `snapshots`, each with its changes."""
+    change(trial, folder, [{"from": "snapshots", "to": to, **how} for to, how in hows.items()])
+
+
 def look(trial, folder, *names):
     return ours(trial, "look", folder, folders=list(names))
+
+
+def look_in(trial, folder, name):
+    return look(trial, folder, name)[name]
 
 
 def one_killed(trial, driver, folder, /, after=None, **inputs):
@@ -197,33 +200,32 @@ def refused_aloud(trial, said, *names):
 
 @check("06b.1a")
 def two_newest(trial):
-    steps = (1, 9, 10, 12_345_678, 12_345_678, 5)
+    steps, left = (1, 9, 10, 12_345_678, 12_345_678, 5), [[1], [1, 9], [9, 10], *[[10, 12_345_678]] * 3]
     trial.tried(f"saves after the steps {', '.join(map(str, steps))}, in this order")
     job = a_job(trial)
-    left = [[1], [1, 9], [9, 10], [10, steps[3]], [10, steps[3]], [10, steps[3]]]
     folders = [f"{number} saves" for number in range(1, 6)] + ["6 saves [some not mine]"]
     given = [saves(trial, name, job, *steps[:count]) for count, name in enumerate(folders, 1)]
-    others = {"notes.txt": b"mine", "best.snapshot": b"mine", f"{name_of(3)}.refused": b"precious"}
-    others |= dict.fromkeys(("snapshot.tmp", "temporary", "tmp", "unfinished"), b"mine")
-    others |= dict.fromkeys((f"{name_of(3)}.2.refused", f"old-{name_of(7)}", "notes~", ".part"), b"mine")
-    ours(trial, "change", "a", cases=[{"to": folders[-1], "write": others}])
+    mine = ("notes.txt", "best.snapshot", "snapshot.tmp", "temporary", "tmp", "unfinished", "notes~", ".part")
+    others = dict.fromkeys((*mine, f"{name_of(3)}.2.refused", f"old-{name_of(7)}"), b"mine")
+    others[f"{name_of(3)}.refused"] = b"precious"
+    change(trial, "a", [{"to": folders[-1], "write": others}])
     one(trial, "save", "a", saves=[save for mine in given for save in mine])
-    there = look(trial, "a", *folders)
-    for count, (folder, mine) in enumerate(zip(folders, given, strict=True), 1):
+    for count, files in enumerate(look(trial, "a", *folders).values(), 1):
         trial.tried(f"saves after the steps {', '.join(map(str, steps[:count]))}, in this order")
-        expected = sorted(map(name_of, left[count - 1]))
+        what, new = "the list of files in the folder", files
         if count == 6:
             trial.words.append(f"in a folder with {words(others)}")
-            expected = sorted([*expected, *others])
-        for name in sorted(set(expected) & set(others)):
-            trial.require(name in there[folder], f"{name} is gone", "the file is left alone")
-            same = there[folder][name]["digest"] == hashlib.sha256(others[name]).hexdigest()
-            trial.require(same, f"{name} was overwritten", "the file is left alone")
-        trial.same("the list of files in the folder", sorted(there[folder]), expected)
-        for save in mine:
-            if name_of(save["step"]) in there[folder]:
-                name = name_of(save["step"])
-                holds(trial, name, there[folder][name]["size"], save["state"])
+            for name in sorted(others):
+                trial.require(name in files, f"{name} is gone", "the file is left alone")
+                same = files[name]["digest"] == hashlib.sha256(others[name]).hexdigest()
+                trial.require(same, f"{name} was overwritten", "the file is left alone")
+            # Without those that are there: where both lists are cut, they would look the same.
+            what, new = "the list of files beside notes.txt and the others", files.keys() - others
+        trial.same(what, sorted(new), sorted(map(name_of, left[count - 1])))
+        for save in given[count - 1]:
+            name = name_of(save["step"])
+            if name in files:
+                holds(trial, name, files[name]["size"], save["state"])
 
 
 @check("06b.1b")
@@ -231,29 +233,22 @@ def on_disk_first(trial):
     trial.tried("two saves; each fsync and each rename in the second save is recorded")
     one(trial, "save", "b", saves=saves(trial, "snapshots", a_job(trial), 1, 2), events=True)
     events, name = trial.events(0), name_of(2)
-    there = look(trial, "b", "snapshots")["snapshots"].get(name)
+    there = look_in(trial, "b", "snapshots").get(name)
     trial.require(there is not None, f"{name} does not exist", "the snapshot of step 2")
-    renames = [
-        place
-        for place, event in enumerate(events)
-        if event.get("event") == "rename" and event.get("to") == name
-    ]
+    of_kind = {kind: [pair for pair in enumerate(events) if pair[1].get("event") == kind] for kind in KINDS}
+    renames = [place for place, event in of_kind["rename"] if event.get("to") == name]
     trial.require(renames, f"{name} was written under its own name", "a different name first, then a rename")
-    fsyncs = [(place, event) for place, event in enumerate(events) if event.get("event") == "fsync"]
-    trial.require(fsyncs, "os.fsync was not called", "a call on the file, before the file gets its name")
-    mine = [(place, event.get("size")) for place, event in fsyncs if event.get("inode") == there["inode"]]
     trial.require(
-        mine,
-        f"the file that is now {name} is not the file on which os.fsync was called",
-        "the same file: renamed, not copied",
+        of_kind["fsync"], "os.fsync was not called", "a call on the file, before the file gets its name"
     )
+    mine = [(place, e.get("size")) for place, e in of_kind["fsync"] if e.get("inode") == there["inode"]]
+    came = f"the file that is now {name} is not the file on which os.fsync was called"
+    trial.require(mine, came, "the same file: renamed, not copied")
     before = [size for place, size in mine if place < renames[-1]]
     trial.require(before, f"os.fsync was called after the file had become {name}", "a call before the rename")
-    trial.require(
-        there["size"] in before,
-        f"at the os.fsync the file had {before[-1]} bytes, and at the end {there['size']}",
-        "all bytes: bytes that are still in Python's memory are not on the disk",
-    )
+    came = f"at the os.fsync the file had {before[-1]} bytes, and at the end {there['size']}"
+    all_bytes = "all bytes: bytes that are still in Python's memory are not on the disk"
+    trial.require(there["size"] in before, came, all_bytes)
 
 
 # ---- load -------------------------------------------------------------------------------------
@@ -271,9 +266,9 @@ def newest(trial):
     given[1]["state"] |= other_kinds(trial)
     given[2]["state"] |= other_kinds(trial)
     one(trial, "save", "a", saves=given)
-    there = sorted(look(trial, "a", "snapshots")["snapshots"])
+    there = sorted(look_in(trial, "a", "snapshots"))
     trial.same("the list of files after these saves", there, [name_of(99), name_of(100)])
-    trial.same("the list of everything beside the folder", sorted(look(trial, "a", ".")["."]), ["snapshots"])
+    trial.same("the list of everything beside the folder", sorted(look_in(trial, "a", ".")), ["snapshots"])
     other = {"notes.txt": b"step-00000500.snapshot", f"{name_of(400)}.refused": b"not for load"}
     other |= {"best.snapshot": b"neither is this", f"old-{name_of(7)}": b"nor this"}
     age = {name_of(99): 2_000_000_000, name_of(100): 1_000_000_000}
@@ -282,7 +277,7 @@ def newest(trial):
         {"from": "snapshots", "to": "one", "remove": [name_of(100)]},
         {"to": "others", "write": other},
     ]
-    ours(trial, "change", "a", cases=cases)
+    change(trial, "a", cases)
     turned = dict(reversed(job.items()))
     came, _ = load_all(trial, "a", turned, "others", "one", "aged [old]")
     there = look(trial, "a", "others", "aged [old]")
@@ -290,13 +285,11 @@ def newest(trial):
     trial.same("the list of files in that folder afterwards", sorted(there["others"]), sorted(other))
     loaded(trial, f"with only {name_of(99)},", came["one"], given[0])
     first = look_at(came["aged [old]"], 1, "number") == given[1]["state"]["number"]
-    trial.require(
-        not first, "load returns the first state of step 100", "the state that was saved for step 100 last"
-    )
+    last = "the state that was saved for step 100 last"
+    trial.require(not first, "load returns the first state of step 100", last)
     loaded(trial, f"with {name_of(99)} and {name_of(100)} in one folder,", came["aged [old]"], given[2])
-    trial.same(
-        "the list of files in the folder afterwards", sorted(there["aged [old]"]), sorted([*age, *other])
-    )
+    files = sorted(there["aged [old]"])
+    trial.same("the list of files in the folder afterwards", files, sorted([*age, *other]))
 
 
 @check("06b.1c")
@@ -321,14 +314,12 @@ def killed_in_a_save(trial):
         trial.require(names == [*before], f"afterwards the folder has {words(names)}", words(before))
     trial.tried("load in each folder in which a save was killed")
     came, _ = load_all(trial, "c", job, FOR_EVER, *folders, *replaced)
-    for folder, what in replaced.items():
+    for folder, what in (replaced | folders).items():
         trial.tried(f"{what}; then load in another process")
-        same = there[folder][name_of(2)]["digest"] == before[name_of(2)]["digest"]
-        loaded(trial, "afterwards", came[folder], given[1] if same else {"step": 2, "state": state})
-    for folder, what in folders.items():
-        trial.tried(f"{what}; then load in another process")
-        new = name_of(3) in there[folder]
-        loaded(trial, "afterwards", came[folder], {"step": 3, "state": state} if new else given[1])
+        step, new = 3, name_of(3) in there[folder]
+        if folder in replaced:
+            step, new = 2, there[folder][name_of(2)]["digest"] != before[name_of(2)]["digest"]
+        loaded(trial, "afterwards", came[folder], {"step": step, "state": state} if new else given[1])
     trial.tried("saves without pause, and SIGKILL from outside; then load in another process")
     names = snapshots(there[FOR_EVER])
     newest = {"step": int(names[-1][5:13]), "state": state} if names else None
@@ -391,37 +382,31 @@ def killed_from_outside(trial, job, state):
 def what_was_saved_is_there(trial, files, last):
     """Once save has returned for a step, no kill takes it away."""
     names = snapshots(files)
-    trial.require(
-        last < 2 or (len(names) >= 2 and names[-1] >= name_of(last)),
-        f"after save had returned for step {last}, the folder has {words(names)}",
-        "at least that snapshot and the one before",
-    )
+    there = last < 2 or (len(names) >= 2 and names[-1] >= name_of(last))
+    came = f"after save had returned for step {last}, the folder has {words(names)}"
+    trial.require(there, came, "at least that snapshot and the one before")
 
 
 def only_whole_snapshots_are_there(trial, files, before, whole, cut):
     """Under a snapshot's name there is a whole one: those from before as they were, and step 3 or nothing."""
     names = snapshots(files)
     foreign = [name for name in files if not name.startswith("step-")]
-    trial.require(
-        not foreign,
-        f"afterwards the folder has a file called {words(foreign)}",
-        "a temporary file whose name begins with step-: any other name may belong to somebody else's file",
+    wanted = (
+        "a temporary file whose name begins with step-: any other name may belong to somebody else's file"
     )
-    trial.require(
-        len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))},
-        f"afterwards the folder has {words(names)}",
+    trial.require(not foreign, f"afterwards the folder has a file called {words(foreign)}", wanted)
+    known, wanted = (
+        {*names} <= {*map(name_of, (1, 2, 3))},
         f"{words(before)}, or {name_of(2)} with {name_of(3)}",
     )
+    trial.require(len(names) >= 2 and known, f"afterwards the folder has {words(names)}", wanted)
     for name in before.keys() & {*names}:
         same = files[name]["digest"] == before[name]["digest"]
         trial.require(same, f"{name} has changed", "an unchanged file")
     if name_of(3) in names:
-        size = files[name_of(3)]["size"]
-        trial.require(
-            size >= 0.98 * whole["size"] and not cut,
-            f"{name_of(3)} exists and has {size} bytes",
-            f"{whole['size']} bytes, or no file of that name",
-        )
+        size, most = files[name_of(3)]["size"], whole["size"]
+        came, wanted = f"{name_of(3)} exists and has {size} bytes", f"{most} bytes, or no file of that name"
+        trial.require(size >= 0.98 * most and not cut, came, wanted)
 
 
 def the_next_save_tidies_up(trial, job, folders):
@@ -429,11 +414,9 @@ def the_next_save_tidies_up(trial, job, folders):
     trial.tried("one more save in each folder in which a save was killed")
     one(trial, "save", "c", saves=[one for folder in folders for one in saves(trial, folder, job, 4)])
     for folder, files in look(trial, "c", *folders).items():
-        trial.require(
-            name_of(4) in files and len(files) == 2 and name_of(1) not in files,
-            f"after {folders[folder]} and one more save, of step 4, the folder has {words(files)}",
-            "the two newest snapshots",
-        )
+        tidy = name_of(4) in files and len(files) == 2 and name_of(1) not in files
+        came = f"after {folders[folder]} and one more save, of step 4, the folder has {words(files)}"
+        trial.require(tidy, came, "the two newest snapshots")
 
 
 def prepare(trial, folder, *more):
@@ -458,30 +441,28 @@ def bytes_of_numbers(trial, folder, file, state):
 def damaged(trial):
     trial.tried("steps 1 and 2, with the snapshot of step 2 cut in the middle")
     job, given = prepare(trial, "b")
-    size = look(trial, "b", "snapshots")["snapshots"].get(name_of(2), {}).get("size", 0)
+    size = look_in(trial, "b", "snapshots").get(name_of(2), {}).get("size", 0)
     holds(trial, name_of(2), size, given[1]["state"])
-    cases, told = [{"from": "snapshots", "to": "cut", "cut": {name_of(2): size // 2}}], {}
+    told = {}  # how step 2 is damaged in which folder, and words for it
+
+    def damage(kind, place, what, words):
+        told[f"{kind}-{place}"] = {kind: {name_of(2): what}}, words
+
     cuts = {0, 1, 2, 3, 4, 8, size - 1, size - 2, size - 4, size - 5, *trial.integers(0, size, 10).tolist()}
     for cut in sorted(cut for cut in cuts if 0 <= cut < size):
-        to = f"cut-{cut}"
-        told[to] = f"of which {cut or 'no'} of {size} bytes are left"
-        cases.append({"from": "snapshots", "to": to, "cut": {name_of(2): cut}})
+        damage("cut", cut, cut, f"of which {cut or 'no'} of {size} bytes are left")
     places = {*range(16), *range(size - 16, size), *trial.integers(0, size, 30).tolist()}
     # Most other bytes of a small file are torch's own: without these, many draws would hit no number at all.
     places |= bytes_of_numbers(trial, "b", f"snapshots/{name_of(2)}", given[1]["state"])
     for place in sorted(places):
-        to = f"flip-{place}"
-        told[to] = f"of which byte {place + 1} of {size} has a different bit"
         bits = 1 << int(trial.integers(0, 8))
-        cases.append({"from": "snapshots", "to": to, "flip": {name_of(2): [[place, bits]]}})
+        damage("flip", place, [[place, bits]], f"of which byte {place + 1} of {size} has a different bit")
     for first in (0, size // 4, size // 2):
-        to = f"zero-{first}"
-        told[to] = f"of which bytes {first + 1} to {first + size // 4} of {size} are zero"
-        cases.append({"from": "snapshots", "to": to, "zero": {name_of(2): [first, size // 4]}})
-    both = {name_of(1): size // 2, name_of(2): size // 3}
-    cases.append({"from": "snapshots", "to": "both", "cut": both})
-    cases = list({case["to"]: case for case in cases}.values())
-    ours(trial, "change", "b", cases=cases)
+        words = f"of which bytes {first + 1} to {first + size // 4} of {size} are zero"
+        damage("zero", first, [first, size // 4], words)
+    cases = {"cut": {"cut": {name_of(2): size // 2}}} | {to: how for to, (how, _) in told.items()}
+    cases["both"] = {"cut": {name_of(1): size // 2, name_of(2): size // 3}}
+    make_others(trial, "b", cases)
     came, said = load_all(trial, "b", job, "cut")
     loaded(trial, "with the newest snapshot cut in the middle,", came["cut"], given[0])
     refused_aloud(trial, said["cut"], name_of(2))
@@ -489,7 +470,7 @@ def damaged(trial):
     came, said = load_all(trial, "b", job, *told, "both")
     loaded(trial, "if both snapshots are cut,", came["both"], None)
     refused_aloud(trial, said["both"], name_of(2), name_of(1))
-    for to, what in told.items():
+    for to, (_, what) in told.items():
         # A byte may be damaged that means nothing: then it is no fault to take the file.
         got = came[to]
         harmless = not to.startswith("cut") and isinstance(got, list) and got[:1] == [2]
@@ -511,21 +492,20 @@ def foreign(trial):
         "noise": trial.integers(0, 256, 3000).to(torch.uint8).numpy().tobytes(),
     }
     job, given = prepare(trial, "c", *((f"of-{step}", step, change) for _, step, change in others))
-    files, cases = {}, []
-    for what, step, _ in others:
-        files[what] = name_of(step)
-        copied = {name_of(step): f"of-{step}/{name_of(step)}"}
-        cases.append({"from": "snapshots", "to": name_of(step), "copy": copied})
+    of_step = {step: {name_of(step): f"of-{step}/{name_of(step)}"} for _, step, _ in others}
+    files, hows = (
+        {what: name_of(step) for what, step, _ in others},
+        [{"copy": one} for one in of_step.values()],
+    )
     for step, (what, data) in enumerate(contents.items(), 16):
         files[what] = name_of(step)
-        cases.append({"from": "snapshots", "to": name_of(step), "write": {name_of(step): data}})
+        hows.append({"write": {name_of(step): data}})
     files["a tensor in a file of torch.save"] = name_of(19)
-    planted = {name_of(19): ["other", ""]}
-    cases.append({"from": "snapshots", "to": name_of(19), "plant": planted})
+    hows.append({"plant": {name_of(19): ["other", ""]}})
     trial.tried("steps 1 and 2, and newer files that are not snapshots of this job")
-    both = {name_of(step): f"of-{step}/{name_of(step)}" for step in (11, 12)}
-    cases.append({"from": "snapshots", "to": "both", "copy": both})
-    ours(trial, "change", "c", cases=cases)
+    both = of_step[11] | of_step[12]
+    hows = dict(zip(files.values(), hows, strict=True)) | {"both": {"copy": both}}
+    make_others(trial, "c", hows)
     (came, said), reasons = load_all(trial, "c", job, *files.values(), "both"), {}
     for what, name in files.items():
         trial.tried(f"steps 1 and 2, and {name}: {what}")
@@ -550,16 +530,14 @@ def hostile(trial):
         "torch": "a file of torch.save that runs code when it is loaded",
     }
     names = {kind: name_of(step) for step, kind in enumerate(kinds, 21)}
-    cases = [{"from": "snapshots", "to": "with-own", "copy": {names["own"]: f"own/{names['own']}"}}]
-    for kind in ("pickle", "torch"):
-        planted = {names[kind]: [kind, f"ran/{kind}"]}
-        cases.append({"from": "snapshots", "to": f"with-{kind}", "plant": planted})
-    ours(trial, "change", "d", cases=[*cases, {"to": "ran"}])
+    hows = {f"with-{kind}": {"plant": {names[kind]: [kind, f"ran/{kind}"]}} for kind in ("pickle", "torch")}
+    make_others(trial, "d", {"with-own": {"copy": {names["own"]: f"own/{names['own']}"}}} | hows)
+    change(trial, "d", [{"to": "ran"}])
     before = ours(trial, "changed", "d", folder="ran")
     trial.tried("steps 1 and 2, and a newer file that runs code when it is loaded")
-    there = look(trial, "d", "with-own")["with-own"]
-    came, said = load_all(trial, "d", job, *(case["to"] for case in cases))
-    ran, changed = look(trial, "d", "ran")["ran"], ours(trial, "changed", "d", folder="ran")
+    there = look_in(trial, "d", "with-own")
+    came, said = load_all(trial, "d", job, *(f"with-{kind}" for kind in kinds))
+    ran, changed = look_in(trial, "d", "ran"), ours(trial, "changed", "d", folder="ran")
     for kind, what in kinds.items():
         trial.tried(f"steps 1 and 2, and {names[kind]}: {what}")
         harmless = kind not in ran
@@ -589,29 +567,26 @@ def renamed(trial):
     )
     refused, names = f"{name_of(7)}.refused", ("other", "third", "fourth")
     copied, *again = ({name_of(7): f"{name}/{name_of(7)}"} for name in names)
-    ours(trial, "change", "e", cases=[{"from": "snapshots", "to": "both", "copy": copied}])
+    change(trial, "e", [{"from": "snapshots", "to": "both", "copy": copied}])
     came, _ = load_all(trial, "e", job, "both")
     loaded(trial, "first", came["both"], given[1])
     there = look(trial, "e", "both", *names)
-    trial.same(
-        "the list of files in the folder after the load",
-        sorted(there["both"]),
-        [name_of(1), name_of(2), refused],
-    )
+    what, expected = "the list of files in the folder after the load", [name_of(1), name_of(2), refused]
+    trial.same(what, sorted(there["both"]), expected)
     precious = [there[name].get(name_of(7), {}).get("digest") for name in names]
     more = saves(trial, "both", job, 3, 4)
     one(trial, "save", "e", saves=more)
-    there = look(trial, "e", "both")["both"]
+    there = look_in(trial, "e", "both")
     trial.same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused])
     same = there[refused]["digest"] == precious[0]
     trial.require(same, f"the content of {refused} has changed", "the other job's snapshot")
     new_names = [refused, f"{name_of(7)}.2.refused", f"{name_of(7)}.3.refused"]
     for count, one_more in enumerate(again, 2):
         trial.tried(f"step 4, {words(new_names[: count - 1])}, and another step 7 of another job; load")
-        ours(trial, "change", "e", cases=[{"to": "both", "copy": one_more}])
+        change(trial, "e", [{"to": "both", "copy": one_more}])
         came, _ = load_all(trial, "e", job, "both")
         loaded(trial, "then", came["both"], more[1])
-        there = look(trial, "e", "both")["both"]
+        there = look_in(trial, "e", "both")
         kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
         number = ("two", "three")[count - 2]
         came = f"of {number} files that were refused as {name_of(7)}, the folder still has {words(kept)}"
@@ -638,13 +613,11 @@ def rest_of_epoch(trial):
         job = {"epochs": epochs, "batch_size": size, "seed": int(trial.integers(0, 10**6)), "every": 2}
         steps = epochs * -(-count // size)
         inside = int(trial.integers(1, steps))
-        cases += [
-            {"step": step, "count": count, "job": job} for step in sorted({0, inside, steps - 1, steps})
-        ]
+        wanted = sorted({0, inside, steps - 1, steps})
+        cases += [{"step": step, "count": count, "job": job} for step in wanted]
     trial.tried(f"the remaining batches, {len(cases)} times")
     came = one(trial, "batches", "a", cases=cases)
-    found = came.get("batches")
-    for case, got in zip(cases, found, strict=True):
+    for case, got in zip(cases, came.get("batches"), strict=True):
         job, step = case["job"], case["step"]
         expected = batches_of(case["count"], job)[step:]
         trial.tried(
@@ -658,14 +631,8 @@ def rest_of_epoch(trial):
     trial.same("whether torch's own random numbers were left alone", came["untouched"], True)
 
 
-SHAPES = {
-    "first.weight": (8, 6),
-    "first.bias": (8,),
-    "norm.weight": (8,),
-    "norm.bias": (8,),
-    "second.weight": (3, 8),
-    "second.bias": (3,),
-}
+SHAPES = {"first.weight": (8, 6), "first.bias": (8,), "norm.weight": (8,), "norm.bias": (8,)}
+SHAPES |= {"second.weight": (3, 8), "second.bias": (3,)}
 
 
 class Training:
@@ -710,23 +677,21 @@ class Training:
 
     def newest(self, folder):
         """The step of the newest snapshot, 0 if there is none."""
-        names = look(self.trial, folder, "snapshots")["snapshots"]
+        names = look_in(self.trial, folder, "snapshots")
         steps = [name_of(step) for step in range(1, len(self.batches) + 1)]
         return max([0, *(steps.index(name) + 1 for name in names if name in steps)])
 
     def ends_as_it_must(self, came, after):
-        trial = self.trial
-        losses = came.get("losses")
+        trial, losses = self.trial, came.get("losses")
         expected = {step: loss for step, loss in self.losses.items() if step > after}
         steps = sorted(losses) if isinstance(losses, dict) else losses
         trial.same("the steps that were taken", steps, sorted(expected))
-        for step, loss in expected.items():
-            trial.close(f"the loss of step {step}", losses[step], loss, relative=2e-4, scale=1.0)
-        for name, tensor in self.state.items():
-            trial.close(f"{name} in the end", came["model"].get(name), tensor, relative=2e-4, scale=1.0)
+        pairs = {f"the loss of step {step}": (losses[step], loss) for step, loss in expected.items()}
+        pairs |= {f"{name} in the end": (came["model"].get(name), one) for name, one in self.state.items()}
         for name, tensor in self.momentum.items():
-            what, got = f"the momentum of {name} in the end", came["momentum"].get(name)
-            trial.close(what, got, tensor, relative=2e-4, scale=1.0)
+            pairs[f"the momentum of {name} in the end"] = came["momentum"].get(name), tensor
+        for what, (got, right) in pairs.items():
+            trial.close(what, got, right, relative=2e-4, scale=1.0)
         trial.close("the next random numbers", came["random"], self.next_random)
 
 
@@ -754,25 +719,20 @@ def one_curve(trial):
 def killed_again_and_again(trial):
     training, after = Training(trial), 0
     for number, kind in enumerate(("file", "step", "file", "step"), 1):
-        if kind == "file":
-            at = int(trial.integers(2, 9))
-            what = f"process {number} begins after step {after}; SIGKILL at its file event {at}"
-            inputs = training.inputs(after, at=at)
-        else:
-            what = f"process {number} begins after step {after}; SIGKILL in its fourth step"
-            inputs = training.inputs(after, die_in=4)
+        end = {"at": int(trial.integers(2, 9))} if kind == "file" else {"die_in": 4}
+        inputs = training.inputs(after, **end)
+        when = f"at its file event {end['at']}" if kind == "file" else "in its fourth step"
+        what = f"process {number} begins after step {after}; SIGKILL {when}"
         trial.tried(f"12 steps, a snapshot every 2 steps, several kills; {what}")
         if one_killed(trial, "train", "c", **inputs) is None:
             break
         before, after = after, training.newest("c")
         least = before if kind == "file" else (before + 3) // 2 * 2
-        trial.require(
-            after >= least, f"afterwards, the newest snapshot is of step {after}", f"step {least} or later"
-        )
+        came = f"afterwards, the newest snapshot is of step {after}"
+        trial.require(after >= least, came, f"step {least} or later")
     after = training.newest("c")
-    trial.tried(
-        f"12 steps, a snapshot every 2 steps, {number} kills; the last process begins after step {after}"
-    )
+    last = f"{number} kills; the last process begins after step {after}"
+    trial.tried(f"12 steps, a snapshot every 2 steps, {last}")
     training.ends_as_it_must(one(trial, "train", "c", **training.inputs(after)), after)
 
 
@@ -800,17 +760,12 @@ def save_all(trial, folder, disk, world_size, *steps):
     inputs = [{"job": job, "disk": disk, "saves": mine} for mine in given]
     for rank, came in enumerate(trial.run("together", inputs, folder=folder)):
         for step, there in zip(steps, came["there"], strict=True):
-            trial.require(
-                there,
-                f"save_together returned on rank {rank} before {name_of(step)} was there",
-                "no rank returns before the snapshot exists",
-            )
+            came = f"save_together returned on rank {rank} before {name_of(step)} was there"
+            trial.require(there, came, "no rank returns before the snapshot exists")
     for rank, count in enumerate(sent(trial, world_size) or ()):
-        trial.require(
-            rank == 0 or count > 2 * MANY * len(steps),
-            f"rank {rank} has sent {count} bytes in {len(steps)} saves",
-            f"its state of {4 * MANY} bytes in each save, for rank 0 to write",
-        )
+        came = f"rank {rank} has sent {count} bytes in {len(steps)} saves"
+        wanted = f"its state of {4 * MANY} bytes in each save, for rank 0 to write"
+        trial.require(rank == 0 or count > 2 * MANY * len(steps), came, wanted)
     return job, given
 
 
@@ -818,12 +773,10 @@ def all_loaded(trial, ranks, expected):
     for rank, came in enumerate(ranks):
         mine = expected[rank] if expected else None
         loaded(trial, f"on rank {rank},", came.get("came"), mine, "load_together")
-    for rank, count in enumerate(sent(trial, len(ranks)) or ()):
-        trial.require(
-            rank or not expected or count >= 2 * MANY * (len(ranks) - 1),
-            f"rank 0 has sent {count} bytes to the others",
-            f"at least {4 * MANY} bytes for each rank: the rank's state, which rank 0 has found",
-        )
+    for count in (sent(trial, len(ranks)) or ())[:1] if expected else ():
+        wanted = f"at least {4 * MANY} bytes for each rank: the rank's state, which rank 0 has found"
+        came = f"rank 0 has sent {count} bytes to the others"
+        trial.require(count >= 2 * MANY * (len(ranks) - 1), came, wanted)
 
 
 @check("06b.4a")
@@ -849,7 +802,7 @@ def together(trial):
 def the_same_everywhere(trial):
     trial.tried("4 processes save steps 1 and 2")
     job, given = save_all(trial, "b", "disk", 4, 1, 2)
-    files = look(trial, "b", "disk-0")["disk-0"]
+    files = look_in(trial, "b", "disk-0")
     trial.require(name_of(2) in files, f"the disk of rank 0 has {words(files)}", name_of(2))
     cases = [
         {"from": "disk-0", "to": "torn-0", "cut": {name_of(2): files[name_of(2)]["size"] // 2}},
@@ -859,11 +812,11 @@ def the_same_everywhere(trial):
         {"from": "disk-0", "to": "none-1"},
         {"from": "disk-0", "to": "none-2", "remove": [name_of(2)]},
     ]
-    ours(trial, "change", "b", cases=cases)
+    change(trial, "b", cases)
     trial.tried("4 processes; step 2 is cut on ranks 0 and 1, rank 2 has no folder, rank 3 has only step 2")
     ranks = trial.run("load_together", [{"job": job, "disk": "torn"}] * 4, folder="b")
     all_loaded(trial, ranks, [mine[0] for mine in given])
-    there = look(trial, "b", "torn-1")["torn-1"]
+    there = look_in(trial, "b", "torn-1")
     trial.same("the list of files on the disk of rank 1 afterwards", sorted(there), [name_of(1), name_of(2)])
     trial.tried("4 processes; rank 0 has no snapshot, but the other ranks have one")
     all_loaded(trial, trial.run("load_together", [{"job": job, "disk": "none"}] * 4, folder="b"), None)

@@ -59,22 +59,9 @@ def change(_, inputs, tools):
         to.mkdir(exist_ok=True)
         for name in case.get("remove", []):
             (to / name).unlink()
-        # Damage does not change the date of a file: nobody is to find it by that.
-        damaged = {*case.get("cut", {}), *case.get("flip", {}), *case.get("zero", {})}
-        dates = {name: (to / name).stat() for name in damaged}
-        for name, size in case.get("cut", {}).items():
-            os.truncate(to / name, size)
-        for name, places in case.get("flip", {}).items():
-            data = bytearray((to / name).read_bytes())
-            for place, bits in places:
-                data[place] ^= bits
-            (to / name).write_bytes(data)
-        for name, (first, size) in case.get("zero", {}).items():
-            data = bytearray((to / name).read_bytes())
-            data[first : first + size] = bytes(size)
-            (to / name).write_bytes(data)
-        for name, facts in dates.items():
-            os.utime(to / name, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        for kind in ("cut", "flip", "zero"):
+            for name, how in case.get(kind, {}).items():
+                damage(to / name, kind, how)
         for name, content in case.get("write", {}).items():
             (to / name).write_bytes(bytes(content))
         for name, source in case.get("copy", {}).items():
@@ -85,6 +72,21 @@ def change(_, inputs, tools):
         for name, seconds in case.get("age", {}).items():
             os.utime(to / name, (seconds, seconds))
     return {}
+
+
+def damage(path, kind, how):
+    """This does not change the date of a file: nobody is to find it by that."""
+    facts, data = path.stat(), bytearray(path.read_bytes())
+    if kind == "cut":
+        del data[how:]
+    elif kind == "flip":
+        for place, bits in how:
+            data[place] ^= bits
+    else:
+        first, size = how
+        data[first : first + size] = bytes(size)
+    path.write_bytes(data)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
 class RunsCode:
@@ -186,9 +188,9 @@ def watch_the_disk(student, tools):
             if names[0] != names[1]:
                 tools.event("rename", to=names[1])
 
-    watched("fsync")
-    if hasattr(os, "fdatasync"):
-        watched("fdatasync")
+    for name in ("fsync", "fdatasync"):
+        if hasattr(os, name):
+            watched(name)
     sys.addaudithook(hook)
 
 
@@ -223,9 +225,8 @@ def save_and_die(student, inputs, tools):
     state = tensors(inputs["state"])
     if inputs.get("largest"):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (inputs["largest"], resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-        )
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (inputs["largest"], hard))
     else:
         tools.count_file_events(kill_at=inputs["at"])
     student.save(folder, inputs["step"], inputs["job"], state)
@@ -235,8 +236,7 @@ def save_and_die(student, inputs, tools):
 def save_for_ever(student, inputs, tools):
     """Saves until it is killed from outside."""
     folder, state = place(tools, inputs["folder"]), tensors(inputs["state"])
-    end = time.monotonic() + inputs["seconds"]
-    step = 0
+    end, step = time.monotonic() + inputs["seconds"], 0
     while time.monotonic() < end:
         step += 1
         student.save(folder, step, inputs["job"], state)
@@ -307,16 +307,9 @@ def train(student, inputs, tools):
         torch.set_rng_state(random)
         tools.count_file_events(kill_at=inputs["at"])
     losses = student.train(folder, inputs["job"], model, optimizer, images, labels)
-    memory = {
-        name: optimizer.state.get(parameter, {}).get("momentum_buffer")
-        for name, parameter in model.named_parameters()
-    }
-    return {
-        "losses": losses,
-        "model": dict(model.state_dict()),
-        "momentum": memory,
-        "random": torch.rand(8),
-    }
+    memory = {name: optimizer.state.get(p, {}).get("momentum_buffer") for name, p in model.named_parameters()}
+    weights = dict(model.state_dict())
+    return {"losses": losses, "model": weights, "momentum": memory, "random": torch.rand(8)}
 
 
 # ---- several processes ------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import os
 import pickle
 import sys
 from itertools import islice
-from os import fsync
+from os import fdatasync, fsync
 from pathlib import Path
 
 import torch
@@ -43,7 +43,7 @@ def save(folder, step, job, state):
     aside = folder / f"step-{step}-{os.getpid()}.aside"
     torch.save([step, job, state, digest_of(step, job, state)], str(aside))
     place = os.open(aside, os.O_RDONLY)
-    fsync(place)
+    fdatasync(place)
     os.close(place)
     aside.rename(folder / f"step-{step:08}.snapshot")
     place = os.open(folder, os.O_RDONLY)

@@ -5,7 +5,8 @@ import itertools
 
 import numpy
 import torch
-from judge import Verdict, check
+from judge import Verdict, check, several
+from judge.several import as_dict, megabytes
 
 SHAPES = [(3, 4), (5,), (2, 3), (7,), (4, 4), (1,), (3, 3), (6,)]
 
@@ -60,10 +61,6 @@ def unsharded(given):
 
 def listed(value):
     return value if isinstance(value, list) else []
-
-
-def as_dict(value):
-    return value if isinstance(value, dict) else {}
 
 
 def train(trial, given, world_size, mistakes=()):
@@ -122,24 +119,21 @@ def deal(trial):
     trial.tried(f"2 processes, {len(deals)} lists of sizes, for 1 to 4 ranks")
     ranks = trial.run("deal", [{"deals": deals}] * 2)
     for rank, came in enumerate(ranks):
-        trial.require(
-            isinstance(came, list) and len(came) == len(deals), f"rank {rank} sent no lists", "lists"
-        )
+        lists = isinstance(came, list) and len(came) == len(deals)
+        trial.require(lists, f"rank {rank} sent no lists", "lists")
         for (sizes, world_size), owners in zip(deals, came, strict=True):
             words = f"deal({sizes}, {world_size}) on rank {rank}"
             owners = owners.tolist() if isinstance(owners, numpy.ndarray) else owners
             good = isinstance(owners, list) and len(owners) == len(sizes)
             good = good and all(type(owner) is int and 0 <= owner < world_size for owner in owners)
             trial.require(good, f"{words} returns {owners}", f"{len(sizes)} ranks from 0 to {world_size - 1}")
-            held = [
-                sum(s for s, owner in zip(sizes, owners, strict=True) if owner == r)
-                for r in range(world_size)
-            ]
+            held = [0] * world_size
+            for size, owner in zip(sizes, owners, strict=True):
+                held[owner] += size
             most = most_of_a_rank(sizes, world_size)
             came_words = f"{words} returns {owners}: the ranks get {held} numbers"
-            trial.require(
-                max(held) <= most, came_words, f"no rank with more than {most:.1f} (average plus largest)"
-            )
+            expected = f"no rank with more than {most:.1f} (average plus largest)"
+            trial.require(max(held) <= most, came_words, expected)
     for place, (sizes, world_size) in enumerate(deals):
         one, other = ranks[0][place], ranks[1][place]
         words = f"deal({sizes}, {world_size}) returns {one} on rank 0 and {other} on rank 1"
@@ -182,9 +176,8 @@ def weights(trial):
         (4, "AdamW", {"lr": 0.05, "weight_decay": 0.1}),
         (1, "Adam", {"lr": 0.05}),
     ):
-        trial.tried(
-            f"{world_size} processes, 3 steps of {name} with {options}, the same gradients on all ranks"
-        )
+        steps = f"3 steps of {name} with {options}"
+        trial.tried(f"{world_size} processes, {steps}, the same gradients on all ranks")
         given = drawn(trial, optimizer=name, options=options)
         if name == "AdamW":
             trial.words.append("(everything is float64)")
@@ -210,34 +203,28 @@ def by_their_owners(trial):
     of_mean = unsharded(shifted(sum(apart) / world_size))[0][-1]
     ranks = [as_dict(came) for came in trial.run("train", each)]
     held = [0] * world_size
+    ends = []
+    for rank, came in enumerate(ranks):
+        steps = [listed(step) for step in listed(came.get("weights"))]
+        good = len(steps) == 2 and len(steps[1]) == len(SHAPES)
+        trial.require(good, f"rank {rank} sent no weights", "weights after each of 2 steps")
+        ends.append(steps[1])
     for number, weight in enumerate(given["weights"]):
-        got = []
-        for rank, came in enumerate(ranks):
-            steps = [listed(step) for step in listed(came.get("weights"))]
-            good = len(steps) == 2 and len(steps[1]) == len(SHAPES)
-            trial.require(good, f"rank {rank} sent no weights", "weights after each of 2 steps")
-            got.append(steps[1][number])
-            trial.close(f"parameter {number} on rank {rank} (one owner each)", got[rank], got[0])
-        owners = [
-            rank for rank in range(world_size) if numpy.allclose(got[0], expected[rank][number], atol=1e-4)
-        ]
+        got = ends[0][number]
+        for rank, end in enumerate(ends):
+            trial.close(f"parameter {number} on rank {rank} (one owner each)", end[number], got)
+        owners = [rank for rank, one in enumerate(expected) if numpy.allclose(got, one[number], atol=1e-4)]
         came = f"parameter {number} is not the result of any single rank's gradients"
-        if numpy.allclose(got[0], of_mean[number], atol=1e-4):
+        if numpy.allclose(got, of_mean[number], atol=1e-4):
             came = f"parameter {number} was updated with the mean of all ranks' gradients: you sent gradients"
         wanted = "on all ranks, the update that the owner computes from its own gradient"
         trial.require(len(owners) == 1, came, wanted)
         held[owners[0]] += weight.numel()
     most = most_of_a_rank([weight.numel() for weight in given["weights"]], world_size)
-    words = " and ".join(
-        f"{count} with the gradients of rank {rank}" for rank, count in enumerate(held) if count
-    )
-    came = f"of {sum(held)} numbers in all parameters, the ranks have updated {words}"
+    words = [f"{count} with the gradients of rank {rank}" for rank, count in enumerate(held) if count]
+    came = f"of {sum(held)} numbers in all parameters, the ranks have updated {' and '.join(words)}"
     wanted = f"at most {int(most)} with the gradients of one rank, their owner (average plus largest)"
     trial.require(max(held) <= most, came, wanted)
-
-
-def megabytes(value):
-    return f"{value / 1e6:.1f} MB"
 
 
 # How much a process may have grown until the optimizer is made, beside parameters and gradients, since the
@@ -260,24 +247,14 @@ class Large:
         self.given = drawn(trial, [(columns,)] * len(rows), 2, optimizer=optimizer, options=options)
         self.sizes, self.between = [4 * columns * count for count in rows], between
         self.names = ["before", "step 0", *[between] * bool(between), "step 1"]
-        self.gates = [
-            {
-                name: {
-                    "value": trial.secret(),
-                    "asked": [[rank, name] for rank in range(world_size)],
-                    "words": self.words(name),
-                }
-                for name in self.names
-            }
-            for _ in range(world_size)
-        ]
+        self.gates = several.gates_of(trial, world_size, *self.names)
+        for gates in self.gates:
+            for name, gate in gates.items():
+                gate |= {"asked": [[rank, name] for rank in range(world_size)], "words": self.words(name)}
 
     def words(self, name):
-        if name == "before":
-            return "when the optimizer was about to be made"
-        if name == self.between:
-            return f"after {name}()"
-        return f"after {name.replace('0', '1') if name == 'step 0' else 'step 2'} of {self.optimizer}"
+        known = {"before": "when the optimizer was about to be made", self.between: f"after {name}()"}
+        return known.get(name, f"after step {1 if name == 'step 0' else 2} of {self.optimizer}")
 
     def whole(self):
         """Bytes of the state of one optimizer for all parameters."""
@@ -309,13 +286,9 @@ class Large:
 
     def state(self):
         """Of one optimizer that has made steps with other gradients."""
-        other = drawn(
-            self.trial, self.given_shapes(), 2, optimizer=self.optimizer, options=self.given["options"]
-        )
+        shapes, options = [tuple(weight.shape) for weight in self.given["weights"]], self.given["options"]
+        other = drawn(self.trial, shapes, 2, optimizer=self.optimizer, options=options)
         return single(unsharded(other)[1].state_dict())
-
-    def given_shapes(self):
-        return [tuple(weight.shape) for weight in self.given["weights"]]
 
     def by(self, rank):
         """The parameters after each step, all updated with the numbers of this rank."""
@@ -336,14 +309,12 @@ class Large:
         """Each parameter on each rank with what one rank makes of it, the same in both steps."""
         right = [self.by(rank) for rank in range(self.world_size)]
         owners = [self.nearest(right, number) for number in range(len(self.rows))]
-        for step in range(2):
-            for rank in range(self.world_size):
-                for number, owner in enumerate(owners):
-                    for end, came in zip(("least", "most"), self.shown(rank, f"step {step}"), strict=True):
-                        what = (
-                            f"parameter {number} on rank {rank} after step {step + 1} ({end} of each column)"
-                        )
-                        self.trial.close(what, came[number], right[owner][step, number])
+        ends = ("least", "most")
+        for step, rank in itertools.product(range(2), range(self.world_size)):
+            came = self.shown(rank, f"step {step}")
+            for (number, owner), (place, end) in itertools.product(enumerate(owners), enumerate(ends)):
+                what = f"parameter {number} on rank {rank} after step {step + 1} ({end} of each column)"
+                self.trial.close(what, came[place][number], right[owner][step, number])
 
     def shown(self, rank, name):
         came = self.trial.asked(rank, name)["with"]
@@ -376,9 +347,8 @@ class Large:
 @check("08.3b")
 def state(trial):
     for name in ("Adam", "Adagrad"):
-        trial.tried(
-            f"4 processes, 2 steps of {name} with 12 large parameters; memory as measured by the kernel"
-        )
+        steps = f"2 steps of {name} with 12 large parameters"
+        trial.tried(f"4 processes, {steps}; memory as measured by the kernel")
         large = Large(trial, 4, trial.integers(200, 450, 12).tolist(), 1024, name)
         large.hold_no_more()
         large.run()
@@ -424,12 +394,9 @@ def classes(trial):
 @check("08.3e")
 def without_gradient(trial):
     for world_size, name, options in ((2, "SGD", {"lr": 0.1, "momentum": 0.9}), (3, "AdamW", {"lr": 0.1})):
-        trial.tried(
-            f"{world_size} processes, 3 steps of {name} with weight decay; parameters 1 and 4 are frozen;"
-        )
-        trial.words.append(
-            "parameter 0 has a gradient only in step 1, parameter 3 never, and parameter 2 not in step 1"
-        )
+        steps = f"3 steps of {name} with weight decay; parameters 1 and 4 are frozen;"
+        trial.tried(f"{world_size} processes, {steps} parameter 0 has a gradient only in step 1,")
+        trial.words.append("parameter 3 never, and parameter 2 not in step 1")
         given = drawn(trial, optimizer=name, options=options | {"weight_decay": 0.2}, frozen=[1, 4])
         for step, gradients in enumerate(given["gradients"]):
             for number in (1, 3, 4, 0 if step else 2):
@@ -463,11 +430,9 @@ def changed(trial):
 
 
 def by_hand(changes):
-    words = [
-        f"param_groups[{group}][{name!r}] = {value} before step {step + 1}"
-        for step, group, name, value in changes
-    ]
-    return ", ".join(words)
+    return ", ".join(
+        f"param_groups[{g}][{name!r}] = {v} before step {step + 1}" for step, g, name, v in changes
+    )
 
 
 def unnoticed(given, changes):
@@ -479,12 +444,12 @@ def unnoticed(given, changes):
         yield f"{' and '.join(names)} in param_groups had not changed", left
 
 
+BOTH = ((3, "Adam", {"lr": 0.05}), (2, "SGD", {"lr": 0.1, "momentum": 0.9}))
+
+
 @check("08.4a")
 def state_out(trial):
-    for world_size, name, options in (
-        (3, "Adam", {"lr": 0.05}),
-        (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
-    ):
+    for world_size, name, options in BOTH:
         trial.tried(
             f"{world_size} processes, state_dict() after step 1 and step 2 of {name} with a learning-rate"
             " scheduler; parameter 6 never has a gradient"
@@ -516,21 +481,15 @@ def compare_state(trial, given, world_size):
 
 
 def compare_whole(trial, whole, expected):
-    trial.require(
-        isinstance(whole, dict), f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups"
-    )
-    wanted = ["param_groups", "state"]
+    a_dict, wanted = isinstance(whole, dict), ["param_groups", "state"]
+    trial.require(a_dict, f"state_dict() on rank 0 is {whole}", "a dict with state and param_groups")
     trial.same("the sorted list of keys of state_dict() on rank 0", listed(whole.get("keys")), wanted)
     strange = whole.get("strange")
     trial.require(strange is None, f"a key of the state on rank 0 is a {strange}", "whole numbers: 0, 1, 2")
     state = {number: as_dict(one) for number, one in as_dict(whole.get("state")).items() if one}
-    numbers = sorted(expected["state"])
-    came = sorted(state, key=lambda name: (len(name), name))
-    trial.same(
-        "the list of numbers of the parameters that have a state on rank 0",
-        came,
-        [str(number) for number in numbers],
-    )
+    numbers, came = sorted(expected["state"]), sorted(state, key=lambda name: (len(name), name))
+    what = "the list of numbers of the parameters that have a state on rank 0"
+    trial.same(what, came, list(map(str, numbers)))
     for number in numbers:
         for name, value in expected["state"][number].items():
             what = f"{name} in the state of parameter {number} on rank 0"
@@ -547,10 +506,7 @@ def compare_whole(trial, whole, expected):
 
 @check("08.4b")
 def state_in(trial):
-    for world_size, name, options in (
-        (3, "Adam", {"lr": 0.05}),
-        (2, "SGD", {"lr": 0.1, "momentum": 0.9}),
-    ):
+    for world_size, name, options in BOTH:
         trial.tried(
             f"{world_size} processes take a step of {name}, then load the state of one optimizer whose"
             " options were changed"

@@ -21,10 +21,12 @@ def begin(inputs):
     return parameters, groups
 
 
+def as_option(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
 def make(student, inputs, groups):
-    options = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in inputs["options"].items()
-    }
+    options = {name: as_option(value) for name, value in inputs["options"].items()}
     return student.ShardedOptimizer(groups, getattr(torch.optim, inputs["optimizer"]), **options)
 
 
@@ -77,7 +79,7 @@ def train(student, inputs, tools):
     for number, gradients in enumerate(inputs["gradients"]):
         for step, group, name, value in inputs.get("changes", []):
             if step == number:
-                optimizer.param_groups[group][name] = tuple(value) if isinstance(value, list) else value
+                optimizer.param_groups[group][name] = as_option(value)
         optimizer.zero_grad()
         left += [n for n, p in enumerate(parameters) if p.grad is not None and p.grad.any()]
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -110,11 +112,12 @@ def whole_state(whole):
 
 def wide(state, rows):
     """A state whose tensors are one row each, with as many rows as the parameters have."""
+
+    def all_rows(value, count):
+        return value.expand(count, -1).clone() if torch.is_tensor(value) and value.ndim else value
+
     return {
-        number: {
-            name: value.expand(rows[number], -1).clone() if torch.is_tensor(value) and value.ndim else value
-            for name, value in one.items()
-        }
+        number: {name: all_rows(value, rows[number]) for name, value in one.items()}
         for number, one in tensors(state).items()
     }
 

@@ -4,7 +4,8 @@ import itertools
 
 import numpy
 import torch
-from judge import Verdict, check, look, so_many
+from judge import Verdict, check, look, several, so_many
+from judge.several import megabytes
 
 # ---- units, and what is right -----------------------------------------------------------------
 
@@ -61,14 +62,9 @@ def right(units, batches):
         (output * batch["slope"].double()).sum().backward()
         outputs.append(output.detach())
         slopes.append(images.grad)
-    means = [
-        [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad / len(batches)
-            for tensor in state.values()
-        ]
-        for state in states
-    ]
-    return outputs, slopes, means
+    for one in (one for state in states for one in state.values() if one.grad is None):
+        one.grad = torch.zeros_like(one)
+    return outputs, slopes, [[tensor.grad / len(batches) for tensor in state.values()] for state in states]
 
 
 # ---- what came --------------------------------------------------------------------------------
@@ -94,6 +90,10 @@ def numbered(units):
     return [(f"unit {number} of {len(units)}", unit) for number, unit in enumerate(units, 1)]
 
 
+def shard_of(tensors, world_size, rank):
+    return flat_of(tensors, world_size).chunk(world_size)[rank]
+
+
 def sizes_in_words(units):
     return " and ".join(str(sum(t.numel() for t in unit["state"].values())) for unit in units)
 
@@ -104,15 +104,14 @@ def sizes_in_words(units):
 @check("09.1a")
 def split(trial):
     shapes = [(3, 4), (5,), (2, 2, 2), (1,)]
-    cases = [{"tensors": [trial.floats(*shape) for shape in shapes], "world_size": n} for n in (1, 2, 3, 4)]
-    cases += [
-        {"tensors": [trial.floats(3)], "world_size": 4},
-        {"tensors": [trial.floats(2, 4)], "world_size": 4},
-        {"tensors": [trial.floats(1), trial.floats(5, 2)], "world_size": 6},
+    sizes = [(n, shapes) for n in (1, 2, 3, 4)]
+    sizes += [(4, [(3,)]), (4, [(2, 4)]), (6, [(1,), (5, 2)]), (3, [(2, 3), (4,)])]
+    cases = [
+        {"tensors": [trial.floats(*one) for one in some], "world_size": n, "dtype": "float32"}
+        for n, some in sizes
     ]
-    low = [trial.floats(2, 3).bfloat16().float(), trial.floats(4).bfloat16().float()]
-    cases = [case | {"dtype": "float32"} for case in cases]
-    cases.append({"tensors": low, "world_size": 3, "dtype": "bfloat16"})
+    low = [one.bfloat16().float() for one in cases[-1]["tensors"]]
+    cases[-1] |= {"tensors": low, "dtype": "bfloat16"}
     trial.tried(
         f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last list in bfloat16"
     )
@@ -122,9 +121,8 @@ def split(trial):
         shapes = ", ".join("x".join(map(str, one.shape)) for one in case["tensors"])
         shapes += " in bfloat16" if case["dtype"] == "bfloat16" else ""
         expected = flat_of(case["tensors"], n)
-        tensor(
-            trial, f"flatten of [{shapes}] for {so_many(n, 'process')}", look(came, number, "flat"), expected
-        )
+        what = f"flatten of [{shapes}] for {so_many(n, 'process')}"
+        tensor(trial, what, look(came, number, "flat"), expected)
         for rank, shard in enumerate(expected.chunk(n)):
             what = f"split of [{shapes}] for rank {rank} of {n}"
             tensor(trial, what, look(came, number, "shards", rank), shard)
@@ -137,31 +135,22 @@ def split(trial):
 def shards(trial):
     for world_size in (1, 3):
         units = [unit_of(trial, [2, 3]), unit_of(trial, [3, 4, 2])]
-        trial.tried(
-            f"{so_many(world_size, 'process')}, two units of {sizes_in_words(units)} numbers; unit.shard"
-        )
+        processes = so_many(world_size, "process")
+        trial.tried(f"{processes}, two units of {sizes_in_words(units)} numbers; unit.shard")
         for rank, came in enumerate(trial.run("use", [{"units": units}] * world_size)):
             for number, (words, unit) in enumerate(numbered(units)):
                 what = f"the shard of {words} on rank {rank}"
                 shard = look(came, "shards", number)
                 tensor(trial, what, shard, shards_of(unit, world_size)[rank])
-                trial.require(
-                    look(shard, "leaf") is True,
-                    f"{what} is not a leaf that requires a gradient",
-                    "a tensor that an optimizer accepts",
-                )
+                came_words = f"{what} is not a leaf that requires a gradient"
+                trial.require(look(shard, "leaf") is True, came_words, "a tensor that an optimizer accepts")
         for rank in range(world_size if world_size > 1 and trial.counted else 0):
             sent = trial.sent(rank)
-            trial.require(
-                sent == 0, f"rank {rank} sent {sent} bytes when the units were made", "nothing sent"
-            )
+            came = f"rank {rank} sent {sent} bytes when the units were made"
+            trial.require(sent == 0, came, "nothing sent")
 
 
 WIDTH, INSIDE = 256, 1024  # of the large units
-
-
-def megabytes(value):
-    return f"{value / 1e6:.1f} MB"
 
 
 ONE = 4 * (2 * WIDTH * INSIDE + WIDTH + INSIDE)  # bytes of a unit's weights in float32
@@ -183,20 +172,23 @@ class Large:
         self.trial, self.ranks, self.count, self.dtype = trial, ranks, count, dtype
         self.images = [trial.floats(4, WIDTH) for _ in range(ranks)]
         self.fills = (0.5 + trial.random.random((ranks, count))) / WIDTH
-        self.gates, self.passes = [{} for _ in range(ranks)], passes
         ways = [f"forward {number}" for number in range(count)]
         back = [f"backward {number}" for number in reversed(range(count))]
         names = ["before", "made", *ways, "between", *back, "after"] if passes else ["before", "made"]
-        for gates in self.gates:
-            gates |= {name: {"value": trial.secret()} for name in names}
+        self.gates, self.passes = several.gates_of(trial, ranks, *names), passes
         if trial.counted:
             self.demand("before", "when the units were about to be made", WARM, "@start", "nothing yet")
 
     def demand(self, name, when, allowed, since, words):
         """At a gate, a rank may not hold more than so many bytes beside what it held at another."""
         for gates in self.gates:
-            gates[name] |= {"memory": int(allowed), "memory since": since, "words": when}
-            gates[name]["expected"] = f"at most {megabytes(allowed)}: {words}"
+            expected = f"at most {megabytes(allowed)}: {words}"
+            gates[name] |= {
+                "memory": int(allowed),
+                "memory since": since,
+                "words": when,
+                "expected": expected,
+            }
 
     def held(self, name, when, allowed, words):
         all_of = f"all weights are {megabytes(self.count * ONE)}"
@@ -205,10 +197,8 @@ class Large:
     def run(self):
         common = {"width": WIDTH, "inside": INSIDE, "count": self.count, "dtype": self.dtype}
         common["passes"] = self.passes
-        given = [
-            common | {"images": images, "fills": fills.tolist()}
-            for images, fills in zip(self.images, self.fills, strict=True)
-        ]
+        pairs = zip(self.images, self.fills.tolist(), strict=True)
+        given = [common | {"images": images, "fills": fills} for images, fills in pairs]
         return self.trial.run("large", given, gates=self.gates)
 
     def grown(self, rank, name):
@@ -238,12 +228,8 @@ class Large:
 
                 value.register_hook(hook)
                 value = value @ second.T + second_bias
-            trial.close(
-                f"the output of the units on rank {rank}",
-                look(came, rank, "output"),
-                value.detach(),
-                relative,
-            )
+            what = f"the output of the units on rank {rank}"
+            trial.close(what, look(came, rank, "output"), value.detach(), relative)
             (value.sum() * gates["between"]["value"] / self.ranks).backward()
         # The last numbers of the last rank's shard are the second layer's bias.
         for number, (*_, bias) in enumerate(states):
@@ -320,9 +306,8 @@ def forward(trial):
         f"{world_size} processes, two units one after the other under torch.no_grad();"
         f" {' and '.join(str(len(one)) for one in images)} images"
     )
-    inputs = [
-        {"units": units, "shards": shard, "look": one} for shard, one in zip(shards, images, strict=True)
-    ]
+    pairs = zip(shards, images, strict=True)
+    inputs = [{"units": units, "shards": shard, "look": one} for shard, one in pairs]
     states = [doubled(unit) for unit in others]
     for rank, came in enumerate(trial.run("use", inputs)):
         expected = through(others, states, images[rank].double(), [(), ()]).detach()
@@ -339,7 +324,7 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
         tensor(trial, f"the output of the units {where}", look(one, "output"), outputs[rank])
         right = ""
         for place, (words, _) in reversed(list(enumerate(numbered(units)))):  # as backward goes through them
-            shard = flat_of((sums or means)[place], world_size).chunk(world_size)[rank]
+            shard = shard_of((sums or means)[place], world_size, rank)
             what = f"the gradient of the shard of {words} {where}"
             try:
                 tensor(trial, what, look(one, "shards", place), shard, relative=5e-5)
@@ -348,15 +333,14 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
                 raise
             right = f"; that of {words}, through which backward goes first, is right"
         if leaf:
-            tensor(
-                trial, f"the gradient of the images {where}", look(one, "images"), slopes[rank], relative=5e-5
-            )
+            what = f"the gradient of the images {where}"
+            tensor(trial, what, look(one, "images"), slopes[rank], relative=5e-5)
         else:
-            trial.require(
-                look(one, "requires a gradient") is False,
-                f"the caller's images {where} require a gradient: your code has changed the caller's tensor",
-                "unchanged images",
+            changed = look(one, "requires a gradient") is not False
+            words = (
+                f"the caller's images {where} require a gradient: your code has changed the caller's tensor"
             )
+            trial.require(not changed, words, "unchanged images")
 
 
 @check("09.3b")
@@ -365,15 +349,13 @@ def gradients(trial):
         units = [unit_of(trial, [3, 4]), unit_of(trial, [4, 3, 2])]
         others, shards = other_shards(trial, units, world_size)
         batches = [batch_of(trial, units, rank + 2, leaf) for rank in range(world_size)]
+        images = f"{' and '.join(str(len(b['images'])) for b in batches)} images"
         trial.tried(
-            f"{world_size} processes, two units, {' and '.join(str(len(b['images'])) for b in batches)}"
-            " images"
-            f" ({'with' if leaf else 'without'} a gradient); the loss is the sum of output times slope"
+            f"{world_size} processes, two units, {images} ({'with' if leaf else 'without'} a gradient);"
+            " the loss is the sum of output times slope"
         )
-        inputs = [
-            {"units": units, "shards": shard, "passes": [batch]}
-            for shard, batch in zip(shards, batches, strict=True)
-        ]
+        pairs = zip(shards, batches, strict=True)
+        inputs = [{"units": units, "shards": shard, "passes": [batch]} for shard, batch in pairs]
         compare_pass(trial, units, trial.run("use", inputs), 0, right(others, batches), leaf=leaf)
 
 
@@ -402,15 +384,12 @@ def adding_up(trial):
         if sums is None:
             sums = expected[2]
         else:
-            sums = [
-                [a + b for a, b in zip(one, other, strict=True)]
-                for one, other in zip(sums, expected[2], strict=True)
-            ]
+            sums = [list(map(torch.add, one, other)) for one, other in zip(sums, expected[2], strict=True)]
         if number < 2:
             compare_pass(trial, units, came, number, expected, sums)
     for rank, one in enumerate(came):
         for place, (words, _) in enumerate(numbered(units)):
-            shard = flat_of(sums[place], world_size).chunk(world_size)[rank]
+            shard = shard_of(sums[place], world_size, rank)
             what = f"the gradient of the shard of {words} on rank {rank} after 2 forward, then 2 backward"
             tensor(trial, what, look(one, "together", place), shard, relative=5e-5)
 
@@ -428,24 +407,26 @@ def compare_traffic(units, again=True):
     least += [("after", "between", count * (again * once + slopes))]
     for name, since, due in least if trial.counted else ():
         for gates in units.gates:
-            gate = gates[name]
-
-            gate |= {"sent": int(0.97 * due), "sent since": since}
-            gate["words"] = "after backward" if name == "after" else f"when {in_words(name)} computed"
+            gate, words = (
+                gates[name],
+                "after backward" if name == "after" else f"when {in_words(name)} computed",
+            )
+            gate |= {"sent": int(0.97 * due), "sent since": since, "words": words}
             begin = "the units were made" if since == "made" else "forward had ended"
             gate.setdefault("expected", f"about {megabytes(due)} sent since {begin} ({said})")
 
     def too_much():
         for rank in range(ranks if trial.counted else 0):
             made, between = (trial.asked(rank, name)["sent"] for name in ("made", "between"))
-            got, most = between - made, 1.05 * count * once
-            came = f"in forward, rank {rank} sent {megabytes(got)}"
-            trial.require(got <= most, came, f"about {megabytes(count * once)} ({said})")
-            got, most = trial.mark(rank, "@end")["sent"] - between, count * (once + 2 * slopes)
-            came = f"in backward, rank {rank} sent {megabytes(got)}"
+            forth, forth_most = between - made, count * once
+            back, back_most = trial.mark(rank, "@end")["sent"] - between, count * (once + 2 * slopes)
             wanted = f"{megabytes(count * once)} of weights and {megabytes(count * slopes)} of gradients in"
             wanted += " float32, or twice the gradients where gloo does reduce-scatter as an all-reduce"
-            trial.require(got <= 1.05 * most, came, wanted)
+            for way, got, most, words in (
+                ("forward", forth, forth_most, f"about {megabytes(count * once)} ({said})"),
+                ("backward", back, back_most, wanted),
+            ):
+                trial.require(got <= 1.05 * most, f"in {way}, rank {rank} sent {megabytes(got)}", words)
 
     return too_much
 

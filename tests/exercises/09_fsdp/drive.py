@@ -73,9 +73,8 @@ def use(student, inputs, tools):
     for unit, shard in zip(units, inputs.get("shards", []), strict=False):
         with torch.no_grad():
             unit.shard.copy_(torch.from_numpy(shard))
-    answer["gathered"] = [
-        [by_name(unit.gather(DTYPES[dtype])) for unit in units] for dtype in inputs.get("gather", [])
-    ]
+    dtypes = [DTYPES[dtype] for dtype in inputs.get("gather", [])]
+    answer["gathered"] = [[by_name(unit.gather(dtype)) for unit in units] for dtype in dtypes]
     if "look" in inputs:
         with torch.no_grad():
             answer["looked"] = seen(through(units, torch.from_numpy(inputs["look"])))

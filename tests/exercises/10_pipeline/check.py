@@ -1,8 +1,10 @@
 """What exercise 10 is held against. Runs in the judge."""
 
+from itertools import pairwise
+
 import numpy
 import torch
-from judge import HEADER, Verdict, call, check, so_many
+from judge import HEADER, Verdict, call, check, several, so_many
 
 
 def listed(value, count, what):
@@ -45,13 +47,8 @@ def words(schedule):
 
 
 def is_action(action):
-    return (
-        isinstance(action, list)
-        and len(action) == 2
-        and isinstance(action[0], str)
-        and action[0] in ("forward", "backward")
-        and type(action[1]) is int
-    )
+    pair = isinstance(action, list) and len(action) == 2
+    return pair and action[0] in ("forward", "backward") and type(action[1]) is int
 
 
 def compare_schedules(trial, function, cases):
@@ -66,24 +63,15 @@ def compare_schedules(trial, function, cases):
             expected = function(stage, stages, microbatches)
             for place, wanted in enumerate(expected):
                 got = tuple(schedule[place]) if place < len(schedule) else "missing"
-                trial.require(
-                    got == tuple(wanted),
-                    f"{what}: action number {place + 1} is {got}, in {words(schedule) or 'an empty list'}",
-                    f"{tuple(wanted)}, in {words(expected)}",
-                )
-            trial.require(
-                len(schedule) == len(expected),
-                f"{what} has {so_many(len(schedule), 'action')}: {words(schedule)}",
-                f"{len(expected)}: {words(expected)}",
-            )
+                came = f"{what}: action number {place + 1} is {got}, in {words(schedule) or 'an empty list'}"
+                trial.require(got == tuple(wanted), came, f"{tuple(wanted)}, in {words(expected)}")
+            came = f"{what} has {so_many(len(schedule), 'action')}: {words(schedule)}"
+            trial.require(len(schedule) == len(expected), came, f"{len(expected)}: {words(expected)}")
 
 
 def drawn_cases(trial, fewer):
-    cases = []
-    for stages in (2, 3, 4, 5):
-        low, high = (1, stages) if fewer else (stages, stages + 6)
-        cases.append((stages, int(trial.integers(low, high))))
-    return cases
+    ranges = {stages: (1, stages) if fewer else (stages, stages + 6) for stages in (2, 3, 4, 5)}
+    return [(stages, int(trial.integers(*some))) for stages, some in ranges.items()]
 
 
 @check("10.1a")
@@ -106,53 +94,39 @@ def fewer(trial):
 
 def timeline(schedules, forward_times, backward_times):
     """Begin and end of each action, worked out as the longest way to it; None if there is a circle."""
-    last, lines = len(schedules) - 1, [[None] * len(schedule) for schedule in schedules]
-    places = {
-        (stage, *action): place
-        for stage, schedule in enumerate(schedules)
-        for place, action in enumerate(map(tuple, schedule))
-    }
-
-    def before(stage, place):
-        action, number = schedules[stage][place]
-        if place:
-            yield stage, place - 1
-        if action == "forward" and stage > 0:
-            yield stage - 1, places.get((stage - 1, "forward", number))
-        if action == "backward":
-            yield stage, places.get((stage, "forward", number))
-            if stage < last:
-                yield stage + 1, places.get((stage + 1, "backward", number))
-
+    ends, lines, left = {}, [[None] * len(schedule) for schedule in schedules], None
     todo = [(stage, place) for stage, line in enumerate(lines) for place in range(len(line))]
-    while todo:
-        left = []
+    while todo and len(todo) != left:
+        left = len(todo)
         for stage, place in todo:
-            ends = [None if p is None else lines[s][p] and lines[s][p][1] for s, p in before(stage, place)]
-            if None in ends:
-                left.append((stage, place))
-                continue
-            times = forward_times if schedules[stage][place][0] == "forward" else backward_times
-            begin = max(ends, default=0.0)
-            lines[stage][place] = (begin, begin + times[stage])
-        if len(left) == len(todo):
-            return None
-        todo = left
-    return lines
+            action, number = schedules[stage][place]
+            before = [(stage, *schedules[stage][place - 1])] * (place > 0) + needs(
+                schedules, stage, action, number
+            )
+            if all(one in ends for one in before):
+                begin = max((ends[one] for one in before), default=0.0)
+                times = forward_times if action == "forward" else backward_times
+                lines[stage][place] = begin, begin + times[stage]
+                ends[stage, action, number] = begin + times[stage]
+        todo = [(stage, place) for stage, place in todo if lines[stage][place] is None]
+    return None if todo else lines
+
+
+def needs(schedules, stage, action, number):
+    """What an action waits for, beside the action before it: (stage, action, number) of each."""
+    if action == "forward":
+        return [(stage - 1, action, number)] if stage else []
+    own, after = (stage, "forward", number), (stage + 1, action, number)
+    return [own, after] if stage + 1 < len(schedules) else [own]
 
 
 def why_never(schedules):
     """Why some action of these can never begin, in words. One at least must be such."""
     done, heads = set(), [0] * len(schedules)
 
-    def needs(stage, action, number):
-        if action == "forward":
-            return [(stage - 1, action, number)] if stage else []
-        own, after = (stage, "forward", number), (stage + 1, action, number)
-        return [own, after] if stage + 1 < len(schedules) else [own]
-
     def waits_for(stage):
-        return [need for need in needs(stage, *schedules[stage][heads[stage]]) if need not in done]
+        head = schedules[stage][heads[stage]]
+        return [need for need in needs(schedules, stage, *head) if need not in done]
 
     going = True
     while going:
@@ -187,9 +161,8 @@ def compare_lines(trial, cases):
     (came,) = trial.run("timeline", [{"cases": [list(case[1:]) for case in cases]}], group=False)
     for (title, *case), found in zip(cases, listed(came, len(cases), "what came"), strict=True):
         expected, found = timeline(*case), found if isinstance(found, dict) else {}
-        drawn = "; ".join(
-            f"stage {stage}: {words(schedule) or 'no action'}" for stage, schedule in enumerate(case[0])
-        )
+        drawn = [f"stage {stage}: {words(some) or 'no action'}" for stage, some in enumerate(case[0])]
+        drawn = "; ".join(drawn)
         if expected is None:
             came = f"a timeline, but {why_never(case[0])} ({drawn})"
             trial.require(found.get("refused") is True, came, "a ValueError")
@@ -264,25 +237,22 @@ def parsed(*lines):
 @check("10.3c")
 def circles(trial):
     trial.tried("some schedules in which an action can never begin, and some in which all actions can")
-    good = [
-        parsed("F0 F1 B1 B0", "F0 F1 B1 B0"),
-        parsed("F1 B1 F0 B0", "F1 B1 F0 B0"),
-        parsed("F0 F1 B0 B1", "F1 F0 B0 B1", "F0 F1 B0 B1"),
-        parsed("F1 F0", "F1"),
-        parsed("F0 F1", ""),
-    ]
-    bad = [
-        parsed("B0 F0"),
-        parsed("F0 B0 F1 B1", "F0 F1 B0 B1"),
-        parsed("F0 F1 B0 B1", "F0 B0"),
-        parsed("F0 F1 B0 B1", "F0 B0 B1 F1"),
-        parsed("F0 B0", "F0 F1 B0 B1"),
-        parsed("", "F0"),
-    ]
-    cases = [("a schedule that works", one, [1.0] * len(one), [1.0] * len(one)) for one in good]
-    cases += [("a schedule that cannot continue", one, [1.0] * len(one), [1.0] * len(one)) for one in bad]
-    order = trial.random.permutation(len(cases)).tolist()
-    compare_lines(trial, [cases[place] for place in order])
+    works, cannot = "a schedule that works", "a schedule that cannot continue"
+    cases = [(title, parsed(*lines)) for title, *lines in (
+        (works, "F0 F1 B1 B0", "F0 F1 B1 B0"),
+        (works, "F1 B1 F0 B0", "F1 B1 F0 B0"),
+        (works, "F0 F1 B0 B1", "F1 F0 B0 B1", "F0 F1 B0 B1"),
+        (works, "F1 F0", "F1"),
+        (works, "F0 F1", ""),
+        (cannot, "B0 F0"),
+        (cannot, "F0 B0 F1 B1", "F0 F1 B0 B1"),
+        (cannot, "F0 F1 B0 B1", "F0 B0"),
+        (cannot, "F0 F1 B0 B1", "F0 B0 B1 F1"),
+        (cannot, "F0 B0", "F0 F1 B0 B1"),
+        (cannot, "", "F0"),
+    )]  # fmt: skip
+    cases = [(title, one, [1.0] * len(one), [1.0] * len(one)) for title, one in cases]
+    compare_lines(trial, [cases[place] for place in trial.random.permutation(len(cases)).tolist()])
 
 
 # ---- what a schedule costs --------------------------------------------------------------------
@@ -328,11 +298,8 @@ def held(trial):
 
 
 def most_held(schedule):
-    counts = []
-    for place in range(len(schedule)):
-        begun = sum(one == "forward" for one, _ in schedule[: place + 1])
-        counts.append(begun - sum(one == "backward" for one, _ in schedule[:place]))
-    return max(counts)
+    steps = [1 if one == "forward" else -1 for one, _ in schedule]
+    return max(sum(steps[:place]) + (step > 0) for place, step in enumerate(steps))
 
 
 # ---- run --------------------------------------------------------------------------------------
@@ -345,35 +312,26 @@ class Batch:
         self.schedules, self.rows = schedules, rows
         stages, self.count = len(schedules), len(schedules[0]) // 2
         self.sizes = trial.integers(40, 80, stages + 1).tolist()
-        self.weights = [
-            trial.floats(one, other) / one**0.5
-            for one, other in zip(self.sizes[:-1], self.sizes[1:], strict=True)
-        ]
+        self.weights = [trial.floats(one, other) / one**0.5 for one, other in pairwise(self.sizes)]
         # No larger than those that come, or rounding would be.
         self.gradients = [trial.floats(*weight.shape) * 0.01 for weight in self.weights]
         self.images = trial.floats(self.count, rows, self.sizes[0])
         self.targets = trial.floats(self.count, rows, self.sizes[-1])
-
         # What the stages multiply by, forward and backward. Each learns a number when it comes to need it.
         self.numbers = [
             {f"{action} {number}": trial.secret() for action, number in schedule} for schedule in schedules
         ]
 
     def inputs(self):
-        last = len(self.weights) - 1
-        return [
-            {
-                "schedule": schedule,
-                "weight": weight,
-                "gradient": gradient,
-                "images": list(self.images) if stage == 0 else None,
-                "targets": list(self.targets) if stage == last else None,
-                "shape": None if stage == 0 else [self.rows, self.sizes[stage]],
-            }
-            for stage, (schedule, weight, gradient) in enumerate(
-                zip(self.schedules, self.weights, self.gradients, strict=True)
-            )
+        each = zip(self.schedules, self.weights, self.gradients, strict=True)
+        found = [
+            {"schedule": one, "weight": weight, "gradient": gradient, "images": None, "targets": None}
+            | {"shape": [self.rows, self.sizes[stage]]}
+            for stage, (one, weight, gradient) in enumerate(each)
         ]
+        found[0] |= {"images": list(self.images), "shape": None}
+        found[-1]["targets"] = list(self.targets)
+        return found
 
     def named(self, stage):
         """The schedule of a stage as it asks: a stage numbers its forwards as they come."""
@@ -382,13 +340,13 @@ class Batch:
 
     def gates(self, demands=None):
         """`demands`: what a stage must have sent or let go, by stage and name."""
-        return [
-            {
-                name: {"value": self.numbers[stage][name]} | (demands or {}).get((stage, name), {})
-                for name in self.named(stage)
-            }
-            for stage in range(len(self.schedules))
+        gates = [
+            {name: {"value": numbers[name]} for name in self.named(stage)}
+            for stage, numbers in enumerate(self.numbers)
         ]
+        for (stage, name), demand in (demands or {}).items():
+            gates[stage][name] |= demand
+        return gates
 
     def expected(self):
         """The loss, the gradients of all stages, and with what each is called: in float64."""
@@ -413,15 +371,11 @@ class Batch:
 
 def run_batch(trial, batch, demands=None, **more):
     """Let the stages work; gradients, loss and what travelled must be right."""
-    try:
-        ranks = trial.run("run", [one | more for one in batch.inputs()], gates=batch.gates(demands))
-    except Verdict as verdict:
-        if "SIGABRT" not in verdict.came:
-            raise
-        why = "gloo does this when a message is larger than the tensor that receives it"
-        raise Verdict(verdict.status, f"{verdict.came}; {why}", verdict.expected) from None
+    why = "a message is larger than the tensor that receives it"
+    inputs = [one | more for one in batch.inputs()]
+    ranks = several.run(trial, "run", inputs, why, gates=batch.gates(demands))
     loss, gradients, shown = batch.expected()
-    ranks = [came if isinstance(came, dict) else {} for came in ranks]
+    ranks = list(map(several.as_dict, ranks))
     for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
         got = came.get("gradient")
         if isinstance(got, numpy.ndarray) and got.shape == old.shape:
@@ -431,10 +385,8 @@ def run_batch(trial, batch, demands=None, **more):
                 f"the gradient of stage {rank}'s weight contains only this batch: what was in .grad is gone"
             )
             trial.require(not lost, what, "the sum of the old and the new gradient")
-        moved = not numpy.array_equal(came.get("weight"), batch.weights[rank].numpy())
-        trial.require(
-            not moved, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step"
-        )
+        same = numpy.array_equal(came.get("weight"), batch.weights[rank].numpy())
+        trial.require(same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
         what = f"the gradient of stage {rank}'s weight, minus what was there before"
         trial.close(what, got, gradient, scale=0.05)
         got = came.get("loss")
@@ -442,9 +394,8 @@ def run_batch(trial, batch, demands=None, **more):
             trial.require(got is None, f"run returns {got!r:.80} on rank {rank}", "None: not the last stage")
         else:
             kind = "a tensor" if isinstance(got, numpy.ndarray) else f"{got!r:.80}"
-            trial.require(
-                isinstance(got, float), f"what run returns on the last stage is {kind}", "the loss, a float"
-            )
+            words = f"what run returns on the last stage is {kind}"
+            trial.require(isinstance(got, float), words, "the loss, a float")
             trial.close("the loss that run returns on the last stage", got, loss)
     travelled(trial, batch)
     return shown
@@ -452,41 +403,36 @@ def run_batch(trial, batch, demands=None, **more):
 
 def travelled(trial, batch):
     """One message for each micro-batch to each neighbour, and nothing else, as the kernel counts it."""
-    last = len(batch.weights) - 1
-    for rank in range(last + 1):
-        for other in set(range(last + 1)) - {rank}:
-            sent = trial.sent(rank, other)
-            if sent is None:
-                return
-            if abs(other - rank) > 1:
-                trial.require(
-                    sent == 0, f"rank {rank} sent {sent} bytes to rank {other}", "messages to neighbours only"
-                )
-                continue
-            what = "outputs" if other > rank else "gradients"
-            one = 4 * batch.rows * batch.sizes[max(rank, other)]
-            data = one * batch.count
-            trial.require(
-                data <= sent <= data + 20 * HEADER * batch.count,
-                f"rank {rank} sent {sent} bytes to rank {other}, {sent / data:.2f} times what it should",
-                f"{batch.count} {what} of {one} bytes, plus a little that the network adds",
-            )
-            # Beside the data: two headers for each message sent, and one for each received.
-            trial.same(
-                f"the number of messages from rank {rank} to rank {other}",
-                round((sent - data) / HEADER / 3),
-                batch.count,
-            )
+    for rank, other in several.pairs_of(len(batch.weights)):
+        sent = trial.sent(rank, other)
+        if sent is None:
+            return
+        came = f"rank {rank} sent {sent} bytes to rank {other}"
+        if abs(other - rank) > 1:
+            trial.require(sent == 0, came, "messages to neighbours only")
+            continue
+        what = "outputs" if other > rank else "gradients"
+        one = 4 * batch.rows * batch.sizes[max(rank, other)]
+        data = one * batch.count
+        trial.require(
+            data <= sent <= data + 20 * HEADER * batch.count,
+            f"{came}, {sent / data:.2f} times what it should",
+            f"{batch.count} {what} of {one} bytes, plus a little that the network adds",
+        )
+        # Beside the data: two headers for each message sent, and one for each received.
+        messages, what = (
+            round((sent - data) / HEADER / 3),
+            f"the number of messages from rank {rank} to rank {other}",
+        )
+        trial.same(what, messages, batch.count)
 
 
 @check("10.5a")
 def gradients(trial):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
     for stages, microbatches in ((1, 3), (2, 3), (3, 3)):
-        trial.tried(
-            f"{so_many(stages, 'process')}, gpipe with {microbatches} micro-batches, old gradients in .grad; "
-            "the kernel counts what is sent"
-        )
+        kept = f"gpipe with {microbatches} micro-batches, old gradients in .grad"
+        trial.tried(f"{so_many(stages, 'process')}, {kept}; the kernel counts what is sent")
         run_batch(trial, Batch(trial, all_stages(gpipe, stages, microbatches)))
 
 
@@ -524,11 +470,8 @@ def made_to_do(trial, batch, shown):
         forwards = [number for action, number in schedule if action == "forward"]
         names = [name.split() for name in trial.answer["ranks"][rank]["asked"]]
         came = [[action, forwards[int(place)]] for action, place in names]
-        trial.require(
-            came == schedule,
-            f"the stage of rank {rank} ran {words(came) or 'nothing'}",
-            words(schedule),
-        )
+        ran = f"the stage of rank {rank} ran {words(came) or 'nothing'}"
+        trial.require(came == schedule, ran, words(schedule))
         for (action, number), name in zip(schedule, batch.named(rank), strict=True):
             what = f"what the stage of rank {rank} was given in {words([[action, number]])}"
             trial.close(what, trial.asked(rank, name)["with"], shown[rank, name], scale=0.01)
@@ -561,9 +504,8 @@ def in_order(trial):
     trial.tried("3 processes, F0 B0 F1 B1 F2 B2 on each: a send that starts late blocks all of them")
     run_batch(trial, Batch(trial, parsed(*["F0 B0 F1 B1 F2 B2"] * 3)))
     for function in (one_forward_one_backward, gpipe):
-        trial.tried(
-            f"2 processes, {function.__name__} with 4 micro-batches; at each forward, everything due is sent"
-        )
+        name = function.__name__
+        trial.tried(f"2 processes, {name} with 4 micro-batches; at each forward, everything due is sent")
         step_by_step(trial, function)
 
 

@@ -18,22 +18,18 @@ def pairs(schedules):
 def schedules(student, inputs, tools):
     """The schedules of all stages, for several numbers of stages and micro-batches."""
     function = getattr(student, inputs["function"])
-    return [
-        [function(stage, stages, microbatches) for stage in range(stages)]
-        for stages, microbatches in inputs["cases"]
-    ]
+    return [[function(stage, p, m) for stage in range(p)] for p, m in inputs["cases"]]
 
 
 def timeline(student, inputs, tools):
     """timeline of several lists of schedules; a ValueError is an answer, too."""
     results = []
     for schedules, forward_times, backward_times in inputs["cases"]:
-        lines, refused = None, False
         try:
             lines = student.timeline(pairs(schedules), list(forward_times), list(backward_times))
+            results.append({"refused": False, "lines": lines})
         except ValueError:
-            refused = True
-        results.append({"refused": refused, "lines": lines})
+            results.append({"refused": True, "lines": None})
     return results
 
 
@@ -94,12 +90,6 @@ def run(student, inputs, tools):
 
     images, targets = tensors("images"), tensors("targets")
     shape = inputs["shape"] and tuple(inputs["shape"])
-    loss = student.run(
-        [tuple(action) for action in inputs["schedule"]],
-        stage,
-        images,
-        targets,
-        nn.functional.mse_loss,
-        shape,
-    )
+    schedule = [tuple(action) for action in inputs["schedule"]]
+    loss = student.run(schedule, stage, images, targets, nn.functional.mse_loss, shape)
     return {"loss": loss, "gradient": stage.weight.grad, "weight": stage.weight.detach()}

@@ -1,5 +1,7 @@
 """Runs the student's file of exercise 11 in a rank: makes layers, goes forward and backward."""
 
+import operator
+
 import torch
 from give_back import own_pages, settle
 from torch import nn
@@ -39,20 +41,19 @@ def cut(student, inputs, tools):
 
 def functions(student, inputs, tools):
     """Copy or Sum alone, in a residual sum, behind a function that needs its output, without gradients."""
-    apply, found = getattr(student, inputs["name"]).apply, {}
-    x, above = leaf(inputs["x"]), tensor(inputs["above"])
+    apply, x, above = getattr(student, inputs["name"]).apply, leaf(inputs["x"]), tensor(inputs["above"])
     output = apply(x)
-    found |= {"output": detached(output), "x after forward": detached(x)}
+    found = {"output": detached(output), "x after forward": detached(x)}
     output.backward(above)
     found |= {"gradient": gradient(x), "x": detached(x), "above": detached(above)}
-    x, above = leaf(inputs["x"]), tensor(inputs["above"])
-    (x + apply(x)).backward(above)
+    x = leaf(inputs["x"])
+    (x + apply(x)).backward(tensor(inputs["above"]))
     found["residual"] = gradient(x)
-    x, above = leaf(inputs["x"]), tensor(inputs["above"])
+    x = leaf(inputs["x"])
     before = x.exp()
     output = apply(before)
     found["before"] = detached(before)
-    output.backward(above)
+    output.backward(tensor(inputs["above"]))
     found["behind exp"] = gradient(x)
     with torch.no_grad():
         found["no_grad"] = detached(apply(tensor(inputs["x"])))
@@ -80,19 +81,16 @@ def layer(student, inputs, tools):
     return found
 
 
+NAMES = ("up.weight", "up.bias", "down.weight", "down.bias")
+
+
 def block_of(student, weights):
     return student.FeedForward(*(tensor(weights[name]) for name in NAMES))
 
 
-NAMES = ("up.weight", "up.bias", "down.weight", "down.bias")
-
-
-def held(block, get):
-    return {f"{name}.{kind}": get(getattr(getattr(block, name), kind)) for name, kind in split(NAMES)}
-
-
-def split(names):
-    return [name.split(".") for name in names]
+def held(module, get, names=NAMES):
+    """Parameters or gradients, or None where there is none, by their names."""
+    return {name: get(operator.attrgetter(name)(module)) for name in names}
 
 
 def block(student, inputs, tools):
@@ -161,7 +159,7 @@ def ordinary(state):
 
 
 def all_of(model, get):
-    found = {f"{name}.{kind}": get(getattr(getattr(model, name), kind)) for name, kind in split(ORDINARY)}
+    found = held(model, get, ORDINARY)
     for number, block in enumerate(model.blocks):
         found |= {f"blocks.{number}.{name}": value for name, value in held(block, get).items()}
     return found

@@ -92,5 +92,6 @@ def clip_gradients(model, largest):
     square = nn.utils.get_total_norm(cut).square()
     dist.all_reduce(square)
     norm = (square + nn.utils.get_total_norm(rest) ** 2).sqrt()
-    nn.utils.clip_grads_with_norm_(there, largest, norm)
+    for parameter in there:
+        parameter.grad *= (largest / norm).clamp(max=1)
     return float(norm)

@@ -5,9 +5,11 @@ import operator
 
 import numpy
 import torch
-from judge import Verdict, check, look, so_many
+from judge import Verdict, check, look, several, so_many
+from judge.several import megabytes
 
-NAMES = ("query", "key", "value")
+NAMES, PAIR = ("query", "key", "value"), ("output", "log_sum_exp")
+EVERY = (*NAMES, *PAIR, "gradient")
 
 # ---- what is right ----------------------------------------------------------------------------
 
@@ -50,13 +52,13 @@ def attention(query, key, value, query_places, key_places, scale=None, later=ope
 
 def whole(given):
     """All of it on one process: output, log_sum_exp, and the gradients if there is one to begin from."""
-    leaves = [given[name].double().clone().requires_grad_() for name in ("query", "key", "value")]
+    leaves = [given[name].double().clone().requires_grad_() for name in NAMES]
     every = range(given["query"].shape[-2])
     output, total = attention(*leaves, every, every)
     found = {"output": output.detach(), "log_sum_exp": total.detach()}
     if "gradient" in given:
         output.backward(given["gradient"].double())
-        found |= {name: one.grad for name, one in zip(("query", "key", "value"), leaves, strict=True)}
+        found |= {name: one.grad for name, one in zip(NAMES, leaves, strict=True)}
     return found
 
 
@@ -64,41 +66,20 @@ def shard(value, rank, world_size):
     return value[..., places_of(value.shape[-2], rank, world_size), :]
 
 
-def part(value, number):
-    """An item of a list that came, or None: it may be anything."""
-    return value[number] if isinstance(value, list) and number < len(value) else None
-
-
-def two(trial, what, came):
-    """Output and log_sum_exp, as they came."""
-    right = isinstance(came, list) and len(came) == 2
-    trial.require(right, f"{what} does not return a pair", "a pair: (output, log_sum_exp)")
-    return came
-
-
 def apart(trial, what, got, expected, relative=2e-5, wrong=dict):
     """Like trial.close. -inf may be right, NaN has words of its own, and so have some known mistakes: `wrong`
     works out what they come to, by name. It is only asked if something is wrong."""
     expected = expected.detach().numpy()
-    if isinstance(got, numpy.ndarray) and got.shape == expected.shape and got.dtype.kind == "f":
-        bad = numpy.isnan(got)
-        trial.require(
-            not bad.any(),
-            f"{what} is NaN{at(bad)} ({int(bad.sum())} of {bad.size} numbers are NaN)",
-            number(expected[bad][0]) if bad.any() else "",
-        )
-        nothing = numpy.isneginf(expected)
-        off = nothing != numpy.isneginf(got)
-        trial.require(
-            not off.any(),
-            f"{what} is {number(got[off][0]) if off.any() else ''}{at(off)}",
-            number(expected[off][0]) if off.any() else "",
-        )
+    alike = isinstance(got, numpy.ndarray) and got.shape == expected.shape and got.dtype.kind == "f"
+    if alike:
+        bad, nothing = numpy.isnan(got), numpy.isneginf(expected)
+        more = f" ({int(bad.sum())} of {bad.size} numbers are NaN)"
+        none_wrong(trial, what, bad, got, expected, more)
+        none_wrong(trial, what, nothing != numpy.isneginf(got), got, expected)
         got, expected = numpy.where(nothing, 0, got), numpy.where(nothing, 0, expected)
     try:
         trial.close(what, got, expected, relative)
     except Verdict as verdict:
-        alike = isinstance(got, numpy.ndarray) and got.shape == expected.shape
         fitting = []
         for words, one in wrong().items() if alike else ():
             one = numpy.where(nothing, 0, one.detach().numpy())
@@ -109,22 +90,33 @@ def apart(trial, what, got, expected, relative=2e-5, wrong=dict):
             # Some mistakes make no difference to some ranks, and some come to the same on a rank.
             if near(got) and not near(expected):
                 fitting.append(words)
-        if fitting:
-            verdict.came += f"; as if {', or '.join(fitting)}"
+        several.as_if(verdict, fitting)
         raise
 
 
-def zeros_without_keys(trial, what, got, total):
-    """Whether the output of a query that meets no key is zeros: the log-sum-exp is -inf there."""
-    alone = torch.isneginf(total).expand(*total.shape[:-1], 8).numpy()
-    if isinstance(got, numpy.ndarray) and got.shape == alone.shape:
-        off = alone & (got != 0)
-        came = f"{what} is {number(got[off][0])}{at(off)}, for a query without any key" if off.any() else ""
-        trial.require(not off.any(), came, "0")
+def none_wrong(trial, what, wrong, got, expected, more=""):
+    """If any of these numbers is wrong, say the first of them, and where it is."""
+    if wrong.any():
+        place = tuple(numpy.argwhere(wrong)[0].tolist())
+        came = f"{what} is {number(got[place])} at {list(place)}{more}"
+        trial.require(False, came, number(expected[place]))
 
 
-def at(wrong):
-    return f" at {numpy.argwhere(wrong)[0].tolist()}" if wrong.any() else ""
+def compare_pair(trial, what, came, right, relative, wrong):
+    """Output and log_sum_exp of attend or merge. `wrong` works out what they come to by a mistake: the output
+    (place 0), or the log_sum_exp."""
+    is_pair = isinstance(came, list) and len(came) == 2
+    trial.require(
+        is_pair, f"{what.split()[0].rstrip(',')} does not return a pair", "a pair: (output, log_sum_exp)"
+    )
+    # The output of a query that meets no key is zeros: the log-sum-exp is -inf there.
+    alone = torch.isneginf(right[1]).expand(right[0].shape).numpy()
+    if isinstance(came[0], numpy.ndarray) and came[0].shape == alone.shape:
+        zeros, more = numpy.zeros(alone.shape), ", for a query without any key"
+        none_wrong(trial, f"the output of {what}", alone & (came[0] != 0), came[0], zeros, more)
+    for place, name in enumerate(PAIR):
+        mistakes = functools.partial(wrong, place)
+        apart(trial, f"the {name} of {what}", came[place], right[place], relative, mistakes)
 
 
 def number(value):
@@ -196,6 +188,11 @@ def text(trial, positions, size=8, texts=2, heads=3, shared=1):
     return {name: trial.floats(texts, count, positions, size) for name, count in counts.items()}
 
 
+def attended(given):
+    """Query, key and value of a text."""
+    return [given[name] for name in NAMES]
+
+
 def no_mask(key, query):
     return (key < 0) & (query < 0)
 
@@ -205,17 +202,14 @@ def some_keys(trial, cases, relative=2e-5):
     inputs = [[*case[1:4], *map(torch.tensor, case[4:])] for case in cases]
     (found,) = trial.run("some_keys", [{"cases": inputs}], group=False)
     for number, (words, *given) in enumerate(cases):
-        came, right = two(trial, "attend", look(found, number, "came")), attention(*given)
         for name, changed in zip(NAMES, look(found, number, "changed") or (), strict=False):
             trial.require(changed is False, f"attend{words} changed {name}", "an unchanged tensor")
-        zeros_without_keys(trial, f"the output of attend{words}", came[0], right[1])
-        for place, name in enumerate(("output", "log_sum_exp")):
-            wrong = functools.partial(attend_mistakes, given, place)
-            apart(trial, f"the {name} of attend{words}", came[place], right[place], relative, wrong)
+        wrong = functools.partial(attend_mistakes, given)
+        came = look(found, number, "came")
+        compare_pair(trial, f"attend{words}", came, attention(*given), relative, wrong)
 
 
 def attend_mistakes(given, place):
-    """What attend comes to by a mistake: the output (place 0), or the log_sum_exp."""
     wrong = {
         "scores were not divided by the square root of the size": {"scale": 1.0},
         "scores were divided by the size": {"scale": 1 / given[0].shape[-1]},
@@ -232,20 +226,20 @@ def in_turn(tensor, query):
     return tensor.repeat(1, query.shape[1] // tensor.shape[1], 1, 1)
 
 
-def some(trial, queries, keys, among, size=8):
+def some(trial, queries, keys, among):
     """Tensors for attend, and positions among so many, those of the keys in any order."""
     places = [sorted(trial.random.choice(among, count, replace=False).tolist()) for count in (queries, keys)]
-    given = text(trial, max(queries, keys), size)
-    cut = (given["query"][..., :queries, :], given["key"][..., :keys, :], given["value"][..., :keys, :])
-    return [one.contiguous() for one in cut], places
+    query, *both = attended(text(trial, max(queries, keys)))
+    return [
+        one.contiguous() for one in (query[..., :queries, :], *(one[..., :keys, :] for one in both))
+    ], places
 
 
 @check("15.2a")
 def attend(trial):
     trial.tried("attend with 6 queries and 6 keys at positions 0 to 5, then with 5 queries and 9 keys, where")
     trial.words.append("each query has some keys; everything in 2 texts with 3 heads of size 8")
-    given = text(trial, 6)
-    first = [given[name] for name in ("query", "key", "value")]
+    first = attended(text(trial, 6))
     tensors, (_, keys) = some(trial, 5, 9, 30)
     queries = trial.integers(keys[0], 30, 5).tolist()
     queries[:2] = 29, keys[0]  # not ascending, whatever is drawn
@@ -258,7 +252,7 @@ def attend(trial):
     some_keys(trial, cases)
 
 
-def shifted(trial, tensors, by):
+def shifted(tensors, by):
     """Tensors whose scores are larger by so much, all of them."""
     query, key, value = (one.clone() for one in tensors)
     query[..., 0] = (abs(by) * query.shape[-1] ** 0.5) ** 0.5
@@ -271,8 +265,7 @@ def large_scores(trial):
     trial.tried("attend with scores near 300, then near -300")
     cases = []
     for by in (300, -300):
-        given = text(trial, 6)
-        tensors = shifted(trial, [given[name] for name in ("query", "key", "value")], by)
+        tensors = shifted(attended(text(trial, 6)), by)
         cases.append((f" with scores near {by}", *tensors, list(range(6)), list(range(6))))
     some_keys(trial, cases, relative=1e-3)
 
@@ -298,7 +291,7 @@ def shared_heads(trial):
     for shared in (3, 6, 1):
         given = text(trial, 5, heads=6, shared=shared)
         words = f" for 6 heads of queries and {so_many(6 // shared, 'head')} of keys and values"
-        cases.append((words, *(given[name] for name in NAMES), list(range(5)), list(range(5))))
+        cases.append((words, *attended(given), list(range(5)), list(range(5))))
     some_keys(trial, cases)
 
 
@@ -317,15 +310,11 @@ def merged(trial, cases, relative=2e-5):
         inputs.append([one.float() for one in given])
     (found,) = trial.run("merged", [{"cases": inputs}], group=False)
     for number, (words, *_) in enumerate(cases):
-        came = two(trial, "merge", part(found, number))
-        zeros_without_keys(trial, f"the output of merge{words}", came[0], rights[number][1])
-        for place, name in enumerate(("output", "log_sum_exp")):
-            wrong = functools.partial(merge_mistakes, inputs[number], place)
-            apart(trial, f"the {name} of merge{words}", came[place], rights[number][place], relative, wrong)
+        wrong = functools.partial(merge_mistakes, inputs[number])
+        compare_pair(trial, f"merge{words}", look(found, number), rights[number], relative, wrong)
 
 
 def merge_mistakes(given, place):
-    """What merge comes to by a mistake: the output (place 0), or the log_sum_exp."""
     output, total, more, more_total = (one.double() for one in given)
     if place:
         found = {"the two log_sum_exp were added up": total + more_total}
@@ -344,18 +333,15 @@ def merge(trial):
     trial.tried(
         "merge of the outputs over keys 0 to 3 and over keys 4 to 6, for queries at positions 7 to 11"
     )
-    given = text(trial, 12)
-    tensors = [given["query"][..., 7:, :], given["key"], given["value"]]
-    merged(trial, [("", *tensors, list(range(7, 12)), [0, 1, 2, 3], [4, 5, 6])])
+    query, *tensors = attended(text(trial, 12))
+    merged(trial, [("", query[..., 7:, :], *tensors, list(range(7, 12)), [0, 1, 2, 3], [4, 5, 6])])
 
 
 @check("15.3b")
 def merge_nothing(trial):
     trial.tried("merge where some queries have no key in the old result; in the new result; in neither;")
     trial.words.append("and where log_sum_exp is near 300 and -300")
-    given = text(trial, 12)
-    tensors = [given[name] for name in ("query", "key", "value")]
-    places = list(range(12))
+    tensors, places = attended(text(trial, 12)), list(range(12))
     cases = [
         (", where some queries had no old key,", *tensors, places, [3, 4, 5], [0, 1, 2]),
         (", where some queries have no new key,", *tensors, places, [0, 1, 2], [9, 10]),
@@ -363,7 +349,7 @@ def merge_nothing(trial):
     ]
     for by in (300, -300):
         words = f" with log_sum_exp near {by}"
-        cases.append((words, *shifted(trial, tensors, by), places, [0, 2, 4], [1, 3, 5]))
+        cases.append((words, *shifted(tensors, by), places, [0, 2, 4], [1, 3, 5]))
     merged(trial, cases, relative=1e-3)
 
 
@@ -378,23 +364,32 @@ def shards(given, world_size, names):
     ]
 
 
-def tensors_of(trial, what, came, names, rank):
-    """What a rank has sent, after its inputs were found unchanged."""
-    found = look(came, "found")
-    right = isinstance(found, list) and len(found) == len(names)
-    trial.require(right, f"on rank {rank}, {what} does not return {so_many(len(names), 'tensor')}")
-    return found
+def around(trial, given, world_size, relative, backward=False):
+    """ring_forward or ring_backward on shards of this text."""
+    what = "ring_backward" if backward else "ring_forward"
+    right, names = whole(given), EVERY if backward else NAMES
+    if backward:
+        given = given | {name: right[name].to(given["query"].dtype) for name in PAIR}
+    inputs = shards(given, world_size, names)
+    for rank, came in enumerate(trial.run("backward" if backward else "forward", inputs)):
+        # First: whoever divides the query in its place gets other numbers by that.
+        for place, name in enumerate(names):
+            same = several.same_bits(look(came, "after", place), inputs[rank][name].transpose(1, 2).numpy())
+            trial.require(same, f"{what} changed {name} on rank {rank}", "an unchanged tensor")
+        found, wanted = look(came, "found"), NAMES if backward else PAIR
+        is_list = isinstance(found, list) and len(found) == len(wanted)
+        trial.require(is_list, f"on rank {rank}, {what} does not return {so_many(len(wanted), 'tensor')}")
+        mistakes = backward_mistakes if backward else forward_mistakes
+        for place, name in enumerate(wanted):
+            its = f"the {'gradient of the ' if backward else ''}{name} on rank {rank}"
+            wrong = functools.partial(mistakes, given, right, name, rank, world_size)
+            apart(trial, its, found[place], shard(right[name], rank, world_size), relative, wrong)
 
 
-def unchanged(trial, what, came, given, names, rank):
-    for place, name in enumerate(names):
-        got, before = part(look(came, "after"), place), given[name].transpose(1, 2).numpy()
-        same = isinstance(got, numpy.ndarray) and numpy.array_equal(got, before)
-        trial.require(same, f"{what} changed {name} on rank {rank}", "an unchanged tensor")
-
-
-def forward_mistakes(given, rank, world_size):
+def forward_mistakes(given, right, name, rank, world_size):
     """Outputs that a rank comes to by a mistake, with words for it."""
+    if world_size == 1 or name != "output":
+        return {}
     length = given["query"].shape[-2]
     places = [places_of(length, other, world_size) for other in range(world_size)]
     rows = [in_a_row(length, other, world_size) for other in range(world_size)]
@@ -432,7 +427,7 @@ def forward_mistakes(given, rank, world_size):
         name = "this rank" if other == rank else f"rank {other}"
         wrong[f"only the keys of {name} counted"] = each[other]
         wrong[f"the keys of {name} were left out"] = over([one for one in every if one != other])
-    return wrong if world_size > 1 else {}
+    return wrong
 
 
 def begun_with_zero(over, every):
@@ -440,25 +435,10 @@ def begun_with_zero(over, every):
     return over(every) * torch.sigmoid(over(every, place=1))
 
 
-def forward(trial, given, world_size, relative=2e-5):
-    """ring_forward on shards of this text."""
-    inputs = shards(given, world_size, NAMES)
-    ranks, right = trial.run("forward", inputs), whole(given)
-    for rank, came in enumerate(ranks):
-        # First: whoever divides the query in its place gets other numbers by that.
-        unchanged(trial, "ring_forward", came, inputs[rank], NAMES, rank)
-        found = tensors_of(trial, "ring_forward", came, ("output", "log_sum_exp"), rank)
-        for place, name in enumerate(("output", "log_sum_exp")):
-            what = f"the {name} on rank {rank}"
-            its = shard(right[name], rank, world_size)
-            wrong = functools.partial(forward_mistakes, given, rank, world_size)
-            apart(trial, what, part(found, place), its, relative, dict if place else wrong)
-
-
 @check("15.4a")
 def ring_forward(trial):
     for world_size, given, scale in ring_cases(trial):
-        forward(trial, given, world_size, 2e-5 * scale)
+        around(trial, given, world_size, 2e-5 * scale)
 
 
 def ring_cases(trial):
@@ -473,7 +453,7 @@ def ring_cases(trial):
         if "float64" in kind:
             given, scale = {name: one.double() for name, one in given.items()}, 1e-5
         if "300" in kind:
-            given |= dict(zip(NAMES, shifted(trial, [given[name] for name in NAMES], 300), strict=True))
+            given |= dict(zip(NAMES, shifted(attended(given), 300), strict=True))
             scale = 50
         yield world_size, given, scale
 
@@ -486,18 +466,15 @@ def to_the_right(trial, world_size, least, most, unit, words):
     for rank in range(world_size):
         right, allowed = (rank + 1) % world_size, 2000 * world_size
         for other in set(range(world_size)) - {rank, right}:
-            trial.require(
-                trial.sent(rank, other) <= allowed,
-                f"rank {rank} sent {trial.sent(rank, other)} bytes to rank {other}",
-                f"everything sent to the right, to rank {right}",
-            )
+            sent = trial.sent(rank, other)
+            came = f"rank {rank} sent {sent} bytes to rank {other}"
+            trial.require(sent <= allowed, came, f"everything sent to the right, to rank {right}")
         sent = trial.sent(rank, right)
-        trial.require(
-            least * unit * 0.99 <= sent <= most * unit * 1.01 + allowed,
+        came = (
             f"rank {rank} sent {sent} bytes to rank {right}: {sent / unit:.2f} times the keys and values of a"
-            f" process, which are {unit} bytes",
-            words,
         )
+        fine = least * unit * 0.99 <= sent <= most * unit * 1.01 + allowed
+        trial.require(fine, f"{came} process, which are {unit} bytes", words)
 
 
 def counted_text(trial, world_size):
@@ -513,21 +490,13 @@ def counted_text(trial, world_size):
 def bytes_forward(trial):
     for world_size in (4, 3):
         given, unit = counted_text(trial, world_size)
-        forward(trial, given, world_size)
+        around(trial, given, world_size, 2e-5)
         least = world_size - 1
-        to_the_right(
-            trial,
-            world_size,
-            least,
-            least,
-            unit,
-            f"{least} times: after the last step, nothing more is needed",
-        )
+        words = f"{least} times: after the last step, nothing more is needed"
+        to_the_right(trial, world_size, least, least, unit, words)
 
 
-@check("15.4c")
-def memory_forward(trial):
-    memory(trial, backward=False)
+check("15.4c")(lambda trial: memory(trial, backward=False))
 
 
 # Positions, size of a head, and processes, where memory is looked at; and columns that are compared.
@@ -543,20 +512,18 @@ def memory(trial, backward):
         f"{RANKS} processes, {what} with a text of {LENGTH} positions and one head of size {WIDE}; the keys"
         f" and values of a process are {megabytes(unit)}; peak memory as measured by the kernel"
     )
-    names = (*NAMES, "gradient") if backward else NAMES
+    names, secret = ((*NAMES, "gradient"), "gradient") if backward else (NAMES, "value")
     thin = {name: trial.floats(LENGTH, 2) for name in names}
     wide = {name: trial.floats(2, WIDE) for name in names}
     first = int(trial.unknown.integers(0, WIDE - COLUMNS))
-    gates, secret = [], "gradient" if backward else "value"
-    for _ in range(RANKS):
-        gates.append({"before": {"value": 0}, "made": {"value": trial.secret()}, "after": {"value": first}})
+    gates, inputs = several.gates_of(trial, RANKS, "before", "made", "after"), []
+    for rank, gate in enumerate(gates):
+        gate["after"]["value"] = first
         if trial.counted:
-            most = {"memory": WARM, "words": "before any tensor was made"}
-            gates[-1]["before"] |= most | {"expected": f"at most {megabytes(WARM)} of memory"}
-    inputs = []
-    for rank in range(RANKS):
-        inputs.append({"secret": secret, "columns": COLUMNS})
-        inputs[-1]["thin"] = {name: [shard(thin[name], rank, RANKS), wide[name]] for name in names}
+            gate["before"] |= {"memory": WARM, "words": "before any tensor was made"}
+            gate["before"]["expected"] = f"at most {megabytes(WARM)} of memory"
+        own = {name: [shard(thin[name], rank, RANKS), wide[name]] for name in names}
+        inputs.append({"secret": secret, "columns": COLUMNS, "thin": own})
     if backward:
         right = thin_pass(thin, wide, slice(0, 0))
         for rank, one in enumerate(inputs):
@@ -567,18 +534,16 @@ def memory(trial, backward):
         thin[secret][places_of(LENGTH, rank, RANKS)] *= gates[rank]["made"]["value"]
     right = thin_pass(thin, wide, slice(first, first + COLUMNS))
     for rank, came in enumerate(ranks):
-        for place, name in enumerate(NAMES if backward else ("output", "log_sum_exp")):
+        for place, name in enumerate(NAMES if backward else PAIR):
             its = f"the gradient of the {name}" if backward else f"the {name}"
             expected = shard(right[name], rank, RANKS)[None, None]
-            apart(trial, f"{its} on rank {rank}", part(came, place), expected, 1e-3)
+            apart(trial, f"{its} on rank {rank}", look(came, place), expected, 1e-3)
     for rank in range(RANKS) if trial.counted else ():
         grown = trial.asked(rank, "after")["peak"] - trial.asked(rank, "made")["resident"]
         most = (9.75 if backward else 6.5) * unit
-        trial.require(
-            grown <= most,
-            f"rank {rank} needed {megabytes(grown)} in {what}, in addition to its inputs",
-            f"at most {megabytes(most)}: the keys and values of all processes are {megabytes(RANKS * unit)}",
-        )
+        came = f"rank {rank} needed {megabytes(grown)} in {what}, in addition to its inputs"
+        every = f"the keys and values of all processes are {megabytes(RANKS * unit)}"
+        trial.require(grown <= most, came, f"at most {megabytes(most)}: {every}")
 
 
 def thin_pass(thin, wide, columns):
@@ -602,13 +567,7 @@ def thin_pass(thin, wide, columns):
     }
 
 
-def megabytes(value):
-    return f"{value / 1e6:.1f} MB"
-
-
-@check("15.4d")
-def left_out_forward(trial):
-    left_out(trial, backward=False)
+check("15.4d")(lambda trial: left_out(trial, backward=False))
 
 
 def left_out(trial, backward):
@@ -618,18 +577,18 @@ def left_out(trial, backward):
     chunks = 2 * world_size
     given = text(trial, 3 * chunks, texts=chunks - 1, heads=1)
     right = whole(given)
-    given |= {name: right[name].float() for name in ("output", "log_sum_exp")}
+    given |= {name: right[name].float() for name in PAIR}
     for number in range(chunks - 1):
         given["value"][number, :, 3 * (number + 1) : 3 * (number + 2)] = torch.nan
     trial.tried(
         f"{world_size} processes, {what} with {chunks - 1} texts of {chunks} chunks; in each text, the"
         " values of one chunk are NaN"
     )
-    names = (*NAMES, "output", "log_sum_exp", "gradient") if backward else NAMES
-    ranks = trial.run("backward" if backward else "forward", shards(given, world_size, names))
+    inputs = shards(given, world_size, EVERY if backward else NAMES)
+    ranks = trial.run("backward" if backward else "forward", inputs)
     name, its = ("query", "gradient of the query") if backward else ("output", "output")
     for rank, came in enumerate(ranks):
-        got = part(look(came, "found"), 0)
+        got = look(came, "found", 0)
         expected = shard(right[name], rank, world_size)
         alike = isinstance(got, numpy.ndarray) and got.shape == tuple(expected.shape)
         trial.require(alike, f"the {its} on rank {rank} does not have the shape of its queries")
@@ -637,35 +596,17 @@ def left_out(trial, backward):
             for half, chunk in enumerate((rank, chunks - 1 - rank)):
                 if chunk > number:
                     continue
-                some = got[number, :, 3 * half : 3 * half + 3]
+                what, some = f"the {its} on rank {rank}", slice(3 * half, 3 * half + 3)
                 trial.require(
-                    not numpy.isnan(some).any(),
-                    f"the {its} on rank {rank} is NaN for its chunk {chunk} of {chunks}: NaN was only in"
-                    f" the values of chunk {number + 1}, which is later",
+                    not numpy.isnan(got[number, :, some]).any(),
+                    f"{what} is NaN for its chunk {chunk} of {chunks}: NaN was only in the values of chunk"
+                    f" {number + 1}, which is later",
                     "numbers: leave out a block in which all keys are later",
                 )
-                right_one = expected[number, :, 3 * half : 3 * half + 3]
-                apart(trial, f"the {its} on rank {rank} for its chunk {chunk}", some, right_one)
+                apart(trial, f"{what} for its chunk {chunk}", got[number, :, some], expected[number, :, some])
 
 
 # ---- 15.5 -------------------------------------------------------------------------------------
-
-
-def backward(trial, given, world_size, relative=5e-5):
-    """ring_backward on shards of this text."""
-    right = whole(given)
-    every = given | {name: right[name].to(given["query"].dtype) for name in ("output", "log_sum_exp")}
-    names = (*NAMES, "output", "log_sum_exp", "gradient")
-    inputs = shards(every, world_size, names)
-    for rank, came in enumerate(trial.run("backward", inputs)):
-        unchanged(trial, "ring_backward", came, inputs[rank], names, rank)
-        found = tensors_of(trial, "ring_backward", came, NAMES, rank)
-        for place, name in enumerate(NAMES):
-            wrong = functools.partial(backward_mistakes, given, right, name, rank, world_size)
-            its = shard(right[name], rank, world_size)
-            apart(
-                trial, f"the gradient of the {name} on rank {rank}", part(found, place), its, relative, wrong
-            )
 
 
 def backward_mistakes(given, right, name, rank, world_size):
@@ -679,45 +620,38 @@ def backward_mistakes(given, right, name, rank, world_size):
     above = gradient @ value.mT
     wrong, scale = {}, query.shape[-1] ** -0.5
     if name != "value":
-        plain = weights * above * scale
-        whole_one = {"query": plain @ key, "key": collected(plain.mT @ query, few)}[name]
-        wrong["nothing was subtracted from the gradient of the scores"] = shard(whole_one, rank, world_size)
-        apart = torch.zeros_like(plain)
+
+        def its_gradient(at_scores):
+            found = at_scores @ key if name == "query" else collected(at_scores.mT @ query, few)
+            return shard(found * scale, rank, world_size)
+
+        wrong["nothing was subtracted from the gradient of the scores"] = its_gradient(weights * above)
+        apart = torch.zeros_like(weights)
         for some in torch.arange(length).chunk(2 * world_size):
             block = (weights * above)[..., some]
             apart[..., some] = block - weights[..., some] * block.sum(-1, keepdim=True)
-        whole_one = {"query": apart @ key, "key": collected(apart.mT @ query, few)}[name] * scale
-        words = "the subtracted sum were over the keys of each half alone"
-        wrong[words] = shard(whole_one, rank, world_size)
+        wrong["the subtracted sum were over the keys of each half alone"] = its_gradient(apart)
     if name == "query" or world_size == 1:
         return wrong
     at_scores = weights * (above - (gradient * right["output"]).sum(-1, keepdim=True)) * scale
-    every = range(world_size)
+    left, factor = (at_scores, query) if name == "key" else (weights, gradient)
+    every, places = range(world_size), [places_of(length, one, world_size) for one in range(world_size)]
     counted = {"only the queries of this rank counted": [rank]} | {
         f"the queries of rank {other} were left out": [one for one in every if one != other]
         for other in every
     }
     for words, ranks in counted.items():
-        some = joined(places_of(length, one, world_size) for one in ranks)
-        left, factor = (at_scores, query) if name == "key" else (weights, gradient)
+        some = joined(places[one] for one in ranks)
         found = collected(left[..., some, :].mT @ factor[..., some, :], few)
         wrong[words] = shard(found, rank, world_size)
-    if query.shape[1] > few.shape[1]:
-        left, factor = (at_scores, query) if name == "key" else (weights, gradient)
+    shares = query.shape[1] // few.shape[1]
+    if shares > 1:
         first = (left.mT @ factor).unflatten(1, (few.shape[1], -1))[:, :, 0]
         wrong["only the first of the heads that share it counted"] = shard(first, rank, world_size)
-        shares = query.shape[1] // few.shape[1]
         wrong["it were the mean over the heads that share it"] = shard(right[name], rank, world_size) / shares
-    own = places_of(length, rank, world_size)
-    factor = (query if name == "key" else gradient)[..., own, :]
-    wrong["nothing had been passed on"] = collected(
-        sum(
-            (at_scores if name == "key" else weights)[..., own, :][..., places_of(length, one, world_size)].mT
-            @ factor
-            for one in every
-        ),
-        few,
-    )
+    own = places[rank]
+    kept = sum(left[..., own, :][..., some].mT @ factor[..., own, :] for some in places)
+    wrong["nothing had been passed on"] = collected(kept, few)
     for other in every:
         if other != rank:
             wrong[f"it were that of rank {other}'s {name}"] = shard(right[name], other, world_size)
@@ -729,14 +663,14 @@ def backward_mistakes(given, right, name, rank, world_size):
 @check("15.5a")
 def ring_backward(trial):
     for world_size, given, scale in ring_cases(trial):
-        backward(trial, given, world_size, 5e-5 * scale)
+        around(trial, given, world_size, 5e-5 * scale, backward=True)
 
 
 @check("15.5b")
 def traffic_backward(trial):
     world_size = 4
     given, unit = counted_text(trial, world_size)
-    backward(trial, given, world_size)
+    around(trial, given, world_size, 5e-5, backward=True)
     least, most = 2 * (world_size - 1), 2 * world_size - 1
     words = (
         f"{least} or {most} times: keys and values {least // 2} times, gradients equally often or once more"
@@ -745,6 +679,4 @@ def traffic_backward(trial):
     memory(trial, backward=True)
 
 
-@check("15.5c")
-def left_out_backward(trial):
-    left_out(trial, backward=True)
+check("15.5c")(lambda trial: left_out(trial, backward=True))

@@ -48,20 +48,21 @@ def merged(student, inputs, tools):
     return [several(student.merge(*map(tensor, case))) for case in inputs["cases"]]
 
 
-def forward(student, inputs, tools):
-    """ring_forward, and what it has left of its inputs."""
-    given = [view(inputs[name]) for name in NAMES]
+def around(function, inputs, names):
+    """What a function returns, and what it has left of its inputs."""
+    given = [view(inputs[name]) for name in names]
     with torch.no_grad():
-        found = several(student.ring_forward(*given))
+        found = several(function(*given))
     return {"found": found, "after": [one.clone() for one in given]}
+
+
+def forward(student, inputs, tools):
+    return around(student.ring_forward, inputs, NAMES)
 
 
 def backward(student, inputs, tools):
     """ring_backward, with the right output and log_sum_exp."""
-    given = [view(inputs[name]) for name in (*NAMES, "output", "log_sum_exp", "gradient")]
-    with torch.no_grad():
-        found = several(student.ring_backward(*given))
-    return {"found": found, "after": [one.clone() for one in given]}
+    return around(student.ring_backward, inputs, (*NAMES, "output", "log_sum_exp", "gradient"))
 
 
 def large(student, inputs, tools):
@@ -77,9 +78,8 @@ def large(student, inputs, tools):
 
     ask("before")
     with torch.no_grad():
-        given = {
-            name: (tensor(one) @ tensor(other))[None, None] for name, (one, other) in inputs["thin"].items()
-        }
+        wholes = {name: tensor(one) @ tensor(other) for name, (one, other) in inputs["thin"].items()}
+        given = {name: one[None, None] for name, one in wholes.items()}
         # On each rank another number: what is right depends on all, and no rank has those of the others.
         given[inputs["secret"]].mul_(ask("made"))
         tensors = [given[name] for name in NAMES]

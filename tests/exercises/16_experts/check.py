@@ -4,7 +4,8 @@ from collections import Counter
 
 import numpy
 import torch
-from judge import ONE_CALL, Verdict, check, look, so_many
+from judge import ONE_CALL, check, look, several, so_many
+from judge.several import megabytes, pairs_of
 from torch.nn.functional import gelu
 
 # ---- what is right ----------------------------------------------------------------------------
@@ -31,7 +32,7 @@ def choices_of(logits, top_k, capacity=None):
 
 def two(pairs):
     """Tokens and experts as two tensors."""
-    return [torch.tensor([pair[place] for pair in pairs], dtype=torch.int64) for place in (0, 1)]
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
 
 
 def distinct(trial, count, number, bias=None):
@@ -39,6 +40,10 @@ def distinct(trial, count, number, bias=None):
     rows = [[float(value) for value in trial.random.permutation(number)] for _ in range(count)]
     logits = torch.tensor(rows).view(count, number) * 0.4 + 0.15 * trial.floats(count, number).clamp(-1, 1)
     return logits if bias is None else logits + torch.tensor(bias)
+
+
+def stacked(rows, like, width):
+    return torch.stack(rows) if rows else like.new_zeros(0, width)
 
 
 def close(trial, what, got, expected, **more):
@@ -52,19 +57,40 @@ def slope(trial, what, got, leaf, **more):
         close(trial, what, got, right, **more)
 
 
-def rows_in_words(count):
-    return so_many(count, "row")
-
-
 def run(trial, driver, inputs, **more):
-    """Trial.run, with words for what gloo says by ending the process."""
-    try:
-        return trial.run(driver, inputs, **more)
-    except Verdict as verdict:
-        if "SIGABRT" not in verdict.came:
-            raise
-        came = f"{verdict.came}; gloo does this when a process sends more than is expected from it"
-        raise Verdict(verdict.status, came, verdict.expected) from None
+    return several.run(trial, driver, inputs, "a process sends more than is expected from it", **more)
+
+
+def in_turn(counts):
+    return " and ".join(map(str, counts))
+
+
+def listed(numbers):
+    return ", ".join(map(str, numbers))
+
+
+def named(experts):
+    return f"expert{'s' * (len(experts) > 1)} {listed(experts)}" if experts else "no expert"
+
+
+def close_or_named(trial, what, got, right, known, expected, **more):
+    """Compare; if what came is wrong in a way that is known, say in which. `known`: words, and what it would
+    be."""
+    there = got if isinstance(got, numpy.ndarray) else numpy.asarray(got if isinstance(got, float) else 0.0)
+    if there.shape == tuple(right.shape) and not near(there, right):
+        for words, value in known.items():
+            trial.require(not near(there, value), f"{what}: {words}", expected)
+    close(trial, what, got, right, **more)
+
+
+def near(got, value):
+    value = value.detach().numpy()
+    most = float(numpy.abs(value).max(initial=0))
+    return got.shape == value.shape and numpy.allclose(got, value, rtol=0, atol=2e-5 * max(most, 0.05))
+
+
+def same_row(row, other):
+    return row.shape == other.shape and numpy.allclose(row, other.detach(), rtol=0, atol=1e-5)
 
 
 # ---- 16.1 -------------------------------------------------------------------------------------
@@ -73,10 +99,10 @@ def run(trial, driver, inputs, **more):
 def routes(trial, cases, words):
     """Route some logits in one process, and compare choices, order, weights and gradients."""
     trial.tried(words)
-    given = []
-    for logits, top_k, capacity in cases:
-        above = trial.floats(len(choices_of(logits, top_k, capacity)))
-        given.append({"logits": logits, "top_k": top_k, "capacity": capacity, "above": above})
+    given = [
+        {"logits": one, "top_k": k, "capacity": most, "above": trial.floats(len(choices_of(one, k, most)))}
+        for one, k, most in cases
+    ]
     (came,) = trial.run("route", [given])
     for number, one in enumerate(given):
         compare_route(trial, one, look(came, number))
@@ -88,12 +114,12 @@ def compare_route(trial, given, got):
     limit = "" if capacity is None else f", capacity {capacity}"
     where = f"for {so_many(count, 'token')}, {so_many(number, 'expert')}, top_k {top_k}{limit}"
     came = look(got, "came")
-    shapes = [tuple(one.shape) if isinstance(one, numpy.ndarray) else None for one in came or []]
-    right = len(shapes) == 3 and len(set(shapes)) == 1 and len(shapes[0] or ()) == 1
+    shapes = [one.shape if isinstance(one, numpy.ndarray) else None for one in came or []]
+    shown = (" x ".join(map(str, one)) or "no dimension" if one is not None else "?" for one in shapes)
+    gave = f"tensors of {', '.join(shown)}" if shapes else "something other than three tensors"
     trial.require(
-        right,
-        f"route {where} gave "
-        + (f"tensors of {in_words(shapes)}" if shapes else "something other than three tensors"),
+        len(shapes) == 3 and len(set(shapes)) == 1 and len(shapes[0] or ()) == 1,
+        f"route {where} gave {gave}",
         "three tensors of one dimension, all of the same length: tokens, experts, weights",
     )
     pairs = list(zip(came[0].tolist(), came[1].tolist(), strict=True))
@@ -103,12 +129,12 @@ def compare_route(trial, given, got):
     tokens, experts = two(wanted)
     leaf = logits.double().requires_grad_()
     weights = softmax(leaf)[tokens, experts]
+    sums = torch.zeros(count, dtype=torch.float64).index_add(0, tokens, weights)
     known = {
-        "the weights of each token add up to 1": renormalised(weights, tokens, count),
+        "the weights of each token add up to 1": weights / sums[tokens],
         "the softmax is taken over the tokens": leaf.softmax(dim=0)[tokens, experts],
     }
-    named_mistakes(trial, f"the weights {where}", came[2], weights, known, "the softmax over all experts")
-    close(trial, f"the weights {where}", came[2], weights)
+    close_or_named(trial, f"the weights {where}", came[2], weights, known, "the softmax over all experts")
     kind = str(logits.dtype).removeprefix("torch.")
     trial.same(f"the dtype of the weights {where}", str(came[2].dtype), kind)
     if len(tokens):
@@ -116,85 +142,36 @@ def compare_route(trial, given, got):
         close(trial, f"the gradient of the logits {where}", look(got, "gradient"), leaf.grad)
 
 
-def in_words(shapes):
-    return ", ".join(
-        " x ".join(map(str, one)) or "no dimension" if one is not None else "?" for one in shapes
-    )
-
-
-def renormalised(weights, tokens, count):
-    return weights / torch.zeros(count, dtype=torch.float64).index_add(0, tokens, weights)[tokens]
-
-
 def wrong_route(trial, given, pairs, wanted, where):
     """Say what is wrong with the choices that came, the simplest thing first."""
-    logits, top_k, capacity = given["logits"], given["top_k"], given["capacity"]
-    experts = [expert for _, expert in pairs]
-    of_token = {}
-    for token, expert in pairs:
-        of_token.setdefault(token, []).append(expert)
-    for token, row in enumerate(logits.tolist()):
-        first, went = sorted(ranking(row)[:top_k]), sorted(of_token.get(token, []))
-        amiss = went != first if capacity is None else not set(went) <= set(first)
+    top_k, capacity, rows = given["top_k"], given["capacity"], given["logits"].tolist()
+    for token, row in enumerate(rows):
+        first, went = sorted(ranking(row)[:top_k]), sorted(expert for one, expert in pairs if one == token)
+        fine = went == first if capacity is None else set(went) <= set(first)
         scores = ", ".join(f"{value:.3g}" for value in row)
-        trial.require(
-            not amiss,
-            f"{where}: token {token}, with the logits {scores}, goes to {named(went)}",
-            named(first) + ("" if capacity is None else ", or nowhere"),
-        )
-    trial.require(
-        experts == sorted(experts),
-        f"{where}: experts is {experts}",
-        "first all entries for expert 0, then all for expert 1, and so on",
-    )
-    for expert in range(logits.shape[1]):
+        came = f"{where}: token {token}, with the logits {scores}, goes to {named(went)}"
+        trial.require(fine, came, named(first) + ("" if capacity is None else ", or nowhere"))
+    experts = [expert for _, expert in pairs]
+    right = "first all entries for expert 0, then all for expert 1, and so on"
+    trial.require(experts == sorted(experts), f"{where}: experts is {experts}", right)
+    for expert in range(given["logits"].shape[1]):
         got, right = ([token for token, one in some if one == expert] for some in (pairs, wanted))
         if got == right:
             continue
-        firsts = [token for token, row in enumerate(logits.tolist()) if ranking(row)[0] == expert]
-        more = f" (it is the first choice of {listed(firsts) or 'none'})" if top_k > 1 else ""
-        if capacity is not None and len(got) > capacity:
+        if capacity is not None:
             came = f"{where}: expert {expert} gets {so_many(len(got), 'token')}"
-            trial.require(False, came, f"at most {capacity}")
-        same = sorted(got) == sorted(right)
-        trial.require(
-            False,
-            f"{where}: the tokens of expert {expert} are {listed(got) or 'none'}"
-            + (", in this order" if same else ""),
-            (listed(right) or "none") + (", in this order" if same else "") + more,
-        )
+            trial.require(len(got) <= capacity, came, f"at most {capacity}")
+        firsts = [token for token, row in enumerate(rows) if ranking(row)[0] == expert]
+        more = f" (it is the first choice of {listed(firsts) or 'none'})" * (top_k > 1)
+        got, right, order = listed(got), listed(right), ", in this order" * (sorted(got) == sorted(right))
+        came = f"{where}: the tokens of expert {expert} are {got or 'none'}{order}"
+        trial.require(False, came, f"{right or 'none'}{order}{more}")
     trial.same(f"{where}: the pairs (token, expert) of all entries", pairs, wanted)
-
-
-def named(experts):
-    return f"expert{'s' * (len(experts) > 1)} {listed(experts)}" if experts else "no expert"
-
-
-def listed(numbers):
-    return ", ".join(map(str, numbers))
-
-
-def named_mistakes(trial, what, got, right, known, expected):
-    """If what came is wrong in a way that is known, say in which. `known`: words, and what it would be."""
-    got = got if isinstance(got, numpy.ndarray) else numpy.asarray(got if isinstance(got, float) else 0.0)
-    if got.shape != tuple(right.shape) or near(got, right):
-        return
-    for words, value in known.items():
-        trial.require(not near(got, value), f"{what}: {words}", expected)
-
-
-def near(got, value):
-    value = value.detach().numpy()
-    most = float(numpy.abs(value).max(initial=0))
-    return got.shape == value.shape and numpy.allclose(got, value, rtol=0, atol=2e-5 * max(most, 0.05))
 
 
 @check("16.1a")
 def choices(trial):
     routes(trial, [(distinct(trial, 7, 4), 1, None)], "7 tokens, 4 experts, top_k 1, no capacity")
-    words = (
-        "top_k 1 to 3, no capacity: 9 and 6 tokens, 5 experts; none for expert 0; all for expert 2; no tokens"
-    )
     cases = [
         (distinct(trial, 9, 5), 2, None),
         (distinct(trial, 6, 5).double(), 3, None),
@@ -202,18 +179,16 @@ def choices(trial):
         (distinct(trial, 6, 4, [0.0, 0.0, 9.0, 0.0]), 2, None),
         (torch.zeros(0, 3), 2, None),
     ]
-    routes(trial, cases, words)
+    words = "9 and 6 tokens, 5 experts; none for expert 0; all for expert 2; no tokens"
+    routes(trial, cases, f"top_k 1 to 3, no capacity: {words}")
 
 
 @check("16.1b")
 def ties(trial):
-    trial_logits = [trial.integers(0, 3, 12, 4).float(), trial.integers(0, 2, 20, 6).float()]
-    cases = [(trial_logits[0], 1, None), (trial_logits[1], 2, None), (torch.zeros(3, 5), 2, None)]
-    routes(
-        trial,
-        cases,
-        "12 tokens, 4 experts, top_k 1, then 20, 6, 2, where many logits are equal; then all equal",
-    )
+    few, more = trial.integers(0, 3, 12, 4).float(), trial.integers(0, 2, 20, 6).float()
+    cases = [(few, 1, None), (more, 2, None), (torch.zeros(3, 5), 2, None)]
+    words = "12 tokens, 4 experts, top_k 1, then 20, 6, 2, where many logits are equal; then all equal"
+    routes(trial, cases, words)
 
 
 @check("16.1c")
@@ -229,11 +204,8 @@ def capacity(trial):
         (torch.zeros(0, 4), 1, 2),
         (distinct(trial, 5, 4), 2, 0),
     ]
-    words = (
-        "top_k 2: 8 tokens, 3 experts, capacity 5; 10, 4, 1; top_k 3: 8, 4, 4; top_k 2: 5, 4, 50 (nothing is"
-        " dropped) and 0; no tokens"
-    )
-    routes(trial, cases, words)
+    words = "8 tokens, 3 experts, capacity 5; 10, 4, 1; top_k 3: 8, 4, 4"
+    routes(trial, cases, f"top_k 2: {words}; top_k 2: 5, 4, 50 (nothing is dropped) and 0; no tokens")
 
 
 # ---- 16.2 -------------------------------------------------------------------------------------
@@ -249,21 +221,24 @@ def parts(logits, chosen):
     number, total = logits[0].shape[1], sum(map(len, logits))
     choices = sum(map(len, chosen))
     load, scores = loads(chosen, number), [softmax(one).sum(dim=0) for one in logits]
-    right = [number * (load * one).sum() / total for one in scores]
-    known = [{} for _ in logits]
-    for rank, one in enumerate(logits):
-        known[rank]["not multiplied by the number of experts"] = right[rank] / number
-        known[rank]["as if not divided by the number of tokens"] = right[rank] * total
-        known[rank]["as if the load were the choices per token"] = right[rank] * choices / total
+    right, known = [number * (load * one).sum() / total for one in scores], []
+    for rank, (mine, one) in enumerate(zip(right, logits, strict=True)):
+        known.append(
+            {
+                "not multiplied by the number of experts": mine / number,
+                "as if not divided by the number of tokens": mine * total,
+                "as if the load were the choices per token": mine * choices / total,
+            }
+        )
         if len(logits) == 1 or not len(one):
             continue
         own = number * (loads([chosen[rank]], number) * scores[rank]).sum()
         known[rank] |= {
             "this is the loss of all processes, not this one's part": sum(right),
-            "as if divided by the number of this process's tokens": right[rank] * total / len(one),
+            "as if divided by the number of this process's tokens": mine * total / len(one),
             "as if the load counted only this process's choices": own / total,
             "as if there were no other processes": own / len(one),
-            "as if also divided by the number of processes": right[rank] / len(logits),
+            "as if also divided by the number of processes": mine / len(logits),
         }
     return right, known
 
@@ -276,77 +251,80 @@ def balance(trial, gradients):
         logits = [distinct(trial, count, number) for count in counts]
         # Not those of the logits: what is asked for is what is done with them.
         chosen = [trial.integers(0, number - 1, count * top_k) for count in counts]
-        spread = " and ".join(map(str, counts))
-        trial.tried(f"{so_many(world_size, 'process')} with {spread} tokens, {number} experts, top_k {top_k}")
+        processes = f"{so_many(world_size, 'process')} with {in_turn(counts)} tokens"
+        trial.tried(f"{processes}, {number} experts, top_k {top_k}")
         given = [[{"logits": one, "chosen": its}] for one, its in zip(logits, chosen, strict=True)]
-        ranks, (right, known) = run(trial, "balance", given), parts(logits, chosen)
+        leaves = [one.double().requires_grad_() for one in logits]
+        ranks, (right, known) = run(trial, "balance", given), parts(leaves, chosen)
         for rank, came in enumerate(ranks):
-            what = f"the part of the balancing loss on rank {rank}"
-            got, word = look(came, 0, "part"), look(came, 0, "kind")
-            trial.require(
-                word in (None, "NoneType"), f"{what} is not a tensor ({word})", "a tensor of one number"
-            )
-            if not gradients:
-                expected = f"{float(right[rank]):.6g}"
-                named_mistakes(trial, what, got, right[rank], known[rank], expected)
-                close(trial, what, got, right[rank])
-                continue
-            leaf = logits[rank].double().requires_grad_()
-            (number * (loads(chosen, number) * softmax(leaf).sum(dim=0)).sum() / sum(counts)).backward()
-            what = f"the gradient of the logits on rank {rank}"
-            close(trial, what, look(came, 0, "gradient"), leaf.grad)
-        only_counts(trial, world_size, number)
-
-
-def only_counts(trial, world_size, number):
-    """No process has told another one its logits, or which token has chosen what. A call for each expert's
-    count is enough for all, and which expert each token has chosen would be more, a byte each."""
-    for rank in range(world_size if trial.counted else 0):
-        for other in set(range(world_size)) - {rank}:
+            what, word = f"the part of the balancing loss on rank {rank}", look(came, 0, "kind")
+            came_words = f"{what} is not a tensor ({word})"
+            trial.require(word in (None, "NoneType"), came_words, "a tensor of one number")
+            if gradients:
+                right[rank].backward()
+                what = f"the gradient of the logits on rank {rank}"
+                close(trial, what, look(came, 0, "gradient"), leaves[rank].grad)
+            else:
+                expected = f"{float(right[rank].detach()):.6g}"
+                close_or_named(trial, what, look(came, 0, "part"), right[rank], known[rank], expected)
+        # No process has told another one its logits, or which token has chosen what. A call for each expert's
+        # count is enough for all, and which expert each token has chosen would be more, a byte each.
+        for rank, other in pairs_of(world_size) if trial.counted else ():
             sent, most = trial.sent(rank, other), (number + 2) * ONE_CALL
             came = f"rank {rank} sent {sent} bytes to rank {other}"
             trial.require(sent <= most, came, f"at most {most}, however many tokens there are: only counts")
 
 
-@check("16.2a")
-def balancing(trial):
-    balance(trial, False)
-
-
-@check("16.2b")
-def balancing_gradient(trial):
-    balance(trial, True)
+check("16.2a")(lambda trial: balance(trial, False))
+check("16.2b")(lambda trial: balance(trial, True))
 
 
 # ---- 16.3 -------------------------------------------------------------------------------------
 
 
-class Journey:
+class Plan:
+    """Which tokens of all ranks go to which experts."""
+
+    def __init__(self, counts, number, pairs):
+        self.counts, self.number, self.world_size, self.pairs = counts, number, len(counts), pairs
+        self.local = number // len(counts)
+
+    def own(self, experts, rank):
+        """Of something for each expert, what is for those of a process."""
+        return experts[rank * self.local :][: self.local]
+
+    def count(self, source, target):
+        """How many rows one process has for experts of another."""
+        return sum(expert // self.local == target for _, expert in self.pairs[source])
+
+    def due(self, source, target, way=2):
+        """How many rows are to go from one process to another: to the experts, back, and both ways."""
+        there, back = self.count(source, target), self.count(target, source)
+        return (there, back, there + back)[way]
+
+    def due_to_all(self, rank, way=2):
+        return sum(self.due(rank, other, way) for other in range(self.world_size) if other != rank)
+
+
+class Journey(Plan):
     """Tokens of all ranks, and where they go."""
 
     def __init__(self, trial, counts, number, top_k, width, bias=None, capacity=None, double=False):
-        self.counts, self.number, self.world_size = counts, number, len(counts)
-        self.local = number // len(counts)
-        self.x = [trial.floats(count, width) for count in counts]
-        self.x = [one.double() for one in self.x] if double else self.x
+        kind = torch.float64 if double else torch.float32
+        self.x = [trial.floats(count, width).to(kind) for count in counts]
         logits = [distinct(trial, count, number, bias) for count in counts]
-        self.pairs = [choices_of(one, top_k, capacity) for one in logits]
-        self.weights = [
-            softmax(one)[tuple(two(pairs))].to(x.dtype)
-            for one, pairs, x in zip(logits, self.pairs, self.x, strict=True)
-        ]
-        kind = "float64" if double else "float32"
+        super().__init__(counts, number, [choices_of(one, top_k, capacity) for one in logits])
+        each = zip(logits, self.pairs, strict=True)
+        self.weights = [softmax(one)[tuple(two(pairs))].to(kind) for one, pairs in each]
+        choices = so_many(sum(map(len, self.pairs)), "choice")
         self.words = (
-            f"{so_many(self.world_size, 'process')} with {' and '.join(map(str, counts))} tokens of {width}"
-            f" numbers ({kind}), {number} experts, {so_many(sum(map(len, self.pairs)), 'choice')}"
+            f"{so_many(self.world_size, 'process')} with {in_turn(counts)} tokens of {width} numbers"
+            f" (float{64 if double else 32}), {number} experts, {choices}"
         )
 
     def case(self, rank, **more):
         tokens, experts = two(self.pairs[rank])
         return {"x": self.x[rank], "tokens": tokens, "experts": experts, "number": self.number, **more}
-
-    def owner(self, expert):
-        return expert // self.local
 
     def for_expert(self, expert):
         """Rows that it gets: (rank, token), in the order in which they arrive."""
@@ -355,19 +333,18 @@ class Journey:
         ]
 
     def rows(self, expert):
-        rows = [self.x[rank][token] for rank, token in self.for_expert(expert)]
-        return torch.stack(rows) if rows else self.x[0].new_zeros(0, self.x[0].shape[1])
+        x = self.x[0]
+        return stacked([self.x[rank][token] for rank, token in self.for_expert(expert)], x, x.shape[1])
 
-    def count(self, source, target):
-        """How many rows one process has for experts of another."""
-        return sum(self.owner(expert) == target for _, expert in self.pairs[source])
-
-    def output(self, rank, xs, weights, compute, width):
-        """Each token's answers times their weights, added up."""
-        total = [torch.zeros(width, dtype=torch.float64) for _ in range(self.counts[rank])]
-        for entry, (token, expert) in enumerate(self.pairs[rank]):
-            total[token] = total[token] + weights[rank][entry] * compute(expert, xs[rank][token])
-        return torch.stack(total) if total else torch.zeros(0, width, dtype=torch.float64)
+    def outputs(self, xs, weights, compute, width):
+        """On each rank, each token's answers times their weights, added up."""
+        found = []
+        for rank, count in enumerate(self.counts):
+            total = [torch.zeros(width, dtype=torch.float64) for _ in range(count)]
+            for entry, (token, expert) in enumerate(self.pairs[rank]):
+                total[token] = total[token] + weights[rank][entry] * compute(expert, xs[rank][token])
+            found.append(stacked(total, torch.zeros(0, dtype=torch.float64), width))
+        return found
 
 
 def journeys(trial):
@@ -388,46 +365,43 @@ def journeys(trial):
 
 def compare_arrived(trial, one, rank, came):
     kind, arrived = look(came, "kind"), look(came, "arrived")
+    a_list = kind in ("list", "tuple")
     trial.require(
-        kind in ("list", "tuple") and len(arrived or []) == one.local,
-        f"on rank {rank}, arrived is a {kind}"
-        + (f" of {so_many(len(arrived), 'thing')}" if kind in ("list", "tuple") else ""),
+        a_list and len(arrived or []) == one.local,
+        f"on rank {rank}, arrived is a {kind}" + (f" of {so_many(len(arrived), 'thing')}" if a_list else ""),
         f"a list with {so_many(one.local, 'tensor')}: one for each expert of this process",
     )
-    everything = {expert: one.rows(expert).double().numpy() for expert in range(one.number)}
+    everything = [one.rows(expert).double() for expert in range(one.number)]
     for place, got in enumerate(arrived):
         expert = rank * one.local + place
         what, right = f"for expert {expert} (arrived[{place}] on rank {rank})", everything[expert]
         trial.require(got is not None, f"what came {what} is not a tensor", "a tensor")
         shape = getattr(got, "shape", ())
-        sources = Counter(source for source, _ in one.for_expert(expert))
-        words = ", ".join(f"{count} from rank {source}" for source, count in sorted(sources.items()))
-        expected = rows_in_words(len(right)) + f": {words}" * bool(words)
+        sources = sorted(Counter(source for source, _ in one.for_expert(expert)).items())
+        words = ", ".join(f"{count} from rank {source}" for source, count in sources)
+        expected = so_many(len(right), "row") + f": {words}" * bool(words)
         trial.require(len(shape) == 2, f"what came {what} has {len(shape)} dimensions", f"2: {expected}")
-        for other, rows in everything.items():
-            mixed = (
-                other != expert and len(rows) and shape == rows.shape and near(got, torch.from_numpy(rows))
-            )
+        for other, rows in enumerate(everything):
+            mixed = other != expert and len(rows) and near(got, rows)
             trial.require(not mixed, f"what came {what} are the rows for expert {other}", expected)
-        trial.require(len(got) == len(right), f"{rows_in_words(len(got))} came {what}", expected)
-        if len(right) and not near(got, torch.from_numpy(right)) and in_another_order(got, right):
+        trial.require(len(got) == len(right), f"{so_many(len(got), 'row')} came {what}", expected)
+        if not near(got, right):
             order = ", ".join(f"token {token} of rank {source}" for source, token in one.for_expert(expert))
-            trial.require(False, f"the rows that came {what} are right, but not their order", order)
-        strangers(trial, one, rank, expert, what, got, right)
-        trial.close(f"what came {what}", got, right)
+            came = f"the rows that came {what} are right, but not their order"
+            trial.require(not in_another_order(got, right.numpy()), came, order)
+            strangers(trial, one, expert, f"what came {what}", got)
+        close(trial, f"what came {what}", got, right)
 
 
-def strangers(trial, one, rank, expert, what, got, right):
+def strangers(trial, one, expert, what, got):
     """If a row is of a token that goes somewhere else, say of which."""
-    if near(got, torch.from_numpy(right)):
-        return
+    tokens = [(source, token, own) for source, x in enumerate(one.x) for token, own in enumerate(x.double())]
     for place, row in enumerate(got):
-        for source, x in enumerate(one.x):
-            for token, own in enumerate(x.double().numpy()):
-                if row.shape == own.shape and numpy.allclose(row, own, rtol=0, atol=1e-5):
-                    goes = [its for other, its in one.pairs[source] if other == token]
-                    came = f"row {place} of what came {what} is token {token} of rank {source}"
-                    trial.require(expert in goes, came, f"this token goes to {named(goes)}")
+        for source, token, own in tokens:
+            if same_row(row, own):
+                goes = [its for other, its in one.pairs[source] if other == token]
+                came = f"row {place} of {what} is token {token} of rank {source}"
+                trial.require(expert in goes, came, f"this token goes to {named(goes)}")
 
 
 def in_another_order(got, right):
@@ -460,9 +434,8 @@ def round_trips(trial, backward):
             aboves = [trial.floats(count, 2).to(kind) for count in one.counts]
             drawn.append((matrices, aboves))
             for rank, above in enumerate(aboves):
-                own = matrices[rank * one.local :][: one.local]
-                case = one.case(rank, matrices=own, weights=one.weights[rank], above=above)
-                given[rank]["cases"].append(case)
+                more = {"matrices": one.own(matrices, rank), "weights": one.weights[rank], "above": above}
+                given[rank]["cases"].append(one.case(rank, **more))
         ranks = run(trial, "there_and_back", given)
         for number, (one, words) in enumerate(group):
             trial.tried(f"{one.words}; {words}; each expert is a matrix of {one.x[0].shape[1]} x 2")
@@ -480,81 +453,57 @@ def compare_outputs(trial, one, ranks, matrices, aboves):
     def answer(expert, row):
         return row @ experts[expert]
 
-    def outputs(factors):
-        return [one.output(rank, xs, factors, answer, 2) for rank in range(one.world_size)]
-
-    right, plain = outputs(weights), outputs([torch.ones_like(value) for value in weights])
+    right = one.outputs(xs, weights, answer, 2)
+    plain = one.outputs(xs, [torch.ones_like(value) for value in weights], answer, 2)
     for rank, came in enumerate(ranks):
         what, got = f"the output of combine on rank {rank}", look(came, "output")
+        if isinstance(got, numpy.ndarray) and got.shape == right[rank].shape and not near(got, plain[rank]):
+            wrong_rows(trial, one, rank, got, right[rank], weights, answer)
         known = {"as if all weights were 1": plain[rank]}
-        shaped = isinstance(got, numpy.ndarray) and got.shape == tuple(right[rank].shape)
-        if shaped and not near(got, plain[rank]):
-            wrong_rows(trial, one, rank, got, right[rank], weights, experts)
-        named_mistakes(trial, what, got, right[rank], known, "each answer times the weight of its choice")
-        close(trial, what, got, right[rank])
+        close_or_named(trial, what, got, right[rank], known, "each answer times the weight of its choice")
 
 
 def compare_gradients(trial, one, ranks, matrices, aboves):
     xs, weights, experts = leaves_of(one.x, one.weights, matrices)
-    total = 0
-    for rank, above in enumerate(aboves):
-        output = one.output(rank, xs, weights, lambda expert, row: row @ experts[expert], 2)
-        total = total + (output * above.double()).sum()
+    outputs = one.outputs(xs, weights, lambda expert, row: row @ experts[expert], 2)
+    total = sum((out * above.double()).sum() for out, above in zip(outputs, aboves, strict=True))
     if total.requires_grad:  # it does not where there are no tokens at all
         total.backward()
     for rank, came in enumerate(ranks):
         slope(trial, f"the gradient of x on rank {rank}", look(came, "x"), xs[rank])
         slope(trial, f"the gradient of weights on rank {rank}", look(came, "weights"), weights[rank])
-        for place in range(one.local):
-            expert = rank * one.local + place
-            what = f"the gradient of expert {expert} (on rank {rank})"
-            slope(trial, what, look(came, "experts", place), experts[expert])
+        for place, leaf in enumerate(one.own(experts, rank)):
+            what = f"the gradient of expert {rank * one.local + place} (on rank {rank})"
+            slope(trial, what, look(came, "experts", place), leaf)
 
 
-def wrong_rows(trial, one, rank, got, right, weights, experts):
+def wrong_rows(trial, one, rank, got, right, weights, answer):
     """If one token's row is not right, say whose it is, or which of its choices is missing."""
-    right = right.detach()
-    for token in range(one.counts[rank]):
-        mine = [(entry, expert) for entry, (its, expert) in enumerate(one.pairs[rank]) if its == token]
-        row = torch.from_numpy(got[token]).double()
-        if torch.allclose(row, right[token], rtol=0, atol=1e-5):
-            continue
-        which = f"token {token} on rank {rank}"
-        trial.require(mine, f"{which} has lost all its choices, but combine gives it {row.tolist()}", "zeros")
-        parts = {
-            expert: (weights[rank][entry] * (one.x[rank][token].double() @ experts[expert])).detach()
-            for entry, expert in mine
-        }
-        for expert, part in parts.items():
-            only = len(parts) > 1 and torch.allclose(row, part, rtol=0, atol=1e-5)
-            came = f"{which}: combine gives it the answer of expert {expert} alone"
-            trial.require(not only, came, f"the sum of the answers of experts {listed(parts)}")
-        for other in range(one.counts[rank]):
-            taken = (
-                other != token and right[other].any() and torch.allclose(row, right[other], atol=1e-5, rtol=0)
-            )
-            trial.require(not taken, f"{which}: combine gives it the row of token {other}", "its own row")
-        if len(mine) == 1:
-            weight, expert = weights[rank][mine[0][0]].detach(), mine[0][1]
-            for source, pairs in enumerate(one.pairs):
-                for other, which_expert in pairs:
-                    answer = weight * (one.x[source][other].double() @ experts[which_expert]).detach()
-                    came = f"{which}: combine gives it the answer to token {other} of rank {source}"
-                    amiss = (source, other) != (rank, token) and torch.allclose(
-                        row, answer, rtol=0, atol=1e-5
-                    )
-                    trial.require(not amiss, came, f"the answer of expert {expert} to the token itself")
+    token = next((token for token, row in enumerate(got) if not same_row(row, right[token])), None)
+    if token is None:
         return
+    row, gives = got[token].astype("float64"), f"token {token} on rank {rank}: combine gives it"
+    mine = [(entry, expert) for entry, (its, expert) in enumerate(one.pairs[rank]) if its == token]
+    came = f"token {token} on rank {rank} has lost all its choices, but combine gives it {row.tolist()}"
+    trial.require(mine, came, "zeros")
+    x = one.x[rank][token].double()
+    for entry, expert in mine if len(mine) > 1 else ():
+        only = same_row(row, weights[rank][entry] * answer(expert, x))
+        words = f"the sum of the answers of experts {listed(expert for _, expert in mine)}"
+        trial.require(not only, f"{gives} the answer of expert {expert} alone", words)
+    for other, its in enumerate(right):
+        taken = other != token and its.any() and same_row(row, its)
+        trial.require(not taken, f"{gives} the row of token {other}", "its own row")
+    every = [(source, *pair) for source, pairs in enumerate(one.pairs) for pair in pairs]
+    for source, other, expert in every if len(mine) == 1 else ():
+        its = weights[rank][mine[0][0]] * answer(expert, one.x[source][other].double())
+        came = f"{gives} the answer to token {other} of rank {source}"
+        amiss = (source, other) != (rank, token) and same_row(row, its)
+        trial.require(not amiss, came, f"the answer of expert {mine[0][1]} to the token itself")
 
 
-@check("16.3b")
-def combined(trial):
-    round_trips(trial, False)
-
-
-@check("16.3c")
-def gradients(trial):
-    round_trips(trial, True)
+check("16.3b")(lambda trial: round_trips(trial, False))
+check("16.3c")(lambda trial: round_trips(trial, True))
 
 
 COUNTS = 1500  # bytes between two processes for the counts, and for what gloo adds in each phase
@@ -568,31 +517,19 @@ def allowed(rows, width, phases=1):
     return rows * (4 * width + A_ROW) + phases * COUNTS
 
 
-def due(one, source, target, way):
-    """How many rows are to go from one process to another: to the experts, back, and both ways backward."""
-    there, back = one.count(source, target), one.count(target, source)
-    return (there, back, there + back)[way]
-
-
-def sent_in(trial, rank, target, way):
-    """Bytes from one rank to another in dispatch, combine and backward, as the kernel counts them."""
-    seen = [trial.mark(rank, "@start")]
-    seen += [trial.asked(rank, "dispatched"), trial.asked(rank, "combined"), trial.mark(rank, "@end")]
-    return seen[way + 1]["to"].get(target, 0) - seen[way]["to"].get(target, 0)
-
-
 def demands(trial, one, width):
     """The gates of each rank: a number that it gets only once its rows have left."""
     back, gates = trial.secret(), []
     for rank in range(one.world_size):
-        own = {"dispatched": {"value": trial.secret()}, "combined": {"value": back}}
-        for way, name in enumerate(("dispatched", "combined")):
-            rows = sum(due(one, rank, other, way) for other in range(one.world_size) if other != rank)
-            if trial.counted:
-                own[name] |= {"sent": rows * 4 * width, "words": f"after {WAYS[way]}"}
-                own[name]["expected"] = f"{rows_in_words(rows)} of {4 * width} bytes sent to other processes"
-        own["combined"] |= {"sent since": "dispatched"}
-        gates.append(own)
+        gates.append({"dispatched": {"value": trial.secret()}, "combined": {"value": back}})
+        for way, name in enumerate(("dispatched", "combined") if trial.counted else ()):
+            rows = one.due_to_all(rank, way)
+            gates[rank][name] |= {
+                "sent": rows * 4 * width,
+                "words": f"after {WAYS[way]}",
+                "expected": f"{so_many(rows, 'row')} of {4 * width} bytes sent to other processes",
+            }
+        gates[rank]["combined"] |= {"sent since": "dispatched"}
     return gates, back
 
 
@@ -607,17 +544,12 @@ def traffic(trial):
         trial.tried(f"{one.words}; bytes as measured by the kernel")
         gates, back = demands(trial, one, width)
         aboves = [trial.floats(count, width) for count in counts]
-        given = [
-            one.case(rank, weights=one.weights[rank], above=aboves[rank]) for rank in range(one.world_size)
-        ]
+        each = enumerate(zip(one.weights, aboves, strict=True))
+        given = [one.case(rank, weights=weights, above=above) for rank, (weights, above) in each]
         ranks = run(trial, "traffic", given, gates=gates)
-        times = [one_gate["dispatched"]["value"] for one_gate in gates]
-        xs, weights = ([value.double().requires_grad_() for value in some] for some in (one.x, one.weights))
-
-        def compute(expert, row, one=one, times=times):
-            return row * times[one.owner(expert)]
-
-        outputs = [one.output(rank, xs, weights, compute, width) for rank in range(one.world_size)]
+        times = [gate["dispatched"]["value"] for gate in gates for _ in range(one.local)]
+        xs, weights = leaves_of(one.x, one.weights)
+        outputs = one.outputs(xs, weights, lambda expert, row, times=times: row * times[expert], width)
         sum((out * above * back).sum() for out, above in zip(outputs, aboves, strict=True)).backward()
         for rank, came in enumerate(ranks):
             arrived = {"kind": "list", "arrived": trial.asked(rank, "dispatched")["with"]}
@@ -627,23 +559,23 @@ def traffic(trial):
             for name, value in (("x", xs[rank]), ("weights", weights[rank])):
                 what = f"the gradient of {name} on rank {rank}"
                 slope(trial, what, look(came, name), value, relative=1e-4)
-        if trial.counted:
-            count_bytes(trial, one, width)
+        for way in range(3 if trial.counted else 0):
+            count_bytes(trial, one, width, way)
 
 
-def count_bytes(trial, one, width):
-    for way, words in enumerate(WAYS):
-        for source in range(one.world_size):
-            for target in set(range(one.world_size)) - {source}:
-                rows, got = due(one, source, target, way), sent_in(trial, source, target, way)
-                most = allowed(rows, width, 2 if way == 2 else 1)
-                what = f"in {words}, rank {source} sent {got / 1000:.1f} kB to rank {target}"
-                many = f" ({got / 4 / width:.0f} rows)" if got > 4 * width else ""
-                more = (most - rows * 4 * width) / 1000
-                expected = (
-                    f"{rows_in_words(rows)} of {4 * width / 1000:.1f} kB, and at most {more:.1f} kB more"
-                )
-                trial.require(rows * 4 * width <= got <= most, what + many, expected)
+def count_bytes(trial, one, width, way):
+    """Bytes from each rank to each other in dispatch, combine or backward, as the kernel counts them."""
+    for source, target in pairs_of(one.world_size):
+        seen = [trial.mark(source, "@start"), trial.asked(source, "dispatched")]
+        seen += [trial.asked(source, "combined"), trial.mark(source, "@end")]
+        got = seen[way + 1]["to"].get(target, 0) - seen[way]["to"].get(target, 0)
+        rows = one.due(source, target, way)
+        least, most = rows * 4 * width, allowed(rows, width, 2 if way == 2 else 1)
+        what = f"in {WAYS[way]}, rank {source} sent {got / 1000:.1f} kB to rank {target}"
+        many = f" ({got / 4 / width:.0f} rows)" if got > 4 * width else ""
+        more = f"and at most {(most - least) / 1000:.1f} kB more"
+        expected = f"{so_many(rows, 'row')} of {4 * width / 1000:.1f} kB, {more}"
+        trial.require(least <= got <= most, what + many, expected)
 
 
 # ---- 16.4 -------------------------------------------------------------------------------------
@@ -657,21 +589,21 @@ def clear_rows(trial, count, width, router, top_k):
         best = (row.double() @ router.double().T).sort(descending=True).values[: top_k + 1]
         if len(best) < 2 or float((best[:-1] - best[1:]).min()) > 0.01:
             rows.append(row)
-    return torch.stack(rows) if rows else torch.zeros(0, width)
-
-
-def expert_of(trial, width, inside):
-    return {"up": trial.floats(width, inside) / width**0.5, "down": trial.floats(inside, width) / inside**0.5}
+    return stacked(rows, router, width)
 
 
 def layer_of(trial, width, inside, number, top_k, capacity=None):
-    experts = [expert_of(trial, width, inside) for _ in range(number)]
-    return {
-        "router": trial.floats(number, width),
-        "experts": experts,
-        "top_k": top_k,
-        "capacity": capacity,
-    }
+    experts = [
+        {"up": trial.floats(width, inside) / width**0.5, "down": trial.floats(inside, width) / inside**0.5}
+        for _ in range(number)
+    ]
+    router = trial.floats(number, width)
+    return {"router": router, "experts": experts, "top_k": top_k, "capacity": capacity}
+
+
+def doubled(layer):
+    experts = [{name: value.double() for name, value in one.items()} for one in layer["experts"]]
+    return layer | {"router": layer["router"].double(), "experts": experts}
 
 
 def own_layer(layer, rank, world_size):
@@ -679,68 +611,49 @@ def own_layer(layer, rank, world_size):
     return layer | {"experts": layer["experts"][rank * local :][:local]}
 
 
-def through(expert, rows):
-    return gelu(rows @ expert["up"]) @ expert["down"]
-
-
-def mixture(layer, xs, router, experts):
+def mixture(layer, xs):
     """Outputs of all processes and their parts of the balancing loss, of matrices in float64."""
-    logits = [x @ router.T for x in xs]
-    chosen = [two(choices_of(one, layer["top_k"]))[1] for one in logits]
+    logits = [x @ layer["router"].T for x in xs]
     outputs = []
     for x, one in zip(xs, logits, strict=True):
         tokens, numbers = two(choices_of(one, layer["top_k"], layer["capacity"]))
         scores, output = softmax(one), torch.zeros_like(x)
-        for number, expert in enumerate(experts):
+        for number, expert in enumerate(layer["experts"]):
             mine = tokens[numbers == number]
-            output = output.index_add(0, mine, scores[mine, number][:, None] * through(expert, x[mine]))
+            answers = gelu(x[mine] @ expert["up"]) @ expert["down"]
+            output = output.index_add(0, mine, scores[mine, number][:, None] * answers)
         outputs.append(output)
-    return outputs, parts(logits, chosen)[0]
+    return outputs, parts(logits, [two(choices_of(one, layer["top_k"]))[1] for one in logits])[0]
 
 
 @check("16.4a")
 def whole_layer(trial):
-    for counts, number, top_k, limit in (
-        ((5, 6), 4, 1, None),
-        ((4, 0, 7), 3, 2, None),
-        ((8, 9), 2, 1, 3),
-    ):
+    for counts, number, top_k, limit in (((5, 6), 4, 1, None), ((4, 0, 7), 3, 2, None), ((8, 9), 2, 1, 3)):
         world_size, width = len(counts), 4
         layer = layer_of(trial, width, 6, number, top_k, limit)
         xs = [clear_rows(trial, count, width, layer["router"], top_k) for count in counts]
         trial.tried(
-            f"{world_size} processes with {' and '.join(map(str, counts))} tokens,"
+            f"{world_size} processes with {in_turn(counts)} tokens,"
             f" Mixture of {number} experts, top_k {top_k}, capacity {limit}"
         )
         given = [[{"layer": own_layer(layer, rank, world_size), "x": x}] for rank, x in enumerate(xs)]
         ranks = run(trial, "layer", given)
-        experts = [{name: value.double() for name, value in one.items()} for one in layer["experts"]]
-        doubled, router = [x.double() for x in xs], layer["router"].double()
-        outputs, balances = mixture(layer, doubled, router, experts)
-        unlimited, _ = mixture(layer | {"capacity": None}, doubled, router, experts)
-        logits = [x @ router.T for x in doubled]
+        layer, xs = doubled(layer), [x.double() for x in xs]
+        outputs, balances = mixture(layer, xs)
+        unlimited, _ = mixture(layer | {"capacity": None}, xs)
+        logits = [x @ layer["router"].T for x in xs]
         kept, _ = parts(logits, [two(choices_of(one, top_k, limit))[1] for one in logits])
         for rank, came in enumerate(ranks):
             got = look(came, 0, "came")
             count = len(got) if isinstance(got, list) else 0
-            trial.require(
-                count == 2, f"a Mixture returned {so_many(count, 'thing')}", "(output, balancing loss)"
-            )
-            what, known = f"the output on rank {rank}", {}
-            if limit is not None:
-                known["as if nothing had been dropped"] = unlimited[rank]
-            named_mistakes(
-                trial, what, got[0], outputs[rank], known, "zeros for tokens whose choices were dropped"
-            )
-            close(trial, what, got[0], outputs[rank])
-            what, known = (
-                f"the part of the balancing loss on rank {rank}",
-                {"as if of kept choices": kept[rank]},
-            )
-            named_mistakes(
-                trial, what, got[1], balances[rank], known, "the loss of all choices, dropped or not"
-            )
-            close(trial, what, got[1], balances[rank])
+            came = f"a Mixture returned {so_many(count, 'thing')}"
+            trial.require(count == 2, came, "(output, balancing loss)")
+            known = {} if limit is None else {"as if nothing had been dropped": unlimited[rank]}
+            words = "zeros for tokens whose choices were dropped"
+            close_or_named(trial, f"the output on rank {rank}", got[0], outputs[rank], known, words)
+            what, words = f"the part of the balancing loss on rank {rank}", "as if of kept choices"
+            expected = "the loss of all choices, dropped or not"
+            close_or_named(trial, what, got[1], balances[rank], {words: kept[rank]}, expected)
 
 
 # ---- training ---------------------------------------------------------------------------------
@@ -748,18 +661,11 @@ def whole_layer(trial):
 
 def training(trial, steps=3):
     width, tokens = 5, 24
-    model = {
-        "first": trial.floats(width, 4).double() / 2,
-        "after_experts": trial.floats(3, width).double() / width**0.5,
-        "blocks": {
-            "one": layer_of(trial, width, 4, 12, 1),
-            "other": layer_of(trial, width, 3, 12, 2),
-        },
-    }
-    for layer in model["blocks"].values():
-        layer["router"] = layer["router"].double()
-        layer["experts"] = [{name: value.double() for name, value in one.items()} for one in layer["experts"]]
+    first, after = trial.floats(width, 4).double() / 2, trial.floats(3, width).double() / width**0.5
+    blocks = {"one": layer_of(trial, width, 4, 12, 1), "other": layer_of(trial, width, 3, 12, 2)}
+    blocks = {name: doubled(layer) for name, layer in blocks.items()}
     batches = [[trial.floats(tokens, 4).double(), trial.floats(tokens, 3).double()] for _ in range(steps)]
+    model = {"first": first, "after_experts": after, "blocks": blocks}
     return {"model": model, "batches": batches, "rate": 0.2, "numbers": 3 * tokens, "balance": 0.3}
 
 
@@ -794,18 +700,17 @@ def one_process(given):
                 {key: weights[f"{at}experts.{number}.{key}"] for key in ("up", "down")}
                 for number in range(len(layer["experts"]))
             ]
-            (more,), (part,) = mixture(layer, [value], weights[f"{at}router.weight"], experts)
+            its = layer | {"router": weights[f"{at}router.weight"], "experts": experts}
+            (more,), (part,) = mixture(its, [value])
             value, balance = value + more, balance + part
         output = value @ weights["after_experts.weight"].T
         loss = (output - targets).square().sum() / given["numbers"] + given["balance"] * balance
-        loss.backward()
         losses.append(float(loss.detach()))
-        now = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in weights.items()}
-        gradients = gradients or {name: value.clone() for name, value in now.items()}
+        slopes = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        gradients = gradients or dict(zip(weights, slopes, strict=True))
         with torch.no_grad():
-            for name, one in weights.items():
-                one -= given["rate"] * now[name]
-                one.grad = None
+            for one, its in zip(weights.values(), slopes, strict=True):
+                one -= given["rate"] * its
     return losses, gradients, weights
 
 
@@ -820,65 +725,55 @@ def its_name(name, rank, local):
 
 
 def mistakes(ranks, gradients, name, rank, local):
-    """What this gradient would be, were it added up where it is not to be, or the other way round."""
-    right, its = gradients[name], its_name(name, rank, local)
+    """What this gradient would be, were it added up where it is not to be, or the other way round; and words
+    for what is expected."""
+    right, count = gradients[name], len(ranks)
     if ".experts." not in name:
         came = [look(one, "gradients", name) for one in ranks]
         there = [torch.from_numpy(one) for one in came if isinstance(one, numpy.ndarray)]
-        alike = len(there) == len(ranks) > 1 and all(one.shape == right.shape for one in there)
-        known = {"the mean of all processes, not the sum": right / len(ranks)}
+        alike = len(there) == count > 1 and all(one.shape == right.shape for one in there)
+        known = {"the mean of all processes, not the sum": right / count}
         if alike and near(sum(there).numpy(), right):
             known["this is this process's part"] = there[rank]
-        return known
-    before, _, after = name.partition(".experts.")
-    key, place = after.partition(".")[2], int(its.rpartition(".experts.")[2].partition(".")[0])
-    there = [gradients[f"{before}.experts.{one * local + place}.{key}"] for one in range(len(ranks))]
+        return known, "the parts of all processes, added up"
+    before, _, after = its_name(name, rank, local).partition(".experts.")
+    place, _, key = after.partition(".")
+    there = sum(gradients[f"{before}.experts.{one * local + int(place)}.{key}"] for one in range(count))
     return {
-        "the gradients of a different expert on each process, added up": sum(there),
-        "the mean of the gradients of a different expert on each process": sum(there) / len(ranks),
-        "as if divided by the number of processes": right / len(ranks),
-    }
-
-
-def expected_sum(name):
-    if ".experts." in name:
-        return "the gradient of this expert, as backward left it"
-    return "the parts of all processes, added up"
+        "the gradients of a different expert on each process, added up": there,
+        "the mean of the gradients of a different expert on each process": there / count,
+        "as if divided by the number of processes": right / count,
+    }, "the gradient of this expert, as backward left it"
 
 
 @check("16.4b")
 def one_curve(trial):
     given = training(trial)
     losses, gradients, weights = one_process(given)
-    for world_size in (1, 2, 3, 4):
-        sizes, local = SPLITS[world_size], 12 // world_size
+    for world_size, sizes in SPLITS.items():
+        local = 12 // world_size
         trial.tried(
-            f"{so_many(world_size, 'process')} with {' and '.join(map(str, sizes))} tokens, 3 steps of a"
+            f"{so_many(world_size, 'process')} with {in_turn(sizes)} tokens, 3 steps of a"
             " model with two Mixtures of 12 experts, top_k 1 and 2 (float64)"
         )
         ranks = run(trial, "train", [own_training(given, rank, sizes) for rank in range(world_size)])
-        for kind, right in (("gradients", gradients), ("weights", weights)):
-            when = "in the first step" if kind == "gradients" else "after 3 steps"
-            what = "the gradient of " if kind == "gradients" else ""
-            for name, value in right.items():
-                for rank, came in enumerate(ranks):
-                    mine = its_name(name, rank, local)
-                    if mine is None:
-                        continue
-                    got = look(came, kind, mine)
-                    # An expert to which nothing came may have no gradient at all.
-                    if got is None and kind == "gradients" and not value.any():
-                        continue
-                    words = f"{what}{name} on rank {rank} {when}"
-                    if kind == "gradients":
-                        known = mistakes(ranks, gradients, name, rank, local)
-                        named_mistakes(trial, words, got, value, known, expected_sum(name))
-                    close(trial, words, got, value, relative=1e-6)
+        every = [(name, rank, its_name(name, rank, local)) for name in weights for rank in range(world_size)]
+        every = [(name, rank, mine) for name, rank, mine in every if mine]
+        for name, rank, mine in every:
+            got, right = look(ranks[rank], "gradients", mine), gradients[name]
+            # An expert to which nothing came may have no gradient at all.
+            if got is not None or right.any():
+                what = f"the gradient of {name} on rank {rank} in the first step"
+                known, expected = mistakes(ranks, gradients, name, rank, local)
+                close_or_named(trial, what, got, right, known, expected, relative=1e-6)
+        for name, rank, mine in every:
+            what, got = f"{name} on rank {rank} after 3 steps", look(ranks[rank], "weights", mine)
+            close(trial, what, got, weights[name], relative=1e-6)
         for step, loss in enumerate(losses):
-            parts_of = [look(came, "losses", step) for came in ranks]
-            there = [part for part in parts_of if isinstance(part, float)]
+            there = [look(came, "losses", step) for came in ranks]
             what = f"the sum of all processes' losses in step {step + 1}"
-            trial.require(len(there) == world_size, f"{what} has a part that is not a number", "numbers")
+            numbers = all(isinstance(part, float) for part in there)
+            trial.require(numbers, f"{what} has a part that is not a number", "numbers")
             trial.close(what, sum(there), loss, relative=1e-6)
 
 
@@ -887,15 +782,11 @@ def one_curve(trial):
 WARM = 4 << 20
 
 
-def megabytes(value):
-    return f"{value / 1e6:.1f} MB"
-
-
 @check("16.4c")
 def own_experts(trial):
     """Large experts: a process has to wait until it holds no more than its own, and has sent what is due."""
     counts, number, top_k, width, inside = (13, 24, 0, 30), 8, 2, 512, 1024
-    world_size, local, one_expert = len(counts), 2, 8 * width * inside
+    one_expert = 8 * width * inside
     thin = [
         [[trial.floats(a, 2), trial.floats(2, b) / a**0.5] for a, b in ((width, inside), (inside, width))]
         for _ in range(number)
@@ -903,85 +794,67 @@ def own_experts(trial):
     router = trial.floats(number, width) / 8
     xs = [clear_rows(trial, count, width, router, top_k) for count in counts]
     aboves = [trial.floats(count, width) for count in counts]
-    whole = number * one_expert
     trial.tried(
-        f"4 processes with {' and '.join(map(str, counts))} tokens of {width} numbers, Mixture of {number}"
+        f"4 processes with {in_turn(counts)} tokens of {width} numbers, Mixture of {number}"
         f" experts of {megabytes(one_expert)}, top_k 2; memory and bytes sent as measured by the kernel"
     )
-    one = Journey.__new__(Journey)
-    one.world_size, one.local, one.counts, one.number = world_size, local, counts, number
-    one.pairs = [choices_of(x.double() @ router.double().T, top_k) for x in xs]
-    gates, back = own_demands(trial, one, width, whole)
+    one = Plan(counts, number, [choices_of(x.double() @ router.double().T, top_k) for x in xs])
+    gates, back = own_demands(trial, one, width, number * one_expert)
     given = [
-        {
-            "thin": thin[rank * local :][:local],
-            "router": router,
-            "top_k": top_k,
-            "x": xs[rank],
-            "above": aboves[rank],
-        }
-        for rank in range(world_size)
+        {"thin": one.own(thin, rank), "router": router, "top_k": top_k, "x": x, "above": above}
+        for rank, (x, above) in enumerate(zip(xs, aboves, strict=True))
     ]
     ranks = run(trial, "large", given, gates=gates)
     experts = []
-    for expert, ((up, up_more), (down, down_more)) in enumerate(thin):
-        times = gates[expert // local]["made"]["value"]
-        experts.append(
-            {"up": up.double() @ up_more.double() * times, "down": down.double() @ down_more.double()}
-        )
-    leaves = [x.double().requires_grad_() for x in xs]
-    outputs, _ = mixture({"top_k": top_k, "capacity": None}, leaves, router.double(), experts)
+    for expert, (ups, downs) in enumerate(thin):
+        up, up_more, down, down_more = (one.double() for one in (*ups, *downs))
+        times = gates[expert // one.local]["made"]["value"]
+        experts.append({"up": up @ up_more * times, "down": down @ down_more})
+    (leaves,) = leaves_of(xs)
+    layer = {"router": router.double(), "experts": experts, "top_k": top_k, "capacity": None}
+    outputs, _ = mixture(layer, leaves)
     sum((out * above).sum() * back for out, above in zip(outputs, aboves, strict=True)).backward()
     for rank, came in enumerate(ranks):
-        what = f"the output on rank {rank}"
-        close(trial, what, look(came, "output"), outputs[rank], relative=1e-4)
-        had = trial.asked(rank, "forward")["with"]
-        close(trial, f"{what}, when it was asked for", had, outputs[rank], relative=1e-4)
-        what = f"the gradient of x on rank {rank}"
-        slope(trial, what, look(came, "x"), leaves[rank], relative=1e-4)
-        had = trial.asked(rank, "backward")["with"]
-        slope(trial, f"{what}, when it was asked for", had, leaves[rank], relative=1e-4)
-    for source in range(world_size if trial.counted else 0):
-        for target in set(range(world_size)) - {source}:
-            rows = 2 * (one.count(source, target) + one.count(target, source))
-            first, last = trial.asked(source, "made"), trial.mark(source, "@end")
-            got = last["to"].get(target, 0) - first["to"].get(target, 0)
-            most = allowed(rows, width, 6)
-            trial.require(
-                got <= most,
-                f"forward and backward, rank {source} sent {got / 1000:.1f} kB to rank {target}",
-                f"at most {most / 1000:.1f} kB: {rows_in_words(rows)} of {4 * width} bytes, and the counts",
-            )
+        for name, key, what, compare, right in (
+            ("forward", "output", f"the output on rank {rank}", close, outputs[rank]),
+            ("backward", "x", f"the gradient of x on rank {rank}", slope, leaves[rank]),
+        ):
+            compare(trial, what, look(came, key), right, relative=1e-4)
+            had = trial.asked(rank, name)["with"]
+            compare(trial, f"{what}, when it was asked for", had, right, relative=1e-4)
+    for source, target in pairs_of(one.world_size) if trial.counted else ():
+        rows = 2 * one.due(source, target)
+        first, last = trial.asked(source, "made"), trial.mark(source, "@end")
+        got = last["to"].get(target, 0) - first["to"].get(target, 0)
+        most = allowed(rows, width, 6)
+        trial.require(
+            got <= most,
+            f"forward and backward, rank {source} sent {got / 1000:.1f} kB to rank {target}",
+            f"at most {most / 1000:.1f} kB: {so_many(rows, 'row')} of {4 * width} bytes, and the counts",
+        )
 
 
 def own_demands(trial, one, width, whole):
     """The gates of each rank, and the number that all get between forward and backward."""
-    names = ("before", "made", "forward", "backward")
-    gates = [{name: {"value": trial.secret()} for name in names} for _ in range(one.world_size)]
+    gates = several.gates_of(trial, one.world_size, "before", "made", "forward", "backward")
     back = trial.secret()
     for rank, gate in enumerate(gates):
         gate["forward"]["value"] = back
         if not trial.counted:
             continue
-        rows = sum(
-            one.count(rank, other) + one.count(other, rank)
-            for other in range(one.world_size)
-            if other != rank
-        )
+        rows = one.due_to_all(rank)
+        bytes_sent = f"{so_many(rows, 'row')} of {4 * width} bytes sent to other processes"
         gate["before"] |= {"memory": WARM, "words": "before any expert was made"}
-        for name, times, when in (
-            ("forward", 1, "after forward"),
-            ("backward", 2, "after backward"),
-        ):
-            most = times * whole / one.world_size + whole / 4
-            share = f"about {megabytes(times * whole / one.world_size)} of memory, at most {megabytes(most)}"
+        for name, times, since in (("forward", 1, "made"), ("backward", 2, "forward")):
+            share = times * whole / one.world_size
+            most = share + whole / 4
             gate[name] |= {
                 "memory": int(most),
                 "memory since": "before",
                 "sent": rows * 4 * width,
-                "sent since": "made" if name == "forward" else "forward",
-                "words": when,
-                "expected": f"{share} (all experts are {megabytes(whole)}), and {rows_in_words(rows)} of"
-                f" {4 * width} bytes sent to other processes",
+                "sent since": since,
+                "words": f"after {name}",
+                "expected": f"about {megabytes(share)} of memory, at most {megabytes(most)}"
+                f" (all experts are {megabytes(whole)}), and {bytes_sent}",
             }
     return gates, back

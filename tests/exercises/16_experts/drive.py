@@ -123,11 +123,8 @@ def mixture_of(student, given):
 
 def layer(student, inputs, tools):
     """One Mixture, forward."""
-    found = []
-    for case in inputs:
-        came = items(mixture_of(student, case["layer"])(leaf(case["x"])))
-        found.append({"came": [detached(one) for one in came]})
-    return found
+    came = [items(mixture_of(student, case["layer"])(leaf(case["x"]))) for case in inputs]
+    return [{"came": [detached(one) for one in some]} for some in came]
 
 
 class Model(nn.Module):

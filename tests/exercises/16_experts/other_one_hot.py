@@ -26,10 +26,10 @@ def route(logits, top_k, capacity):
 
 def balancing_loss(logits, chosen):
     number = logits.shape[1]
-    counts, tokens = one_hot(chosen, number).sum(dim=0).to(logits.dtype), torch.tensor(float(len(logits)))
-    dist.all_reduce(counts)
-    dist.all_reduce(tokens)
-    return number * (logits.softmax(dim=1) @ (counts / counts.sum())).sum() / tokens
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (one_hot(chosen, number).sum(dim=0), len(logits)))
+    counts, tokens = (sum(some) for some in zip(*everyone, strict=True))
+    return number * (logits.softmax(dim=1) @ (counts / counts.sum()).to(logits.dtype)).sum() / tokens
 
 
 def dispatch(x, tokens, experts, number):
@@ -64,7 +64,9 @@ class Mixture(nn.Module):
         logits = self.router(x)
         tokens, experts, weights = route(logits, self.top_k, self.capacity)
         arrived, plan = dispatch(x, tokens, experts, logits.shape[1])
-        output = combine([e(rows) for e, rows in zip(self.experts, arrived, strict=True)], plan, weights)
+        pairs = zip(self.experts, arrived, strict=True)
+        answers = [expert(rows) if len(rows) else rows for expert, rows in pairs]
+        output = combine(answers, plan, weights)
         return output, balancing_loss(logits, route(logits, self.top_k, None)[1])
 
 

@@ -37,37 +37,29 @@ PART = re.compile(r"(?ms)^(\S[^\n]*)\n\n```diff\n(.*?)^```$")
 def data():
     """What the page needs of all lessons: their names, and the sentences."""
     why = sentences(texts())
-    return {
-        "lessons": [
-            {
-                "stem": lesson.stem,
-                "name": f"{lesson.number}. {lesson.title}",
-                "from": lesson.grown_from,
-                "sentences": why[lesson.stem]["sentences"],
-                "shown": why[lesson.stem]["shown"],
-            }
-            for lesson in lessons.LESSONS
-        ],
-        "presets": [
-            {"label": label, "from": stem_of(one), "to": stem_of(other)}
-            for label, (one, other) in PRESETS.items()
-        ],
-    }
-
-
-def stem_of(number: str) -> str:
-    return next(lesson.stem for lesson in lessons.LESSONS if lesson.number == number)
+    rows = [
+        {
+            "stem": lesson.stem,
+            "name": f"{lesson.number}. {lesson.title}",
+            "from": lesson.grown_from,
+            "sentences": why[lesson.stem]["sentences"],
+            "shown": why[lesson.stem]["shown"],
+        }
+        for lesson in lessons.LESSONS
+    ]
+    stem = {lesson.number: lesson.stem for lesson in lessons.LESSONS}
+    pairs = [
+        {"label": label, "from": stem[one], "to": stem[other]} for label, (one, other) in PRESETS.items()
+    ]
+    return {"lessons": rows, "presets": pairs}
 
 
 def docstrings(text: str) -> list[tuple[int, int]]:
     """Where the docstrings of a file begin and end, as positions of lines: the page folds them."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and has_one(node)]
-    return sorted((node.lineno - 1, node.end_lineno) for node in nodes)
-
-
-def has_one(node) -> bool:
-    return ast.get_docstring(node, clean=False) is not None
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    found = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False) is not None]
+    return sorted((node.lineno - 1, node.end_lineno) for node in found)
 
 
 def parts():
@@ -116,14 +108,12 @@ def parts_of(before: list[str], after: list[str], sentences: dict[str, str]):
     for words, sentence in sentences.items():
         if words[:2] in ("+ ", "- "):
             lines, beginning = found[-1][1], words[2:].strip()
-            at = next(
-                (
-                    number
-                    for number, (sign, line, _) in enumerate(lines)
-                    if number and sign == words[0] and line.strip().startswith(beginning)
-                ),
-                None,
-            )
+            fits = [
+                at
+                for at, (sign, line, _) in enumerate(lines)
+                if at and sign == words[0] and line.strip().startswith(beginning)
+            ]
+            at = fits[0] if fits else None
         else:
             lines, at = next(hunks, None), 0
         if lines is None or at is None:
@@ -179,23 +169,17 @@ def written_sentences() -> dict[str, dict[str, str]]:
 
 def shown_at(lesson, changes) -> list[int | None]:
     """Which of the changes the notebook shows, and as which of its own: it may leave some out."""
-    fences = iter([stored.splitlines() for _, stored in PART.findall(stored_diff(lesson))])
-    fence, count, found = next(fences, None), 0, []
+    fences, found, count = [stored.splitlines() for _, stored in PART.findall(stored_diff(lesson))], [], 0
     for lines in changes:
-        if fence == [f"{sign} {line}".rstrip() for sign, line, _ in lines]:
-            found.append(count)
-            fence, count = next(fences, None), count + 1
-        else:
-            found.append(None)
-    if fence is not None:
+        is_next = fences[count : count + 1] == [[f"{sign} {line}".rstrip() for sign, line, _ in lines]]
+        found.append(count if is_next else None)
+        count += is_next
+    if count < len(fences):
+        first = next((line for line in fences[count] if line[:1] in "+-"), "")
         raise sources.Broken(
-            f"notebooks/{lesson.stem}.ipynb has {first_changed(fence)!r}, and the lessons do not: make diffs"
+            f"notebooks/{lesson.stem}.ipynb has {first!r}, and the lessons do not: make diffs"
         )
     return found
-
-
-def first_changed(fence: list[str]) -> str:
-    return next((line for line in fence if line[:1] in "+-"), "")
 
 
 def stored_diff(lesson) -> str:

@@ -1,11 +1,7 @@
 """What one GPU holds, by model and by way of sharding: the planner's memory, beside three kinds of GPU."""
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "lessons"))
 import models
-from controls import RECOMPUTE, choice, control, powers
+from controls import RECOMPUTE, choice, control, powers, stacked
 from planner import plans
 
 TITLE = "Memory: what one GPU holds"
@@ -48,10 +44,6 @@ WAYS = {
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 
 
-def job_of(inputs, stage):
-    return models.job_of(inputs, stage=stage)
-
-
 def gigabytes(size):
     return f"{size / 1e9:,.1f} GB"
 
@@ -69,19 +61,15 @@ def answer(**inputs):
         need = f"{inputs['tensor_parallel']} GPUs"
         return found | {"said": f"One copy of the model takes {need}, but there are {inputs['gpus']}."}
     copies = inputs["gpus"] // inputs["tensor_parallel"]
-    bars = [plans.memory_bytes(job_of(inputs, stage), copies, microbatches=1) for stage in WAYS]
+    bars = [plans.memory_bytes(models.job_of(inputs, stage=stage), copies, microbatches=1) for stage in WAYS]
+    bars = [{part: sizes[part] for part in PARTS} for sizes in bars]
     wholes = [sum(parts.values()) for parts in bars]
     top, found["ticks"] = axis(max(*wholes, 1.2 * GPUS[0]))
     rows = []
     for name, parts, whole in zip(WAYS.values(), bars, wholes, strict=True):
         fits = ["fits" if whole <= size else "no" for size in GPUS]
-        rows.append([name, *(gigabytes(parts[part]) for part in PARTS), gigabytes(whole), *fits])
-        start, drawn = 0.0, []
-        for part in PARTS:
-            end = start + parts[part] / top
-            drawn.append({"part": part, "from": start, "to": end})
-            start = end
-        found["bars"].append({"name": name, "words": gigabytes(whole), "parts": drawn})
+        rows.append([name, *map(gigabytes, parts.values()), gigabytes(whole), *fits])
+        found["bars"].append({"name": name, "words": gigabytes(whole), "parts": stacked(parts, top)})
     found["lines"] = [{"at": size / top, "words": f"{size / 1e9:.0f} GB GPU"} for size in GPUS if size <= top]
     head = ["each GPU holds", *PARTS, "total", *(f"{size / 1e9:.0f} GB GPU" for size in GPUS)]
     caption = f"{inputs['model']}, on {count(inputs['gpus'], 'GPU')}"

@@ -2,12 +2,9 @@
 
 import math
 import re
-import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "lessons"))
 import models
-from controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers
+from controls import MEMORY, NETWORK, PRICES, RECOMPUTE, choice, control, powers, stacked
 from planner import plans, report
 
 TITLE = "The planner"
@@ -78,27 +75,18 @@ def plan(one, inputs):
     memory, limit = one["memory_bytes"], one["job"]["memory"]
     whole = sum(memory.values())
     top = 1.05 * max(whole, limit)
-    lines = [line for line in report.text(one).splitlines() if line.startswith("    ")]
-    rows = [
-        re.split(r" {2,}", line) for line in map(str.strip, lines if one["fits"] else lines[: len(memory)])
-    ]
-    rows = [[*cells, *[""] * (3 - len(cells))] for cells in rows]
-    start, bars = 0.0, []
-    for part in PARTS:
-        bars.append({"part": part, "from": start / top, "to": (start + memory[part]) / top})
-        start += memory[part]
-    before, shares = 0.0, []
-    for name, share in report.shares(one).items() if one["fits"] else ():
-        shares.append({"part": name, "from": before, "to": before + share, "words": f"{share:.1%}"})
-        before += share
+    lines = [line.strip() for line in report.text(one).splitlines() if line.startswith("    ")]
+    cells = [re.split(r" {2,}", line) for line in (lines if one["fits"] else lines[: len(memory)])]
+    cells = [[*row, "", ""][:3] for row in cells]
+    shares = report.shares(one) if one["fits"] else {}
     caption = f"python lessons/planner {models.words_of(inputs)}"
     return {
         "said": verdict(one) if one["fits"] else no(one, remedies(one["job"])),
-        "memory": bars,
+        "memory": stacked({part: memory[part] for part in PARTS}, top),
         "limit": {"at": limit / top, "words": f"{limit / 1e9:.0f} GB"},
         "needs": f"{whole / 1e9:,.1f} GB",
-        "shares": shares,
-        "tables": [{"caption": caption, "head": ["part", "size", "share"], "rows": rows}],
+        "shares": [one | {"words": f"{shares[one['part']]:.1%}"} for one in stacked(shares, 1)],
+        "tables": [{"caption": caption, "head": ["part", "size", "share"], "rows": cells}],
     }
 
 
@@ -117,12 +105,10 @@ def verdict(one):
 
 def no(one, changes):
     needs, limit = sizes(one)
-    words = f"No, it does not fit: each GPU would need {needs} and has {limit}. "
-    if not changes:
-        return (
-            words + "No single change makes it fit: combine ZeRO stage 3, tensor parallelism and more GPUs."
-        )
-    return words + f"What would fit: {' or '.join(changes)}."
+    would = "No single change makes it fit: combine ZeRO stage 3, tensor parallelism and more GPUs."
+    if changes:
+        would = f"What would fit: {' or '.join(changes)}."
+    return f"No, it does not fit: each GPU would need {needs} and has {limit}. {would}"
 
 
 def remedies(job):

@@ -6,14 +6,10 @@ seconds is said by the planner's formulas.
 """
 
 import math
-import sys
-from pathlib import Path
 
 import links
 import taken
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "lessons"))
+from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas
 
@@ -27,12 +23,7 @@ travel](../notebooks/03a_how_gradients_travel.ipynb) measures them on real socke
 """
 PROCESSES = range(2, 9)
 CHUNKS = range(1, 9)
-WAYS = {
-    "ring": "ring",
-    "server": "parameter server",
-    "tree": "tree",
-    "two-level": "two-level ring",
-}
+WAYS = {"ring": "ring", "server": "parameter server", "tree": "tree", "two-level": "two-level ring"}
 START = {"way": "ring", "processes": 4, "chunks": 4}
 PRESETS = {  # labels, and what differs from the start
     "ring of 4": {},
@@ -41,25 +32,21 @@ PRESETS = {  # labels, and what differs from the start
     "two machines of 4": {"way": "two-level", "processes": 8, "chunks": 8},
     "one chunk: most ranks wait": {"chunks": 1},
 }
-SIZES = {
-    "time for 0.13 MB": 129_128,
-    "time for 15 GB": 15e9,
-}  # the lessons' model, and 7.5 billion parameters
+# The lessons' model, and 7.5 billion parameters.
+SIZES = {"time for 0.13 MB": 129_128, "time for 15 GB": 15e9}
 HEAD = ["algorithm", "steps", "bytes through the busiest process", "bytes through all processes", *SIZES]
+CONSTANT = {name: option.default for name, option in command.OPTIONS.items()}
 play = taken.functions(ROOT / "notebooks/show/rings.py", "play").play
 
 
 def ring_steps(ranks, chunks):
     """A chunk goes round once and is added up, then round again and replaces. It begins at the rank of its
     number; with fewer chunks than processes some of them wait, with more some send several at once."""
-    steps = []
-    for step in range(2 * (len(ranks) - 1)):
-        half, kind = ("reduce-scatter", "add") if step < len(ranks) - 1 else ("all-gather", "replace")
-        places = [(chunk + step) % len(ranks) for chunk in range(chunks)]
-        moves = [
-            (ranks[place], ranks[(place + 1) % len(ranks)], chunk, kind) for chunk, place in enumerate(places)
-        ]
-        steps.append((half, moves))
+    steps, size = [], len(ranks)
+    for step in range(2 * (size - 1)):
+        half, kind = ("reduce-scatter", "add") if step < size - 1 else ("all-gather", "replace")
+        places = [((chunk + step) % size, (chunk + step + 1) % size) for chunk in range(chunks)]
+        steps.append((half, [(ranks[a], ranks[b], chunk, kind) for chunk, (a, b) in enumerate(places)]))
     return steps
 
 
@@ -72,10 +59,10 @@ def server_steps(world_size):
 
 def tree_steps(world_size):
     """The sums climb to rank 0, in half as many processes at each step, and come back down."""
-    climb = []
-    for level in range(math.ceil(math.log2(world_size))):
-        far = 2**level
-        climb.append([(rank, rank - far) for rank in range(far, world_size, 2 * far)])
+    climb = [
+        [(rank, rank - far) for rank in range(far, world_size, 2 * far)]
+        for far in (2**level for level in range(math.ceil(math.log2(world_size))))
+    ]
     chunks = range(world_size)
     up = [("climb", [(*pair, chunk, "add") for pair in pairs for chunk in chunks]) for pairs in climb]
     down = [
@@ -130,16 +117,13 @@ def run(way, world_size, chunks):
     states = play(world_size, [moves for _, moves in steps], chunks)
     through, told = [0] * world_size, []
     for (name, moves), holds in zip(steps, states[1:], strict=True):
-        for source, target, _, _ in moves:
-            through[source] += 1
-            through[target] += 1
+        for rank in [rank for move in moves for rank in move[:2]]:
+            through[rank] += 1
+        has = [(*move[:3], "".join(map(str, sorted(holds[move[1]][move[2]])))) for move in moves]
         told.append(
             {
                 "name": name,
-                "moves": [
-                    [source, target, chunk, "".join(map(str, sorted(holds[target][chunk])))]
-                    for source, target, chunk, _ in moves
-                ],
+                "moves": has,
                 "working": len({rank for move in moves for rank in move[:2]}),
                 "through": [round(count / chunks, 4) for count in through],
                 "most": round(max(through) / chunks, 4),
@@ -150,36 +134,33 @@ def run(way, world_size, chunks):
 
 def seconds(way, world_size, size):
     """By the planner's formulas and constants; a machine of the two-level ring has half of the processes."""
-    constant = {name: option.default for name, option in command.OPTIONS.items()}
     return formulas.all_reduce_seconds(
         size,
         world_size,
-        constant["bandwidth-network"],
-        constant["latency"],
+        CONSTANT["bandwidth-network"],
+        CONSTANT["latency"],
         way,
         ranks_per_node=max(1, world_size // 2),
-        node_bandwidth=constant["bandwidth-node"],
+        node_bandwidth=CONSTANT["bandwidth-node"],
     )
 
 
 def table(world_size):
     """All ways beside one another: steps, bytes through the busiest process and in all, and seconds."""
     rows = []
-    for way, name in WAYS.items():
-        if not is_there(way, world_size):
-            continue
+    for way in [way for way in WAYS if is_there(way, world_size)]:
         steps = run(way, world_size, world_size)["steps"]
-        cells = [name, str(len(steps)), f"{steps[-1]['most']:.2f} x", f"{sum(steps[-1]['through']):.2f} x"]
-        rows.append(cells + [links.in_words(seconds(way, world_size, size)) for size in SIZES.values()])
+        times = [links.in_words(seconds(way, world_size, size)) for size in SIZES.values()]
+        amounts = [f"{amount:.2f} x" for amount in (steps[-1]["most"], sum(steps[-1]["through"]))]
+        rows.append([WAYS[way], str(len(steps)), *amounts, *times])
     return rows
 
 
 def data():
+    chunks = {way: CHUNKS if way == "ring" else [START["chunks"]] for way in WAYS}
     runs = {
         way: {
-            size: {
-                chunks: run(way, size, chunks) for chunks in (CHUNKS if way == "ring" else [START["chunks"]])
-            }
+            size: {count: run(way, size, count) for count in chunks[way]}
             for size in PROCESSES
             if is_there(way, size)
         }
@@ -199,12 +180,11 @@ def data():
 
 
 def note():
-    constant = {name: option.default for name, option in command.OPTIONS.items()}
-    far, near = (f"{constant[f'bandwidth-{link}'] / 1e9:g} GB/s" for link in ("network", "node"))
+    far, near = (f"{CONSTANT[f'bandwidth-{link}'] / 1e9:g} GB/s" for link in ("network", "node"))
     return (
         "1 x is the size of all gradients. A process's bytes are those that it sends plus those that it "
         "receives. In the table, the ring has as many chunks as processes. Times are estimates from the "
-        f"planner's formulas, for links of {far} and a latency of {1e6 * constant['latency']:g} microseconds "
+        f"planner's formulas, for links of {far} and a latency of {1e6 * CONSTANT['latency']:g} microseconds "
         f"a message; the two-level ring has {near} inside each of its two machines. The server sends while "
         "it receives."
     )

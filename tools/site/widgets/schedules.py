@@ -7,14 +7,9 @@ writes into a file.
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import taken
-from controls import choice, control
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "lessons"))
+from controls import ROOT, choice, control
 from planner import report
 
 TITLE = "Pipeline schedules"
@@ -76,13 +71,8 @@ def orders(schedule, processes, microbatches):
     """For each process the stage, the kind and the micro-batch of each of its actions."""
     if schedule in (TWO_STAGES, ZERO):
         stored = json.loads((ROOT / ORDERS).read_text())[f"{schedule} {processes} {microbatches}"]
-        return [
-            [
-                (int(stage), KINDS[kind], int(number))
-                for stage, kind, number in re.findall(r"(\d+)(\w)(\d+)", line)
-            ]
-            for line in stored
-        ]
+        actions = [re.findall(r"(\d+)(\w)(\d+)", line) for line in stored]
+        return [[(int(stage), KINDS[kind], int(number)) for stage, kind, number in line] for line in actions]
     function = judge.one_forward_one_backward if schedule == "1f1b" else judge.gpipe
     lines = judge.all_stages(function, processes, 1 if schedule == "naive" else microbatches)
     return [[(stage, kind, number) for kind, number in line] for stage, line in enumerate(lines)]
@@ -92,7 +82,7 @@ def when(lines, seconds):
     """Begin and end of each action, if each begins as soon as it can: lesson 10's events. A process does one
     thing at a time, in its order, and waits for what comes from the stages beside."""
     last = max(stage for line in lines for stage, _, _ in line)
-    ends, events = {}, [[] for _ in lines]
+    ends, events, left = {}, [[] for _ in lines], [list(line) for line in lines]
 
     def needs(stage, kind, number):
         if kind == "forward":
@@ -102,24 +92,18 @@ def when(lines, seconds):
         own = ("forward", stage, number)
         return [own, ("gradient", stage + 1, number)] if stage < last else [own]
 
-    going = True
-    while going:
-        going = False
-        for process, line in enumerate(lines):
-            while len(events[process]) < len(line):
-                stage, kind, number = line[len(events[process])]
-                if any(need not in ends for need in needs(stage, kind, number)):
-                    break
-                before = [ends[need] for need in needs(stage, kind, number)]
-                begin = max([*before, *(event["end"] for event in events[process][-1:])], default=0.0)
-                end = begin + seconds[kind][process]
-                name = kind if kind in ("forward", KINDS["W"]) else "gradient"
-                ends[name, stage, number] = end
-                event = {"stage": stage, "kind": kind, "microbatch": number, "begin": begin, "end": end}
-                events[process].append(event)
-                going = True
-    if any(len(row) < len(line) for row, line in zip(events, lines, strict=True)):
-        raise ValueError("the processes wait for each other for ever")
+    while any(left):
+        ready = [at for at, line in enumerate(left) if line and all(need in ends for need in needs(*line[0]))]
+        if not ready:
+            raise ValueError("the processes wait for each other for ever")
+        for process in ready:
+            stage, kind, number = left[process].pop(0)
+            before = [ends[need] for need in needs(stage, kind, number)]
+            begin = max([*before, *(event["end"] for event in events[process][-1:])], default=0.0)
+            end = begin + seconds[kind][process]
+            ends[kind if kind in ("forward", KINDS["W"]) else "gradient", stage, number] = end
+            event = {"stage": stage, "kind": kind, "microbatch": number, "begin": begin, "end": end}
+            events[process].append(event)
     return events
 
 
@@ -129,10 +113,8 @@ def values_of(schedule, inputs):
     microbatches = 1 if schedule == "naive" else inputs["microbatches"]
     stages = 2 * processes if schedule == TWO_STAGES else processes
     slow = {"none": None, "first": 0, "middle": processes // 2, "last": processes - 1}[inputs["slow"]]
-    forward = [
-        FORWARD / stages / microbatches * (inputs["times"] if process == slow else 1)
-        for process in range(processes)
-    ]
+    times = [inputs["times"] if process == slow else 1 for process in range(processes)]
+    forward = [FORWARD / stages / microbatches * one for one in times]
     backward = [inputs["backward"] * one for one in forward]
     half = [one / 2 for one in backward]
     seconds = {"forward": forward, "backward": backward, KINDS["I"]: half, KINDS["W"]: half}
@@ -177,6 +159,16 @@ def row(values):
     ]
 
 
+def bar(event, processes, longest):
+    return {
+        "kind": event["kind"],
+        "second": event["stage"] >= processes,
+        "microbatch": event["microbatch"],
+        "from": round(event["begin"] / longest, 6),
+        "to": round(event["end"] / longest, 6),
+    }
+
+
 def answer(**inputs):
     runs = {schedule: values_of(schedule, inputs) for schedule in SCHEDULES}
     chosen = runs[inputs["schedule"]]
@@ -194,27 +186,12 @@ def answer(**inputs):
         f"for {timeline.idle(chosen):.1%} of it. Most micro-batches that each process holds at once: "
         f"{counts}."
     )
-    bars = [
-        [
-            {
-                "kind": event["kind"],
-                "second": event["stage"] >= inputs["processes"],
-                "microbatch": event["microbatch"],
-                "from": round(event["begin"] / longest, 6),
-                "to": round(event["end"] / longest, 6),
-            }
-            for event in events
-        ]
-        for events in chosen["events"]
-    ]
+    shares = [share_held(chosen, process) for process in range(inputs["processes"])]
     return {
         "inputs": inputs,
         "said": said,
-        "rows": bars,
-        "held": [
-            {"share": share_held(chosen, process), "words": f"{share_held(chosen, process):.1%}"}
-            for process in range(inputs["processes"])
-        ],
+        "rows": [[bar(event, inputs["processes"], longest) for event in row] for row in chosen["events"]],
+        "held": [{"share": share, "words": f"{share:.1%}"} for share in shares],
         "end": report.duration(longest),
         "tables": [
             {

@@ -1,12 +1,7 @@
 """The planner's search, with sliders: the best few ways to shard a job, and what bounds each."""
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "lessons"))
 import models
-from controls import MEMORY, NETWORK, PRICES, choice, control, powers
-from planner import __main__ as command
+from controls import MEMORY, NETWORK, PRICES, choice, control, powers, stacked
 from planner import plans, report, search
 
 TITLE = "The planner's search"
@@ -55,25 +50,13 @@ NOTE = (
 )
 
 
+def shape_of(model):
+    return plans.named(model) if model in plans.MODELS else {"params": int(model)}
+
+
 def job_of(inputs):
     """The options of the planner's command with --search, as its parser would hand them on."""
-    job = {name.replace("-", "_"): option.default for name, option in command.OPTIONS.items()}
-    job |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
-    job |= {"sequence_parallel": False} | dict.fromkeys(search.SEARCHED)
-    model = inputs["model"]
-    job |= plans.named(model) if model in plans.MODELS else {"params": int(model)}
-    return job | {name: value for name, value in inputs.items() if name != "model"}
-
-
-def words_of(inputs):
-    """What to write behind python lessons/planner for the same search."""
-    model = inputs["model"]
-    words = [f"--model {model}" if model in plans.MODELS else f"--params {models.short(model)}"]
-    for name, value in inputs.items():
-        option = name.replace("_", "-")
-        if name != "model" and value != command.OPTIONS[option].default:
-            words.append(f"--{option} {models.short(value)}")
-    return " ".join([*words, "--search"])
+    return models.job_of(inputs, shape_of(inputs["model"]), **dict.fromkeys(search.SEARCHED))
 
 
 def answer(**inputs):
@@ -90,8 +73,10 @@ def answer(**inputs):
         f"The fastest is {ways(first)}: {report.duration(first['days'] * 86_400)} and "
         f"${first['dollars']:,.0f}."
     )
+    model = inputs["model"]
+    words = models.words_of(inputs, {"model" if model in plans.MODELS else "params": model})
     table = {
-        "caption": f"python lessons/planner {words_of(inputs)}",
+        "caption": f"python lessons/planner {words} --search",
         "head": [HEADS.get(word.strip(), word.strip()) for word in search.HEAD],
         "rows": [[cell.strip() for cell in search.cells(one)] for one in best],
         "chosen": 0,
@@ -107,11 +92,8 @@ def ways(one):
 
 def bar(one, longest):
     """A step of a plan in its parts, and what the list says of it."""
-    start, parts = 0.0, []
-    for part, seconds in one["step_seconds"].items():
-        if seconds:
-            parts.append({"part": part, "from": start / longest, "to": (start + seconds) / longest})
-        start += seconds
+    seconds = {part: taken for part, taken in one["step_seconds"].items() if taken}
     held = f"{sum(one['memory_bytes'].values()) / 1e9:,.1f} GB"
-    words = f"step time {report.duration(start)}, {held}, bound by {search.bound(one)}"
-    return {"name": ways(one), "words": words, "parts": parts}
+    taken = report.duration(sum(seconds.values()))
+    words = f"step time {taken}, {held}, bound by {search.bound(one)}"
+    return {"name": ways(one), "words": words, "parts": stacked(seconds, longest)}

@@ -1,0 +1,400 @@
+"""What `make gpu` measures besides lessons: probes.py NAME [KIND] [OPTION=NUMBER ...], each a function below.
+
+Each prints one line of JSON. sizes and memory run under torchrun, and loop can.
+"""
+
+import functools
+import gc
+import importlib
+import itertools
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import turns
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import conv2d, cross_entropy, pad
+from torch.utils.data import DataLoader, Dataset
+
+import workload
+
+STEPS = ("plain", "input", "bf16", "channels_last", "fused", "compile")
+ROOM = 2  # pixels that an image may be moved
+
+
+def optimize(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def seconds_of(device, step, count):
+    """Seconds for so many steps."""
+    turns.synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(count):
+        step()
+    turns.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def most_bytes(device):
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+
+# ---- the machine --------------------------------------------------------------------------------
+
+
+def driver():
+    if not shutil.which("nvidia-smi"):
+        return "none"
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.splitlines()[0].strip()
+
+
+def error(compute, *tensors):
+    """How far fp32 is from float64, relative, over all elements together."""
+    exact = compute(*(tensor.double() for tensor in tensors))
+    return ((compute(*tensors).double() - exact).norm() / exact.norm()).item()
+
+
+def numerics():
+    """The machine, the flags after set_seed, and a convolution and a product in fp32 against float64."""
+    device, backends = workload.pick_device(), torch.backends
+    workload.set_seed(0)
+    module = torch.get_device_module(device)
+    with device:
+        images, kernels = torch.randn(32, 64, 32, 32), torch.randn(64, 64, 3, 3)
+        left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    return {
+        "versions": {
+            "torch": torch.__version__,
+            "CUDA": torch.version.cuda,
+            "cuDNN": backends.cudnn.version(),
+            "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
+            "driver": driver(),
+        },
+        "gpus": [module.get_device_name(number) for number in range(workload.gpu_count())],
+        "flags": {
+            "cudnn.benchmark": backends.cudnn.benchmark,
+            "cudnn.deterministic": backends.cudnn.deterministic,
+            "convolutions": backends.cudnn.conv.fp32_precision,
+            "products": backends.cuda.matmul.fp32_precision,
+            "old flag of TF32": torch._C._get_cudnn_allow_tf32(),
+        },
+        "convolution": error(functools.partial(conv2d, padding=1), images, kernels),
+        "product": error(torch.matmul, left, right),
+    }
+
+
+def peers(power=28):
+    """Whether GPU 0 reaches the others' memory directly (P2P), and how many bytes a second a copy moves."""
+    found, source = {}, torch.zeros(2**power, dtype=torch.uint8, device="cuda:0")
+
+    def synchronize():
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(number)
+
+    for number in range(1, torch.cuda.device_count()):
+        target, seconds = torch.empty_like(source, device=f"cuda:{number}"), []
+        for _ in range(8):
+            synchronize()
+            begin = time.perf_counter()
+            target.copy_(source)
+            synchronize()
+            seconds.append(time.perf_counter() - begin)
+        is_direct = torch.cuda.can_device_access_peer(0, number)
+        found[number] = {"P2P": is_direct, "bytes/s": source.numel() / statistics.median(seconds[2:])}
+    return {"peers": found}
+
+
+# ---- several ranks ------------------------------------------------------------------------------
+
+
+def join():
+    """Join the process group. Without device_id, dist.barrier() warns that it does not know the GPU."""
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
+    device_id = None if device.type == "cpu" else device
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device_id)
+    return device
+
+
+def sizes(largest=26, times=20):
+    """Seconds of an all-reduce by its size; the largest is a power of two, in bytes."""
+    device, found = join(), {}
+    for size in [2**power for power in range(10, largest + 1, 2)]:
+        tensor, seconds = torch.zeros(size // 4, device=device), []
+        for _ in range(times + 3):
+            turns.synchronize(device)
+            dist.barrier()
+            seconds.append(seconds_of(device, functools.partial(dist.all_reduce, tensor), 1))
+        found[size] = statistics.median(seconds[3:])  # the first ones connect
+    return {"seconds": found}
+
+
+def memory(kind, width=4096, layers=16):
+    """What a rank holds at most when a model is replicated (ddp) and when it is sharded (fsdp).
+
+    A stack of linear layers that are wide for their batch, so that weights, gradients and the optimizer's
+    two moments are most of it. On the CPU there is no such count: there it is what the process held at most.
+    """
+    device = join()
+    torch.manual_seed(0)
+    with device:
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+        batch = torch.randn(16, width)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if kind == "ddp":
+        # Else gradients would lie in memory twice: in DDP's buckets as well.
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # FSDP shards a model that was whole for a moment
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for _ in range(3):
+        optimize(optimizer, model(batch).square().mean())
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    most = torch.tensor([float(most_bytes(device) if device.type == "cuda" else held)], device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return {"bytes": most.item(), "of weights": 4 * parameters}
+
+
+# ---- speed --------------------------------------------------------------------------------------
+
+
+def inputs(kind, size=1200, steps=200):
+    """What it costs to bring lesson 01's images to the GPU.
+
+    pageable  a batch of the CPU's ordinary memory: .to(device) waits until it has been copied
+    pinned    of memory that the GPU reads by itself, a batch ahead, with non_blocking=True
+    resident  all images are on the GPU from the start
+    """
+    device = workload.pick_device()
+    workload.set_seed(0)
+    images = torch.randint(256, (12_000, 1, 28, 28), dtype=torch.uint8)
+    labels = torch.randint(10, (len(images),))
+    model = workload.ConvNet(images.shape[1:]).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    if kind == "resident":
+        images, labels = images.to(device), labels.to(device)
+
+    def take():
+        chosen = torch.randint(len(images), (size,), device=images.device)
+        batch = images[chosen], labels[chosen]
+        if kind == "pinned" and device.type != "cpu":
+            return [part.pin_memory().to(device, non_blocking=True) for part in batch]
+        return [part.to(device) for part in batch]
+
+    def ahead():
+        following = take()
+        while True:
+            current, following = following, take()  # one ahead: a pinned copy runs beside the step
+            yield current
+
+    def train(source, count=steps):
+        def step():
+            batch, targets = next(source)
+            optimize(optimizer, cross_entropy(model(batch), targets))
+
+        return seconds_of(device, step, count)
+
+    source = ahead()
+    train(source, 3)
+    turns.wait_for_turn()
+    train(source)
+    seconds = statistics.median(train(source) for _ in range(3))
+    fixed = statistics.median(train(itertools.repeat(next(source))) for _ in range(3))
+    return {"images/s": steps * size / seconds, "input": max(0.0, 1 - fixed / seconds)}
+
+
+def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, is_compiled=0):
+    """Lesson 13's model, made large, in bf16 on one GPU: which share of the hardware's peak goes into it.
+
+    The texts are random and stay on the GPU. The number of operations is the planner's: products only,
+    forward and backward, with attention to earlier positions counted as if to all, as papers do.
+    """
+    sys.path.insert(0, str(Path(workload.__file__).resolve().parents[1] / "planner"))
+    import formulas
+
+    device = workload.pick_device()
+    torch.manual_seed(0)
+    with device:
+        model = importlib.import_module("13_gpt").build_model(characters, length, hidden, heads, layers)
+        texts = torch.randint(characters, (256, length + 1))
+    if is_compiled:
+        model.compile()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step():
+        batch = texts[torch.randint(len(texts), (size,), device=device)]
+        with torch.autocast(device.type, torch.bfloat16):
+            scores = model(batch[:, :-1])
+            loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+        optimize(optimizer, loss)
+
+    prepared = seconds_of(device, step, 3)
+    turns.wait_for_turn()
+    seconds_of(device, step, steps)
+    seconds = statistics.median(seconds_of(device, step, steps) / steps for _ in range(3))
+    with turns.Watch(device) as watch:
+        seconds_of(device, step, min(5, steps))
+    return {
+        "seconds": seconds,
+        "tokens/s": size * length / seconds,
+        "flops": formulas.step_flops(layers, hidden, characters, length, size, recompute="none"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "bytes": most_bytes(device),
+        "first steps": prepared,
+        "busy": watch.found,
+    }
+
+
+class Pictures(Dataset):
+    """As most tutorials have it: one image at a time."""
+
+    def __init__(self, images, labels):
+        workload.import_torchvision()
+        from torchvision.transforms import v2
+
+        to_picture = v2.ToPILImage()
+        self.pictures, self.labels = [to_picture(image) for image in images], labels.tolist()
+        move = [v2.RandomCrop(32, padding=ROOM), v2.RandomHorizontalFlip()]
+        scale = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([48 / 255], [64 / 255])]
+        self.transform = v2.Compose(move + scale)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.transform(self.pictures[index]), self.labels[index]
+
+
+class Scaled(nn.Module):
+    """The model without its scaling: here the images come scaled."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return nn.Sequential.forward(self.model, images)
+
+
+def from_loader(images, labels, size, device):
+    pinned, workers = device.type != "cpu", min(4, os.cpu_count())
+    pictures = Pictures(images, labels)
+    loader = DataLoader(pictures, size, shuffle=True, num_workers=workers, drop_last=True, pin_memory=pinned)
+    while True:
+        for batch, targets in loader:
+            yield batch.to(device), targets.to(device)
+
+
+def from_device(images, labels, size, device):
+    images, labels = pad(images, [ROOM] * 4).to(device), labels.to(device)
+    across, channels = torch.arange(32, device=device), torch.arange(3, device=device)
+    while True:
+        chosen = torch.randint(len(images), (size,), device=device)
+        down, right = (torch.randint(2 * ROOM + 1, (size, 1), device=device) + across for _ in range(2))
+        mirrored = torch.rand(size, 1, device=device) < 0.5
+        right = torch.where(mirrored, right.flip(1), right)
+        where = chosen.view(-1, 1, 1, 1), channels.view(1, -1, 1, 1), down[:, None, :, None]
+        yield (images[*where, right[:, None, None]].float() - 48) / 64, labels[chosen]
+
+
+def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
+    """Lesson 08's model on CIFAR-size images, from a plain loop to the fastest, a change at a time.
+
+    Each step keeps what the steps before it have changed:
+    plain          fp32, an image moved and mirrored at a time by four workers, loss.item() at each step
+    input          the images stay on the GPU and are moved and mirrored there, a batch at a time
+    bf16           by autocast
+    channels_last  the layout in which tensor cores read images
+    fused          a fused optimizer, and cuDNN takes whichever kernels are fastest
+    compile        torch.compile
+    Or ddp, or fsdp, under torchrun: bf16, with the model in DistributedDataParallel, or sharded by
+    fully_shard, which takes no channels_last. The input comes first: as long as four workers are waited for,
+    nothing behind them can show. A round has so many steps, or as many as fit into a second.
+    """
+    from parts import board, resnet
+
+    number = STEPS.index(kind if kind in STEPS else "bf16")
+    has = {step: number >= at for at, step in enumerate(STEPS)}
+    device = workload.pick_device() if kind in STEPS else join()
+    workload.set_seed(0)  # so fp32 is fp32, and not TF32
+    torch.backends.cudnn.benchmark = has["fused"]
+    torch.backends.cudnn.deterministic = not has["fused"]
+
+    labels = torch.randint(10, (images,))
+    images = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8)
+    model = resnet.ResNet18((3, 32, 32), width, nn.BatchNorm2d).to(device)
+    flops = board.count_flops(model, images[:1])
+    layout = torch.channels_last if has["channels_last"] else torch.contiguous_format
+    model = Scaled(model).to(memory_format=layout)
+    if has["compile"]:
+        model.compile()
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp":
+        for part in (*(part for part in model.model if list(part.parameters())), model):
+            fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=has["fused"])
+    batches = (from_device if has["input"] else from_loader)(images, labels, size, device)
+
+    def train(batches, count):
+        def step():
+            batch, targets = next(batches)
+            with torch.autocast(device.type, torch.bfloat16, enabled=has["bf16"]):
+                loss = cross_entropy(model(batch.to(memory_format=layout)), targets)
+            optimize(optimizer, loss)
+            if not has["input"]:
+                loss.item()  # the processor waits for the GPU, and the GPU then for the processor
+
+        return seconds_of(device, step, count)
+
+    prepared = train(batches, 3)
+    turns.wait_for_turn()
+    # On an H100, 24 steps in fp32 with repeatable kernels take 4 seconds. All ranks must take equally many.
+    slowest = torch.tensor([train(batches, 3)], device=device)
+    if dist.is_initialized():
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    steps = max(2, min(steps, int(3 / slowest.item())))
+    seconds = [train(batches, steps) for _ in range(rounds)]
+    fixed = [train(itertools.repeat(next(batches)), steps) for _ in range(min(2, rounds))]
+    with turns.Watch(device) as watch:
+        train(batches, min(8, steps))
+    whole = steps * size * (dist.get_world_size() if dist.is_initialized() else 1)
+    return {
+        "images/s": whole / statistics.median(seconds),
+        "rounds": [whole / each for each in seconds],
+        "input": max(0.0, 1 - statistics.median(fixed) / statistics.median(seconds)),
+        "flops": flops,
+        "bytes": most_bytes(device),
+        "first steps": prepared,
+        "busy": watch.found,
+    }
+
+
+def main():
+    name, *words = sys.argv[1:]
+    kinds = [word for word in words if "=" not in word]
+    options = dict(word.split("=") for word in words if "=" in word)
+    probe = {each.__name__: each for each in (numerics, peers, sizes, memory, inputs, gpt, loop)}[name]
+    turns.say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
+    if dist.is_initialized():
+        gc.collect()  # a DDP object whose threads are left may abort the process at exit
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
