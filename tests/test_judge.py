@@ -65,15 +65,16 @@ def solution(name=THIRD):
     return (judge.SOLUTIONS / name).read_text()
 
 
-def with_code(line, code, text=""):
-    """The solution of exercise 03, or this text, with some code before the line that begins so."""
-    text = text or solution()
+def with_code(line, code):
+    """The solution of exercise 03 with this code in front of the line that begins with `line`."""
+    text = solution()
     (margin,) = re.findall(rf"^( *){re.escape(line)}", text, re.M)
     return text.replace(f"{margin}{line}", f"{indent(code, margin)}\n{margin}{line}")
 
 
 def one_check(identity, nursery, folder=judge.SOLUTIONS, text=None, seed=0, **more):
-    """One check alone, as if those before it had passed, of this folder; `text` goes there first."""
+    """The result of one check alone, as if the checks before it had passed. If there is a `text`, it is first
+    written into the folder as the submission."""
     one = judge.exercise(identity.partition(".")[0]) | more
     (entry,) = (entry for entry in one["check"] if entry["id"] == identity)
     if text is not None:
@@ -82,7 +83,7 @@ def one_check(identity, nursery, folder=judge.SOLUTIONS, text=None, seed=0, **mo
 
 
 def refused(monkeypatch, *words):
-    """The one line with which grade.py refuses these words, without a process of its own."""
+    """The one line with which grade.py refuses these words. It is called in this process."""
     monkeypatch.setattr(sys, "argv", ["grade.py", *map(str, words)])
     with pytest.raises(SystemExit) as error:
         grade.main()
@@ -100,10 +101,10 @@ def put(files, folder):
         (folder / name).write_text(text)
 
 
-def grader(*words, **more):
-    """What `grade.py` says to these words."""
+def grader(*words):
+    """`grade.py` with these words, in a process of its own."""
     command = [sys.executable, "tests/exercises/grade.py", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **more)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def pytest_on(*words, args=("tests/exercises",)):
@@ -114,7 +115,7 @@ def pytest_on(*words, args=("tests/exercises",)):
 
 
 def make(*words, cwd=ROOT, **more):
-    """`make` with these words, as if `make test` had not been called above it."""
+    """`make` with these words. If `make test` runs this, the inner make must not know of it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
     words = ["make", *words, f"PYTHON={sys.executable}"]
@@ -301,7 +302,7 @@ def test_the_hint_follows_what_came():
     assert cause.status == "timeout" and shown(cause.came) == []
 
 
-# A mutant for each kind: its name, or code before a line of the solution, or a change in it; and a check.
+# A mutant for each kind (its name, or a line of the solution and the code in front of it), and the check.
 LOOP = "for tensor in"
 KINDS = {
     "not begun": (("with torch.no_grad", 'raise NotImplementedError("03.1: a")'), "03.1a"),
@@ -677,8 +678,8 @@ if tools.rank == 1:
     assert verdict.value.status == "timeout"
 
 
-# What a rank might do instead of what is its turn: with the first of these, what it had sent before would be
-# hidden; after the last, what is demanded at a gate would not count if nothing depended on its number.
+# What a rank might do when it is not its turn. If it began twice, what it had sent before would be hidden. If
+# it could go on without the number of the last gate, what that gate demands would not count.
 OUT_OF_TURN = {
     "begins twice": ("tools._pipe.send(b'M', None)", "ready to begin a second time"),
     "asks for nothing": ("tools.ask('nowhere')", "a question that has no answer"),
@@ -822,8 +823,8 @@ def test_a_mark_in_front_costs_nothing(encoding, nursery, tmp_path):
 
 # ---- who is to blame --------------------------------------------------------------------------
 
-# Code before a line of the solution, and what is said of it. By default the line is the first one that does
-# something in average_gradients.
+# Code that is put in front of a line of average_gradients, what the judge says of it, and the line, if it is
+# not the one that begins with `has_one`.
 BLAME = {
     "leaves early": (
         "if dist.get_rank() == 1:\n    return",
