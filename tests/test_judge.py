@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -281,7 +282,7 @@ def test_a_line_of_when_that_is_none_is_refused(line, tmp_path):
 
 def test_the_hint_follows_what_came():
     """The check's own `when` goes before a general kind, and that before the check's first hint."""
-    assert set(KINDS) == set(judge.hints.ALWAYS | judge.hints.PLAIN)
+    assert set(KINDS) == set(judge.hints.ALWAYS | judge.hints.PLAIN) and len(HINTED) > 25
     entry = {"id": "03.1a", "hints": ["one", "two", "three"], "when": [["is 3", "own"], ["is 4", ""]]}
 
     def shown(came, hints=1):
@@ -338,70 +339,22 @@ def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
     assert judge.helpful(result, 1) == [hint] * bool(hint) and result.hints[1:] == entry["hints"]
 
 
-# What a student reads first names the mistake: a mutant, words of what came, and of the hint.
-HINTED = {
-    "01": [
-        ("gradients set to zero before each part", "that of the last part alone", "of the earlier parts"),
-        ("the model is put into evaluation mode", "is in evaluation mode", "changes the mode"),
-    ],
-    "02": [
-        ("mean over the means of the parts", "the mean of the losses of the parts", "differ in size"),
-        ("gradients set to zero after reduce", "your code was given$", "^No weight has changed"),
-    ],
-    "03": [
-        ("mean over the ranks that have a gradient", "3 times what it should be", "how many do you divide")
-    ],
-    "03a": [
-        ("fewer numbers than processes are left alone", "no chunk of rank 0 has changed$", "return early"),
-        ("a rank whose chunk is empty goes home", "returned before rank", "may be empty"),
-    ],
-    "03b": [
-        ("only buffers that are in state_dict are kept equal", "the buffer 'unsaved'", "persistent=False"),
-        ("parameters in a bucket in the order", "right except for the order", "Inside a bucket, too"),
-    ],
-    "04": [
-        ("the seed is multiplied by the epoch", "in the same order whatever the seed", "`seed` affect your"),
-        ("divided by the images of each", "by the number of this rank's images", "two sums over all ranks"),
-    ],
-    "06": [
-        ("the scheduler is stepped before the epoch", "that it was given$", "Which learning rate"),
-        ("divided by the images and by the processes", "divided by 2 processes", "what the sum is divided"),
-        ("no set_epoch", "set_epoch was not called$", "make the sampler's order change"),
-        ("the first epoch is number 1", "set_epoch was called with 1, 2, 3$", "first epoch is number 0"),
-    ],
-    "08": [
-        ("only lr is copied", "as if weight_decay in param_groups had not changed", "^You copy lr"),
-        ("only lr is saved", "the option betas of .* is not there", "not only lr"),
-        ("only lr is loaded", "as if weight_decay of what was loaded did not count", "all options"),
-    ],
-    "09": [
-        ("the gradient of the images is divided", "unit 2 of 2, .* is right", "neither a mean nor a sum"),
-        ("the gradients of shard and images", "invalid gradient at index 0", "in the same order"),
-        ("gradients are scattered without the zeros", "outputShape|input tensor size", "zeros at the end"),
-    ],
-    "10": [("what was received requires no gradient", "NoneType", "Does the received tensor")],
-    "11": [
-        ("the bias of ColumnLinear is taken for the same", "as if the bias of ColumnLinear", "of the bias"),
-        ("norms are added up, and the root taken", "as if norms were added up", "cannot add norms"),
-        ("scaled also where the norm is small enough", "the gradient of .* 3 times", "The norm is right"),
-        ("gelu comes last", "^the output on rank", "What comes between them"),
-    ],
-    "16": [
-        ("answers go back in the order of the experts", "the answer to token", "in which the rows came"),
-        ("gradients of experts are added up, too", "a different expert on each", "gradients may be added up"),
-    ],
-}
-ROWS = [pytest.param(identity, *row, id=row[0]) for identity, rows in HINTED.items() for row in rows]
+# The mutants that say what a student reads first.
+HINTED = [
+    pytest.param(path.parent.name.partition("_")[0], mutant, id=mutant["name"])
+    for path in sorted(judge.HERE.glob("*/mutants.toml"))
+    for mutant in tomllib.loads(path.read_text())["mutant"]
+    if "hint" in mutant
+]
 
 
-@pytest.mark.parametrize(("identity", "mutant", "came", "hint"), ROWS)
-def test_the_first_hint_names_the_mistake(identity, mutant, came, hint, nursery, tmp_path):
-    case = mutant_of(identity, mutant)
-    put(case.files, tmp_path)
-    result = one_check(case.killed_by, nursery, tmp_path)
-    assert re.search(came, result.came), result.came
+@pytest.mark.parametrize(("identity", "mutant"), HINTED)
+def test_the_first_hint_names_the_mistake(identity, mutant, nursery, tmp_path):
+    put(mutant_of(identity, mutant["name"]).files, tmp_path)
+    result = one_check(mutant["killed_by"], nursery, tmp_path)
+    assert re.search(mutant["came"], result.came), result.came
     (shown,) = judge.helpful(result, 1)
-    assert re.search(hint, shown), shown
+    assert re.search(mutant["hint"], shown), shown
 
 
 def test_a_check_that_needs_another_of_its_part_has_hints_of_its_own():
