@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -65,15 +66,16 @@ def solution(name=THIRD):
     return (judge.SOLUTIONS / name).read_text()
 
 
-def with_code(line, code, text=""):
-    """The solution of exercise 03, or this text, with some code before the line that begins so."""
-    text = text or solution()
+def with_code(line, code):
+    """The solution of exercise 03 with this code in front of the line that begins with `line`."""
+    text = solution()
     (margin,) = re.findall(rf"^( *){re.escape(line)}", text, re.M)
     return text.replace(f"{margin}{line}", f"{indent(code, margin)}\n{margin}{line}")
 
 
 def one_check(identity, nursery, folder=judge.SOLUTIONS, text=None, seed=0, **more):
-    """One check alone, as if those before it had passed, of this folder; `text` goes there first."""
+    """The result of one check alone, as if the checks before it had passed. If there is a `text`, it is first
+    written into the folder as the submission."""
     one = judge.exercise(identity.partition(".")[0]) | more
     (entry,) = (entry for entry in one["check"] if entry["id"] == identity)
     if text is not None:
@@ -82,7 +84,7 @@ def one_check(identity, nursery, folder=judge.SOLUTIONS, text=None, seed=0, **mo
 
 
 def refused(monkeypatch, *words):
-    """The one line with which grade.py refuses these words, without a process of its own."""
+    """The one line with which grade.py refuses these words. It is called in this process."""
     monkeypatch.setattr(sys, "argv", ["grade.py", *map(str, words)])
     with pytest.raises(SystemExit) as error:
         grade.main()
@@ -90,10 +92,20 @@ def refused(monkeypatch, *words):
     return str(error.value)
 
 
-def grader(*words, **more):
-    """What `grade.py` says to these words."""
+def mutant_of(identity, name):
+    return next(case for case in selftest.cases(judge.exercise(identity)) if case.name.startswith(name))
+
+
+def put(files, folder):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def grader(*words):
+    """`grade.py` with these words, in a process of its own."""
     command = [sys.executable, "tests/exercises/grade.py", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **more)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def pytest_on(*words, args=("tests/exercises",)):
@@ -104,7 +116,7 @@ def pytest_on(*words, args=("tests/exercises",)):
 
 
 def make(*words, cwd=ROOT, **more):
-    """`make` with these words, as if `make test` had not been called above it."""
+    """`make` with these words. If `make test` runs this, the inner make must not know of it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
     words = ["make", *words, f"PYTHON={sys.executable}"]
@@ -238,9 +250,8 @@ def test_the_manifest_is_in_order():
     seen = set()
     assert sorted(EXERCISES) == EXERCISES and {"03", "03a", "03b", "04"} <= set(EXERCISES)
     for one in judge.manifest():
-        assert set(one) <= {
-            *["id", "stem", "title", "files", "forbidden", "floor", "limits", "seconds", "check"]
-        }
+        fields = ["id", "stem", "title", "files", "forbidden", "floor", "limits", "seconds", "check"]
+        assert set(one) <= set(fields)
         for entry in one["check"]:
             assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "visibility", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
@@ -271,7 +282,7 @@ def test_a_line_of_when_that_is_none_is_refused(line, tmp_path):
 
 def test_the_hint_follows_what_came():
     """The check's own `when` goes before a general kind, and that before the check's first hint."""
-    assert set(KINDS) == set(judge.hints.ALWAYS | judge.hints.PLAIN)
+    assert set(KINDS) == set(judge.hints.ALWAYS | judge.hints.PLAIN) and len(HINTED) > 25
     entry = {"id": "03.1a", "hints": ["one", "two", "three"], "when": [["is 3", "own"], ["is 4", ""]]}
 
     def shown(came, hints=1):
@@ -287,13 +298,12 @@ def test_the_hint_follows_what_came():
     stack = '(most recent call first):\n  File "a.py", line 2 in f\n  File "b.py", line 9 in g\n'
     ended = {"marks": {}, "ended": -24, "output": f"some words\n{stack}"}
     cause = judge.causes.ended(0, ended, "your code", {"a.py": "def f():\n    while True: pass\n"})
-    assert cause.came.startswith(
-        "your code was at line 2 of a.py: `while True: pass` when it had used up its"
-    )
+    words = "your code was at line 2 of a.py: `while True: pass` when it had used up its"
+    assert cause.came.startswith(words)
     assert cause.status == "timeout" and shown(cause.came) == []
 
 
-# A mutant for each kind: its name, or code before a line of the solution, or a change in it; and a check.
+# A mutant for each kind (its name, or a line of the solution and the code in front of it), and the check.
 LOOP = "for tensor in"
 KINDS = {
     "not begun": (("with torch.no_grad", 'raise NotImplementedError("03.1: a")'), "03.1a"),
@@ -313,16 +323,6 @@ KINDS = {
 }
 
 
-def mutant_of(identity, name):
-    return next(case for case in selftest.cases(judge.exercise(identity)) if case.name.startswith(name))
-
-
-def put(files, folder):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-
-
 @pytest.mark.quick(*(kind for kind in KINDS if kind != "never ends"))
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
@@ -339,70 +339,22 @@ def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
     assert judge.helpful(result, 1) == [hint] * bool(hint) and result.hints[1:] == entry["hints"]
 
 
-# What a student reads first names the mistake: a mutant, words of what came, and of the hint.
-HINTED = {
-    "01": [
-        ("gradients set to zero before each part", "that of the last part alone", "of the earlier parts"),
-        ("the model is put into evaluation mode", "is in evaluation mode", "changes the mode"),
-    ],
-    "02": [
-        ("mean over the means of the parts", "the mean of the losses of the parts", "differ in size"),
-        ("gradients set to zero after reduce", "your code was given$", "^No weight has changed"),
-    ],
-    "03": [
-        ("mean over the ranks that have a gradient", "3 times what it should be", "how many do you divide")
-    ],
-    "03a": [
-        ("fewer numbers than processes are left alone", "no chunk of rank 0 has changed$", "return early"),
-        ("a rank whose chunk is empty goes home", "returned before rank", "may be empty"),
-    ],
-    "03b": [
-        ("only buffers that are in state_dict are kept equal", "the buffer 'unsaved'", "persistent=False"),
-        ("parameters in a bucket in the order", "right except for the order", "Inside a bucket, too"),
-    ],
-    "04": [
-        ("the seed is multiplied by the epoch", "in the same order whatever the seed", "`seed` affect your"),
-        ("divided by the images of each", "by the number of this rank's images", "two sums over all ranks"),
-    ],
-    "06": [
-        ("the scheduler is stepped before the epoch", "that it was given$", "Which learning rate"),
-        ("divided by the images and by the processes", "divided by 2 processes", "what the sum is divided"),
-        ("no set_epoch", "set_epoch was not called$", "make the sampler's order change"),
-        ("the first epoch is number 1", "set_epoch was called with 1, 2, 3$", "first epoch is number 0"),
-    ],
-    "08": [
-        ("only lr is copied", "as if weight_decay in param_groups had not changed", "^You copy lr"),
-        ("only lr is saved", "the option betas of .* is not there", "not only lr"),
-        ("only lr is loaded", "as if weight_decay of what was loaded did not count", "all options"),
-    ],
-    "09": [
-        ("the gradient of the images is divided", "unit 2 of 2, .* is right", "neither a mean nor a sum"),
-        ("the gradients of shard and images", "invalid gradient at index 0", "in the same order"),
-        ("gradients are scattered without the zeros", "outputShape|input tensor size", "zeros at the end"),
-    ],
-    "10": [("what was received requires no gradient", "NoneType", "Does the received tensor")],
-    "11": [
-        ("the bias of ColumnLinear is taken for the same", "as if the bias of ColumnLinear", "of the bias"),
-        ("norms are added up, and the root taken", "as if norms were added up", "cannot add norms"),
-        ("scaled also where the norm is small enough", "the gradient of .* 3 times", "The norm is right"),
-        ("gelu comes last", "^the output on rank", "What comes between them"),
-    ],
-    "16": [
-        ("answers go back in the order of the experts", "the answer to token", "in which the rows came"),
-        ("gradients of experts are added up, too", "a different expert on each", "gradients may be added up"),
-    ],
-}
-ROWS = [pytest.param(identity, *row, id=row[0]) for identity, rows in HINTED.items() for row in rows]
+# The mutants that say what a student reads first.
+HINTED = [
+    pytest.param(path.parent.name.partition("_")[0], mutant, id=mutant["name"])
+    for path in sorted(judge.HERE.glob("*/mutants.toml"))
+    for mutant in tomllib.loads(path.read_text())["mutant"]
+    if "hint" in mutant
+]
 
 
-@pytest.mark.parametrize(("identity", "mutant", "came", "hint"), ROWS)
-def test_the_first_hint_names_the_mistake(identity, mutant, came, hint, nursery, tmp_path):
-    case = mutant_of(identity, mutant)
-    put(case.files, tmp_path)
-    result = one_check(case.killed_by, nursery, tmp_path)
-    assert re.search(came, result.came), result.came
+@pytest.mark.parametrize(("identity", "mutant"), HINTED)
+def test_the_first_hint_names_the_mistake(identity, mutant, nursery, tmp_path):
+    put(mutant_of(identity, mutant["name"]).files, tmp_path)
+    result = one_check(mutant["killed_by"], nursery, tmp_path)
+    assert re.search(mutant["came"], result.came), result.came
     (shown,) = judge.helpful(result, 1)
-    assert re.search(hint, shown), shown
+    assert re.search(mutant["hint"], shown), shown
 
 
 def test_a_check_that_needs_another_of_its_part_has_hints_of_its_own():
@@ -534,13 +486,26 @@ def test_a_frame_that_is_none_is_refused(kind):
 
 # ---- seen from outside ------------------------------------------------------------------------
 
-TOOLS = """
-import os, socket, sys, time
+TOOLS = r"""
+import os, re, socket, sys, time
 import numpy
 frame = sys._getframe()
 while "tools" not in frame.f_locals:
     frame = frame.f_back
 tools = frame.f_locals["tools"]
+
+def in_memory(pattern):
+    found = set()
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            first, last = (int(word, 16) for word in line.split()[0].split("-"))
+            if "rw" in line:
+                try:
+                    memory.seek(first)
+                    found |= set(re.findall(pattern, memory.read(last - first)))
+                except (OSError, ValueError):
+                    pass
+    return sorted(word.decode() for word in found)
 """
 
 
@@ -587,13 +552,6 @@ if tools.rank == 0:
     nursery.wipe()
 
 
-def test_a_rank_begins_once(nursery):
-    """A second first look would hide what was sent before it."""
-    words = r"sent something that is not a valid result \(ready to begin a second time"
-    with pytest.raises(judge.Verdict, match=words):
-        looked_at(nursery, "tools._pipe.send(b'M', None)\n")
-
-
 CLOSE_ALL = """
 import stat, sys
 
@@ -636,35 +594,21 @@ def test_a_connection_that_was_there_at_a_gate_stays(nursery):
 
 def gates(**demands):
     """A number for rank 0, with this demand, and one for rank 1."""
-    return [{"here": {"value": 1.5, **demands}}, {"there": {"value": 1.0}}]
-
-
-def look_for_it(gates):
-    """What asks for it, and looks through all of its memory before: another number each time, for the nursery
-    has had the last one."""
-    gates[0]["here"]["value"] = random.uniform(0.5, 0.6)
-    digits = str(gates[0]["here"]["value"])[2:16]
-    return LOOK_FOR_IT.replace("DIGITS", f"{digits[:-1]}[{digits[-1]}]"), gates
+    return [{"here": {"value": 1.5} | demands}, {"there": {"value": 1.0}}]
 
 
 ASK = "if tools.rank == 0:\n    tools.ask('here')\n"
-LOOK_FOR_IT = r"""
-if tools.rank == 0:
-    import re
-    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
-        for line in maps:
-            if " rw-p " in line and "/" not in line:
-                begin, end = (int(one, 16) for one in line.split()[0].split("-"))
-                memory.seek(begin)
-                assert not re.search(rb"0[.]DIGITS", memory.read(end - begin)), "it is here"
-    assert 0.5 <= tools.ask("here", [1, 2]) <= 0.6
-"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from outside")
 def test_a_gate_opens_when_the_bytes_have_left_and_its_number_is_nowhere_before(nursery):
-    text, those = look_for_it(gates(sent=4500))
-    trial = looked_at(nursery, f"if tools.rank == 0:{CALL_ONESELF}{text}", those)
+    # Another number each time, for the nursery has had the last one; and a pattern that does not fit itself.
+    number = random.uniform(0.5, 0.6)
+    digits = str(number)[2:16]
+    look = f"    assert not in_memory(rb'0[.]{digits[:-1]}[{digits[-1]}]'), 'it is here'\n"
+    ask = "    assert 0.5 <= tools.ask('here', [1, 2]) <= 0.6\n"
+    text = f"if tools.rank == 0:{CALL_ONESELF}{look}{ask}"
+    trial = looked_at(nursery, text, gates(sent=4500, value=number))
     assert trial.asked(0, "here")["with"] == [1, 2] and 5000 <= trial.asked(0, "here")["sent"] < 9000
     words = "at 'here', rank 0 had sent nothing, and it sent nothing later"
     with pytest.raises(judge.Verdict, match=words) as verdict:
@@ -687,40 +631,31 @@ if tools.rank == 1:
     assert verdict.value.status == "timeout"
 
 
-@pytest.mark.parametrize("text", ["tools.ask('nowhere')", "[tools.ask('here') for _ in range(2)]"])
-def test_no_question_is_answered_twice(text, nursery):
-    with pytest.raises(judge.Verdict, match=r"is not a valid result \(a question that has no answer"):
-        looked_at(nursery, f"if tools.rank == 0:\n    {text}\n", gates())
+# What a rank might do when it is not its turn. If it began twice, what it had sent before would be hidden. If
+# it could go on without the number of the last gate, what that gate demands would not count.
+OUT_OF_TURN = {
+    "begins twice": ("tools._pipe.send(b'M', None)", "ready to begin a second time"),
+    "asks for nothing": ("tools.ask('nowhere')", "a question that has no answer"),
+    "asks twice": ("[tools.ask('here') for _ in range(2)]", "a question that has no answer"),
+    "goes on": (
+        "tools._pipe.send(b'Q', {'gate': 'here', 'with': None})",
+        "a result while it waits for a number: here",
+    ),
+}
 
 
-def test_nobody_asks_and_goes_on_without_the_number(nursery):
-    """What is demanded at the last gate counts too, though nothing that comes depends on its number."""
-    text = "if tools.rank == 0:\n    tools._pipe.send(b'Q', {'gate': 'here', 'with': None})\n"
-    words = r"not a valid result \(a result while it waits for a number: here"
-    with pytest.raises(judge.Verdict, match=words):
-        looked_at(nursery, text, gates(sent=1 << 30))
-
-
-SEARCH = r"""
-import re
-words, found = b"for " + b"rank ", set()
-with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
-    for line in maps:
-        first, last = (int(word, 16) for word in line.split()[0].split("-"))
-        if "rw" in line:
-            try:
-                memory.seek(first)
-                found |= set(re.findall(words + rb"\d+!", memory.read(last - first)))
-            except (OSError, ValueError):
-                pass
-print(sorted(word.decode() for word in found))
-"""
+@pytest.mark.parametrize("what", OUT_OF_TURN)
+def test_nobody_acts_out_of_turn(what, nursery):
+    code, words = OUT_OF_TURN[what]
+    demand = {"sent": 1 << 30} if what == "goes on" else {}
+    with pytest.raises(judge.Verdict, match=rf"sent something that is not a valid result \({words}"):
+        looked_at(nursery, f"if tools.rank == 0:\n    {code}\n", gates(**demand))
 
 
 def test_in_the_memory_of_a_rank_is_nothing_that_others_were_given(nursery):
     """Not in this run, and not of the run before. What it was given itself is found."""
     for notes in (["for rank 10!", "for rank 11!"], ["for rank 20!", "for rank 21!"]):
-        trial = looked_at(nursery, SEARCH, notes=notes)
+        trial = looked_at(nursery, r"print(in_memory(rb'for rank \d+!'))" + "\n", notes=notes)
         assert printed_by(trial) == [f"['{note}']" for note in notes]
 
 
@@ -841,8 +776,8 @@ def test_a_mark_in_front_costs_nothing(encoding, nursery, tmp_path):
 
 # ---- who is to blame --------------------------------------------------------------------------
 
-# Code before a line of the solution, and what is said of it. By default the line is the first one that does
-# something in average_gradients.
+# Code that is put in front of a line of average_gradients, what the judge says of it, and the line, if it is
+# not the one that begins with `has_one`.
 BLAME = {
     "leaves early": (
         "if dist.get_rank() == 1:\n    return",
@@ -853,8 +788,9 @@ BLAME = {
         r"rank 1 returned before all_reduce number 1 .*; ranks 0 and 2 were waiting for it",
     ),
     "another call": (
-        "if dist.get_rank():\n    return dist.broadcast(torch.zeros(1), 0)",
+        "if dist.get_rank():\n    return dist.broadcast(has_one, 0)",
         r"do not make the same calls: rank 0 called all_reduce number 1 .*, rank 1 called broadcast number 1",
+        "dist.all_reduce(has_one)",
     ),
     "raises": (
         "if dist.get_rank() == 1:\n    raise ValueError('mine')",
@@ -1100,8 +1036,8 @@ def test_it_reads_as_pytest_does(tmp_path):
     assert code == 1 and "1 passed" in text and "2 of 5 points of 2 checks" in text
     assert f"{third}::03.1a PASSED" in text and f"{third}::03.2a FAILED" in text
     assert f"\nPASSED {third}::03.1a\n" in text
-    # Of three runs, the one with the most ranks.
-    assert text.count("rank 2 | ... 25 lines left out") == 1 and "rank 3 |" not in text
+    # Of three runs, the one with the most ranks, which are three.
+    assert text.count("rank 2 | ... 25 lines left out") == 1
     came = re.search(rf"\nFAILED {third}::03.2a - (.+)\n", text)[1]
     assert f"result:   {came.partition('...')[0]}" in text
     passed, failed = ElementTree.parse(junit).getroot().iter("testcase")
@@ -1411,12 +1347,6 @@ def test_what_is_graded_is_kept(graded):
 
 
 @pytest.mark.long
-def test_another_seed_needs_another_folder(graded):
-    run = grader(graded["folder"] / "submissions", "--out", graded["out"], "--force", "--seed", "spring")
-    assert run.returncode == 1 and "has grades with the seed autumn: choose another --out" in run.stderr
-
-
-@pytest.mark.long
 def test_each_student_gets_what_gradescope_reads(graded):
     for folder in graded["out"].iterdir():
         if folder.is_dir():
@@ -1560,7 +1490,7 @@ def test_a_seed_that_nobody_has_named_is_one_that_nobody_knows(tmp_path):
     first, other = (grade.seed_in(folder, "") for folder in folders)
     assert first != other and min(len(first), len(other)) >= 12
     assert grade.seed_in(folders[0], "") == first
-    with pytest.raises(SystemExit, match="choose another --out"):
+    with pytest.raises(SystemExit, match=f"has grades with the seed {first}: choose another --out"):
         grade.seed_in(folders[0], "autumn")
 
 

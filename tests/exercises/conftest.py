@@ -17,16 +17,13 @@ SESSION, WANTED = pytest.StashKey(), pytest.StashKey()
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("exercises")
-    group.addoption(
-        "--only", metavar="03", help="an exercise, a part or a check: 03, 03.2, 03.2a (default: all)"
-    )
-    group.addoption(
-        "--submission", default=str(judge.STARTERS), help="folder to check (default: lessons/exercises)"
-    )
-    group.addoption("--hints", action="store_true", help="show all hints for a failed check, not only one")
-    group.addoption("--out", default="out", help="folder for the output of your code (default: out)")
-    group.addoption("--seed", default="0", help="another seed draws other inputs for the checks (default: 0)")
+    option = parser.getgroup("exercises").addoption
+    option("--only", metavar="03", help="an exercise, a part or a check: 03, 03.2, 03.2a (default: all)")
+    folder = "folder to check (default: lessons/exercises)"
+    option("--submission", default=str(judge.STARTERS), help=folder)
+    option("--hints", action="store_true", help="show all hints for a failed check, not only one")
+    option("--out", default="out", help="folder for the output of your code (default: out)")
+    option("--seed", default="0", help="another seed draws other inputs for the checks (default: 0)")
 
 
 def pytest_configure(config):
@@ -112,15 +109,13 @@ class Session:
     """The nursery, started once, and what has been found so far."""
 
     def __init__(self, config):
-        folder = Path(config.getoption("--submission"))
+        folder, why = Path(config.getoption("--submission")), ""
         if not folder.is_dir():
-            pytest.exit(
-                f"error: there is no folder {folder}: choose another one with --submission", returncode=2
-            )
-        if find_spec("torch") is None:
-            pytest.exit(
-                "error: this Python has no torch: run make check, or activate .venv first", returncode=2
-            )
+            why = f"there is no folder {folder}: choose another one with --submission"
+        elif find_spec("torch") is None:
+            why = "this Python has no torch: run make check, or activate .venv first"
+        if why:
+            pytest.exit(f"error: {why}", returncode=2)
         self.folder, self.seed = folder.resolve(), config.getoption("--seed")
         self.nursery, self.results = judge.Nursery(), {}
         self.nursery.start()

@@ -156,13 +156,8 @@ class Trial:
 
     # -- verdicts
 
-    def require(self, condition: Any, came: str, expected: str = "") -> None:
-        """Whatever a check has to say in its own words."""
-        comparing.require(condition, came, expected)
-
-    def same(self, what: str, got: Any, expected: Any) -> None:
-        """Equal things: whole numbers, words, None, lists of them."""
-        comparing.same(what, got, expected)
+    # What a check has to say in its own words; and equal things: whole numbers, words, None, lists of them.
+    require, same = staticmethod(comparing.require), staticmethod(comparing.same)
 
     def close(
         self, what: str, got: Any, expected: Any, relative: float = 2e-5, scale: float | None = None
