@@ -31,14 +31,8 @@ def fly(network, *options, ranks=(0, 1, 2), environment=None, before=None):
     and it would be missed."""
     commands, here = [], Path(tempfile.mkdtemp(dir=network.folder))
     for rank in ranks:
-        place = {
-            "RANK": rank,
-            "LOCAL_RANK": 0,
-            "WORLD_SIZE": 3,
-            "MASTER_ADDR": "10.0.0.1",
-            "MASTER_PORT": 29500,
-        }
-        place = {name: str(value) for name, value in place.items()} | (environment or {})
+        place = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "3"}
+        place |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"} | (environment or {})
         lines = [
             "import pathlib, runpy, time, torch",
             f"here = pathlib.Path({str(here)!r})",
