@@ -35,6 +35,20 @@ SAME = ("python", "torch", "cuda", "nccl", "driver", "device")  # what should no
 NO_ADDRESS = "none"
 
 
+class Page:
+    """What rank 0 prints at the end."""
+
+    def __init__(self):
+        self.lines, self.problems = [], []
+
+    def finish(self, rank: int) -> bool:
+        """Print it. Returns whether anything is wrong."""
+        if rank == 0:
+            last = [f"problem: {each}" for each in self.problems] or ["nothing is wrong that this can see"]
+            print("\n".join([*self.lines, *last]), flush=True)
+        return bool(self.problems)
+
+
 def refuse(message: str) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
     os._exit(1)  # a thread of the store that still waits would hold a plain exit up
@@ -295,9 +309,9 @@ def all_reduce_speed(world_size: int, device: torch.device, slowest: float) -> t
     return size, carried * size / longest.item()
 
 
-def measure(rank: int, seen: list[dict], device, expect: float | None) -> tuple[list[str], list[str]]:
-    """The lines about what needs a process group, and what is wrong with it."""
-    world_size, problems = len(seen), []
+def measure(page: Page, rank: int, seen: list[dict], device: torch.device, expect: float | None) -> None:
+    """What needs a process group, and what is wrong with it."""
+    world_size = len(seen)
     expected = expect and expect * 1e9 / 8
     speeds, sources = [0.0] * world_size, range(world_size)
     for _ in range(3):  # a link that looks slow may have waited for a core: it is slow if it stays slow
@@ -315,22 +329,20 @@ def measure(rank: int, seen: list[dict], device, expect: float | None) -> tuple[
     dist.all_reduce(found)
     offsets = found.tolist()
     spread = max(offsets) - min(offsets)
-    lines = [f"  {'clocks':10} at most {spread:.3f} s apart"]
+    page.lines.append(f"  {'clocks':10} at most {spread:.3f} s apart")
     if spread > FAR:
         middle = sorted(offsets)[world_size // 2]
         wrong = max(range(world_size), key=lambda other: abs(offsets[other] - middle))
-        problems.append(
+        page.problems.append(
             f"the clocks of {seen[wrong]['host']} and others are {spread:.1f} s apart: look at "
             "`chronyc tracking` there, or logs and certificates will not fit"
         )
-    linked, slow = show_links(seen, speeds, expected)
+    show_links(page, seen, speeds, expected)
     size, speed = all_reduce_speed(world_size, device, min(speeds))
-    lines += ["links, one at a time", *linked]
-    lines.append(
+    page.lines.append(
         f"all-reduce of {size / 2**20:g} MiB: {speed_in_words(speed)} over each link; it can be at most that "
         f"of the slowest, {speed_in_words(min(speeds))}"
     )
-    return lines, problems + slow
 
 
 # ---- the page ---------------------------------------------------------------------------------
@@ -365,36 +377,36 @@ def speed_in_words(speed: float) -> str:
     return f"{speed / 1e9:.2f} GB/s" if speed >= 1e8 else f"{speed / 1e6:.2f} MB/s"
 
 
-def compare(seen: list[dict]) -> tuple[list[str], list[str]]:
-    """The lines about what the ranks have, and what is wrong with it."""
-    lines, problems = [], []
+def compare(page: Page, seen: list[dict]) -> None:
+    """What the ranks have, and what is wrong with it."""
     for name in SAME:
         values = by_value(seen, name)
         said = "; ".join(f"{value} on {ranks_in_words(ranks)}" for value, ranks in values.items())
-        lines.append(f"  {name:10} {said if len(values) > 1 else next(iter(values)) + ', the same on all'}")
+        page.lines.append(
+            f"  {name:10} {said if len(values) > 1 else next(iter(values)) + ', the same on all'}"
+        )
         if len(values) > 1:
-            problems.append(f"{name} differs: {said}. Install the same everywhere")
+            page.problems.append(f"{name} differs: {said}. Install the same everywhere")
     for name, words in (
         ("memory", "of free memory: look who has the rest"),
         ("/dev/shm", "free in /dev/shm, which NCCL and loader workers use"),
     ):
         free, host = min((one[name], one["host"]) for one in seen)
-        lines.append(f"  {name:10} at least {in_gb(free)} free, on {host}")
+        page.lines.append(f"  {name:10} at least {in_gb(free)} free, on {host}")
         if free < LITTLE:
-            problems.append(f"{host} has {in_gb(free)} {words}")
+            page.problems.append(f"{host} has {in_gb(free)} {words}")
     gpus = [(one["gpu_memory"], rank) for rank, one in enumerate(seen) if one["gpu_memory"] is not None]
     if gpus:
         free, rank = min(gpus)
-        lines.append(f"  {'GPU memory':10} at least {in_gb(free)} free, on rank {rank}")
+        page.lines.append(f"  {'GPU memory':10} at least {in_gb(free)} free, on rank {rank}")
     cores = by_value(seen, "cores")
     said = "; ".join(f"{number} for {ranks_in_words(ranks)}" for number, ranks in cores.items())
-    lines.append(f"  {'cores':10} {said}")
-    return lines, problems
+    page.lines.append(f"  {'cores':10} {said}")
 
 
-def show_addresses(seen: list[dict]) -> tuple[list[str], list[str]]:
+def show_addresses(page: Page, seen: list[dict]) -> None:
     """What each host offers, and why that may be the wrong interface."""
-    lines, problems = [], []
+    page.lines.append("hosts")
     several = len({one["host"] for one in seen}) > 1
     for host, ranks in by_value(seen, "host").items():
         one = seen[ranks[0]]
@@ -404,14 +416,13 @@ def show_addresses(seen: list[dict]) -> tuple[list[str], list[str]]:
             for name, found in one["interfaces"].items()
         ]
         offered = f"{one['address']} ({names.get(one['address'], 'an address that it does not have')})"
-        lines.append(f"  {host:10} {ranks_in_words(ranks)}; offers {offered}; has {', '.join(others)}")
+        page.lines.append(f"  {host:10} {ranks_in_words(ranks)}; offers {offered}; has {', '.join(others)}")
         right = names.get(one["route"])
         if several and one["address"] != one["route"] and right and right != "lo":
-            problems.append(
+            page.problems.append(
                 f"{host} offers {offered} to the others, but the way to {os.environ['MASTER_ADDR']} leaves "
                 f"from {one['route']}: set GLOO_SOCKET_IFNAME={right} and NCCL_SOCKET_IFNAME={right}"
             )
-    return lines, problems
 
 
 def link_names(seen: list[dict], rank: int) -> str:
@@ -431,37 +442,24 @@ def slow_link(seen: list[dict], speeds: list[float], rank: int, expected: float 
     return f"the best link of its kind {speed_in_words(best)}" if speeds[rank] < best / SLOW else ""
 
 
-def show_links(seen: list[dict], speeds: list[float], expected: float | None) -> tuple[list[str], list[str]]:
+def show_links(page: Page, seen: list[dict], speeds: list[float], expected: float | None) -> None:
     """A line for each link of the ring, and the slow ones, which are named."""
-    lines, problems = [], []
+    page.lines.append("links, one at a time")
     for rank, speed in enumerate(speeds):
-        compared = slow_link(seen, speeds, rank, expected)
-        lines.append(
-            f"  {link_names(seen, rank):40} {speed_in_words(speed):>12}{'  SLOW' if compared else ''}"
-        )
+        compared, said = slow_link(seen, speeds, rank, expected), speed_in_words(speed)
+        page.lines.append(f"  {link_names(seen, rank):40} {said:>12}{'  SLOW' if compared else ''}")
         if compared:
-            problems.append(
-                f"the link {link_names(seen, rank)} carries {speed_in_words(speed)}, and {compared}: "
+            page.problems.append(
+                f"the link {link_names(seen, rank)} carries {said}, and {compared}: "
                 "its cable, its card, its port of the switch, or other traffic"
             )
-    return lines, problems
 
 
-def finish(rank: int, lines: list[str], problems: list[str]) -> None:
-    if rank == 0:
-        lines += [f"problem: {problem}" for problem in problems] or ["nothing is wrong that this can see"]
-        print("\n".join(lines), flush=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--expect",
-        type=float,
-        help="Gbit/s that a link between machines should carry: less than half is slow",
-    )
+def main() -> bool:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    expect = "Gbit/s that a link between machines should carry: less than half is slow"
+    parser.add_argument("--expect", type=float, help=expect)
     parser.add_argument("--seconds", type=float, default=10, help="to wait for a rank or a link (10)")
     options = parser.parse_args()
     read_environment()
@@ -480,25 +478,23 @@ def main() -> int:
     share_gpus(rank, seen)
     backend = dist.get_default_backend_for_device(device)
     hosts = len(by_value(seen, "host"))
-    compared, problems = compare(seen)
-    addresses, wrong = show_addresses(seen)
-    title = f"{count(world_size, 'rank')} on {count(hosts, 'host')}, by {backend}"
-    lines = [title, *compared, "hosts", *addresses]
-    problems += wrong
+    page = Page()
+    page.lines.append(f"{count(world_size, 'rank')} on {count(hosts, 'host')}, by {backend}")
+    compare(page, seen)
+    show_addresses(page, seen)
     if world_size == 1:
-        finish(rank, lines, problems)
-        return bool(problems)
+        return page.finish(rank)
 
     reasons = knock(store, rank, world_size, seen, options.seconds)
     for source, reason in enumerate(reasons):
         if reason is not None:
             target = seen[(source + 1) % world_size]
-            problems.append(
+            page.problems.append(
                 f"the link {link_names(seen, source)} is dead: no connection to {target['address']}, "
                 f"which {target['host']} offers ({reason})"
             )
     if reasons.count(None) < world_size:
-        finish(rank, lines, problems)
+        page.finish(rank)
         store.set(f"done/{rank}", "yes")
         if rank == 0:  # the store ends with this process: the others must have read it
             for other in range(world_size):
@@ -514,13 +510,12 @@ def main() -> int:
         timeout=timedelta(seconds=6 * options.seconds),
         device_id=None if device.type == "cpu" else device,
     )
-    more, wrong = measure(rank, seen, device, options.expect)
-    lines += [*more, f"{time.monotonic() - began:.1f} s, without the start"]
-    problems += wrong
-    finish(rank, lines, problems)
+    measure(page, rank, seen, device, options.expect)
+    page.lines.append(f"{time.monotonic() - began:.1f} s, without the start")
+    is_wrong = page.finish(rank)
     dist.barrier()
     dist.destroy_process_group()
-    return bool(problems)
+    return is_wrong
 
 
 if __name__ == "__main__":

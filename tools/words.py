@@ -1,16 +1,13 @@
 """Link the words of lessons/pages/words.md where a notebook first uses them.
 
     python tools/words.py
-    python tools/words.py 03_ddp_spawn --check
 
 You will see one line for each link that is written: the notebook, the word, and the words around it. Each
 word is linked once in a notebook, in the first sentence where it is plain text. A second run writes nothing.
-`make notebooks` does the same to each notebook that it executes. With --check nothing is written.
+`make notebooks` does the same to each notebook that it executes.
 """
 
-import argparse
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +81,8 @@ def first_use(word: Word, sources: list[str]) -> tuple[int, int, int] | None:
     """
     for at, source in enumerate(sources):
         others = list(OTHER.finditer(source))
-        uses = [(match.start(), match) for match in word.pattern.finditer(source)]
-        for start, use in uses:
+        for use in word.pattern.finditer(source):
+            start = use.start()
             around = next((other for other in others if other.start() <= start < other.end()), None)
             if around is None:
                 before, after = EXPLAINED
@@ -124,26 +121,12 @@ def link(own: str, notebook, words: list[Word] | None = None) -> list[str]:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("stems", nargs="*", help="which notebooks (all)")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if there is one to link")
-    arguments = parser.parse_args()
-    count = 0
     for row in lessons.NOTEBOOKS:
-        if arguments.stems and row.stem not in arguments.stems:
-            continue
         notebook = nbformat.read(row.path, as_version=4)
-        found = link(number(row), notebook)
-        for line in found:
+        for line in (found := link(number(row), notebook)):
             print(f"{row.stem}  {line}")
-        count += len(found)
-        if found and not arguments.check:
+        if found:
             row.path.write_text(nbformat.writes(notebook) + "\n")
-    print(f"{count} links {'to write: python tools/words.py' if arguments.check else 'written'}")
-    if count and arguments.check:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -31,14 +31,8 @@ def fly(network, *options, ranks=(0, 1, 2), environment=None, before=None):
     and it would be missed."""
     commands, here = [], Path(tempfile.mkdtemp(dir=network.folder))
     for rank in ranks:
-        place = {
-            "RANK": rank,
-            "LOCAL_RANK": 0,
-            "WORLD_SIZE": 3,
-            "MASTER_ADDR": "10.0.0.1",
-            "MASTER_PORT": 29500,
-        }
-        place = {name: str(value) for name, value in place.items()} | (environment or {})
+        place = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "3"}
+        place |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"} | (environment or {})
         lines = [
             "import pathlib, runpy, time, torch",
             f"here = pathlib.Path({str(here)!r})",
@@ -126,10 +120,11 @@ def test_a_dead_link_is_named(three):
 def test_which_links_are_slow(names, device, expected, slow):
     seen = [{"host": name, "device": device} for name in names]
     speeds = [24e6, 25e6, 2.5e6][: len(names)]
-    lines, problems = preflight.show_links(seen, speeds, expected)
-    assert len(problems) == slow == sum(line.endswith("SLOW") for line in lines)
+    page = preflight.Page()
+    preflight.show_links(page, seen, speeds, expected)
+    assert len(page.problems) == slow == sum(line.endswith("SLOW") for line in page.lines)
     if slow == 1:
-        assert problems[0].startswith(f"the link {speeds.index(min(speeds))} -> ")
+        assert page.problems[0].startswith(f"the link {speeds.index(min(speeds))} -> ")
 
 
 @pytest.mark.long

@@ -203,7 +203,7 @@ With one snapshot per epoch, lesson 06b spends {share:.1%} of its run on snapsho
 def startup(result):
     found = result["rows"]["start"]
     head = ["seconds", "01", "03, mp.spawn", "04, torchrun", "06, torchrun on two nodes"]
-    columns = [found[name] for name in ("lesson 01", "lesson 03", "lesson 04", "lesson 06")]
+    columns = [found[name] for name in STARTS.values()]
     lines = [[stage, *(middle(column[stage], 1, 2) for column in columns)] for stage in columns[0]]
     whole = list(map(added, columns))
     lines.append(["total", *(middle(values, 1, 1) for values in whole)])

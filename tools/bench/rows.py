@@ -176,26 +176,28 @@ def overlap(folder):
     return {"overlap": {"inside the machine, 64 images": flat(start_ranks("overlap.py", folder, 64, 20))}}
 
 
-def limit_links(two, rate, burst):
-    """Let the kernel limit the rate of the links of two hosts (tbf)."""
-    for number in (1, 2):
-        shape = ("rate", rate, "burst", burst, "latency", "100ms")
-        two.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+def on_two_hosts(folder, rate, burst, *words, limit=LIMIT, **environment):
+    """Run Python with these words on two hosts, and return what rank 0 prints. The kernel limits the rate of
+    their links (tbf), after so many bytes at once."""
+    with hosts.Hosts(folder, 2) as two:
+        both, shape = [], ("rate", rate, "burst", burst, "latency", "100ms")
+        for number in (1, 2):
+            two.call("tc", "qdisc", "add", "dev", f"link{number}", "root", "tbf", *shape)
+        for rank in (0, 1):
+            own = {"RANK": rank, "WORLD_SIZE": 2, "STORE": folder / "store", "GLOO_SOCKET_IFNAME": "eth0"}
+            own |= {"RESULT": folder / f"{rank}.json"} | environment
+            own = ENVIRONMENT | {name: str(value) for name, value in own.items()}
+            both.append(two.run(rank + 1, sys.executable, *words, environment=own))
+        if [command.finish(limit) for command in both] != [0, 0]:
+            sys.exit(f"error: {words[0]} failed on two hosts:\n{both[0].output()}{both[1].output()}")
+        return both[0].output()
 
 
 def overlap_between_hosts(folder):
     if hosts.why_not():
         return {}
-    with hosts.Hosts(folder, 2) as two:
-        limit_links(two, "1gbit", "256kb")
-        environment = ENVIRONMENT | {"STORE": str(folder / "store"), "WORLD_SIZE": "2"}
-        environment |= {"GLOO_SOCKET_IFNAME": "eth0"}
-        words = (sys.executable, HERE / "overlap.py", 512, 6)
-        both = [two.run(rank + 1, *words, environment=environment | {"RANK": str(rank)}) for rank in (0, 1)]
-        if [command.finish(LIMIT) for command in both] != [0, 0]:
-            sys.exit(f"error: overlap.py failed on two hosts:\n{both[0].output()}{both[1].output()}")
-        found = json.loads(both[0].output().splitlines()[-1])
-        return {"overlap": {"a link of 1 Gbit/s, 512 images": flat(found)}}
+    said = on_two_hosts(folder, "1gbit", "256kb", HERE / "overlap.py", 512, 6)
+    return {"overlap": {"a link of 1 Gbit/s, 512 images": flat(json.loads(said.splitlines()[-1]))}}
 
 
 def flat(found):

@@ -43,19 +43,9 @@ LIMIT = 500
 
 def on_two_hosts(folder: Path, rate: str, runs: list[dict], sizes: tuple[int, int] = SIZES) -> list:
     """Run one after the other on two hosts with a link of this rate, and return what each run found."""
-    with hosts.Hosts(folder, 2) as two:
-        rows.limit_links(two, rate, BURST)
-        environment = {"STORE": folder / "store", "WORLD_SIZE": 2, "GLOO_SOCKET_IFNAME": "eth0"}
-        environment |= {"RUNS": json.dumps(runs), "SIZES": json.dumps(sizes), "OMP_NUM_THREADS": 1}
-        environment |= {"PYTHONPATH": lessons.ROOT / "lessons"}
-        started = []
-        for rank in (0, 1):
-            own = environment | {"RANK": rank, "RESULT": folder / f"{rank}.json"}
-            own = {name: str(value) for name, value in own.items()}
-            started.append(two.run(rank + 1, sys.executable, SCRIPT, environment=own))
-        if [command.finish(LIMIT) for command in started] != [0, 0]:
-            raise RuntimeError("\n".join(command.output() for command in started))
-        return json.loads((folder / "0.json").read_text())
+    asked = {"RUNS": json.dumps(runs), "SIZES": json.dumps(sizes)}
+    rows.on_two_hosts(folder, rate, BURST, SCRIPT, limit=LIMIT, **asked)
+    return json.loads((folder / "0.json").read_text())
 
 
 def measures(rates: tuple[str, ...], ends: list[dict]) -> dict:

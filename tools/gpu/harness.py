@@ -128,6 +128,10 @@ class Child:
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
+    def has_ended_or(self, name: str) -> bool:
+        """Ended, or written this file."""
+        return self.has_ended() or (self.folder / name).exists()
+
     def is_late(self) -> bool:
         return time.monotonic() - self.began > self.seconds
 
@@ -325,42 +329,37 @@ class Check:
         A child that is prepared waits in wait_for_turn(). Preparing ends after 60% of what the stage has:
         who compiles for longer than that is ended, so that nobody else is measured beside it.
         """
-        begun = time.monotonic()
-        until = begun + 0.6 * (self.deadline - begun)
-        waiting, children, found, at_work = dict(jobs), {}, {}, {}
-        while True:
-            for name, child in list(at_work.items()):
-                if child.has_ended() or (child.folder / ".ready").exists():
-                    del at_work[name]
+        until = time.monotonic() + 0.6 * (self.deadline - time.monotonic())
+        waiting, children, at_work, found = dict(jobs), {}, [], {}
+
+        while (waiting or at_work) and time.monotonic() < until:
             # In small groups where there are few cores: else all would prepare until the last second.
-            while waiting and len(at_work) < 2 * self.at_once and time.monotonic() < until:
+            while waiting and len(at_work) < 2 * self.at_once:
                 name = next(iter(waiting))
                 waiting[name].environment["TAKES_TURNS"] = "1"
-                children[name] = at_work[name] = self.begin(waiting.pop(name))
-            if not at_work or time.monotonic() > until:
-                break
+                children[name] = self.begin(waiting.pop(name))
+                at_work.append(name)
             time.sleep(0.05)
-        for child in at_work.values():
-            child.end()
-        for name, job in jobs.items():
-            child = children.get(name)
-            if child is None or (name not in at_work and self.is_over()):
+            at_work = [name for name in at_work if not children[name].has_ended_or(".ready")]
+        for name in at_work:
+            children[name].end()
+            late = f"not prepared after {time.monotonic() - children[name].began:.0f} s, and ended"
+            found[name] = self.note(name, Result(children[name].folder, late))
+        for name in [name for name in jobs if name not in found]:
+            if name in waiting or self.is_over():
                 found[name] = self.not_begun()
-            elif name in at_work:
-                late = f"not prepared after {time.monotonic() - child.began:.0f} s, and ended"
-                found[name] = self.note(name, Result(child.folder, late))
-            else:
-                (child.folder / ".go").touch()
-                now = time.monotonic()
-                child.seconds = now - child.began + min(job.limit * self.patience, self.deadline - now)
-                while not (child.has_ended() or child.is_late() or (child.folder / ".done").exists()):
-                    time.sleep(0.01)
-                if child.is_late():
-                    found[name] = self.note(name, child.finish())  # not beside the next one
-                child.seconds += 10  # to go down, while the next one is measured
-        for name in jobs:
-            if name not in found:
-                found[name] = self.note(name, children[name].finish())
+                continue
+            child, now = children[name], time.monotonic()
+            (child.folder / ".go").touch()
+            left = min(jobs[name].limit * self.patience, self.deadline - now)
+            child.seconds = now - child.began + left
+            while not child.has_ended_or(".done") and not child.is_late():
+                time.sleep(0.01)
+            if child.is_late():
+                found[name] = self.note(name, child.finish())  # not beside the next one
+            child.seconds += 10  # to go down, while the next one is measured
+        for name in jobs.keys() - found:
+            found[name] = self.note(name, children[name].finish())
         self.end_children()
         return found
 
