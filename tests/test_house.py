@@ -87,7 +87,10 @@ def test_a_notebook_that_is_missing_or_new_is_named(monkeypatch, tmp_path):
 
 
 def test_a_lesson_has_the_number_the_title_and_the_origin_that_the_table_says():
+    rows = [line for line in (ROOT / "lessons/README.md").read_text().splitlines() if line.startswith("| ")]
     for before, lesson in itertools.pairwise((None, *lessons.LESSONS)):
+        (row,) = [row for row in rows if f"({lesson.path.name})" in row]
+        assert all(f"(../notebooks/{notebook.path.name})" in row for notebook in lesson.notebooks), row
         assert lesson.page.read_text().splitlines()[0] == f"# {lesson.number}. {lesson.title}"
         assert f"(lessons/pages/{lesson.page.name})" in README, lesson.stem
         named = re.search(r"grown from lesson (\d\d[a-z]?)", lesson.path.read_text().split('"""')[1])

@@ -41,20 +41,14 @@ def seconds(size: float, link: Link) -> float:
 
 
 def in_words(taken: float) -> str:
-    return (
-        f"{taken:.1f} s"
-        if taken >= 1
-        else f"{1000 * taken:.2g} ms"
-        if taken < 0.1
-        else f"{1000 * taken:.0f} ms"
-    )
+    if taken >= 1:
+        return f"{taken:.1f} s"
+    return f"{1000 * taken:.2g} ms" if taken < 0.1 else f"{1000 * taken:.0f} ms"
 
 
 def listed() -> str:
-    lines = [
-        "| link | GB/s, one way | 32,000 parameters | 7 billion | source |",
-        "| --- | ---: | ---: | ---: | --- |",
-    ]
+    lines = ["| link | GB/s, one way | 32,000 parameters | 7 billion | source |"]
+    lines.append("| --- | ---: | ---: | ---: | --- |")
     for link in LINKS:
         small, large = (in_words(seconds(size, link)) for size in (SMALL, LARGE))
         lines.append(f"| {link.name} | {link.bandwidth / 1e9:g} | {small} | {large} | {link.source} |")

@@ -2,7 +2,6 @@
 
     make notebooks
     make notebooks ARGUMENTS="03_ddp_spawn 05_snapshots"
-    make notebooks ARGUMENTS=--first
 
 You will see one line for each notebook, with the seconds it took. Two at a time; those that measure
 something (marked "alone" in their metadata) one after the other, when the others are done.
@@ -258,7 +257,6 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stems", nargs="*", help="which notebooks (all)")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
     arguments = parser.parse_args()
     stems = [path.stem for path in NOTEBOOKS]
     if unknown := sorted(set(arguments.stems) - set(stems)):
@@ -267,7 +265,7 @@ def main():
     chosen = [path for path in NOTEBOOKS if not arguments.stems or path.stem in arguments.stems]
     alone = [path for path in chosen if read(path).metadata.get("rungs", {}).get("alone")]
     number, bad = 0, []
-    for group, jobs in (([path for path in chosen if path not in alone], arguments.jobs), (alone, 1)):
+    for group, jobs in (([path for path in chosen if path not in alone], 2), (alone, 1)):
         with ProcessPoolExecutor(jobs) as pool:
             started = {pool.submit(make, path): path for path in group}
             for done in as_completed(started):

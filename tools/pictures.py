@@ -61,22 +61,19 @@ def curve(folder, processes, kinked):
 
 def kinks():
     figure, axes = plt.subplots(figsize=(ink.WIDTH, 4.4))
-    for kinked, colour, label in (
-        (True, "#D55E00", "ReLU and max pooling"),
-        (False, "#0072B2", "GELU and average pooling"),
-    ):
+    labels = {True: ("#D55E00", "ReLU and max pooling"), False: ("#0072B2", "GELU and average pooling")}
+    for kinked, (colour, label) in labels.items():
         losses = []
         for processes in (1, 2, 4):
             with tempfile.TemporaryDirectory() as folder:
                 losses.append(curve(Path(folder), processes, kinked))
         epochs = range(1, len(losses[0]) + 1)
-        for processes, marker, run in ((2, "o", losses[1]), (4, "s", losses[2])):
+        for processes, marker, line, run in ((2, "o", "-", losses[1]), (4, "s", "--", losses[2])):
             off = [abs(one - other) / one for one, other in zip(losses[0], run, strict=True)]
             print(label, processes, " ".join(f"{value:.0e}" for value in off), flush=True)
-            style = {"color": colour, "marker": marker, "linestyle": "-" if processes == 2 else "--"}
-            axes.plot(
-                epochs, [max(value, 1e-9) for value in off], label=f"{processes} processes, {label}", **style
-            )
+            style = {"color": colour, "marker": marker, "linestyle": line}
+            shown = [max(value, 1e-9) for value in off]
+            axes.plot(epochs, shown, label=f"{processes} processes, {label}", **style)
     axes.set(
         title="How far the loss of several processes\nis from that of one",
         xlabel="epoch",

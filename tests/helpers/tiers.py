@@ -140,14 +140,16 @@ class Selection:
 
     def lines(self):
         """What is to be said at the end."""
-        left_out, added, no_time = (self.counts[name] for name in ("left out", "added", "no time"))
-        if left_out:
-            yield f"left out: {listed(left_out)}"
-            yield "make test-all runs all tests, make test-room ROOM=judge those of a room"
-        if added:
-            yield f"run too, because of what has changed: {listed(added)}"
-        if no_time:
-            yield f"not run for want of time, though their files have changed: {listed(no_time)}"
+        said = {
+            "left out": "left out",
+            "added": "run too, because of what has changed",
+            "no time": "not run for want of time, though their files have changed",
+        }
+        for name, words in said.items():
+            if counts := self.counts[name]:
+                yield f"{words}: {listed(counts)}"
+                if name == "left out":
+                    yield "make test-all runs all tests, make test-room ROOM=judge those of a room"
 
 
 def listed(counts):

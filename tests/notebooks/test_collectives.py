@@ -88,15 +88,15 @@ def test_a_chunk_is_drawn_where_its_rank_is_in_the_colour_of_its_digits():
     assert places == {"1": (0, 0), "22": (1, 1)}, "a single chunk stands in the row of its rank"
     one, two = (patch.get_facecolor() for patch in after.patches)
     assert min(two) < min(one), "the more were added, the stronger"
-    weights = [text.get_fontweight() for text in after.texts]
-    assert weights == ["normal", "bold"]
+    assert [text.get_fontweight() for text in after.texts] == ["normal", "bold"]
     plt.close("all")
 
 
 def test_the_picture_of_waits_has_who_was_late_and_who_waited(shown):
-    collectives.picture_of_waits({"all-reduce": {0: [0.0, 0.5]}, "broadcast": {0: [0.0, 0.01]}})
+    waits = {"all-reduce": {0: [0.0, 0.5]}, "broadcast": {0: [0.0, 0.01]}}
+    collectives.picture_of_waits(waits)
     assert shown[0].alt == "Which ranks wait. all-reduce: 1 for rank 0; broadcast: nobody for rank 0"
-    axes = collectives.draw_waits({"all-reduce": {0: [0.0, 0.5]}, "broadcast": {0: [0.0, 0.01]}}).axes[0]
+    axes = collectives.draw_waits(waits).axes[0]
     assert [text.get_text() for text in axes.texts] == ["late", "0.5", "late", "0.0"]
     assert [patch.get_facecolor()[3] > 0 for patch in axes.patches] == [False, True, False, False]
 

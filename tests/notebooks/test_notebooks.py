@@ -46,6 +46,7 @@ def test_there_is_one_for_each_lesson_some_on_ideas_and_one_on_planning():
     others = [notebook.stem for lesson in lessons.LADDER for notebook in lesson.notebooks[1:]]
     for idea in IDEAS:
         assert any(re.fullmatch(rf"\d\d[a-z]_.*{idea}", stem) for stem in others), idea
+    assert f"(notebooks/{PLANNING}.ipynb)" in (ROOT / "README.md").read_text()
 
 
 def test_none_is_stale():
@@ -250,15 +251,6 @@ def test_planning_measures_then_plans_with_the_planner(capsys):
     for row in rows[::3]:
         gpus, efficiency = row["job"]["gpus"], report.efficiency(row, rows[0])
         assert re.search(rf"(?m)^{gpus:,} .* {row['days']:,.1f} +{efficiency:.0%}$", said), gpus
-
-
-def test_the_list_of_lessons_links_each_from_its_lessons_row():
-    rows = (ROOT / "lessons/README.md").read_text().splitlines()
-    for lesson in lessons.LESSONS:
-        row = next(line for line in rows if line.startswith("| ") and f"({lesson.path.name})" in line)
-        for notebook in lesson.notebooks:
-            assert f"(../notebooks/{notebook.stem}.ipynb)" in row, notebook.stem
-    assert f"(notebooks/{PLANNING}.ipynb)" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", notebooks.PICTURES)

@@ -45,7 +45,7 @@ KINDS = (
     "widgets/diff.html",
 )
 BUDGET = 500_000  # bytes of a page before its pictures
-WIDGETS = ("diff", "memory", "planner", "ring", "schedules", "sharding")
+WIDGETS = builder.WIDGETS
 ON_A_PHONE = ("scrollable-region-focusable", "target-size")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "Home": 36, "/": 191, "k": 75}
 KEYS |= {"ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}

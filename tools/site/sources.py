@@ -27,15 +27,8 @@ WAY = re.compile(
     r"(?s)<!-- (?P<name>way|way on): written by `make diffs` -->\n(.*?)<!-- end of (?P=name) -->\n?"
 )
 PICTURES = (".png", ".svg")
-LANGUAGES = {
-    ".py": "python",
-    ".sh": "sh",
-    ".sbatch": "sh",
-    ".toml": "toml",
-    ".json": "json",
-    ".yaml": "yaml",
-    ".yml": "yaml",
-}
+LANGUAGES = {".py": "python", ".sbatch": "sh", ".yml": "yaml"}
+LANGUAGES |= {f".{name}": name for name in ("sh", "toml", "json", "yaml")}
 SENTENCE = re.compile(r"(?m)^(?=\S.*\n\n```diff)")  # where a sentence on a place of a stored diff begins
 WORDS_A_MINUTE = 200  # as tools/diffs.py has it for notebooks
 
@@ -64,16 +57,13 @@ class Book:
         """The source of the page that shows a file or folder of the repository."""
         if path in self.pages:
             return path.with_suffix(".md")
-        if (ROOT / path).is_dir():
-            if path / "README.md" in self.pages:
-                return path / "README.md"
-            source = path / "index.md"
-        else:
-            source = path.with_name(path.name + ".md")
+        is_folder = (ROOT / path).is_dir()
+        if is_folder and path / "README.md" in self.pages:
+            return path / "README.md"
         if not self.is_whole:
             return None
         self.linked.add(path)
-        return source
+        return path / "index.md" if is_folder else path.with_name(path.name + ".md")
 
     def link(self, target: str, page: PurePosixPath) -> str | None:
         """A link of a page, as the site has it."""
@@ -192,22 +182,19 @@ def notebook(book, page: PurePosixPath) -> str:
         code = fence(source, "python", "code")
         text.append(folded(code, plumbing(cell)) if plumbing(cell) else code)
         for output in cell["outputs"]:
+            data = output.get("data", {})
             if output["output_type"] == "stream":
                 text.append(fence(plain(joined(output["text"])), "text", "output"))
-            elif "image/png" in output["data"]:
+            elif "image/png" in data:
                 pictures += 1
                 name = f"{page.stem}.{pictures}.png"
-                book.write(page.with_name(name), base64.b64decode(joined(output["data"]["image/png"])))
+                book.write(page.with_name(name), base64.b64decode(joined(data["image/png"])))
                 text.append(picture(name, output["metadata"].get("image/png", {})))
-            elif "text/markdown" in output["data"]:
-                shown = book.relinked(joined(output["data"]["text/markdown"]), page)
-                if output["metadata"].get("rungs") == "diff":
-                    shown = with_anchors(shown)
-                text.append(shown)
+            elif "text/markdown" in data:
+                shown = book.relinked(joined(data["text/markdown"]), page)
+                text.append(with_anchors(shown) if output["metadata"].get("rungs") == "diff" else shown)
             else:
-                raise Broken(
-                    f"{page}, cell {number} shows {', '.join(output['data'])}: sources.py knows no way"
-                )
+                raise Broken(f"{page}, cell {number} shows {', '.join(data)}: sources.py knows no way")
     return "\n\n".join(text) + "\n"
 
 
@@ -270,12 +257,9 @@ def exercise(path: PurePosixPath) -> str:
 
 def docstring(text: str) -> str:
     """Plain text as Markdown: what is indented stays as it is."""
-    parts = re.split(r"(?m)((?:^ {4}.*\n?|^\n(?= {4}))+)", text.strip("\n"))
-    return "\n\n".join(
-        fence(textwrap.dedent(part), "text", "output") if index % 2 else part
-        for index, part in enumerate(parts)
-        if part.strip()
-    )
+    parts = enumerate(re.split(r"(?m)((?:^ {4}.*\n?|^\n(?= {4}))+)", text.strip("\n")))
+    found = [(textwrap.dedent(part), index % 2) for index, part in parts if part.strip()]
+    return "\n\n".join(fence(part, "text", "output") if is_in else part for part, is_in in found)
 
 
 def folder(book, path: PurePosixPath) -> str:
