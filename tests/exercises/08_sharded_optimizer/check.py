@@ -295,10 +295,8 @@ class Large:
         gates = self.gates[rank]
         numbers = [gates["before"]["value"], gates[self.between or "step 0"]["value"]]
         given = {name: value for name, value in self.given.items() if name != "state"}
-        given["gradients"] = [
-            [gradient.double() * number for gradient in step]
-            for step, number in zip(given["gradients"], numbers, strict=True)
-        ]
+        pairs = zip(given["gradients"], numbers, strict=True)
+        given["gradients"] = [[gradient.double() * number for gradient in step] for step, number in pairs]
         weights = unsharded(given)[0]
         if "state" in self.given:
             later = {"weights": [torch.from_numpy(one) for one in weights[0]], "state": self.given["state"]}

@@ -63,10 +63,8 @@ def cut(trial, columns):
         weight, bias = trial.floats(outputs, inputs), None if world_size == 4 else trial.floats(outputs)
         case = {"weight": weight, "bias": bias, "world_size": world_size, "columns": columns}
         cases += [case | {"rank": rank} for rank in range(world_size)]
-    trial.tried(
-        "weights of 6 outputs x 4 inputs, 7 outputs x 8 inputs, 3 outputs x 2 inputs without bias and"
-    )
-    trial.words.append("3 x 5, cut for the ranks of 2, 3, 4 and 1 processes")
+    trial.tried("weights of 6 outputs x 4 inputs, 7 outputs x 8 inputs, 3 outputs x 2 inputs without bias")
+    trial.words.append("and 3 x 5, cut for the ranks of 2, 3, 4 and 1 processes")
     (came,) = trial.run("cut", [cases])
     for number, case in enumerate(cases):
         got, rank, world_size = look(came, number), case["rank"], case["world_size"]
@@ -224,12 +222,11 @@ def large(trial, world_size, block, traffic):
             came += f": {', '.join(calls)}" * bool(calls)
             trial.require(len(calls) == 1, came, "a single all_reduce")
         if trial.counted:
-            made, there, end = (
-                trial.asked(rank, "made"),
-                trial.asked(rank, "forward"),
-                trial.mark(rank, "@end"),
-            )
-            for which, since, now in (("forward", made, there), ("backward", there, end)):
+            made, there = trial.asked(rank, "made"), trial.asked(rank, "forward")
+            for which, since, now in (
+                ("forward", made, there),
+                ("backward", there, trial.mark(rank, "@end")),
+            ):
                 got = now["sent"] - since["sent"]
                 wanted = f"at most {most / 1000:.1f} kB: one all_reduce of {x.nbytes} bytes"
                 trial.require(got <= most, f"rank {rank} sent {got / 1000:.1f} kB in {which}", wanted)
@@ -443,9 +440,8 @@ def clip(trial, world_size, cases, hiddens=(7, 3)):
     for rank, came in enumerate(trial.run("clip", given)):
         for number, ((_, factor, kind), norm) in enumerate(zip(cases, norms, strict=True)):
             most = factor * norm or 1.0
-            words = (
-                f"on rank {rank} in call {number + 1} of clip_gradients, with at most {most:.4g}{KINDS[kind]}"
-            )
+            call = f"on rank {rank} in call {number + 1} of clip_gradients"
+            words = f"{call}, with at most {most:.4g}{KINDS[kind]}"
             its = {
                 name: None if value is None else value.double() * min(1, factor)
                 for name, value in given[rank]["cases"][number]["gradients"].items()
@@ -516,15 +512,15 @@ def compare_gradients(trial, words, came, gradients):
 @check("11.5a")
 def norm(trial):
     trial.tried(
-        "4 processes, a model with two blocks of 7 and 3 neurons; the norm is small enough; call 2 has no"
+        "4 processes, a model with two blocks of 7 and 3 neurons; the norm is small enough; call 2 has"
     )
     trial.words.append(
-        "gradients in the second block; call 3 has gradients only in the second block, where rank 3"
+        "no gradients in the second block; call 3 has gradients only in the second block, where"
     )
     trial.words.append(
-        "has no shard; in call 4 the layers of the blocks have other names; in call 5 two ordinary"
+        "rank 3 has no shard; in call 4 the layers of the blocks have other names; in call 5 two"
     )
-    trial.words.append("layers share a weight; then all gradients are zero or None")
+    trial.words.append("ordinary layers share a weight; then all gradients are zero or None")
     cases = [(None, 3.0, ""), (NO_SECOND, 2.0, ""), (ONLY_SECOND, 2.0, ""), (None, 1.5, "renamed")]
     cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, "")]
     for words, came, right, gradients, wrong in clip(trial, 4, cases):
