@@ -38,9 +38,9 @@ class Folder:
     def write(self, name, data):
         path = os.path.join(self.place, name)
         with tempfile.NamedTemporaryFile(dir=self.place, prefix="step-tmp", delete=False) as file:
-            file.write(HEAD.pack(b"SNAPSHOT", len(data), zlib.crc32(data)))
-            file.write(data)
-            file.flush()
+            rest = memoryview(HEAD.pack(b"SNAPSHOT", len(data), zlib.crc32(data)) + data)
+            while rest:
+                rest = rest[os.write(file.fileno(), rest) :]
             os.fsync(file)
             if os.path.exists(path):
                 os.replace(file.name, path)
