@@ -5,7 +5,7 @@ import itertools
 import numpy
 import torch
 from judge import Verdict, check, look, several, so_many
-from judge.several import megabytes
+from judge.several import WARM, megabytes
 
 # ---- units, and what is right -----------------------------------------------------------------
 
@@ -154,9 +154,6 @@ WIDTH, INSIDE = 256, 1024  # of the large units
 
 
 ONE = 4 * (2 * WIDTH * INSIDE + WIDTH + INSIDE)  # bytes of a unit's weights in float32
-# How much a process may have grown until the units are made, since the look before the submission is loaded:
-# -0.4 to 0 MB were seen. One that holds something there to let go of it later would seem to hold less.
-WARM = 4 << 20
 
 
 def in_words(name):
