@@ -47,8 +47,8 @@ def words(schedule):
 
 
 def is_action(action):
-    pair = isinstance(action, list) and len(action) == 2
-    return pair and action[0] in ("forward", "backward") and type(action[1]) is int
+    pair = isinstance(action, list) and [type(one) for one in action] == [str, int]
+    return pair and action[0] in ("forward", "backward")
 
 
 def compare_schedules(trial, function, cases):
