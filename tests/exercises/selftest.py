@@ -5,7 +5,8 @@ all points too.
 `mutants.toml` in the folder of an exercise names the mutants: `old` text of the solution, `new` text in its
 place, and the check that must fail, while all that it needs pass. With `of = "starter"`, it is the starter
 that is changed: a planted bug whose symptom is hidden. `other_*` are solutions that are built differently: a
-file, or a folder with some of the files of an exercise that has several.
+file (or those of its functions that differ, see AS_SOLVED), or a folder with some of the files of an exercise
+that has several.
 """
 
 import ast
@@ -30,6 +31,8 @@ CACHES = shutil.ignore_patterns("__pycache__")
 KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 # What a finished exercise has at least.
 MUTANTS, OTHERS = 8, 2
+# What an `other_*` says of itself that has only the functions that it builds differently.
+AS_SOLVED = "The rest is the solution's."
 # What a cheat raises where a module, or something in one, has another name now.
 MISSED = re.compile(r"raised (KeyError|NameError|AttributeError: module)")
 
@@ -68,7 +71,9 @@ def cases(one):
             own = {name: path / Path(name).name for name in one["files"]}
             files = solution | {name: file.read_text() for name, file in own.items() if file.exists()}
         else:
-            files = solution | {one["files"][0]: path.read_text()}
+            name, text = one["files"][0], path.read_text()
+            # What is below comes later, and so it counts.
+            files = solution | {name: solution[name] + text if AS_SOLVED in text else text}
         found.append(Case("other", path.stem, files))
     for mutant in tomllib.loads((folder / "mutants.toml").read_text())["mutant"]:
         name = mutant.get("file", one["files"][0])

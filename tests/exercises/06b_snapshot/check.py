@@ -238,9 +238,8 @@ def on_disk_first(trial):
     of_kind = {kind: [pair for pair in enumerate(events) if pair[1].get("event") == kind] for kind in KINDS}
     renames = [place for place, event in of_kind["rename"] if event.get("to") == name]
     trial.require(renames, f"{name} was written under its own name", "a different name first, then a rename")
-    trial.require(
-        of_kind["fsync"], "os.fsync was not called", "a call on the file, before the file gets its name"
-    )
+    wanted = "a call on the file, before the file gets its name"
+    trial.require(of_kind["fsync"], "os.fsync was not called", wanted)
     mine = [(place, e.get("size")) for place, e in of_kind["fsync"] if e.get("inode") == there["inode"]]
     came = f"the file that is now {name} is not the file on which os.fsync was called"
     trial.require(mine, came, "the same file: renamed, not copied")
@@ -361,11 +360,9 @@ def ended_while_writing(trial, inputs, size):
         to, what = f"of-{largest}", f"a save of step 3 that ends after writing {largest} of {size} bytes"
         trial.tried(what)
         ended = one_killed(trial, "save_and_die", "c", to=to, largest=largest, **inputs)
-        trial.require(
-            ended == TOO_LARGE,
-            f"no file could grow beyond {largest} bytes, but save returned as if it had written everything",
-            "all bytes written (os.write may write less than it is given, and returns how much)",
-        )
+        came = f"no file could grow beyond {largest} bytes, but save returned as if it had written everything"
+        wanted = "all bytes written (os.write may write less than it is given, and returns how much)"
+        trial.require(ended == TOO_LARGE, came, wanted)
         folders[to] = what
     return folders
 
@@ -391,15 +388,12 @@ def only_whole_snapshots_are_there(trial, files, before, whole, cut):
     """Under a snapshot's name there is a whole one: those from before as they were, and step 3 or nothing."""
     names = snapshots(files)
     foreign = [name for name in files if not name.startswith("step-")]
-    wanted = (
-        "a temporary file whose name begins with step-: any other name may belong to somebody else's file"
-    )
-    trial.require(not foreign, f"afterwards the folder has a file called {words(foreign)}", wanted)
-    known, wanted = (
-        {*names} <= {*map(name_of, (1, 2, 3))},
-        f"{words(before)}, or {name_of(2)} with {name_of(3)}",
-    )
-    trial.require(len(names) >= 2 and known, f"afterwards the folder has {words(names)}", wanted)
+    came = f"afterwards the folder has a file called {words(foreign)}"
+    may_be = "any other name may belong to somebody else's file"
+    trial.require(not foreign, came, f"a temporary file whose name begins with step-: {may_be}")
+    whole_ones = len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))}
+    wanted = f"{words(before)}, or {name_of(2)} with {name_of(3)}"
+    trial.require(whole_ones, f"afterwards the folder has {words(names)}", wanted)
     for name in before.keys() & {*names}:
         same = files[name]["digest"] == before[name]["digest"]
         trial.require(same, f"{name} has changed", "an unchanged file")
@@ -493,10 +487,8 @@ def foreign(trial):
     }
     job, given = prepare(trial, "c", *((f"of-{step}", step, change) for _, step, change in others))
     of_step = {step: {name_of(step): f"of-{step}/{name_of(step)}"} for _, step, _ in others}
-    files, hows = (
-        {what: name_of(step) for what, step, _ in others},
-        [{"copy": one} for one in of_step.values()],
-    )
+    files = {what: name_of(step) for what, step, _ in others}
+    hows = [{"copy": one} for one in of_step.values()]
     for step, (what, data) in enumerate(contents.items(), 16):
         files[what] = name_of(step)
         hows.append({"write": {name_of(step): data}})
@@ -558,14 +550,10 @@ def hostile(trial):
 @check("06b.2e")
 def renamed(trial):
     trial.tried("steps 1 and 2, and another job's step 7; load, then saves of steps 3 and 4")
-    job, given = prepare(
-        trial,
-        "e",
-        ("other", 7, lambda job: job | {"lr": 0.2}),
-        ("third", 7, lambda job: job | {"lr": 0.3}),
-        ("fourth", 7, lambda job: job | {"lr": 0.4}),
-    )
-    refused, names = f"{name_of(7)}.refused", ("other", "third", "fourth")
+    refused, rates = f"{name_of(7)}.refused", {"other": 0.2, "third": 0.3, "fourth": 0.4}
+    names = list(rates)
+    others = ((name, 7, lambda job, lr=lr: job | {"lr": lr}) for name, lr in rates.items())
+    job, given = prepare(trial, "e", *others)
     copied, *again = ({name_of(7): f"{name}/{name_of(7)}"} for name in names)
     change(trial, "e", [{"from": "snapshots", "to": "both", "copy": copied}])
     came, _ = load_all(trial, "e", job, "both")
@@ -620,10 +608,8 @@ def rest_of_epoch(trial):
     for case, got in zip(cases, came.get("batches"), strict=True):
         job, step = case["job"], case["step"]
         expected = batches_of(case["count"], job)[step:]
-        trial.tried(
-            f"{case['count']} images in batches of {job['batch_size']}, {job['epochs']} epochs,"
-            f" after {step} steps"
-        )
+        batches = f"{case['count']} images in batches of {job['batch_size']}"
+        trial.tried(f"{batches}, {job['epochs']} epochs, after {step} steps")
         trial.same("the number of batches", len(got), len(expected))
         for number, batch in enumerate(expected):
             trial.same(f"the batch of step {step + number + 1}", got[number], batch)

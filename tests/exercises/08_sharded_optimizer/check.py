@@ -6,7 +6,7 @@ import itertools
 import numpy
 import torch
 from judge import Verdict, check, several
-from judge.several import as_dict, megabytes
+from judge.several import WARM, as_dict, megabytes
 
 SHAPES = [(3, 4), (5,), (2, 3), (7,), (4, 4), (1,), (3, 3), (6,)]
 
@@ -227,10 +227,6 @@ def by_their_owners(trial):
     trial.require(max(held) <= most, came, wanted)
 
 
-# How much a process may have grown until the optimizer is made, beside parameters and gradients, since the
-# look before the submission is loaded: -0.2 to 0.4 MB were seen. One that holds something there to let go of
-# it later would seem to hold less.
-WARM = 4 << 20
 STATES = {"Adam": 2, "Adagrad": 1}  # numbers that are kept for each number of a parameter
 
 
@@ -295,10 +291,8 @@ class Large:
         gates = self.gates[rank]
         numbers = [gates["before"]["value"], gates[self.between or "step 0"]["value"]]
         given = {name: value for name, value in self.given.items() if name != "state"}
-        given["gradients"] = [
-            [gradient.double() * number for gradient in step]
-            for step, number in zip(given["gradients"], numbers, strict=True)
-        ]
+        pairs = zip(given["gradients"], numbers, strict=True)
+        given["gradients"] = [[gradient.double() * number for gradient in step] for step, number in pairs]
         weights = unsharded(given)[0]
         if "state" in self.given:
             later = {"weights": [torch.from_numpy(one) for one in weights[0]], "state": self.given["state"]}

@@ -5,7 +5,7 @@ import itertools
 import numpy
 import torch
 from judge import Verdict, check, look, several, so_many
-from judge.several import megabytes
+from judge.several import WARM, megabytes
 
 # ---- units, and what is right -----------------------------------------------------------------
 
@@ -154,9 +154,6 @@ WIDTH, INSIDE = 256, 1024  # of the large units
 
 
 ONE = 4 * (2 * WIDTH * INSIDE + WIDTH + INSIDE)  # bytes of a unit's weights in float32
-# How much a process may have grown until the units are made, since the look before the submission is loaded:
-# -0.4 to 0 MB were seen. One that holds something there to let go of it later would seem to hold less.
-WARM = 4 << 20
 
 
 def in_words(name):
@@ -182,13 +179,8 @@ class Large:
     def demand(self, name, when, allowed, since, words):
         """At a gate, a rank may not hold more than so many bytes beside what it held at another."""
         for gates in self.gates:
-            expected = f"at most {megabytes(allowed)}: {words}"
-            gates[name] |= {
-                "memory": int(allowed),
-                "memory since": since,
-                "words": when,
-                "expected": expected,
-            }
+            gates[name] |= {"memory": int(allowed), "memory since": since, "words": when}
+            gates[name]["expected"] = f"at most {megabytes(allowed)}: {words}"
 
     def held(self, name, when, allowed, words):
         all_of = f"all weights are {megabytes(self.count * ONE)}"
@@ -337,10 +329,9 @@ def compare_pass(trial, units, came, number, expected, sums=None, leaf=False):
             tensor(trial, what, look(one, "images"), slopes[rank], relative=5e-5)
         else:
             changed = look(one, "requires a gradient") is not False
-            words = (
-                f"the caller's images {where} require a gradient: your code has changed the caller's tensor"
-            )
-            trial.require(not changed, words, "unchanged images")
+            came_words = f"the caller's images {where} require a gradient"
+            why = "your code has changed the caller's tensor"
+            trial.require(not changed, f"{came_words}: {why}", "unchanged images")
 
 
 @check("09.3b")
@@ -407,11 +398,8 @@ def compare_traffic(units, again=True):
     least += [("after", "between", count * (again * once + slopes))]
     for name, since, due in least if trial.counted else ():
         for gates in units.gates:
-            gate, words = (
-                gates[name],
-                "after backward" if name == "after" else f"when {in_words(name)} computed",
-            )
-            gate |= {"sent": int(0.97 * due), "sent since": since, "words": words}
+            gate, when = gates[name], f"when {in_words(name)} computed" if " " in name else "after backward"
+            gate |= {"sent": int(0.97 * due), "sent since": since, "words": when}
             begin = "the units were made" if since == "made" else "forward had ended"
             gate.setdefault("expected", f"about {megabytes(due)} sent since {begin} ({said})")
 
@@ -453,11 +441,10 @@ def mechanism(trial):
     for rank in range(ranks):
         for event in trial.events(rank, "all_reduce"):
             size = event.get("size")
-            trial.require(
-                not (isinstance(size, int) and size >= ONE // 4),
-                f"rank {rank} called all_reduce with {size} numbers, a whole unit",
-                "a reduce-scatter: a rank needs only the gradient of its shard",
-            )
+            whole_unit = isinstance(size, int) and size >= ONE // 4
+            words = f"rank {rank} called all_reduce with {size} numbers, a whole unit"
+            wanted = "a reduce-scatter: a rank needs only the gradient of its shard"
+            trial.require(not whole_unit, words, wanted)
     units.right(came, 5e-5)
     too_much()
 
@@ -474,10 +461,8 @@ def whole_numbers(trial, low, high, *shape):
 def low_unit(trial, inside, outside):
     """A linear layer whose weights are whole numbers and a bit more, which bfloat16 does not hold. Sums
     and products are whole numbers that it does hold: whatever order they come in, they are exact."""
-    state = {
-        "layers.0.weight": whole_numbers(trial, 1, 7, outside, inside),
-        "layers.0.bias": whole_numbers(trial, 1, 7, outside),
-    }
+    weight, bias = whole_numbers(trial, 1, 7, outside, inside), whole_numbers(trial, 1, 7, outside)
+    state = {"layers.0.weight": weight, "layers.0.bias": bias}
     finer = {name: value * (1 + 2.0**-10) for name, value in state.items()}
     unit = {"widths": [inside, outside], "plain": True}
     return unit | {"state": finer}, unit | {"state": state}
@@ -580,15 +565,11 @@ def curve(trial):
     batches = [(trial.floats(12, 5), trial.floats(12, 3)) for _ in range(4)]
     lr, momentum = float(trial.random.uniform(0.2, 0.4)), 0.9
     losses, states = one_process(units, batches, lr, momentum)
-    wanted = [
-        unit | {"state": {k: v.detach() for k, v in s.items()}} for unit, s in zip(units, states, strict=True)
-    ]
+    states = [{name: value.detach() for name, value in state.items()} for state in states]
+    wanted = [unit | {"state": state} for unit, state in zip(units, states, strict=True)]
     for world_size in (1, 2, 3, 4):
-        trial.tried(
-            f"{so_many(world_size, 'process')}, 4 steps of SGD with momentum on 12 images,"
-            f" {12 // world_size} on each;"
-            " then full_state()"
-        )
+        steps = f"4 steps of SGD with momentum on 12 images, {12 // world_size} on each"
+        trial.tried(f"{so_many(world_size, 'process')}, {steps}; then full_state()")
         inputs = []
         for rank in range(world_size):
             own = [

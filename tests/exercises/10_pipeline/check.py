@@ -47,8 +47,8 @@ def words(schedule):
 
 
 def is_action(action):
-    pair = isinstance(action, list) and len(action) == 2
-    return pair and action[0] in ("forward", "backward") and type(action[1]) is int
+    pair = isinstance(action, list) and [type(one) for one in action] == [str, int]
+    return pair and action[0] in ("forward", "backward")
 
 
 def compare_schedules(trial, function, cases):
@@ -100,9 +100,8 @@ def timeline(schedules, forward_times, backward_times):
         left = len(todo)
         for stage, place in todo:
             action, number = schedules[stage][place]
-            before = [(stage, *schedules[stage][place - 1])] * (place > 0) + needs(
-                schedules, stage, action, number
-            )
+            before = needs(schedules, stage, action, number)
+            before += [(stage, *schedules[stage][place - 1])] if place else []
             if all(one in ends for one in before):
                 begin = max((ends[one] for one in before), default=0.0)
                 times = forward_times if action == "forward" else backward_times
@@ -238,7 +237,7 @@ def parsed(*lines):
 def circles(trial):
     trial.tried("some schedules in which an action can never begin, and some in which all actions can")
     works, cannot = "a schedule that works", "a schedule that cannot continue"
-    cases = [(title, parsed(*lines)) for title, *lines in (
+    lines = (
         (works, "F0 F1 B1 B0", "F0 F1 B1 B0"),
         (works, "F1 B1 F0 B0", "F1 B1 F0 B0"),
         (works, "F0 F1 B0 B1", "F1 F0 B0 B1", "F0 F1 B0 B1"),
@@ -250,8 +249,8 @@ def circles(trial):
         (cannot, "F0 F1 B0 B1", "F0 B0 B1 F1"),
         (cannot, "F0 B0", "F0 F1 B0 B1"),
         (cannot, "", "F0"),
-    )]  # fmt: skip
-    cases = [(title, one, [1.0] * len(one), [1.0] * len(one)) for title, one in cases]
+    )
+    cases = [(title, parsed(*one), [1.0] * len(one), [1.0] * len(one)) for title, *one in lines]
     compare_lines(trial, [cases[place] for place in trial.random.permutation(len(cases)).tolist()])
 
 
@@ -381,10 +380,9 @@ def run_batch(trial, batch, demands=None, **more):
         if isinstance(got, numpy.ndarray) and got.shape == old.shape:
             got = got.astype("float64") - old.double().numpy()
             lost = numpy.allclose(got + old.double().numpy(), gradient, rtol=0, atol=1e-6)
-            what = (
-                f"the gradient of stage {rank}'s weight contains only this batch: what was in .grad is gone"
-            )
-            trial.require(not lost, what, "the sum of the old and the new gradient")
+            gone = "contains only this batch: what was in .grad is gone"
+            wanted = "the sum of the old and the new gradient"
+            trial.require(not lost, f"the gradient of stage {rank}'s weight {gone}", wanted)
         same = numpy.array_equal(came.get("weight"), batch.weights[rank].numpy())
         trial.require(same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
         what = f"the gradient of stage {rank}'s weight, minus what was there before"
@@ -414,17 +412,12 @@ def travelled(trial, batch):
         what = "outputs" if other > rank else "gradients"
         one = 4 * batch.rows * batch.sizes[max(rank, other)]
         data = one * batch.count
-        trial.require(
-            data <= sent <= data + 20 * HEADER * batch.count,
-            f"{came}, {sent / data:.2f} times what it should",
-            f"{batch.count} {what} of {one} bytes, plus a little that the network adds",
-        )
+        right = data <= sent <= data + 20 * HEADER * batch.count
+        wanted = f"{batch.count} {what} of {one} bytes, plus a little that the network adds"
+        trial.require(right, f"{came}, {sent / data:.2f} times what it should", wanted)
         # Beside the data: two headers for each message sent, and one for each received.
-        messages, what = (
-            round((sent - data) / HEADER / 3),
-            f"the number of messages from rank {rank} to rank {other}",
-        )
-        trial.same(what, messages, batch.count)
+        messages = round((sent - data) / HEADER / 3)
+        trial.same(f"the number of messages from rank {rank} to rank {other}", messages, batch.count)
 
 
 @check("10.5a")

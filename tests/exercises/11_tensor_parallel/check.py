@@ -2,7 +2,7 @@
 
 import torch
 from judge import ONE_CALL, Verdict, check, look, several, so_many
-from judge.several import megabytes, same_bits
+from judge.several import same_bits
 from torch.nn.functional import gelu, layer_norm, linear
 
 UP, DOWN = ("up.weight", "up.bias"), ("down.weight", "down.bias")
@@ -63,10 +63,8 @@ def cut(trial, columns):
         weight, bias = trial.floats(outputs, inputs), None if world_size == 4 else trial.floats(outputs)
         case = {"weight": weight, "bias": bias, "world_size": world_size, "columns": columns}
         cases += [case | {"rank": rank} for rank in range(world_size)]
-    trial.tried(
-        "weights of 6 outputs x 4 inputs, 7 outputs x 8 inputs, 3 outputs x 2 inputs without bias and"
-    )
-    trial.words.append("3 x 5, cut for the ranks of 2, 3, 4 and 1 processes")
+    trial.tried("weights of 6 outputs x 4 inputs, 7 outputs x 8 inputs, 3 outputs x 2 inputs without bias")
+    trial.words.append("and 3 x 5, cut for the ranks of 2, 3, 4 and 1 processes")
     (came,) = trial.run("cut", [cases])
     for number, case in enumerate(cases):
         got, rank, world_size = look(came, number), case["rank"], case["world_size"]
@@ -181,11 +179,6 @@ check("11.3a")(lambda trial: layers(trial, "ColumnLinear"))
 check("11.3b")(lambda trial: layers(trial, "RowLinear"))
 
 
-# How much a process may have grown until the matrices are made, since the look before the submission is
-# loaded: -1.2 to -0.5 MB were seen. If something is held there that is let go of later, too little is seen.
-WARM = 4 << 20
-
-
 def large(trial, world_size, block, traffic):
     """One pass through two large matrices, of which the ranks have a share. Three times a process has to wait
     until it holds no more than its share and, with `traffic`, has sent what is due."""
@@ -201,7 +194,14 @@ def large(trial, world_size, block, traffic):
         f"{world_size} processes, {what} with matrices of {hidden} x {width} and back, x of 8 x {width};"
         " memory and bytes sent as measured by the kernel"
     )
-    gates, back = demands(trial, world_size, 4 * 2 * hidden * width, x.nbytes if traffic else 0)
+    one_sum = 2 * (world_size - 1) / world_size * x.nbytes  # what each process sends in one all_reduce
+    whole, due = 4 * 2 * hidden * width, traffic * one_sum
+    words = (
+        f", and {due / 1000:.1f} kB sent: one all_reduce of a tensor like x, of {x.nbytes} bytes" * traffic
+    )
+    sent, first = [(int(0.95 * due), words)] * world_size, "before any matrix was made"
+    about, made = "the whole matrices are", "after both layers were made"
+    gates, back = several.pass_gates(trial, whole, whole / 5, about, sent, first, made)
     ranks = trial.run("large", [given] * world_size, gates=gates)
     up, down = (one.double() @ other.double() for one, other in thin)
     shares = [share_of(up, rank, world_size, 0) for rank in range(world_size)]
@@ -216,7 +216,7 @@ def large(trial, world_size, block, traffic):
             compare(trial, what, look(came, key), right, relative=1e-4)
             had = trial.asked(rank, name)["with"]
             compare(trial, f"{what}, when it was asked for", had, right, relative=1e-4)
-    most = 1.01 * sum_of(world_size, x.nbytes) + ONE_CALL * world_size
+    most = 1.01 * one_sum + ONE_CALL * world_size
     for rank in range(world_size if traffic else 0):
         for which in ("forward", "backward"):
             calls = calls_of(trial, rank, which)
@@ -224,48 +224,14 @@ def large(trial, world_size, block, traffic):
             came += f": {', '.join(calls)}" * bool(calls)
             trial.require(len(calls) == 1, came, "a single all_reduce")
         if trial.counted:
-            made, there, end = (
-                trial.asked(rank, "made"),
-                trial.asked(rank, "forward"),
-                trial.mark(rank, "@end"),
-            )
-            for which, since, now in (("forward", made, there), ("backward", there, end)):
+            made, there = trial.asked(rank, "made"), trial.asked(rank, "forward")
+            for which, since, now in (
+                ("forward", made, there),
+                ("backward", there, trial.mark(rank, "@end")),
+            ):
                 got = now["sent"] - since["sent"]
                 wanted = f"at most {most / 1000:.1f} kB: one all_reduce of {x.nbytes} bytes"
                 trial.require(got <= most, f"rank {rank} sent {got / 1000:.1f} kB in {which}", wanted)
-
-
-def sum_of(world_size, size):
-    """What each process sends in one all_reduce."""
-    return 2 * (world_size - 1) / world_size * size
-
-
-def demands(trial, world_size, whole, size):
-    """The gates of each rank, and the number that all get between forward and backward."""
-    gates = several.gates_of(trial, world_size, "before", "made", "forward", "backward")
-    back, due = trial.secret(), sum_of(world_size, size)
-    for one in gates:
-        one["forward"]["value"] = back
-        if not trial.counted:
-            continue
-        one["before"] |= {"memory": WARM, "words": "before any matrix was made"}
-        for name, times, when in (
-            ("made", 1, "after both layers were made"),
-            ("forward", 1, "after forward"),
-            ("backward", 2, "after backward"),
-        ):
-            allowed = times * whole / world_size + whole / 5
-            share = f"about {megabytes(times * whole / world_size)} of memory, at most {megabytes(allowed)}"
-            sent = f", and {due / 1000:.1f} kB sent: one all_reduce of a tensor like x, of {size} bytes"
-            one[name] |= {
-                "memory": int(allowed),
-                "memory since": "before",
-                "sent": 0 if name == "made" else int(0.95 * due),
-                "sent since": "made" if name == "forward" else "forward",
-                "words": when,
-                "expected": f"{share} (the whole matrices are {megabytes(whole)}){sent * (due > 0)}",
-            }
-    return gates, back
 
 
 check("11.3c")(lambda trial: large(trial, 4, block=False, traffic=False))
@@ -443,9 +409,8 @@ def clip(trial, world_size, cases, hiddens=(7, 3)):
     for rank, came in enumerate(trial.run("clip", given)):
         for number, ((_, factor, kind), norm) in enumerate(zip(cases, norms, strict=True)):
             most = factor * norm or 1.0
-            words = (
-                f"on rank {rank} in call {number + 1} of clip_gradients, with at most {most:.4g}{KINDS[kind]}"
-            )
+            call = f"on rank {rank} in call {number + 1} of clip_gradients"
+            words = f"{call}, with at most {most:.4g}{KINDS[kind]}"
             its = {
                 name: None if value is None else value.double() * min(1, factor)
                 for name, value in given[rank]["cases"][number]["gradients"].items()
@@ -516,15 +481,15 @@ def compare_gradients(trial, words, came, gradients):
 @check("11.5a")
 def norm(trial):
     trial.tried(
-        "4 processes, a model with two blocks of 7 and 3 neurons; the norm is small enough; call 2 has no"
+        "4 processes, a model with two blocks of 7 and 3 neurons; the norm is small enough; call 2 has"
     )
     trial.words.append(
-        "gradients in the second block; call 3 has gradients only in the second block, where rank 3"
+        "no gradients in the second block; call 3 has gradients only in the second block, where"
     )
     trial.words.append(
-        "has no shard; in call 4 the layers of the blocks have other names; in call 5 two ordinary"
+        "rank 3 has no shard; in call 4 the layers of the blocks have other names; in call 5 two"
     )
-    trial.words.append("layers share a weight; then all gradients are zero or None")
+    trial.words.append("ordinary layers share a weight; then all gradients are zero or None")
     cases = [(None, 3.0, ""), (NO_SECOND, 2.0, ""), (ONLY_SECOND, 2.0, ""), (None, 1.5, "renamed")]
     cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, "")]
     for words, came, right, gradients, wrong in clip(trial, 4, cases):

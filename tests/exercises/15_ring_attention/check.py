@@ -106,9 +106,8 @@ def compare_pair(trial, what, came, right, relative, wrong):
     """Output and log_sum_exp of attend or merge. `wrong` works out what they come to by a mistake: the output
     (place 0), or the log_sum_exp."""
     is_pair = isinstance(came, list) and len(came) == 2
-    trial.require(
-        is_pair, f"{what.split()[0].rstrip(',')} does not return a pair", "a pair: (output, log_sum_exp)"
-    )
+    name = what.split()[0].rstrip(",")
+    trial.require(is_pair, f"{name} does not return a pair", "a pair: (output, log_sum_exp)")
     # The output of a query that meets no key is zeros: the log-sum-exp is -inf there.
     alone = torch.isneginf(right[1]).expand(right[0].shape).numpy()
     if isinstance(came[0], numpy.ndarray) and came[0].shape == alone.shape:
@@ -230,9 +229,8 @@ def some(trial, queries, keys, among):
     """Tensors for attend, and positions among so many, those of the keys in any order."""
     places = [sorted(trial.random.choice(among, count, replace=False).tolist()) for count in (queries, keys)]
     query, *both = attended(text(trial, max(queries, keys)))
-    return [
-        one.contiguous() for one in (query[..., :queries, :], *(one[..., :keys, :] for one in both))
-    ], places
+    tensors = [query[..., :queries, :], *(one[..., :keys, :] for one in both)]
+    return [one.contiguous() for one in tensors], places
 
 
 @check("15.2a")
@@ -409,14 +407,12 @@ def forward_mistakes(given, right, name, rank, world_size):
         for one in places
         for some in (one[:half], one[half:])
     ]
-    each = [over([other]) for other in every]
+    each, theirs = [over([other]) for other in every], [places[one] for one in around]
     wrong = {
         "later keys were not masked": over(every, later=no_mask),
         "the positions were in plain order": over(every, rows, rows[rank]),
-        "keys and values were always those of this rank": over(
-            [rank] * world_size, [places[one] for one in around]
-        ),
-        "they travelled the other way round": over(around, [places[one] for one in (rank, *around[:0:-1])]),
+        "keys and values were always those of this rank": over([rank] * world_size, theirs),
+        "they travelled the other way round": over(around, [theirs[0], *theirs[:0:-1]]),
         "all keys had the positions of this rank": over(every, [places[rank]] * world_size),
         "there was one more key, of score 0, whose value is zeros": begun_with_zero(over, every),
         "the outputs over the keys of each rank were added up": sum(each),
@@ -470,19 +466,15 @@ def to_the_right(trial, world_size, least, most, unit, words):
             came = f"rank {rank} sent {sent} bytes to rank {other}"
             trial.require(sent <= allowed, came, f"everything sent to the right, to rank {right}")
         sent = trial.sent(rank, right)
-        came = (
-            f"rank {rank} sent {sent} bytes to rank {right}: {sent / unit:.2f} times the keys and values of a"
-        )
+        came = f"{sent / unit:.2f} times the keys and values of a process, which are {unit} bytes"
         fine = least * unit * 0.99 <= sent <= most * unit * 1.01 + allowed
-        trial.require(fine, f"{came} process, which are {unit} bytes", words)
+        trial.require(fine, f"rank {rank} sent {sent} bytes to rank {right}: {came}", words)
 
 
 def counted_text(trial, world_size):
     given = text(trial, 16 * world_size, size=64, heads=4, shared=2)
-    words = (
-        f"{world_size} processes, 2 texts of {16 * world_size} positions, 4 heads of queries and 2 of keys"
-    )
-    trial.tried(f"{words} and values, of size 64; bytes as measured by the kernel")
+    words = f"{world_size} processes, 2 texts of {16 * world_size} positions, 4 heads of queries and 2"
+    trial.tried(f"{words} of keys and values, of size 64; bytes as measured by the kernel")
     return given, 2 * 4 * given["key"].numel() // world_size
 
 

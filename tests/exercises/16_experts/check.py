@@ -777,11 +777,6 @@ def one_curve(trial):
             trial.close(what, sum(there), loss, relative=1e-6)
 
 
-# How much a process may have grown until the experts are made, since the look before the submission is
-# loaded. If something is held there that is let go of later, too little is seen.
-WARM = 4 << 20
-
-
 @check("16.4c")
 def own_experts(trial):
     """Large experts: a process has to wait until it holds no more than its own, and has sent what is due."""
@@ -799,7 +794,12 @@ def own_experts(trial):
         f" experts of {megabytes(one_expert)}, top_k 2; memory and bytes sent as measured by the kernel"
     )
     one = Plan(counts, number, [choices_of(x.double() @ router.double().T, top_k) for x in xs])
-    gates, back = own_demands(trial, one, width, number * one_expert)
+    sent = [
+        (rows * 4 * width, f", and {so_many(rows, 'row')} of {4 * width} bytes sent to other processes")
+        for rows in map(one.due_to_all, range(one.world_size))
+    ]
+    about, first, whole = "all experts are", "before any expert was made", number * one_expert
+    gates, back = several.pass_gates(trial, whole, whole / 4, about, sent, first)
     given = [
         {"thin": one.own(thin, rank), "router": router, "top_k": top_k, "x": x, "above": above}
         for rank, (x, above) in enumerate(zip(xs, aboves, strict=True))
@@ -832,29 +832,3 @@ def own_experts(trial):
             f"forward and backward, rank {source} sent {got / 1000:.1f} kB to rank {target}",
             f"at most {most / 1000:.1f} kB: {so_many(rows, 'row')} of {4 * width} bytes, and the counts",
         )
-
-
-def own_demands(trial, one, width, whole):
-    """The gates of each rank, and the number that all get between forward and backward."""
-    gates = several.gates_of(trial, one.world_size, "before", "made", "forward", "backward")
-    back = trial.secret()
-    for rank, gate in enumerate(gates):
-        gate["forward"]["value"] = back
-        if not trial.counted:
-            continue
-        rows = one.due_to_all(rank)
-        bytes_sent = f"{so_many(rows, 'row')} of {4 * width} bytes sent to other processes"
-        gate["before"] |= {"memory": WARM, "words": "before any expert was made"}
-        for name, times, since in (("forward", 1, "made"), ("backward", 2, "forward")):
-            share = times * whole / one.world_size
-            most = share + whole / 4
-            gate[name] |= {
-                "memory": int(most),
-                "memory since": "before",
-                "sent": rows * 4 * width,
-                "sent since": since,
-                "words": f"after {name}",
-                "expected": f"about {megabytes(share)} of memory, at most {megabytes(most)}"
-                f" (all experts are {megabytes(whole)}), and {bytes_sent}",
-            }
-    return gates, back

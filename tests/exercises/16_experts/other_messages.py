@@ -1,8 +1,7 @@
-"""Exercise 16, with single messages, and none where there is nothing to send."""
+"""Exercise 16, with single messages, and none where there is nothing to send. The rest is the solution's."""
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 
 def route(logits, top_k, capacity):
@@ -88,25 +87,9 @@ def combine(answers, plan, weights):
     return (torch.stack(output) if output else rows.new_zeros(0, rows.shape[1])) + rows.sum() * 0
 
 
-class Mixture(nn.Module):
-    def __init__(self, router, experts, top_k, capacity):
-        super().__init__()
-        self.router, self.experts = router, nn.ModuleList(experts)
-        self.top_k, self.capacity = top_k, capacity
-
-    def forward(self, x):
-        logits = self.router(x)
-        balance = balancing_loss(logits, route(logits, self.top_k, None)[1])
-        tokens, experts, weights = route(logits, self.top_k, self.capacity)
-        arrived, plan = dispatch(x, tokens, experts, logits.shape[1])
-        return combine(
-            [e(rows) for e, rows in zip(self.experts, arrived, strict=True)], plan, weights
-        ), balance
-
-
 def add_up_gradients(model):
     for layer in model.modules():
-        if isinstance(layer, Mixture):
+        if type(layer).__name__ == "Mixture":
             for parameter in layer.experts.parameters():
                 parameter.is_elsewhere = True
     for parameter in model.parameters():

@@ -9,6 +9,10 @@ import numpy
 from judge.results import Verdict
 from judge.trial import Trial
 
+# How much a process may have grown until something large is made, since the look before the submission is
+# loaded: -1.2 to 0.4 MB were seen. If something is held there that is let go of later, too little is seen.
+WARM = 4 << 20
+
 
 def megabytes(value: float) -> str:
     return f"{value / 1e6:.1f} MB"
@@ -46,3 +50,34 @@ def as_if(verdict: Verdict, known: list[str]) -> None:
 def gates_of(trial: Trial, world_size: int, *names: str) -> list[dict[str, dict[str, Any]]]:
     """For each rank the gates of these names, each with a number that nobody knows before."""
     return [{name: {"value": trial.secret()} for name in names} for _ in range(world_size)]
+
+
+def pass_gates(
+    trial: Trial,
+    whole: float,
+    room: float,
+    about: str,
+    sent: list[tuple[int, str]],
+    first: str,
+    made: str = "",
+) -> tuple[list[dict[str, dict[str, Any]]], float]:
+    """The gates of a forward and a backward pass through layers of `whole` bytes that the ranks share out: a
+    rank goes on when it holds no more than its part (after backward twice that) and `room`, and when it has
+    sent what is due. `sent` has these bytes for each rank, and words. Returns the gates, and the number that
+    all get between forward and backward. `first` and `made` are words for looks before and after the layers
+    are made, `about` for the whole."""
+    gates, back = gates_of(trial, len(sent), "before", "made", "forward", "backward"), trial.secret()
+    looks = [("forward", "after forward", 1, "made"), ("backward", "after backward", 2, "forward")]
+    looks += [("made", made, 1, "")] * bool(made)
+    for one, (due, words) in zip(gates, sent, strict=True):
+        one["forward"]["value"] = back
+        if not trial.counted:
+            continue
+        one["before"] |= {"memory": WARM, "words": first}
+        for name, when, times, since in looks:
+            share = times * whole / len(sent)
+            memory = f"about {megabytes(share)} of memory, at most {megabytes(share + room)}"
+            one[name] |= {"memory": int(share + room), "memory since": "before", "words": when}
+            one[name] |= {"expected": f"{memory} ({about} {megabytes(whole)}){words}"}
+            one[name] |= {"sent": due, "sent since": since} if since else {}
+    return gates, back
