@@ -84,15 +84,10 @@ class Hosts:
         names = "".join(f"10.0.0.{number} host{number}\n" for number in range(1, count + 1))
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-        self.outer = subprocess.Popen(
-            [*spaces(*KINDS), "sh", "-c", set_up(folder, count)],
-            env=os.environ | {"RUNGS_MARK": self.mark},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        words = [*spaces(*KINDS), "sh", "-c", set_up(folder, count)]
+        more = {"env": os.environ | {"RUNGS_MARK": self.mark}, "text": True, "start_new_session": True}
+        more |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.outer = subprocess.Popen(words, **more)
         said = self.outer.stdout.readline()
         if said != "up\n":
             said += self.outer.stdout.read()
@@ -182,23 +177,11 @@ class Command:
         start = 'hostname "$1" && cd "$2" && shift 2 && exec "$@"'
         enter = ("nsenter", f"--net=/run/netns/{self.name}", "unshare", "--uts")
         words = hosts.inside(*enter, "sh", "-c", start, "sh", self.name, self.folder, *words)
-        environment = os.environ | {
-            "HOME": str(self.folder),
-            "TMPDIR": str(self.temporary),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "RUNGS_MARK": self.mark,
-            **environment,
-        }
+        own = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "RUNGS_MARK": self.mark}
+        own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        more = {"env": os.environ | own | environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
-                words,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, **more)
         self.started = time.monotonic()
 
     def output(self):

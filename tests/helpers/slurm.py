@@ -1,5 +1,6 @@
 """A SLURM cluster on this machine: slurmctld and two slurmd, children of the test, in one folder."""
 
+import contextlib
 import getpass
 import itertools
 import os
@@ -53,7 +54,7 @@ SlurmdTimeout=10
 SlurmdParameters=config_overrides
 # What pretends to be a GPU is an empty file. gres.conf says that it shall not hide the true ones.
 GresTypes=gpu
-NodeName=node[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port={nodes[0]}-{nodes[1]} \
+NodeName=node[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port={nodes} \
 CPUs={cpus} RealMemory=8000 Gres=gpu:2
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -133,23 +134,13 @@ class Cluster:
         for name in ("home", "tmp", "state", "spool-node1", "spool-node2"):
             (self.folder / name).mkdir(parents=True)
         self.folder.chmod(0o700)
-        write = {
-            # What the jobs of this cluster are called decides what their ports are.
-            "slurm.conf": CONFIGURATION.format(
-                user=getpass.getuser(),
-                controller=first + 99,
-                nodes=(first + 97, first + 98),
-                first_job=first + 1,
-                folder=self.folder,
-                **self.settings,
-            ),
-            "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
-            "plugstack.conf": "",
-            "gres.conf": f"Name=gpu File={self.folder}/gpu[0-1] Flags=no_gpu_env\n",
-            "gpu0": "",
-            "gpu1": "",
-        }
-        for name, text in write.items():
+        settings = self.settings | {"user": getpass.getuser(), "folder": self.folder}
+        # What the jobs of this cluster are called decides what their ports are.
+        settings |= {"first_job": first + 1, "nodes": f"{first + 97}-{first + 98}", "controller": first + 99}
+        gpus = f"Name=gpu File={self.folder}/gpu[0-1] Flags=no_gpu_env\n"
+        written = {"slurm.conf": CONFIGURATION.format(**settings), "gres.conf": gpus}
+        written |= {"cgroup.conf": "CgroupPlugin=cgroup/v1\n", "plugstack.conf": "", "gpu0": "", "gpu1": ""}
+        for name, text in written.items():
             (self.folder / name).write_text(text)
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -177,15 +168,8 @@ class Cluster:
 
     def start(self, *words):
         with open(self.folder / "daemons.log", "a") as log:
-            daemon = subprocess.Popen(
-                words,
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self.daemons.append(daemon)
+            more = {"cwd": self.folder, "env": self.environment, "stdout": log, "stderr": log}
+            self.daemons.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, **more))
 
     def stop(self):
         """End all jobs and daemons. Returns the processes that live on all the same, and ends those too."""
@@ -204,30 +188,22 @@ class Cluster:
                 daemon.wait()
         left = self.alive(self.mark)
         for pid, _ in left:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         self.claim.close()
         return left
 
-    def call(self, *words, check=True, environment=None, cwd=None):
+    def call(self, *words, check=True, environment=None, cwd=None, limit=30):
         """What a command of SLURM's prints."""
-        result = subprocess.run(
-            [str(word) for word in words],
-            env=self.environment | (environment or {}),
-            cwd=cwd or self.folder,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+        more = {"env": self.environment | (environment or {}), "cwd": cwd or self.folder, "timeout": limit}
+        result = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
         assert not check or result.returncode == 0, f"{words}: {result.stdout}{result.stderr}\n{self.logs()}"
         return result.stdout
 
     def logs(self):
         """The last words of all daemons."""
-        texts = [f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log"))]
-        return "\n".join(texts)
+        paths = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in paths)
 
     def submit(self, folder, script, *arguments, options=(), environment=None):
         """`sbatch`, typed in the repository's root; the job runs in a folder of its own."""
@@ -270,12 +246,10 @@ class Job:
 
     def finish(self, limit=240):
         """Wait for the job's end; returns its state."""
-        state = wait_until(
-            lambda: (now := self.show("JobState")) in ENDED and now, limit, self.everything, every=0.2
-        )
+        wait_until(lambda: self.show("JobState") in ENDED, limit, self.everything, every=0.2)
         # Its last processes may still be going down.
         wait_until(lambda: not self.processes(), 15, lambda: f"{self.processes()}\n{self.everything()}")
-        return state
+        return self.show("JobState")
 
     def processes(self):
         """(pid, command) of what runs on the nodes for this job."""
@@ -285,12 +259,12 @@ class Job:
     def workers(self):
         """The pids of those that train."""
         others = ("torchrun", "bash", "spawn_on_node.py")
-        found = []
-        for pid, words in self.processes():
+
+        def trains(words):
             is_lesson = "06b_preemption.py" in words and not any(other in words for other in others)
-            if is_lesson or "multiprocessing.spawn" in words:  # mp.spawn's do not name the script
-                found.append(pid)
-        return sorted(found)
+            return is_lesson or "multiprocessing.spawn" in words  # mp.spawn's do not name the script
+
+        return sorted(pid for pid, words in self.processes() if trains(words))
 
     def cancel(self):
         self.cluster.call("scancel", "--signal=KILL", "--full", self.number, check=False)

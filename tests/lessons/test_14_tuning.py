@@ -29,9 +29,6 @@ from weights import recount
 
 STEM = "14_tuning"
 NEEDS = "lessons/parts/tuning.txt"
-needs_optuna = pytest.mark.skipif(
-    find_spec("optuna") is None, reason=f"needs {NEEDS}: make tools installs it"
-)
 SMALL = ("--train-size", 600, "--test-size", 200, "--epochs", 3, "--batch-size", 10, 20, 40, "--seconds", 900)
 TRIALS = ("--trials", 10)
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text())["tuning"]
@@ -57,7 +54,18 @@ def named(trials, state):
 
 
 @pytest.fixture
-def begin(start):
+def needs_optuna():
+    if find_spec("optuna") is None:
+        pytest.skip(f"needs {NEEDS}: make tools installs it")
+
+
+@pytest.fixture
+def fork(needs_optuna, fork):
+    return fork
+
+
+@pytest.fixture
+def begin(needs_optuna, start):
     """Start a worker in a folder of its own. It draws, and matplotlib keeps a list of fonts."""
 
     def begin(out, folder, *options):
@@ -111,11 +119,16 @@ def both_at_work(begin, tmp_path, *options):
     return first, second, trial
 
 
+def finished(*workers):
+    results = [worker.run.finish() for worker in workers]
+    assert not any(result.code for result in results), [result.stderr for result in results]
+    return results
+
+
 # ---- one worker ----
 
 
 @pytest.mark.night
-@needs_optuna
 def test_one_worker_finds_the_same_every_time_and_prunes_by_the_median(fork):
     first, again = (fork(STEM, 1, *SMALL, *TRIALS, folder=folder) for folder in ("first", "again"))
     whole = fork(STEM, 1, *SMALL, *TRIALS, "--pruner", "none", folder="whole")
@@ -172,7 +185,6 @@ def on_validation_images(weights):
     return right.sum().item() / 60
 
 
-@needs_optuna
 def test_the_seconds_end_the_search_with_what_it_has(fork):
     result = fork(STEM, 1, *TINY, "--seconds", 4)
     trials = trials_of(result.out)
@@ -184,7 +196,6 @@ def test_the_seconds_end_the_search_with_what_it_has(fork):
     assert found["test"] == recount(result.out / f"{STEM}.pt", 200)
 
 
-@needs_optuna
 def test_the_dollars_end_it_too(fork):
     """At a dollar a second of work, three of them."""
     result = fork(STEM, 1, *TINY, "--price", 3600, "--dollars", 3)
@@ -196,7 +207,7 @@ def test_the_dollars_end_it_too(fork):
 
 
 @pytest.fixture
-def inside(tmp_path, monkeypatch):
+def inside(needs_optuna, tmp_path, monkeypatch):
     """The lesson in this process, with options."""
     monkeypatch.setattr(workload, "set_seed", torch.manual_seed)
     lesson = importlib.import_module(STEM)
@@ -212,7 +223,6 @@ def inside(tmp_path, monkeypatch):
     return inside
 
 
-@needs_optuna
 def test_test_images_are_read_once_and_after_all_trials(inside, monkeypatch):
     lesson, arguments = inside("--trials", 2)
     read = []
@@ -230,7 +240,6 @@ def test_test_images_are_read_once_and_after_all_trials(inside, monkeypatch):
     assert len(trials_of(arguments.out)) == 2
 
 
-@needs_optuna
 def test_validation_images_are_training_images_that_are_not_trained_on(inside):
     lesson, arguments = inside()
     images, _ = workload.load_images(arguments)
@@ -242,21 +251,29 @@ def test_validation_images_are_training_images_that_are_not_trained_on(inside):
     assert torch.equal(lesson.tuning.split(images, arguments)[1].images, validation_set.images)
 
 
-@needs_optuna
 def test_all_workers_are_paid_for_the_time_in_which_they_had_a_trial(inside):
+    """Two at once, of which one died early. And a thousand short trials cost what they took: the sum of their
+    dates is so large that a float is off by whole milliseconds."""
     lesson, arguments = inside("--price", 7200)
-    optuna, tuning = lesson.optuna, lesson.tuning
-    study, now = optuna.create_study(), datetime.now()
-    for ago, seconds in ((40, 30), (35, 5)):  # two at once, of which one died early
-        begun = now - timedelta(seconds=ago)
-        frozen = optuna.trial.create_trial(value=1.0, user_attrs={"seen": begun.timestamp() + seconds})
+    now = datetime.now()
+
+    def trial(begun, seconds):
+        seen = {"seen": begun.timestamp() + seconds}
+        frozen = lesson.optuna.trial.create_trial(value=1.0, user_attrs=seen)
         frozen.datetime_start = begun
-        study.add_trial(frozen)
-    seconds, dollars = tuning.spent(study, arguments)
+        return frozen
+
+    def spent(*trials):
+        study = lesson.optuna.create_study()
+        study.add_trials(trials)
+        return lesson.tuning.spent(study, arguments)
+
+    seconds, dollars = spent(trial(now - timedelta(seconds=40), 30), trial(now - timedelta(seconds=35), 5))
     assert seconds == pytest.approx(40, abs=5) and dollars == pytest.approx(70)
+    assert spent(*[trial(now, 0.01)] * 1000)[1] == pytest.approx(20, abs=2e-3)
 
 
-@needs_optuna
+@pytest.mark.usefixtures("needs_optuna")
 def test_the_first_trial_does_not_pay_for_imports():
     code = (
         "import sys; import workload; from parts import tuning; import torch; before = set(sys.modules); "
@@ -267,19 +284,6 @@ def test_the_first_trial_does_not_pay_for_imports():
     assert int(run.stdout.split()[-1]) < 20, "820 without the import in tuning.py: 4 seconds if busy"
 
 
-@needs_optuna
-def test_a_thousand_short_trials_cost_what_they_took(inside):
-    """The sum of their dates is so large that a float is off by whole milliseconds."""
-    lesson, arguments = inside("--price", 3600)
-    study, now = lesson.optuna.create_study(), datetime.now()
-    seen = {"seen": now.timestamp() + 0.01}
-    frozen = lesson.optuna.trial.create_trial(value=1.0, user_attrs=seen)
-    frozen.datetime_start = now
-    study.add_trials([frozen] * 1000)
-    assert lesson.tuning.spent(study, arguments)[1] == pytest.approx(10, abs=1e-3)
-
-
-@needs_optuna
 def test_a_trial_that_kills_its_workers_is_tried_twice_and_no_more(inside):
     lesson, arguments = inside()
     arguments.time_limit = 0
@@ -293,7 +297,6 @@ def test_a_trial_that_kills_its_workers_is_tried_twice_and_no_more(inside):
 
 
 @pytest.mark.night
-@needs_optuna
 def test_pruning_spares_ten_default_trials_14_epochs_and_finds_the_same(fork):
     """What the page says of it."""
     searches = {}
@@ -312,13 +315,11 @@ def test_pruning_spares_ten_default_trials_14_epochs_and_finds_the_same(fork):
 
 
 @pytest.mark.long
-@needs_optuna
 def test_a_second_machine_joins_and_trials_have_the_parameters_of_their_number(begin, fork, tmp_path):
     first, second, _ = both_at_work(begin, tmp_path, *TRIALS, "--time-limit", 200)
     for worker in (first, second):
         os.kill(worker.pid, signal.SIGCONT)
-    results = [worker.run.finish() for worker in (first, second)]
-    assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
+    results = finished(first, second)
     alone = trials_of(fork(STEM, 1, *SMALL, *TRIALS, "--pruner", "none", folder="alone").out)
     trials = trials_of(first.out)
     assert len({trial.user_attrs["worker"] for trial in trials}) == 2
@@ -332,14 +333,12 @@ def test_a_second_machine_joins_and_trials_have_the_parameters_of_their_number(b
 
 
 @pytest.mark.long
-@needs_optuna
 def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
     first, second, lost = both_at_work(begin, tmp_path, "--trials", 6, "--time-limit", 24)
     before = {trial.number: trial for trial in trials_of(first.out) if trial.state.is_finished()}
     os.kill(second.pid, signal.SIGKILL)
     os.kill(first.pid, signal.SIGCONT)
-    result = first.run.finish()
-    assert result.code == 0, result.stderr
+    (result,) = finished(first)
     trials = trials_of(first.out)
     (failed,) = named(trials, "FAIL")
     assert failed.number == lost.number
@@ -357,20 +356,17 @@ def test_kill_9_of_a_worker_loses_one_trial_and_nothing_else(begin, tmp_path):
 
 
 @pytest.mark.night
-@needs_optuna
 def test_a_worker_that_was_only_slow_drops_its_trial_and_goes_on(begin, tmp_path):
     first, second, late = both_at_work(begin, tmp_path, "--trials", 12, "--time-limit", 24)
     os.kill(first.pid, signal.SIGCONT)
     wait_for(lambda: trials_of(first.out)[late.number].state.name == "FAIL")
     os.kill(second.pid, signal.SIGCONT)
-    results = [worker.run.finish() for worker in (first, second)]
-    assert [result.code for result in results] == [0, 0], results[0].stderr + results[1].stderr
+    results = finished(first, second)
     assert re.search(rf"(?m)^trial +{late.number} \|.*\| lost$", results[1].stdout)
     (again,) = [trial for trial in trials_of(first.out) if "again" in trial.user_attrs]
     assert again.user_attrs["again"] == late.number
 
 
-@needs_optuna
 def test_the_lock_of_a_worker_that_died_while_it_wrote_is_free(inside):
     lesson, arguments = inside()
     path = arguments.out / f"{STEM}.journal"
@@ -398,7 +394,6 @@ def test_without_optuna_it_says_how_to_install_it(start, tmp_path):
     assert (launcher.ROOT / NEEDS).exists()
 
 
-@needs_optuna
 def test_other_settings_and_a_search_that_has_ended_are_refused(inside, capsys):
     lesson, arguments = inside("--trials", 1)
     lesson.search(arguments)
@@ -412,7 +407,6 @@ def test_other_settings_and_a_search_that_has_ended_are_refused(inside, capsys):
         (arguments.out / f"{STEM}.json").unlink(missing_ok=True)
 
 
-@needs_optuna
 @pytest.mark.parametrize("words", REFUSED)
 def test_bad_options_are_refused(inside, capsys, words):
     with pytest.raises(SystemExit):
@@ -421,7 +415,6 @@ def test_bad_options_are_refused(inside, capsys, words):
     assert capsys.readouterr().err == f"error: {REFUSED[words]}\n"
 
 
-@needs_optuna
 def test_a_budget_in_which_nothing_is_completed_is_an_error_of_one_line(inside, capsys):
     """And the epoch is not waited for: here it takes seconds."""
     lesson, arguments = inside("--epochs", 1, "--batch-size", 4, "--train-size", 12000, "--seconds", 1.5)

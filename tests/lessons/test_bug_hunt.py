@@ -18,22 +18,15 @@ START = ROOT / "lessons" / "exercises" / "04a_bug_hunt" / "start.py"
 @pytest.mark.long
 def test_ctrl_c_says_where_each_process_is(tmp_path):
     """Bug 3: rank 1 is done, and rank 0 waits for it for ever. Nothing is left."""
-    process = subprocess.Popen(
-        [sys.executable, START, "bug_03"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    process = subprocess.Popen([sys.executable, START, "bug_03"], cwd=tmp_path, **more)
     try:
         printed = process.stdout.readline()
         assert printed.startswith("[rank 1] is done. The sum of its parameters is ")
         # As on a busy machine: rank 0 needs two seconds to hear of Ctrl-C.
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        slow = int(
-            next(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        )
+        spawned = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        slow = int(spawned[0])
         os.kill(slow, signal.SIGSTOP)
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(2)

@@ -21,13 +21,8 @@ from planner import dry_run
 from planner import formulas as planner
 
 TINY = {"vocabulary": 11, "length": 6, "hidden": 12, "heads": 4, "layers": 2}  # shards of these are uneven
-MESHES = [
-    {"data": 2, "tensor": 2},
-    {"data": 4, "tensor": 1},
-    {"data": 1, "tensor": 4},
-    {"replicate": 2, "data": 2, "tensor": 1},
-    {"replicate": 2, "data": 1, "tensor": 2},
-]
+FLAT = [{"data": data, "tensor": 4 // data} for data in (2, 4, 1)]
+MESHES = [*FLAT, *({"replicate": 2, "data": data, "tensor": 2 // data} for data in (2, 1))]
 CASES = [(mesh, {"model": TINY, "batch": 2}) for mesh in MESHES]
 EVEN = TINY | {"vocabulary": 16, "layers": 3}
 CASES += [(MESHES[0], {"model": EVEN, "batch": 1, "precision": "bf16"}), (MESHES[4], {"model": EVEN})]
@@ -53,17 +48,18 @@ MANY_CASES = [
     (sizes_of(context=2, expert=2), WITH_EXPERTS | {"experts": 2}),
     (sizes_of(data=4, expert=1), WITH_EXPERTS),
 ]
-# Each group is one start of four processes.
-GROUPED = {
-    "pipeline and context, experts and tensor, pipeline and experts": (0, 6, 7),
-    "the others": (1, 2, 3, 4, 5, 8, 9),
-}
-assert sorted(sum(GROUPED.values(), ())) == list(range(len(MANY_CASES)))
 ON_EIGHT = [
     (sizes_of(pipeline=2, context=2, tensor=2), ALL),
     (sizes_of(data=2, pipeline=2, tensor=2), ALL),
     (sizes_of(pipeline=2, expert=2, tensor=2), WITH_EXPERTS),
 ]
+# Each group is one start of four or eight processes.
+FIRST = (0, 6, 7)
+GROUPS = {
+    "pipeline and context, experts and tensor, pipeline and experts": (4, [MANY_CASES[at] for at in FIRST]),
+    "the others": (4, [case for at, case in enumerate(MANY_CASES) if at not in FIRST]),
+    "on eight": (8, ON_EIGHT),
+}
 
 
 @pytest.fixture(scope="module")
@@ -109,35 +105,30 @@ def stage_of(rank, mesh):
     return rank // (math.prod(mesh.values()) // mesh["data"] // mesh["pipeline"]) % mesh["pipeline"]
 
 
-def compare(mesh, options, found):
-    """Each stage's dry run, with what its real processes found. All shards of a stage are as long."""
-    stages = {}
-    for each in found:
-        stage = stage_of(each["rank"], mesh)
-        if stage not in stages:
-            stages[stage] = as_json(dry_run.report(len(found), mesh, stage, **options))
-            assert each["rank"] == stages[stage]["rank"]
-        assert each | {"rank": 0} == stages[stage] | {"rank": 0}
-    assert len(stages) == mesh["pipeline"]
-
-
-def compare_all(cases, measured):
-    for number, (mesh, options) in enumerate(cases):
-        print(mesh)  # of the one that differs, which is the last
-        compare(mesh, options, [found[number] for found in measured])
-
-
 @pytest.mark.long("the others")
 @pytest.mark.night
-@pytest.mark.parametrize("numbers", GROUPED.values(), ids=GROUPED)
-def test_on_all_dimensions_too(real, numbers):
-    cases = [MANY_CASES[number] for number in numbers]
-    compare_all(cases, real("dry_run_measure", cases))
+@pytest.mark.parametrize(("processes", "cases"), GROUPS.values(), ids=GROUPS)
+def test_on_all_dimensions_too(real, processes, cases):
+    """Each stage's dry run is what its real processes found. All shards of a stage are as long."""
+    measured = real("dry_run_measure", cases, processes)
+    for number, (mesh, options) in enumerate(cases):
+        print(mesh)  # of the one that differs, which is the last
+        stages = {}
+        for found in (each[number] for each in measured):
+            stage = stage_of(found["rank"], mesh)
+            if stage not in stages:
+                stages[stage] = as_json(dry_run.report(processes, mesh, stage, **options))
+                assert found["rank"] == stages[stage]["rank"]
+            assert found | {"rank": 0} == stages[stage] | {"rank": 0}
+        assert len(stages) == mesh["pipeline"]
 
 
-@pytest.mark.night
-def test_and_on_eight_processes(real):
-    compare_all(ON_EIGHT, real("dry_run_measure", ON_EIGHT, 8))
+def counted(rows):
+    """How often each collective is, whenever it is."""
+    counts = Counter()
+    for row in rows:
+        counts[tuple(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
+    return counts
 
 
 @pytest.mark.long("3")
@@ -147,13 +138,10 @@ def test_torchs_own_schedule_sends_as_much_and_holds_as_many(real, number):
     """The dry run takes one micro-batch and multiplies. Here four processes take them all."""
     mesh, options = MANY_CASES[number]
     for rank, found in enumerate(real("dry_run_schedule", (mesh, options))):
-        stage, sent, expected = stage_of(rank, mesh), Counter(), Counter()
-        for row in found["collectives"]:
-            sent[tuple(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
-        for row in dry_run.report(4, mesh, stage, **options)["collectives"]:
-            if row["when"] in ("forward", "backward"):
-                expected[tuple(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
-        assert sent == expected
+        stage = stage_of(rank, mesh)
+        planned = dry_run.report(4, mesh, stage, **options)["collectives"]
+        passes = [row for row in planned if row["when"] in ("forward", "backward")]
+        assert counted(found["collectives"]) == counted(passes)
         assert found["most"] == min(2 - stage, options["microbatches"])
 
 
@@ -165,10 +153,8 @@ def test_it_says_what_a_step_of_lesson_13_does(real):
         assert three - two == two - one
         characters = len(set((ROOT / "lessons/parts/limericks.txt").read_text()))
         model = {"vocabulary": characters, "length": limericks.LENGTH, "hidden": 64, "heads": 4, "layers": 2}
-        expected = Counter()
-        for row in dry_run.report(4, MESHES[0], model=model, batch=4)["collectives"]:
-            expected["", *(row[name] for name in dry_run.Collective._fields[1:])] += row["times"]
-        assert three - two == expected
+        expected = counted(dry_run.report(4, MESHES[0], model=model, batch=4)["collectives"])
+        assert three - two == {("", *key): times for key, times in expected.items()}
 
 
 # ---- what nobody here can run ----
@@ -241,13 +227,9 @@ def test_at_any_size_it_says_what_formulas_say(mesh, options):
     assert found == sent
     assert dry["memory"].items() >= memory.items()
     hidden, length, heads = BIG["hidden"], BIG["length"], BIG["heads"]
-    assert dry["parameters"] == (
-        2 * BIG["vocabulary"] * hidden
-        + BIG["vocabulary"]
-        + length * hidden
-        + (4 + 2) * hidden  # what Recent has, and the last norm
-        + BIG["layers"] * (12 * hidden**2 + 13 * hidden)
-    )
+    ends = 2 * BIG["vocabulary"] * hidden + BIG["vocabulary"] + length * hidden
+    ends += (4 + 2) * hidden  # what Recent has, and the last norm
+    assert dry["parameters"] == ends + BIG["layers"] * (12 * hidden**2 + 13 * hidden)
     assert heads % mesh["tensor"] == 0
 
 
@@ -276,11 +258,10 @@ def test_a_step_asks_nothing_of_others_in_the_optimizer_and_activations_grow_wit
 @pytest.mark.night
 def test_blocks_that_are_alike_cost_alike():
     """So that a notebook may take the figures of many from those of few."""
-    two, three, four = (
-        dry_run.report(64, {"data": 32, "tensor": 2}, model=TINY | {"layers": layers}) for layers in (2, 3, 4)
-    )
-    for name in two["memory"]:
-        assert four["memory"][name] - three["memory"][name] == three["memory"][name] - two["memory"][name]
+    models = [TINY | {"layers": layers} for layers in (2, 3, 4)]
+    found = [dry_run.report(64, {"data": 32, "tensor": 2}, model=model)["memory"] for model in models]
+    for two, three, four in zip(*(one.values() for one in found), strict=True):
+        assert four - three == three - two
 
 
 # ---- all dimensions, and the planner's formulas ----
@@ -317,9 +298,8 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
     }
     if experts := options.get("experts"):
         counts = 8 * experts * mesh["expert"]  # what each rank has for each expert
-        expected["expert", "all-to-all"] = (
-            layers * 4 * planner.all_to_all_seconds(message, mesh["expert"], 1, 0)
-        )
+        spread = planner.all_to_all_seconds(message, mesh["expert"], 1, 0)
+        expected["expert", "all-to-all"] = layers * 4 * spread
         expected["expert", "all-gather"] = layers * counts * (mesh["expert"] - 1) // mesh["expert"]
     assert +passes == {key: size for key, size in expected.items() if size}
 
@@ -340,11 +320,8 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
     assert dry["parameters"] == model["layers"] * hidden * (4 * hidden + 8 + neurons) + ends
     for name in ("data", "context", "expert"):
         count = own["all"] if name == "expert" else own.total()
-        sent = sum(
-            row["times"] * row["sent"]
-            for row in dry["collectives"]
-            if (row["when"], row["dimension"]) == ("gradients", name)
-        )
+        rows = [row for row in dry["collectives"] if (row["when"], row["dimension"]) == ("gradients", name)]
+        sent = sum(row["times"] * row["sent"] for row in rows)
         assert sent == pytest.approx(planner.all_reduce_seconds(4 * count, mesh.get(name, 1), 1, 0, "ring"))
 
 
@@ -352,16 +329,13 @@ def test_what_is_sent_over_each_dimension_is_what_the_planner_computes_with(mesh
 @pytest.mark.night
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 2), (4, 4), (4, 9)])
 def test_the_first_stage_holds_what_the_planner_says_and_the_last_one_micro_batch(stages, microbatches):
-    mesh = sizes_of(2, pipeline=stages)
-    model = STAGED | {"layers": 4}
-    first = dry_run.report(2 * stages, mesh, model=model, microbatches=microbatches)["memory"]["activations"]
-    once = dry_run.report(2 * stages, mesh, model=model, microbatches=1)["memory"]["activations"]
-    assert first == once * planner.pipeline_held(stages, microbatches) * stages
-    last, of_one = (
-        dry_run.report(2 * stages, mesh, stages - 1, model=model, microbatches=count)["memory"]["activations"]
-        for count in (microbatches, 1)
-    )
-    assert last == of_one
+    def held(stage, count):
+        sizes = {"model": STAGED | {"layers": 4}, "microbatches": count}
+        found = dry_run.report(2 * stages, sizes_of(2, pipeline=stages), stage, **sizes)
+        return found["memory"]["activations"]
+
+    assert held(0, microbatches) == held(0, 1) * planner.pipeline_held(stages, microbatches) * stages
+    assert held(stages - 1, microbatches) == held(stages - 1, 1)
 
 
 # ---- the command ----
@@ -379,10 +353,9 @@ def test_the_documented_command_is_short_and_small():
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     assert text.startswith("6,864,708,736 parameters on data 2,048 x tensor 8 ranks.")
-    assert re.search(
-        r"^forward +all-gather +data +2,048  float32 +32 +176,291,840 +5,638,584,320$", text, re.M
-    )
-    assert re.search(r"^    parameters +2,889,760$", text, re.M)
+    row = r"forward +all-gather +data +2,048  float32 +32 +176,291,840 +5,638,584,320"
+    for line in (row, r"    parameters +2,889,760"):
+        assert re.search(f"^{line}$", text, re.M)
     assert used.ru_utime + used.ru_stime < 30, "seconds of one core; idle, a quarter of it"
     assert used.ru_maxrss < 2e6, "kilobytes"
 

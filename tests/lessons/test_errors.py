@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,86 +18,20 @@ for heading, text in re.findall(r"(?ms)^### (.+?)$\n(.*?)(?=^#|\Z)", PAGE):
     together = re.findall(r"`(.+?)`", heading)
     ENTRIES |= dict.fromkeys(together, (together, text))
 
-# Which part of provoke.py runs into it, in one process.
-ALONE = {
-    "addresses_of_an_old_run": "connectFullMesh failed",
-    "child_raises": "terminated with the following error",
-    "client_missing": "waiting for clients. .../... clients joined.",
-    "disk_full": "unexpected pos ... vs ...",
-    "empty_file": "EOFError",
-    "host_memory": "DefaultCPUAllocator: can't allocate memory",
-    "more_than_weights": "Weights only load failed",
-    "name_unknown": "Name or service not known",
-    "nested_function": "Can't pickle local object",
-    "no_group": "Default process group has not been initialized",
-    "one_example": "Expected more than 1 value per channel when training",
-    "other_groups": "loaded state dict contains a parameter group that doesn't match",
-    "other_model": "size mismatch for ...",
-    "port_taken": "EADDRINUSE, message: address already in use",
-    "rank_never_joins": "wait timeout after ...ms, keys: ...",
-    "rank_not_set": "environment variable RANK expected, but not set",
-    "rank_out_of_range": "Invalid rank ..., rank should be in the interval [0, ...]",
-    "sampler_of_iterable": "DataLoader with IterableDataset: expected unspecified sampler option",
-    "sampler_without_group": "Default process group has not been initialized",
-    "server_missing": "while trying to connect to (...)",
-    "shuffle_and_sampler": "sampler option is mutually exclusive with shuffle",
-    "store_gone": "Broken pipe",
-    "too_many_files": "Too many open files",
-    "too_many_workers": "Our suggested max number of worker in current system is ...",
-    "truncated": "failed finding central directory",
-    "worker_bus_error": "It is possible that dataloader's workers are out of shared memory",
-    "worker_exits": "DataLoader worker (pid(s) ...) exited unexpectedly",
-    "worker_killed": "is killed by signal: Killed",
-}
-# The same, in two processes that torchrun starts.
-TWO = {
-    "attribute_of_the_model": "'DistributedDataParallel' object has no attribute ...",
-    "device_ids": "device_ids and output_device arguments only work with",
-    "group_twice": "trying to initialize the default process group twice!",
-    "interface_unknown": "Unable to find address for: ...",
-    "key_not_in_checkpoint": "Missing key in checkpoint state_dict: ...",
-    "killed": "Signal 9 (SIGKILL) received by PID ...",
-    "launcher_hangs_up": "got signal: 1",
-    "left_out": "Timed out waiting ...ms for ... operation to complete",
-    "mixed_dtensor": "got mixed torch.Tensor and DTensor",
-    "module_names": 'Unexpected key(s) in state_dict: "module.',
-    "nccl_without_gpu": "Distributed package doesn't have NCCL built in",
-    "no_inf_checks": "No inf checks were recorded for this optimizer",
-    "none_unused": "did not find any unused parameters in the forward pass",
-    "nothing_to_train": "DistributedDataParallel is not needed when a module",
-    "other_collective": "Detected mismatch between collectives on ranks",
-    "other_count_of_parameters": "DDP expects same model across all ranks",
-    "other_shape_of_parameters": "appears not to match sizes of the same param in process 0",
-    "other_sizes": "op.preamble.length <= op.nbytes",
-    "peer_killed": "Connection closed by peer",
-    "raised": "ChildFailedError",
-    "ready_twice": "Expected to mark a variable ready only once",
-    "sync_batch_norm": "SyncBatchNorm layers only work with GPU modules",
-    "unused_parameter": "Expected to have finished reduction in the prior iteration",
-}
+PROVOKED = tomllib.loads((PROBES / "provoked.toml").read_text())
 # What an own command runs into.
 RENDEZVOUS = ["torchrun", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf"]
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2", PROBE]
+OLD = launcher.ROOT / "lessons/older/local_rank.py"
 COMMANDS = {
-    "no_gpu": (["torchrun", "--nproc-per-node", "gpu", PROBE, "raised"], "Cuda is not available."),
-    "no_host": (
-        [*RENDEZVOUS, "is_host=0,read_timeout=1", "--rdzv-endpoint", "localhost:9", PROBE, "raised"],
-        "The connection to the C10d store has failed",
-    ),
-    "no_other_launcher": (
-        [*RENDEZVOUS, "join_timeout=1", "--rdzv-endpoint", "localhost:0", PROBE, "raised"],
-        "RendezvousTimeoutError",
-    ),
-    "old_argument": (
-        [sys.executable, launcher.ROOT / "lessons/older/local_rank.py", "--local-rank=0"],
-        "error: unrecognized arguments: --local-rank=...",
-    ),
+    "no_gpu": ["torchrun", "--nproc-per-node", "gpu", PROBE, "raised"],
+    "no_host": [*RENDEZVOUS, "is_host=0,read_timeout=1", "--rdzv-endpoint", "localhost:9", PROBE, "raised"],
+    "no_other_launcher": [*RENDEZVOUS, "join_timeout=1", "--rdzv-endpoint", "localhost:0", PROBE, "raised"],
+    "old_argument": [sys.executable, OLD, "--local-rank=0"],
 }
-CASES = {name: ([sys.executable, PROBE, name], message) for name, message in ALONE.items()}
-CASES |= {
-    name: (["torchrun", "--standalone", "--nproc-per-node", "2", PROBE, name], message)
-    for name, message in TWO.items()
-}
-CASES |= COMMANDS
+CASES = {name: ([sys.executable, PROBE, name], message) for name, message in PROVOKED["alone"].items()}
+CASES |= {name: ([*TORCHRUN, name], message) for name, message in PROVOKED["two"].items()}
+CASES |= {name: (words, PROVOKED["commands"][name]) for name, words in COMMANDS.items()}
 
 
 def pattern(message):

@@ -40,9 +40,8 @@ def test_a_machine_is_missing_as_erlang_says():
     """One that breaks as often as it is repaired is there half of the time; with many in reserve, always."""
     assert formulas.waiting_share(0, 1) == pytest.approx(1 / 2)
     assert formulas.waiting_share(1, 1) == pytest.approx(1 / 5)
-    assert formulas.waiting_share(4, 3) == pytest.approx(
-        (3**5 / 120) / sum(3**k / math.factorial(k) for k in range(6))
-    )
+    erlang = 3**5 / 120 / sum(3**k / math.factorial(k) for k in range(6))
+    assert formulas.waiting_share(4, 3) == pytest.approx(erlang)
     assert formulas.waiting_share(60, 8) < 1e-30
 
 
@@ -84,7 +83,6 @@ def test_the_command_plays_the_same_with_one_seed(capsys):
     assert said[0].startswith("200 runs of 19.3 days on 1,024 GPUs, with 0 spare machines (seed 1)\n")
     figures = json.loads(call(*words, "--play", 1, "--json").stdout)["figures"]
     plan = plans.plan(job(params=70e9, gpus=1024, tensor_parallel=8))
-    assert figures["waiting"]["expected"] == pytest.approx(
-        formulas.waiting_share(0, plan["interruptions"] / plan["days"] / 4)
-    )
+    waiting = formulas.waiting_share(0, plan["interruptions"] / plan["days"] / 4)
+    assert figures["waiting"]["expected"] == pytest.approx(waiting)
     assert f"{figures['moving']['drawn']:.2%}" in said[0]

@@ -34,13 +34,10 @@ FEW = ("--train-size", 240, "--test-size", 10, "--epochs", 1)
 # These call what torch has deprecated, which is no matter of ours.
 WARN = ("deepspeed_zero", "lightning_ddp", "ray_ddp")
 
-needs_them = pytest.mark.skipif(
-    not all(map(find_spec, ("accelerate", "lightning_fabric", "deepspeed", "pytorch_lightning"))),
-    reason="needs lessons/frameworks/requirements.txt: make tools installs it",
-)
-needs_ray = pytest.mark.skipif(
-    not find_spec("ray"), reason="needs lessons/frameworks/ray.txt: make tools installs it"
-)
+NEEDED = ("accelerate", "lightning_fabric", "deepspeed", "pytorch_lightning")
+INSTALLS = "needs lessons/frameworks/{}.txt: make tools installs it"
+needs_them = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=INSTALLS.format("requirements"))
+needs_ray = pytest.mark.skipif(not find_spec("ray"), reason=INSTALLS.format("ray"))
 WITH_RAY = [pytest.param(script, marks=[needs_ray] * (script == "ray_ddp"), id=script) for script in SCRIPTS]
 
 
@@ -53,17 +50,16 @@ class Frameworks(Forks):
             "workload.import_torchvision(); import pytorch_lightning; forks.serve()"
         )
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", imports],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            text=True,
-        )
+        environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+        more = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        words = [sys.executable, "-c", imports]
+        self.process = subprocess.Popen(words, env=os.environ | environment, **more)
 
 
 @pytest.fixture(scope="module")
 def server():
+    if not all(map(find_spec, NEEDED)):
+        pytest.skip(INSTALLS.format("requirements"))
     server = Frameworks()
     yield server
     server.close()
@@ -103,7 +99,6 @@ def test_all_are_here_and_none_is_long():
 
 @pytest.mark.long(*[f"{script}-2" for script in FORKED])
 @pytest.mark.night
-@needs_them
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("script", FORKED)
 def test_it_has_lesson_01s_curve_and_counts_every_image_once(fork, reference, script, processes):
@@ -132,7 +127,6 @@ SHARE = 4 * PARAMETERS // 2  # bytes of one of two
 
 
 @pytest.mark.long
-@needs_them
 def test_fsdp2_of_accelerate_holds_what_lesson_09_holds(fork, forks, tmp_path):
     words, environment = launcher.command("09_fsdp", 2, *FEW)
     code, _ = forks.run(words, tmp_path / "09", environment, limit=240)
@@ -150,7 +144,6 @@ PADDED = PARAMETERS + 2  # to a multiple of four, for two processes
 
 @pytest.mark.long("2")
 @pytest.mark.night
-@needs_them
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_each_stage_of_zero_has_the_curve_and_the_bytes_of_the_page(fork, reference, stage):
     result = fork("deepspeed_zero", 2, *SIZES, "--stage", stage)
@@ -301,7 +294,6 @@ def test_ray_starts_by_its_command_and_begins_again_when_a_worker_is_killed(star
 
 @pytest.mark.long("fabric_ddp")
 @pytest.mark.night
-@needs_them
 @pytest.mark.parametrize("script", [name for name in FORKED if name != "lightning_ddp"])
 def test_a_start_without_launcher_is_refused(fork, script):
     result = fork(script, 0, refused=True)
@@ -312,7 +304,6 @@ def test_a_start_without_launcher_is_refused(fork, script):
 
 @pytest.mark.long("accelerate_ddp", "ray_ddp")
 @pytest.mark.night
-@needs_them
 @pytest.mark.parametrize("script", WITH_RAY)
 def test_bad_input_is_refused_in_one_line(fork, script):
     start = (0, "--workers", 2) if script == "ray_ddp" else (2,)
@@ -347,7 +338,6 @@ TRAPS = [
 
 
 @pytest.mark.night
-@needs_them
 @pytest.mark.parametrize(("script", "right", "wrong"), TRAPS)
 def test_what_the_page_warns_of_is_so(fork, reference, tmp_path, script, right, wrong):
     path = changed(script, right, wrong, tmp_path)
@@ -363,7 +353,6 @@ HELD = [  # a line of ours, and what rank 0 holds if a reader leaves it out
 
 
 @pytest.mark.night
-@needs_them
 @pytest.mark.parametrize(("right", "bytes_of_rank_0"), HELD)
 def test_what_the_page_says_of_memory_is_so(fork, tmp_path, right, bytes_of_rank_0):
     path = changed("deepspeed_zero", right, '"offload_param": None', tmp_path)
@@ -372,7 +361,6 @@ def test_what_the_page_says_of_memory_is_so(fork, tmp_path, right, bytes_of_rank
 
 
 @pytest.mark.long
-@needs_them
 def test_without_a_gpu_accelerate_takes_ddp_in_place_of_fsdp(fork, tmp_path):
     wrong = "print(accelerator.distributed_type)\n    if False:"
     path = changed("accelerate_fsdp2", 'if accelerator.device.type == "cpu":', wrong, tmp_path)

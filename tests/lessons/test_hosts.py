@@ -53,9 +53,8 @@ def see(request):
 
     def see(name, commands, since, after=None):
         row, after = faults.ROWS[name], after or [0] * len(commands)
-        while not any(
-            row.text in command.output()[start:] for command, start in zip(commands, after, strict=True)
-        ):
+        outputs = list(zip(commands, after, strict=True))
+        while not any(row.text in command.output()[start:] for command, start in outputs):
             if time.monotonic() - since > row.limit:
                 wrote = "\n".join(f"---- {command.name}\n{command.output()}" for command in commands)
                 pytest.fail(f"{row.fault}: no {row.text!r} after {row.limit} seconds:\n{wrote}")
@@ -74,6 +73,15 @@ def train(network, numbers, *options, nodes="1:3", time_limit=faults.TIME_LIMIT,
     options = (*options, "--time-limit", time_limit, "--out", network.shared)
     words, environment = hosts.torchrun(*options, nodes=nodes, conf=conf, **more)
     return [network.run(number, *words, environment=environment) for number in numbers]
+
+
+def plain(network, number, rank, *options, first=1, time_limit=faults.TIME_LIMIT):
+    """A process without an agent, one of two: they meet on the host that is named first."""
+    place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": f"10.0.0.{first}"}
+    environment = {name: str(value) for name, value in (place | {"MASTER_PORT": 29500}).items()}
+    script = launcher.ROOT / f"lessons/{LESSON}.py"
+    words = (sys.executable, script, *options, "--time-limit", time_limit, "--out", network.shared)
+    return network.run(number, *words, environment=environment)
 
 
 def lengths(commands):
@@ -138,17 +146,15 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     (back,) = train(net, (3,), *sizes, "--snapshot-every", 5, time_limit=20)
     see("more", [first], since, before[:1])
     curve = check_the_end(net, [first, second, back], reference, *sizes)
-    grouped = [
-        (size, len(list(rows))) for size, rows in itertools.groupby(row["world_size"] for row in curve)
-    ]
-    print(f"world sizes and their epochs: {grouped}")
-    assert [size for size, _ in grouped] == [3, 2, 3]
+    sizes = [row["world_size"] for row in curve]
+    print(f"world sizes of the epochs: {sizes}")
+    assert [size for size, _ in itertools.groupby(sizes)] == [3, 2, 3]
 
 
 @pytest.mark.long
 def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
     net = network(3)
-    net.call("nsenter", "--net=/run/netns/host2", "sysctl", "-w", "net.ipv4.tcp_retries2=4")
+    net.configure(2, "sysctl", "-w", "net.ipv4.tcp_retries2=4")
     agents = train(net, (1, 2, 3), *LONG)
     first, second, third = agents
     first.wait_for("epoch  1 |", 120)
@@ -178,23 +184,15 @@ def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
     net = network(8)
     never = train(net, (1, 2), *LONG, nodes=3, conf={"join_timeout": faults.JOIN_TIMEOUT})
     started = {"never": never}
-    net.call(
-        *("nsenter", "--net=/run/netns/host4", "ip", "neighbour", "add", "10.0.0.99"),
-        *("lladdr", "02:00:00:00:00:63", "dev", "eth0"),  # so that the packets leave, and nobody takes them
-    )
-    for name, number, endpoint in (
-        ("unreachable", 3, "10.0.0.99:29400"),
-        ("swallowed", 4, "10.0.0.99:29400"),
-        ("port", 5, "host1:29401"),
-        ("name", 6, "nobody:29400"),
-    ):
+    # So that the packets leave, and nobody takes them.
+    nobody = ("10.0.0.99", "lladdr", "02:00:00:00:00:63", "dev", "eth0")
+    net.configure(4, "ip", "neighbour", "add", *nobody)
+    endpoints = {"unreachable": "10.0.0.99:29400", "swallowed": "10.0.0.99:29400"}
+    endpoints |= {"port": "host1:29401", "name": "nobody:29400"}
+    for number, (name, endpoint) in enumerate(endpoints.items(), 3):
         started[name] = train(net, (number,), *LONG, endpoint=endpoint)
-    for name, number, rank, address in (("plain", 7, 0, 7), ("plain, not the first", 8, 1, 1)):
-        script = launcher.ROOT / f"lessons/{LESSON}.py"
-        place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": f"10.0.0.{address}"}
-        environment = {key: str(value) for key, value in (place | {"MASTER_PORT": 29500}).items()}
-        words = (sys.executable, script, *LONG, "--time-limit", faults.TIME_LIMIT, "--out", net.shared)
-        started[name] = [net.run(number, *words, environment=environment)]
+    started["plain"] = [plain(net, 7, 0, *LONG, first=7)]
+    started["plain, not the first"] = [plain(net, 8, 1, *LONG)]
     waiting = {name: max(command.started for command in commands) for name, commands in started.items()}
     while waiting:
         for name, since in list(waiting.items()):
@@ -227,15 +225,8 @@ def test_the_wrong_interface_and_closed_ports(network, reference, see):
     """Both hosts reach the store, but not each other. Then each fault is mended, as its row says."""
     sizes = (*SIZES[:4], "--epochs", 3)
 
-    def start(net, limit=faults.TIME_LIMIT):
-        commands = []
-        for rank in (0, 1):
-            place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "10.0.0.1"}
-            environment = {key: str(value) for key, value in (place | {"MASTER_PORT": 29500}).items()}
-            script = launcher.ROOT / f"lessons/{LESSON}.py"
-            words = (sys.executable, script, *sizes, "--time-limit", limit, "--out", net.shared)
-            commands.append(net.run(rank + 1, *words, environment=environment))
-        return commands
+    def start(net, time_limit=faults.TIME_LIMIT):
+        return [plain(net, rank + 1, rank, *sizes, time_limit=time_limit) for rank in (0, 1)]
 
     two_interfaces, closed = network(2), network(2)
     for number in (1, 2):
@@ -266,7 +257,7 @@ def test_the_wrong_interface_and_closed_ports(network, reference, see):
         closed.open_ports(number, "50000-50100")
         closed.configure(number, "sysctl", "-w", "net.ipv4.ip_local_port_range=50000 50100")
     check_the_end(two_interfaces, agents, reference, *sizes)
-    check_the_end(closed, start(closed, limit=60), reference, *sizes)
+    check_the_end(closed, start(closed, time_limit=60), reference, *sizes)
 
 
 # ---- the table ----
@@ -312,12 +303,8 @@ def test_a_test_that_is_killed_leaves_nothing(tmp_path):
     )
     if hosts.why_not():
         pytest.skip(hosts.NEEDED)
-    with subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    words, environment = [sys.executable, "-c", script, tmp_path], {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, env=os.environ | environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             mark = process.stdout.readline().strip()
             assert mark, "the script ended before its hosts were there"

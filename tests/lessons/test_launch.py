@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,9 +25,8 @@ from lines import check_curve
 
 ROOT = launcher.ROOT
 FOLDER = ROOT / "lessons/launch"
-CONTAINER, KUBERNETES, SAGEMAKER = (
-    (FOLDER / name).read_text() for name in ("Containerfile", "kubernetes.yaml", "sagemaker.json")
-)
+FILES = ("Containerfile", "kubernetes.yaml", "sagemaker.json")
+CONTAINER, KUBERNETES, SAGEMAKER = ((FOLDER / name).read_text() for name in FILES)
 PAGE = (FOLDER / "README.md").read_text()
 LESSON = "06b_preemption"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--epochs", 8)
@@ -227,50 +227,12 @@ def test_a_recipe_is_right(kind):
     assert wrong(text) == []
 
 
-MISTAKES = [
-    ("container", "FROM docker.io", "FORM docker.io", "hadolint"),
-    ("container", "python:3.12-slim-bookworm", "python", "hadolint"),
-    ("container", "python:3.12", "python:3.13", "environment.yml has 3.12"),
-    ("container", "COPY lessons lessons", "COPY lesson lessons", "not in the repository"),
-    ("container", "COPY requirements.txt .\n", "", "requirements.txt is not in the image"),
-    ("container", "lessons/01_single_gpu.py", "lessons/01_single.py", "is not in the image"),
-    ("container", "--no-cache-dir --extra", "--extra", "hadolint"),
-    ("kubernetes", "completionMode", "completionmode", "'completionmode' was unexpected"),
-    ("kubernetes", "restartPolicy: Never", "restartPolicy: OnFailure", "needs restartPolicy Never"),
-    ("kubernetes", "completions: 2", 'completions: "2"', "'2' is not of type 'integer'"),
-    ("kubernetes", "      subdomain: rungs  #", "      # subdomain: rungs", "subdomain is not the service"),
-    ("kubernetes", "rungs\nspec:\n  clusterIP", "rung\nspec:\n  clusterIP", "--rdzv-endpoint"),
-    ("kubernetes", "      port: 29400", "      port: 29401", "--rdzv-endpoint is not rungs-0.rungs:29401"),
-    ("kubernetes", "rungs-0.rungs:29400", "rungs.rungs:29400", "--rdzv-endpoint"),
-    ("kubernetes", "  clusterIP: None", "  # clusterIP: None", "not headless"),
-    ("kubernetes", "job-name: rungs", "job-name: rung", "selects no pod"),
-    ("kubernetes", "completions: 2", "completions: 3", "not all pods run at once"),
-    ("kubernetes", "gpu: 1", "gpu: 4", "4 GPUs for 1"),
-    ("kubernetes", "--out /snapshots", "--out out", "not on the claimed disk"),
-    ("kubernetes", "claimName: rungs-snapshots", "claimName: rungs", "not on the claimed disk"),
-    ("kubernetes", "mountPath: /dev/shm", "mountPath: /shm", "no memory at /dev/shm"),
-    ("kubernetes", "PeriodSeconds: 120", "PeriodSeconds: 60", "killed before"),
-    ("kubernetes", "is_host=$((JOB_COMPLETION_INDEX == 0)),", "", "left to DNS"),
-    ("kubernetes", "  activeDeadlineSeconds", "  # activeDeadlineSeconds", "nothing ends"),
-    ("sagemaker", '"TrainingInputMode"', '"TrainingInput"', "Unknown parameter"),
-    ("sagemaker", '"InstanceCount": 2', '"InstanceCount": "2"', "Invalid type"),
-    ("sagemaker", '"File"', '"Files"', "is none of"),
-    ("sagemaker", "iam::123456789012:role", "iam:role", "is not like"),
-    ("sagemaker", "ml.g5.xlarge", "g5.xlarge", "is none of"),
-    ("sagemaker", '"TrainingJobName": "rungs"', '"TrainingJobName": "my rungs"', "is not like"),
-    ("sagemaker", "torch_distributed_enabled", "pytorch_ddp_enabled", "no torch_distributed"),
-    ("sagemaker", '"06b_preemption.py"', '"lessons/06b_preemption.py"', "is no lesson"),
-    ("sagemaker", '"out": "/opt/ml/input/data/snapshots"', '"out": "/opt/ml/checkpoints"', "machines share"),
-    ("sagemaker", '"rw"', '"ro"', "may not write"),
-    ("sagemaker", '"ChannelName": "snapshots"', '"ChannelName": "disk"', "machines share"),
-    ("sagemaker", '"VpcConfig"', '"Vpc"', "Unknown parameter"),
-    ("sagemaker", '"MaxWaitTimeInSeconds": 7200', '"MaxWaitTimeInSeconds": 1800', "waits for at least"),
-    ("sagemaker", "rungs:sagemaker", "rungs:1", "second stage"),
-]
+MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text())
+ROWS = [(kind, *row) for kind, rows in MISTAKES.items() for row in rows]
 
 
 @needs_tools
-@pytest.mark.parametrize(("kind", "right", "wrong", "words"), MISTAKES)
+@pytest.mark.parametrize(("kind", "right", "wrong", "words"), ROWS)
 def test_a_mistake_in_a_recipe_is_noticed(kind, right, wrong, words):
     problems, text = CHECKS[kind]
     assert right in text
@@ -281,12 +243,10 @@ def test_a_mistake_in_a_recipe_is_noticed(kind, right, wrong, words):
 
 
 def test_the_page_says_what_the_recipes_can_cost():
-    pods, seconds = (
-        int(re.search(rf"{name}: (\d+)", KUBERNETES)[1]) for name in ("parallelism", "activeDeadlineSeconds")
-    )
-    assert (
-        f"`activeDeadlineSeconds`, {seconds / 3600:g} hours | {pods} pods: {pods * seconds / 3600:g} " in PAGE
-    )
+    names = ("parallelism", "activeDeadlineSeconds")
+    pods, seconds = (int(re.search(rf"{name}: (\d+)", KUBERNETES)[1]) for name in names)
+    cost = f"{seconds / 3600:g} hours | {pods} pods: {pods * seconds / 3600:g} "
+    assert f"`activeDeadlineSeconds`, {cost}" in PAGE
     request = json.loads(SAGEMAKER)
     machines = request["ResourceConfig"]["InstanceCount"]
     hours = request["StoppingCondition"]["MaxRuntimeInSeconds"] / 3600

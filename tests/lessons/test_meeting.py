@@ -16,10 +16,9 @@ WAYS = ("env", "tcp", "file", "store")
 @pytest.mark.quick("tcp", "file", "store")
 @pytest.mark.night
 @pytest.mark.parametrize("way", WAYS)
-def test_two_processes_meet(forks, tmp_path, way):
-    code, left = forks.run([sys.executable, str(SCRIPT), way], tmp_path, {}, limit=120)
-    assert (code, left) == (0, []), (tmp_path / ".err").read_text()
-    assert (tmp_path / ".out").read_text() == f"{way}: 2 processes have met\n"
+def test_two_processes_meet(forked, way):
+    result = forked([sys.executable, SCRIPT, way])
+    assert (result.code, result.stdout) == (0, f"{way}: 2 processes have met\n"), result.stderr
 
 
 @pytest.mark.long

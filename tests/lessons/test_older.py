@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ def quoted(words):
 
 
 @pytest.fixture
-def old(forks, tmp_path):
+def old(forked, tmp_path):
     """Run a script to its end, with changes: pairs of what is there and what shall be."""
 
     def old(script, processes, *arguments, changes=(), folder="run", quiet=True, fails=False):
@@ -55,11 +54,9 @@ def old(forks, tmp_path):
         path.write_text(text)
         words, _ = launcher.command("04_ddp_torchrun", processes, *arguments)
         words = [str(path) if word.endswith("04_ddp_torchrun.py") else word for word in words]
-        code, left = forks.run(words, path.parent, {}, limit=240)
-        stdout, stderr = ((path.parent / name).read_text() for name in (".out", ".err"))
-        assert (code != 0) == fails, f"status {code}\n{stdout}\n{stderr}"
-        assert not left, f"still alive after the run: {left}"
-        return SimpleNamespace(stdout=stdout, stderr=stderr, out=path.parent / "out")
+        result = forked(words, folder=folder)
+        assert (result.code != 0) == fails, f"status {result.code}\n{result.stdout}\n{result.stderr}"
+        return result
 
     return old
 

@@ -19,13 +19,9 @@ from planner import dry_run, formulas, plans, report
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text())
-RATES = {  # of failures, per GPU and day
-    "LLAMA": 419 / 54 / 16384,  # 466 with those that were planned
-    "EPOCH": 24 / 50_000,
-    "RSC1": 6.5e-3 / 8,  # Meta's two clusters: failures of a node of 8 in a day
-    "RSC2": 2.34e-3 / 8,
-}
-LLAMA, EPOCH, RSC1, RSC2 = RATES.values()
+# Failures per GPU and day. Llama 3 had 466 with those that were planned; Meta counts by nodes of 8 GPUs.
+LLAMA, EPOCH, RSC1, RSC2 = 419 / 54 / 16384, 24 / 50_000, 6.5e-3 / 8, 2.34e-3 / 8
+RATES = {"LLAMA": LLAMA, "EPOCH": EPOCH, "RSC1": RSC1, "RSC2": RSC2}
 
 
 def unit(printed):
@@ -242,16 +238,8 @@ def test_bus_bandwidth_of_other_collectives():
     ("function", "given", "says"),
     [
         ("memory_per_rank", (1e9, 8, 4), "the stage must be one of 0, 1, 2, 3, not 4"),
-        (
-            "all_reduce_seconds",
-            (1e9, 12, 1e9, 0, "two-level"),
-            "12 ranks do not fill nodes of 8: take 16",
-        ),
-        (
-            "all_reduce_seconds",
-            (1e9, 12, 1e9, 0, "star"),
-            "one of server, ring, tree, two-level, not star",
-        ),
+        ("all_reduce_seconds", (1e9, 12, 1e9, 0, "two-level"), "12 ranks do not fill nodes of 8: take 16"),
+        ("all_reduce_seconds", (1e9, 12, 1e9, 0, "star"), "must be one of server, ring, .*, not star"),
         ("bus_bandwidth", (1, 1, 2, "gossip"), "the collective must be one of all-reduce, .* not gossip"),
         ("checkpoint_interval", (1, 1, "first"), "the order must be one of young, daly, not first"),
         ("effective_time_ratio", (1, 1, 1, 1, "first"), "the order must be one of young, daly, not first"),
@@ -285,7 +273,8 @@ def test_clusters_fail_at_different_rates():
     28.8 h there, 3.6 times as much."""
     assert 1 < formulas.interruptions(400, 7, EPOCH) < 2
     expected = formulas.interruptions(992, 60, EPOCH)
-    assert (35 / expected, (35 + 70) / expected) == pytest.approx((1.22, 3.7), abs=0.05)
+    assert 35 / expected == pytest.approx(1.22, abs=0.01)
+    assert (35 + 70) / expected == pytest.approx(3.7, abs=0.05)
     assert formulas.seconds_between_failures(1024, RSC1) / 3600 / 7.9 == pytest.approx(3.6, abs=0.1)
 
 
@@ -503,9 +492,8 @@ def test_8_bits_make_the_products_with_weights_twice_as_fast():
     for seq in (2048, 131_072):
         both = [job(gpus=8, seq=seq, precision=precision, **model) for precision in ("bf16", "fp8")]
         slow, fast = (plans.compute_seconds(one, 8)[0] for one in both)
-        kept = (formulas.attention_flops(32, 4096, seq, 8, "selective") + 6 * 8 * seq * 128_256 * 4096) / (
-            8 * 989e12 / 2
-        )
+        kept = formulas.attention_flops(32, 4096, seq, 8, "selective") + 6 * 8 * seq * 128_256 * 4096
+        kept /= 8 * 989e12 / 2
         assert fast - kept == pytest.approx((slow - kept) / 2)
         assert plans.memory_bytes(both[1], 8, 1) == plans.memory_bytes(both[0], 8, 1)
 
@@ -520,11 +508,8 @@ def test_attention_and_logits_are_parts_of_the_operations_where_the_shape_is_gue
     scale = params / formulas.transformer_params(layers, hidden, 51_200, 2048)
     assert (scale < 1 / 10) == (params == 1e6)
     rate = 989e12 / 2 / scale
-    assert (
-        attention
-        == same
-        == pytest.approx(formulas.attention_flops(layers, hidden, 2048, 8, "selective") / rate)
-    )
+    products = formulas.attention_flops(layers, hidden, 2048, 8, "selective")
+    assert attention == same == pytest.approx(products / rate)
     weights = 6 * 8 * 2048 * layers * 12 * hidden**2 / rate
     assert slow - fast == pytest.approx(weights / 2)
     assert attention + weights < slow
@@ -551,17 +536,14 @@ def test_experts_have_no_more_copies_than_ranks_that_hold_them():
     dense = 2 * (model["params"] - experts)
     gathered = formulas.all_reduce_seconds(dense, 2, 450e9, 5e-6, "ring")
     rest = formulas.all_reduce_seconds(dense / 2, 32, 5e9, 5e-6, "ring")
-    assert found["data_parallel_seconds"] == pytest.approx(
-        copied + 1.5 * found["microbatches"] * gathered + rest
-    )
+    expected = copied + 1.5 * found["microbatches"] * gathered + rest
+    assert found["data_parallel_seconds"] == pytest.approx(expected)
 
 
 def test_a_sweep_doubles_until_the_batch_runs_out():
     rows, end = plans.sweep(job(gpus=2**15, batch_tokens=2048 * 64))
     assert [found["job"]["gpus"] for found in rows] == [2**power for power in range(7)]
-    assert end.startswith(
-        "a step of 131,072 tokens has 64 texts of 2,048, too few for 128 data-parallel ranks"
-    )
+    assert end.startswith("a step of 131,072 tokens has 64 texts of 2,048, too few for 128 data-parallel")
     rows, end = plans.sweep(job(gpus=48, tensor_parallel=3))
     assert [found["job"]["gpus"] for found in rows] == [3, 6, 12, 24, 48]
     assert end == ""
@@ -593,18 +575,12 @@ def call(*words, cwd=ROOT):
 def test_the_command_prints_a_report(capsys):
     command.main(["--params", "7.5e9", "--gpus", "64", "--seq", "1024"])
     said = capsys.readouterr().out
-    assert said.startswith(
-        "7.5 billion parameters, 34 layers of 4,352 with 34 heads\n64 GPUs: 64 data x 1 tensor"
-    )
+    assert said.startswith("7.5 billion parameters, 34 layers of 4,352 with 34 heads\n64 GPUs: 64 data x 1 t")
     for words in ("fits: yes (needs 36.6 GB of 80 GB a GPU)", "a step: ", "150 billion tokens: 2.7 days"):
         assert words in said
     named = ("compute", "exposed data-parallel communication", "idle share of a pipeline stage", "cost")
-    named += (
-        "unplanned interruptions to expect",
-        "best time between checkpoints",
-        "activations",
-        "optimizer",
-    )
+    named += ("unplanned interruptions to expect", "best time between checkpoints")
+    named += ("activations", "optimizer")
     assert all(any(line.strip().startswith(name) for line in said.splitlines()) for name in named)
     command.main(["--params", "7.5e9", "--gpus", "64", "--stage", "0"])
     said = capsys.readouterr().out
@@ -632,9 +608,8 @@ def test_the_command_sweeps(tmp_path):
     assert "\nNo further: a step of 16,777,216 tokens has 8,192 texts" in result.stdout
     assert lines[-1] == f"The curve: {tmp_path / 'a/b/planner.png'}"
     assert (tmp_path / "a/b/planner.png").read_bytes().startswith(b"\x89PNG")
-    result = call(
-        "--params", "1e9", "--gpus", "1", "--sweep", "gpus", "--json", cwd=tmp_path
-    )  # a curve of one point
+    one_point = "--params 1e9 --gpus 1 --sweep gpus --json"
+    result = call(*one_point.split(), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
     assert [row["job"]["gpus"] for row in said["rows"]] == [1]
@@ -677,31 +652,29 @@ def test_every_source_is_used():
     assert used == PUBLISHED["sources"].keys()
 
 
+def check_quoted(texts, capsys):
+    """Each command is followed by parts of what it prints."""
+    for text in texts:
+        if text.startswith("--params"):
+            command.main(text.split())
+            words, printed = text, " ".join(capsys.readouterr().out.split())
+        else:
+            assert text in printed, f"{words}: {text}, not {printed}"
+
+
 def test_the_table_of_the_kinds_of_parallelism_says_what_the_planner_says(capsys):
     section = (ROOT / "lessons/README.md").read_text().split("## Which kind of parallelism do I need?")[1]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if re.match(r"\|.*`--params", line)]
     assert len(rows) == 10
     for _, _, kind, options, said, lesson in rows:
-        (words,) = re.findall(r"`(.+)`", options)
-        printed = what_it_prints(words, capsys)
-        for text in re.findall(r"`([^`]+)`", said):
-            assert text in printed, f"{words}: {text}, not {printed}"
+        check_quoted(re.findall(r"`(.+)`", options) + re.findall(r"`([^`]+)`", said), capsys)
         assert bool(lesson.strip()) != kind.strip().startswith("not "), kind
 
 
 def test_when_not_to_distribute_is_what_the_planner_says(capsys):
-    """After each command in the lists below the table comes what it prints."""
+    """In the lists below the table."""
     section = (ROOT / "lessons/README.md").read_text().split("**When not to distribute at all.**")[1]
     lines = [line for line in section.splitlines() if line.startswith("- ")]
     said = [text for line in lines for text in re.findall(r"`([^`]+)`", line)]
     assert len(lines) == 11 and sum(text.startswith("--params") for text in said) == 12
-    for text in said:
-        if text.startswith("--params"):
-            words, printed = text, what_it_prints(text, capsys)
-        else:
-            assert text in printed, f"{words}: {text}, not {printed}"
-
-
-def what_it_prints(words, capsys):
-    command.main(words.split())
-    return " ".join(capsys.readouterr().out.split())
+    check_quoted(said, capsys)

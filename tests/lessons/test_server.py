@@ -34,12 +34,8 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(weights):
-    server = subprocess.Popen(
-        [sys.executable, SERVER, "--weights", weights, "--batch", "16"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [sys.executable, SERVER, "--weights", weights, "--batch", "16"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         words = server.stdout.readline()
         assert words.startswith("listening at http://127.0.0.1:"), server.stderr.read()
@@ -109,8 +105,7 @@ def test_weights_that_it_cannot_serve(tmp_path, kind):
     path = tmp_path / "x.pt"
     if kind == "colour":
         torch.save(resnet.ResNet18((3, 32, 32), 2, nn.BatchNorm2d).state_dict(), path)
-    run = subprocess.run(
-        [sys.executable, SERVER, "--weights", path], capture_output=True, text=True, timeout=60
-    )
+    words = [sys.executable, SERVER, "--weights", path]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=60)
     expected = {"missing": f"there is no {path}: run lesson 08 first", "colour": "is for pictures in colour"}
     assert run.returncode == 1 and expected[kind] in run.stderr and "Traceback" not in run.stderr
