@@ -29,14 +29,11 @@ def some_state(trial):
     return {name: trial.floats(*shape) for name, shape in SHAPES.items()}
 
 
-def some_gradients(trial):
-    return {name: trial.floats(*SHAPES[name]) for name in WEIGHTS}
-
-
 def a_history(trial):
-    """What a process needs to have the parts of a run, whatever it has gone through."""
-    history = [some_gradients(trial) for _ in range(3)]
-    return {"state": some_state(trial), "epochs": EPOCHS, "history": history}
+    """What a process needs to have the parts of a run, whatever it has gone through: gradients of each epoch.
+    The last ones are for a step after load, and no run that saves gets them."""
+    gradients = [{name: trial.floats(*SHAPES[name]) for name in WEIGHTS} for _ in range(4)]
+    return {"state": some_state(trial), "epochs": EPOCHS, "history": gradients}
 
 
 def until(history, epoch):
@@ -83,20 +80,24 @@ def save_and_die(trial, folder, history, /, **inputs):
     return value is None
 
 
-def loaded_by(trial, folder, *disks, world_size=1):
-    """What load makes of parts that have other weights: for each rank, and each disk. Returns with it what
-    each rank was given."""
-    gradients = some_gradients(trial)
-    inputs = {"disks": list(disks), "epochs": EPOCHS, "gradients": gradients}
+def loaded_by(trial, folder, history, *disks, world_size=1):
+    """What load makes of parts that have other weights: for each rank, and each disk."""
+    inputs = {"disks": list(disks), "epochs": EPOCHS, "gradients": history["history"][-1]}
     given = [inputs | {"state": some_state(trial)} for _ in range(world_size)]
     came = trial.run("load", given, folder=folder)
-    for found in came:
-        trial.require(isinstance(found, list) and len(found) == len(disks), "not one result for each folder")
-    return came, given
+    for found, one in zip(came, given, strict=True):
+        good = isinstance(found, list) and [type(here) for here in found] == [dict] * len(disks)
+        trial.require(good, "not one result for each folder")
+        for here in found:
+            here["fresh"] = one["state"]
+    return came
 
 
-def goes_on(trial, rank, came, first, parts, gradients):
-    """After load, everything is as in `parts`, also after one more step and at the next epoch's rate."""
+def goes_on(trial, rank, came, history, epoch=None):
+    """After load, everything is as this epoch left it, or as it was where there is none; also after one more
+    step and at the next epoch's rate."""
+    fresh = driver().parts_of(driver().Model(came["fresh"]), EPOCHS)
+    parts = driver().trained(until(history, epoch)) if epoch else fresh
     who = f"on rank {rank},"
 
     def rate(key, when):
@@ -108,25 +109,15 @@ def goes_on(trial, rank, came, first, parts, gradients):
         for name in names:
             trial.close(f"{who} {name} {when}", look_at(came, key, name), right[name])
 
-    trial.same(f"{who} what load returns", look_at(came, "first"), first)
+    trial.same(f"{who} what load returns", look_at(came, "first"), (epoch or 0) + 1)
     weights(SHAPES, "state", "after load")
     counted = f"{who} what `counter`, a fourth part, has counted after load"
     trial.same(counted, look_at(came, "counter"), parts["counter"].steps)
     rate("rate", "after load")
-    driver().step(parts, gradients)
+    driver().step(parts, history["history"][-1])
     weights(WEIGHTS, "after", "after load and one more step")
     parts["scheduler"].step()
     rate("next rate", "of the epoch after that")
-
-
-def goes_on_after(trial, rank, came, history, epoch, gradients):
-    goes_on(trial, rank, came, epoch + 1, driver().trained(until(history, epoch)), gradients)
-
-
-def begins_anew(trial, came, given):
-    """Nothing is loaded: parts are as they were."""
-    parts = driver().parts_of(driver().Model(given["state"]), EPOCHS)
-    goes_on(trial, 0, came, 1, parts, given["gradients"])
 
 
 @check("05.1a")
@@ -176,11 +167,11 @@ def killed_in_a_save(trial):
     left = f"a save that was killed has left {words(outside)} outside of the folder of `snapshot`"
     trial.require(not outside, left, "a temporary file in the same folder")
     trial.tried("load in each folder in which a save was killed")
-    came, given = loaded_by(trial, "b", *tried)
+    came = loaded_by(trial, "b", history, *tried)
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(f"{what}; then load in another process")
         epoch = 1 if there[disk][SNAPSHOT]["digest"] == before["digest"] else 2
-        goes_on_after(trial, 0, found, history, epoch, given[0]["gradients"])
+        goes_on(trial, 0, found, history, epoch)
     again = "one more save, after epoch 3"
     trial.tried(f"{again}, in each folder in which a save was killed; then load")
     for disk in tried:
@@ -190,9 +181,9 @@ def killed_in_a_save(trial):
         trial.tried(f"{tried[disk]}; then {again}")
         trial.require(not left, f"in the folder, there still is {words(left)}", f"only {SNAPSHOT}")
     trial.tried(f"{again}, in each folder in which a save was killed; then load")
-    came, given = loaded_by(trial, "b", *tried)
+    came = loaded_by(trial, "b", history, *tried)
     for found in came[0]:
-        goes_on_after(trial, 0, found, history, 3, given[0]["gradients"])
+        goes_on(trial, 0, found, history, 3)
 
 
 def killed_at_each_moment(trial, history, size):
@@ -224,17 +215,15 @@ def restored(trial):
     trial.tried(
         "2 processes save after epoch 3; 2 others, with different weights, load and take one more step"
     )
-    came, given = loaded_by(trial, "a", "disk-0", world_size=2)
-    for rank, found in enumerate(came):
-        goes_on_after(trial, rank, found[0], history, 3, given[rank]["gradients"])
+    for rank, found in enumerate(loaded_by(trial, "a", history, "disk-0", world_size=2)):
+        goes_on(trial, rank, found[0], history, 3)
 
 
 @check("05.2b")
 def nothing_or_half(trial):
     history = a_history(trial)
     trial.tried("load in an empty folder")
-    came, given = loaded_by(trial, "b", "empty")
-    begins_anew(trial, came[0][0], given[0])
+    goes_on(trial, 0, loaded_by(trial, "b", history, "empty")[0][0], history)
     saved_by(trial, "b", "before", history, 1)
     saved_by(trial, "b", "later", history, 3)
     size = look(trial, "b", "before")["before"].get(SNAPSHOT, {}).get("size", 0)
@@ -249,7 +238,7 @@ def nothing_or_half(trial):
     # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
     ours(trial, "put_back", "b", disks={"first": None, "second": "before", "other": "before"}, later="later")
     there = look(trial, "b", *tried)
-    came, given = loaded_by(trial, "b", *tried)
+    came = loaded_by(trial, "b", history, *tried)
     after = look(trial, "b", *tried)
     without_others(trial, "after load", after["other"])
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
@@ -257,10 +246,7 @@ def nothing_or_half(trial):
         changed = {name for name, facts in there[disk].items() if after[disk].get(name) != facts}
         came = f"in the folder, load has changed or removed {words(changed)}"
         trial.require(not changed, came, "all files as they were: load only reads, and removes none")
-        if disk == "first":
-            begins_anew(trial, found, given[0])
-        else:
-            goes_on_after(trial, 0, found, history, 1, given[0]["gradients"])
+        goes_on(trial, 0, found, history, None if disk == "first" else 1)
 
 
 class Training:
