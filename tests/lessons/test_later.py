@@ -123,7 +123,7 @@ def test_its_documented_command_learns(run, reference, stem):
     curve = launcher.read_curve(result.out, stem)
     losses = [row["loss"] for row in curve]
     assert losses[0] < 4.2 and all(later < earlier for earlier, later in itertools.pairwise(losses))
-    assert losses[-1] < losses[0] - 0.02 or stem in ("15_context_parallel", "17_one_mesh")
+    assert losses[-1] < losses[0] - 0.02 or stem not in ("11_tensor_parallel", "12_mesh")
     assert {row["world_size"] for row in curve} == {processes}
     assert result.stderr == ""
     if stem == "10_pipeline":
