@@ -382,14 +382,22 @@ def test_gradients_lie_in_ddps_buckets_only_if_it_is_told_so(forks, tmp_path):
     assert "| DDP, `gradient_as_bucket_view=True` | 129,128 | in the buckets | 129,128 | | 129,128 |" in page
 
 
-def test_the_page_has_the_diffs(tmp_path):
-    page = (FOLDER / "README.md").read_text()
-    found = re.findall(r"```diff\n(.*?)```", page, re.S)
-    assert len(found) == len(SCRIPTS) - len(diffs.SHARDED)
+HOPS = {
+    FOLDER: [(diffs.LESSON_04, path) for path in diffs.FRAMEWORKS if path.stem not in diffs.SHARDED],
+    diffs.OLDER: diffs.HOPS.values(),
+}
+
+
+@pytest.mark.parametrize("folder", HOPS, ids=lambda folder: folder.name)
+def test_the_page_has_the_diffs(tmp_path, folder):
+    found = re.findall(r"```diff\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    hops = {(before.name, after.name): (before, after) for before, after in HOPS[folder]}
+    assert len(found) == len(hops)
     for text in found:
-        after = FOLDER / re.search(r"^\+\+\+ (\S+)", text, re.M)[1]
+        named = re.findall(r"^(?:---|\+\+\+) (\S+)", text, re.M)
+        before, after = hops.pop(tuple(Path(name).name for name in named))
         copy = tmp_path / "before.py"
-        copy.write_text(diffs.LESSON_04.read_text())
+        copy.write_text(before.read_text())
         subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
         assert diffs.code(copy) == diffs.code(after)
 
