@@ -245,7 +245,7 @@ def test_what_it_is_made_of(student, clone, monkeypatch):
         file.write_text(file.read_text().swapcase())  # as long as it was, and as old
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         seen.append(warm.made_of())
-    for name in ("tests/conftest.py", "tests/helpers/forks.py", "pyproject.toml"):
+    for name in ("tests/conftest.py", "tests/helpers/lines.py", "tools/forks.py", "pyproject.toml"):
         (clone / name).write_text("")
         seen.append(warm.made_of())
     monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")

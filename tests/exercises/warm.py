@@ -39,7 +39,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def made_of():
     """All that a server is made of, as a short text: files, Python, environment, and what limits it."""
     files = [*HERE.rglob("*.py"), *HERE.rglob("*.toml"), *(HERE.parent / "helpers").glob("*.py")]
-    files += [HERE.parent / "conftest.py", ROOT / "pyproject.toml", *map(Path, PACKAGES)]
+    files += [*(ROOT / "tools").glob("*.py"), HERE.parent / "conftest.py", ROOT / "pyproject.toml"]
+    files += map(Path, PACKAGES)
     seen = [(str(file), file.stat()) for file in sorted(files) if file.exists()]
     facts = [(name, stat.st_ino, stat.st_ctime_ns) for name, stat in seen]
     facts += sorted(item for item in os.environ.items() if item[0] not in OF_A_TERMINAL)
