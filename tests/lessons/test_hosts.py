@@ -217,7 +217,7 @@ def test_a_process_that_hangs_is_noticed_and_ended(network, see):
     second.kill(second.workers()[0], signal.SIGSTOP)
     see("hang", [first], since, before[:1])
     see("ended", [second], since, before[1:])
-    first.wait_for("resumed in epoch", faults.STARTING, before[0])
+    first.wait_for("resumed in epoch", faults.WAITS["STARTING"], before[0])
 
 
 @pytest.mark.night
@@ -240,7 +240,7 @@ def test_the_wrong_interface_and_closed_ports(network, reference, see):
         see("ports", [command], command.started)
         assert time.monotonic() - command.started > 5 * faults.TIME_LIMIT
     for command in (first, second, third, fourth):
-        assert command.finish(faults.STARTING) == 1
+        assert command.finish(faults.WAITS["STARTING"]) == 1
         assert "loss" not in command.output()
     # gloo prints the port with its two bytes swapped.
     port = int(re.search(r"No route to host, remote=\[192.168.7.1\]:(\d+)", second.output())[1])

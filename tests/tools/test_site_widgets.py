@@ -26,7 +26,7 @@ from planner import __main__ as command
 from planner import formulas, plans, report, search
 from widgets import diff, memory, planner, ring, schedules, sharding
 
-JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline")
+JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline", "needs")
 judge = taken.functions(ROOT / schedules.JUDGE, *JUDGE)
 LIVE = {"memory": memory, "planner": planner, "schedules": schedules, "sharding": sharding}
 
