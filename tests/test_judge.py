@@ -1970,7 +1970,7 @@ def test_what_jplag_and_moss_compare(tmp_path):
 
 def holds_answers(name):
     """Whether this is a solution, or a file that is made of one."""
-    return bool(re.search(r"(^|/)(solutions|mutants|cheats?|other|selftest)([_./]|$)", name))
+    return bool(re.search(r"(^|/)(solutions|mutants|cheats|others|selftest)([_./]|$)", name))
 
 
 def students_copy(folder):
