@@ -163,6 +163,21 @@ def test_mutants_and_other_solutions(identity, nursery):
     assert selftest.unfinished(one) == []
 
 
+def test_each_other_solution_replaces_something_of_the_solution():
+    """A function with a misspelled name would leave that of the solution in place, and nobody would see it."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    for one in judge.manifest():
+        for name, files, _ in selftest.overlays(one, "others.py"):
+            assert files, name
+            for file, text in files.items():
+                tree = ast.parse(text)
+                there = {node.name for node in ast.parse(solution(file)).body if isinstance(node, kinds)}
+                found = Counter(node.name for node in tree.body if isinstance(node, kinds))
+                used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+                assert any(found[word] > 1 for word in there), f"{name} leaves {file} as it is"
+                assert set(found) - there <= used, f"{name} does not use all of its own in {file}"
+
+
 @pytest.mark.parametrize("depth", ["none", "next", "all"])
 def test_a_mutant_that_nobody_kills_is_found(depth, nursery):
     """Also where the check that should kill it is made without those that it needs."""
