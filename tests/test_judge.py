@@ -164,7 +164,7 @@ def test_mutants_and_other_solutions(identity, nursery):
 
 
 def test_each_other_solution_replaces_something_of_the_solution():
-    """A function with a misspelled name would leave that of the solution in place, and nobody would see it."""
+    """A misspelled function would leave that of the solution in place, and nobody would see it."""
     kinds = (ast.FunctionDef, ast.ClassDef)
     for one in judge.manifest():
         for name, files, _ in selftest.overlays(one, "others.py"):
