@@ -68,7 +68,7 @@ gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip (CO
 	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip $(if $(COURSE),--course $(COURSE))
 
 # What holds a solution, or is made of one. `git archive` also leaves out what git does not know, and all history.
-ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/other_* tests/exercises/*/cheats.py
+ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/others.py tests/exercises/*/cheats.py
 students: ## write the repository without its answers and history, for students: out/students.zip
 	@mkdir -p $(OUT)
 	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))

@@ -163,6 +163,21 @@ def test_mutants_and_other_solutions(identity, nursery):
     assert selftest.unfinished(one) == []
 
 
+def test_each_other_solution_replaces_something_of_the_solution():
+    """A misspelled function would leave that of the solution in place, and nobody would see it."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    for one in judge.manifest():
+        for name, files, _ in selftest.overlays(one, "others.py"):
+            assert files, name
+            for file, text in files.items():
+                tree = ast.parse(text)
+                there = {node.name for node in ast.parse(solution(file)).body if isinstance(node, kinds)}
+                found = Counter(node.name for node in tree.body if isinstance(node, kinds))
+                used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+                assert any(found[word] > 1 for word in there), f"{name} leaves {file} as it is"
+                assert set(found) - there <= used, f"{name} does not use all of its own in {file}"
+
+
 @pytest.mark.parametrize("depth", ["none", "next", "all"])
 def test_a_mutant_that_nobody_kills_is_found(depth, nursery):
     """Also where the check that should kill it is made without those that it needs."""
@@ -1970,7 +1985,7 @@ def test_what_jplag_and_moss_compare(tmp_path):
 
 def holds_answers(name):
     """Whether this is a solution, or a file that is made of one."""
-    return bool(re.search(r"(^|/)(solutions|mutants|cheats?|other|selftest)([_./]|$)", name))
+    return bool(re.search(r"(^|/)(solutions|mutants|cheats|others|selftest)([_./]|$)", name))
 
 
 def students_copy(folder):

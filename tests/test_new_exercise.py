@@ -61,7 +61,7 @@ def counts(tree):
 
 def test_a_new_exercise_is_graded_at_once(tree, made):
     folder = tree / "tests/exercises/98_toy"
-    names = ("exercise.toml", "check.py", "drive.py", "mutants.toml", "other_gathered.py")
+    names = ("exercise.toml", "check.py", "drive.py", "mutants.toml", "others.py")
     ours = {tree / "solutions/98_toy.py", tree / "lessons/exercises/98_toy.py"}
     assert made == ours | {folder / name for name in names}
     one_more = [before + more for before, more in zip(counts(ROOT), (1, 1, 2), strict=True)]

@@ -81,15 +81,18 @@ old = """    dist.all_reduce(found)
 new = ""
 '''
 
-OTHER = '''"""Exercise {id}, with all numbers gathered, and added up on each process."""
+OTHERS = '''"""Other solutions of exercise {id}."""
 
 import torch.distributed as dist
 
 
-def total(number):
-    numbers = [None] * dist.get_world_size()
-    dist.all_gather_object(numbers, number)
-    return float(sum(numbers))
+def gathered():
+    """All numbers gathered, and added up on each process."""
+
+    def total(number):
+        numbers = [None] * dist.get_world_size()
+        dist.all_gather_object(numbers, number)
+        return float(sum(numbers))
 '''
 
 
@@ -103,7 +106,7 @@ def files(identity: str, name: str) -> dict[Path, str]:
         folder / "check.py": CHECK,
         folder / "drive.py": DRIVE,
         folder / "mutants.toml": MUTANTS,
-        folder / "other_gathered.py": OTHER,
+        folder / "others.py": OTHERS,
     }
     facts = {"id": identity, "stem": stem, "words": words, "title": words.capitalize()}
     return {path: text.format(**facts) for path, text in templates.items()}

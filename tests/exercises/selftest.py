@@ -4,9 +4,8 @@ all points too.
 
 `mutants.toml` in the folder of an exercise names the mutants: `old` text of the solution, `new` text in its
 place, and the check that must fail, while all that it needs pass. With `of = "starter"`, it is the starter
-that is changed: a planted bug whose symptom is hidden. `other_*` are solutions that are built differently: a
-file (or those of its functions that differ, see AS_SOLVED), or a folder with some of the files of an exercise
-that has several.
+that is changed: a planted bug whose symptom is hidden. `others.py` holds solutions that are built differently
+and `cheats.py` holds cheats. Both contain only what differs from the solution: see `overlays`.
 """
 
 import ast
@@ -19,7 +18,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jobs
@@ -31,8 +30,6 @@ CACHES = shutil.ignore_patterns("__pycache__")
 KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 # What a finished exercise has at least.
 MUTANTS, OTHERS = 8, 2
-# What an `other_*` says of itself that has only the functions that it builds differently.
-AS_SOLVED = "The rest is the solution's."
 # What a cheat raises where a module, or something in one, has another name now.
 MISSED = re.compile(r"raised (KeyError|NameError|AttributeError: module)")
 
@@ -66,15 +63,7 @@ def cases(one):
     starter = {name: (judge.STARTERS / name).read_text() for name in one["files"]}
     found = [Case("solution", "solution", solution), Case("starter", "starter", starter)]
     folder = judge.HERE / one["stem"]
-    for path in sorted(folder.glob("other_*")):
-        if path.is_dir():
-            own = {name: path / Path(name).name for name in one["files"]}
-            files = solution | {name: file.read_text() for name, file in own.items() if file.exists()}
-        else:
-            name, text = one["files"][0], path.read_text()
-            # What is below comes later, and so it counts.
-            files = solution | {name: solution[name] + text if AS_SOLVED in text else text}
-        found.append(Case("other", path.stem, files))
+    found += [Case("other", name, solution | files) for name, files, _ in overlays(one, "others.py")]
     for mutant in tomllib.loads((folder / "mutants.toml").read_text())["mutant"]:
         name = mutant.get("file", one["files"][0])
         text = (starter if mutant.get("of") == "starter" else solution)[name]
@@ -248,27 +237,41 @@ def written(nodes):
     return ast.unparse(ast.Module([*nodes], []))
 
 
-def cheats_of(one):
-    """The cheats in the folder of an exercise: each function with `earns` is one, and what it holds is put
-    after the solution. A class in it extends the solution's class of the same name."""
-    path = judge.HERE / one["stem"] / "cheats.py"
+def overlays(one, file):
+    """Yield the name, the files and the arguments of each submission in `others.py` or `cheats.py`.
+
+    Each function is a submission, but if some have an argument `earns`, only these are. The body is appended
+    to the solution, so its definitions replace those of the solution. A class without bases extends the
+    solution's class of the same name. If the exercise has several files, the body has one function for each
+    changed file, with the name of that file."""
+    path = judge.HERE / one["stem"] / file
     if not path.exists():
         return
     tree = ast.parse(path.read_text()).body[1:]
     functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
-    found = [node for node in functions if "earns" in [word.arg for word in node.args.args]]
+    found = [node for node in functions if "earns" in [word.arg for word in node.args.args]] or functions
     common = written(node for node in tree if node not in found)
     for node in found:
         words = zip(node.args.args, node.args.defaults, strict=True)
         own = {word.arg: eval(ast.unparse(value)) for word, value in words}
-        file = next(name for name in one["files"] if name.endswith(own.get("file", one["files"][0])))
-        text = ((judge.STARTERS if own.get("on") == "starter" else judge.SOLUTIONS) / file).read_text()
-        for part in node.body:
-            if isinstance(part, ast.ClassDef) and f"\nclass {part.name}" in text:
-                part.bases = part.bases or [ast.Name(part.name)]
-        text = own.get("text", f"{text}\n{common}\n{written(node.body[1:])}\n")
-        data = {word: own[word] for word in ("harms", "level") if word in own}
-        yield CheatCase(one, node.name, {file: text}, own["earns"], **data)
+        if len(one["files"]) > 1:
+            parts = {f"{one['stem']}/{part.name}.py": part.body for part in node.body[1:]}
+        else:
+            parts = {one["files"][0]: node.body}
+        folder = judge.STARTERS if own.get("on") == "starter" else judge.SOLUTIONS
+        files = {
+            name: own.get("text", laid_over(folder / name, common, body)) for name, body in parts.items()
+        }
+        yield node.name, files, own
+
+
+def laid_over(path, common, body):
+    """The text of a file, followed by what all submissions share and by this body without its docstring."""
+    text = path.read_text()
+    for part in body:
+        if isinstance(part, ast.ClassDef) and f"\nclass {part.name}" in text:
+            part.bases = part.bases or [ast.Name(part.name)]
+    return f"{text}\n{common}\n{written(body[1:])}\n"
 
 
 def cheat_cases():
@@ -279,7 +282,9 @@ def cheat_cases():
         for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
             title = f"{call.split()[-1]} at the top of the solution"
             found.append(CheatCase(one, title, {name: call + text for name, text in texts.items()}, 0))
-        found += [replace(case, files=texts | case.files) for case in cheats_of(one)]
+        for name, files, own in overlays(one, "cheats.py"):
+            data = {word: own[word] for word in ("harms", "level") if word in own}
+            found.append(CheatCase(one, name, texts | files, own["earns"], **data))
     return found
 
 

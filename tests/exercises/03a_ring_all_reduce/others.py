@@ -1,0 +1,93 @@
+"""Other solutions of exercise 03a."""
+
+import itertools
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+def even_and_odd():
+    """Blocking calls only: even ranks send first, odd ranks receive first."""
+
+    def chunks_of(flat, world_size):
+        sizes = [len(range(number, flat.numel(), world_size)) for number in range(world_size)]
+        return flat.split(sizes)
+
+    def pass_on(outgoing, incoming):
+        rank, last = dist.get_rank(), dist.get_world_size() - 1
+        right, left = (0 if rank == last else rank + 1), (last if rank == 0 else rank - 1)
+        if rank % 2 == 0:
+            dist.send(outgoing, dst=right)
+            dist.recv(incoming, src=left)
+        else:
+            dist.recv(incoming, src=left)
+            dist.send(outgoing, dst=right)
+
+    def sum_chunks(chunks):
+        number, incoming = dist.get_rank(), None
+        while True:
+            left = (number - 1) % len(chunks)
+            if left == dist.get_rank():
+                return
+            incoming = torch.zeros(len(chunks[left]), dtype=chunks[left].dtype)
+            pass_on(chunks[number], incoming)
+            chunks[left].add_(incoming)
+            number = left
+
+    def ring_all_reduce(tensor):
+        flat = tensor.reshape(tensor.numel())
+        chunks = chunks_of(flat, dist.get_world_size())
+        sum_chunks(chunks)
+        number = (dist.get_rank() + 1) % len(chunks)
+        for _ in chunks[1:]:
+            left = (number - 1) % len(chunks)
+            pass_on(chunks[number], chunks[left])
+            number = left
+
+
+def without_helpers():
+    """Uses batch_isend_irecv and numpy arrays: rank r ends with chunk r; empty chunks are not sent."""
+
+    def chunks_of(flat, world_size):
+        edges = [-(-number * len(flat) // world_size) for number in range(world_size + 1)]
+        sizes = sorted((end - begin for begin, end in itertools.pairwise(edges)), reverse=True)
+        return list(torch.split(flat, sizes))
+
+    def pass_on(outgoing, incoming):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        both = [
+            (dist.isend, outgoing, (rank + 1) % world_size),
+            (dist.irecv, incoming, (rank - 1) % world_size),
+        ]
+        for work in dist.batch_isend_irecv([dist.P2POp(*one) for one in both]):
+            work.wait()
+
+    def sum_chunks(chunks):
+        rank, world_size = dist.get_rank(), len(chunks)
+        travelling = chunks[rank].clone()
+        for step in range(1, world_size):
+            mine = chunks[(rank - step) % world_size]
+            arrived = torch.empty_like(mine)
+            pass_on(travelling, arrived)
+            travelling = arrived + mine
+        chunks[(rank + 1) % world_size].copy_(travelling)
+
+    def ring_all_reduce(tensor):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        right, left = (rank + 1) % world_size, (rank - 1) % world_size
+        parts = np.array_split(tensor.view(-1).numpy(), world_size)
+        for step in range(2 * world_size - 2):
+            outgoing, own = parts[(rank - 1 - step) % world_size], parts[(rank - 2 - step) % world_size]
+            arrived = torch.from_numpy(np.empty_like(own))
+            works = []
+            if outgoing.size:
+                works.append(dist.isend(torch.from_numpy(outgoing), right))
+            if own.size:
+                works.append(dist.irecv(arrived, left))
+            for work in works:
+                work.wait()
+            if step < world_size - 1:
+                own += arrived.numpy()
+            else:
+                own[:] = arrived.numpy()

@@ -1,0 +1,147 @@
+"""Other solutions of exercise 06."""
+
+import math
+import os
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+
+
+def one_for_all():
+    """Process 0 collects for all, and a prefix is taken away by hand."""
+
+    def prepare(path, download):
+        if dist.get_rank() == 0:
+            download(path)
+        dist.all_reduce(torch.zeros(1))
+        with open(path, "rb") as file:
+            return file.read()
+
+    def make_loader(train_set, batch_size, seed):
+        share, rest = divmod(batch_size, dist.get_world_size())
+        if rest:
+            raise ValueError(f"{batch_size} does not divide by {dist.get_world_size()}")
+        sampler = DistributedSampler(train_set, drop_last=True, seed=seed)
+        return DataLoader(train_set, share, sampler=sampler, drop_last=True)
+
+    def train(model, loader, epochs, lr):
+        model = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        losses = []
+        for epoch in range(epochs):
+            loader.sampler.set_epoch(epoch)
+            losses.append(torch.zeros(()))
+            for images, labels in loader:
+                model.zero_grad()
+                loss = cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                losses[-1] += loss.detach() / len(loader)
+            scheduler.step()
+        losses = torch.stack(losses)
+        dist.all_reduce(losses, op=dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM)
+        if dist.get_backend() != "nccl":
+            losses /= dist.get_world_size()
+        return model, losses.tolist()
+
+    def save(model, epoch, path):
+        state = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+        if dist.get_rank() == 0:
+            torch.save({"epoch": epoch, "model": state}, path)
+        dist.barrier()
+
+    def load(model, path):
+        snapshot = torch.load(path)
+        missing, unknown = model.load_state_dict(snapshot["model"], strict=False)
+        if missing or unknown:
+            raise ValueError(f"{path} lacks {missing}, and has {unknown}")
+        return snapshot["epoch"]
+
+    @torch.no_grad()
+    def accuracy(model, test_set):
+        size, parts = len(test_set), dist.get_world_size()
+        first, last = (size * number // parts for number in (dist.get_rank(), dist.get_rank() + 1))
+        count = torch.zeros((), dtype=torch.float64)
+        for number in range(first, last):
+            image, label = test_set[number]
+            count += (model(image[None]).argmax(1) == label).sum()
+        dist.reduce(count, 0)
+        dist.broadcast(count, 0)
+        return count.item() / size
+
+
+def without_ddp():
+    """Gradients averaged by hand, the cosine by hand, and processes that evaluate in blocks."""
+
+    class Own(Sampler):
+        def __init__(self, size, seed):
+            self.size, self.seed, self.epoch = size, seed, 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __len__(self):
+            return self.size // dist.get_world_size()
+
+        def __iter__(self):
+            order = torch.randperm(
+                self.size, generator=torch.Generator().manual_seed(self.seed * 1000 + self.epoch)
+            )
+            return iter(order[dist.get_rank() * len(self) :][: len(self)].tolist())
+
+    def pick_device():
+        return int(os.getenv("LOCAL_RANK"))
+
+    def prepare(path, download):
+        last = dist.get_world_size() - 1
+        if dist.get_rank() == last:
+            download(path)
+        dist.broadcast(torch.zeros(1), last)
+        with open(path, "rb") as file:
+            return file.read()
+
+    def make_loader(train_set, batch_size, seed):
+        size = batch_size // dist.get_world_size()
+        return DataLoader(train_set, size, sampler=Own(len(train_set), seed), drop_last=True)
+
+    def train(model, loader, epochs, lr):
+        losses = []
+        for epoch in range(epochs):
+            loader.sampler.set_epoch(epoch)
+            rate = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+            total, steps = torch.zeros((), dtype=torch.float64), 0
+            for images, labels in loader:
+                loss = cross_entropy(model(images), labels)
+                gradients = torch.autograd.grad(loss, list(model.parameters()))
+                for weight, gradient in zip(model.parameters(), gradients, strict=True):
+                    dist.all_reduce(gradient)
+                    weight.data -= rate * gradient / dist.get_world_size()
+                total += loss.item()
+                steps += 1
+            dist.all_reduce(total)
+            losses.append((total / steps / dist.get_world_size()).item())
+        return SimpleNamespace(module=model), losses
+
+    def save(model, epoch, path):
+        if dist.get_rank() == 0:
+            torch.save({"model": dict(model.module.named_parameters()), "epoch": torch.tensor(epoch)}, path)
+
+    def load(model, path):
+        snapshot = torch.load(path)
+        model.load_state_dict(snapshot["model"])
+        return int(snapshot["epoch"])
+
+    @torch.no_grad()
+    def accuracy(model, test_set):
+        rank, world_size, size = dist.get_rank(), dist.get_world_size(), len(test_set)
+        block = range(rank * size // world_size, (rank + 1) * size // world_size)
+        right = torch.zeros(1, dtype=torch.float64)
+        for images, labels in DataLoader(Subset(test_set, block), 5):
+            right += (model(images).argmax(1) == labels).sum()
+        dist.all_reduce(right)
+        return right.item() / size

@@ -1,0 +1,160 @@
+"""Other solutions of exercise 11."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+
+def own_backward():
+    """Each layer's backward written by hand, and an Nth of the rest counted on each rank."""
+
+    def cut_columns(weight, bias, rank, world_size):
+        return tuple(None if one is None else chunk_of(one, rank, world_size, 0) for one in (weight, bias))
+
+    def cut_rows(weight, bias, rank, world_size):
+        return chunk_of(weight, rank, world_size, 1), None if bias is None else bias.detach().clone()
+
+    def chunk_of(tensor, rank, world_size, dim):
+        sizes = [tensor.shape[dim] // world_size] * world_size
+        for place in range(tensor.shape[dim] % world_size):
+            sizes[place] += 1
+        return tensor.detach().split(sizes, dim)[rank].clone()
+
+    def add_up(tensor):
+        total = tensor.detach().clone().contiguous()
+        dist.all_reduce(total)
+        return total
+
+    def flat(tensor):
+        return tensor.flatten(0, -2) if tensor.ndim > 1 else tensor[None]
+
+    class Layer(torch.autograd.Function):
+        """Of columns, the gradients of x are added up; of rows, the outputs."""
+
+        @staticmethod
+        def forward(context, x, weight, bias, columns):
+            context.save_for_backward(x, weight)
+            context.has_bias, context.columns = bias is not None, columns
+            output = x @ weight.T if columns else add_up(x @ weight.T)
+            return output if bias is None else output + bias
+
+        @staticmethod
+        def backward(context, above):
+            x, weight = context.saved_tensors
+            bias, below = flat(above).sum(0) if context.has_bias else None, above @ weight
+            return add_up(below) if context.columns else below, flat(above).T @ flat(x), bias, None
+
+    class Cut(nn.Module):
+        def __init__(self, weight, bias):
+            super().__init__()
+            weight, bias = self.cut(weight, bias, dist.get_rank(), dist.get_world_size())
+            self.weight, self.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+
+        def forward(self, x):
+            return Layer.apply(x, self.weight, self.bias, self.columns)
+
+    class ColumnLinear(Cut):
+        cut, columns = staticmethod(cut_columns), True
+
+    class RowLinear(Cut):
+        cut, columns = staticmethod(cut_rows), False
+
+    def clip_gradients(model, largest):
+        # Each rank counts an Nth of what all have, and all of what it alone has.
+        world_size, total = dist.get_world_size(), torch.zeros(1)
+        cuts = [layer for layer in model.modules() if isinstance(layer, Cut)]
+        alone = {id(p) for one in cuts for p in (one.parameters() if one.columns else [one.weight])}
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                total += parameter.grad.norm() ** 2 / (1 if id(parameter) in alone else world_size)
+        dist.all_reduce(total)
+        norm = float(total.sqrt())
+        for parameter in model.parameters():
+            if parameter.grad is not None and norm > largest:
+                parameter.grad = parameter.grad * (largest / norm)
+        return norm
+
+
+def without_autograd_functions():
+    """A hook for Copy, a detached rest for Sum, and a mark on each parameter that is cut."""
+
+    def bounds(size, rank, world_size):
+        few, more = divmod(size, world_size)
+        begin = rank * few + min(rank, more)
+        return begin, begin + few + (rank < more)
+
+    def cut_columns(weight, bias, rank, world_size):
+        begin, end = bounds(len(weight), rank, world_size)
+        return weight[begin:end].detach().clone(), None if bias is None else bias[begin:end].detach().clone()
+
+    def cut_rows(weight, bias, rank, world_size):
+        begin, end = bounds(weight.shape[1], rank, world_size)
+        share = torch.empty(len(weight), end - begin).copy_(weight[:, begin:end])
+        return share, None if bias is None else bias + 0
+
+    def added_up(tensor):
+        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, async_op=True).wait()
+        return total
+
+    class Copy(object):  # noqa: UP004 - it does not extend that of the solution
+        @staticmethod
+        def apply(x):
+            copy = x.view_as(x)
+            if copy.requires_grad:
+                copy.register_hook(added_up)
+            return copy
+
+    class Sum(object):  # noqa: UP004 - nor does this
+        @staticmethod
+        def apply(part):
+            total = added_up(part)
+            return part + (total - part.detach())
+
+    class Cut(nn.Module):
+        def keep(self, share, is_cut):
+            for name, value, its in zip(("weight", "bias"), share, is_cut, strict=True):
+                parameter = None if value is None else nn.Parameter(value)
+                self.register_parameter(name, parameter)
+                if parameter is not None:
+                    parameter.is_cut = its
+
+    class ColumnLinear(Cut):
+        def __init__(self, weight, bias):
+            super().__init__()
+            self.keep(cut_columns(weight, bias, dist.get_rank(), dist.get_world_size()), (True, True))
+
+        def forward(self, x):
+            return functional.linear(Copy.apply(x), self.weight, self.bias)
+
+    class RowLinear(Cut):
+        def __init__(self, weight, bias):
+            super().__init__()
+            self.keep(cut_rows(weight, bias, dist.get_rank(), dist.get_world_size()), (True, False))
+
+        def forward(self, x):
+            outputs = Sum.apply(functional.linear(x, self.weight))
+            if self.bias is not None:
+                outputs = outputs + self.bias
+            return outputs
+
+    class FeedForward(nn.Module):
+        def __init__(self, up_weight, up_bias, down_weight, down_bias):
+            super().__init__()
+            self.up, self.down = ColumnLinear(up_weight, up_bias), RowLinear(down_weight, down_bias)
+            self.between = nn.GELU()
+
+        def forward(self, x):
+            return self.down(self.between(self.up(x)))
+
+    def clip_gradients(model, largest):
+        there = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        cut = [p.grad for p in there if getattr(p, "is_cut", False)]
+        rest = [p.grad for p in there if not getattr(p, "is_cut", False)]
+        square = nn.utils.get_total_norm(cut).square()
+        dist.all_reduce(square)
+        norm = (square + nn.utils.get_total_norm(rest) ** 2).sqrt()
+        for parameter in there:
+            parameter.grad *= (largest / norm).clamp(max=1)
+        return float(norm)
