@@ -2,19 +2,47 @@
 
 import matplotlib.pyplot as plt
 
-from show import stale
-from show.pictures import BLUE, ORANGE, RED, picture
+from show.pictures import BLUE, DARK, ORANGE, RED, SKY, YELLOW, picture, tile
+
+
+def is_mixed(event):
+    """Whether this is a backward that met other weights than its forward."""
+    return event.get("of_forward", event["version"]) != event["version"]
 
 
 def mixed(log):
-    """The batches whose backward met other weights than their forward."""
-    backwards = [event for event in log if event["what"] == "backward"]
-    return [event["batch"] for event in backwards if event["of_forward"] != event["version"]]
+    return [event["batch"] for event in log if is_mixed(event)]
+
+
+def draw_order(logs):
+    """The recorded order of two stages. All are drawn equally long, and each begins when it can. Red are
+    backwards that met other weights than their forward did."""
+    _, axes = plt.subplots(figsize=(4.8, 2.2))
+    ended, free, todo = {}, [0, 0], [list(log) for log in logs]
+    while any(todo):
+        for stage in (0, 1):
+            while todo[stage]:
+                event = todo[stage][0]
+                what, batch, version = event["what"], event["batch"], event["version"]
+                other = {("forward", 1): 0, ("backward", 0): 1}.get((what, stage))
+                if other is not None and (what, batch, other) not in ended:
+                    break
+                todo[stage].pop(0)
+                start = max(free[stage], ended.get((what, batch, other), 0))
+                free[stage] = ended[what, batch, stage] = start + 1
+                colour = RED if is_mixed(event) else SKY if what == "forward" else YELLOW
+                axes.barh(-stage, 0.9, 0.8, start + 0.05, color=tile(colour, 0.45))
+                look = {"size": 9, "weight": "bold" if is_mixed(event) else "normal", "color": DARK}
+                text = f"{what[0].upper()}{batch}\nv{version}"
+                axes.text(start + 0.5, -stage, text, ha="center", va="center", **look)
+    axes.set_yticks([0, -1], ["stage 0", "stage 1"])
+    axes.margins(x=0)
+    axes.set(xticks=[], xlabel="order of work", title="F: forward, B: backward, v: version")
+    axes.tick_params(axis="y", length=0)
 
 
 def draw_schedule(logs):
-    """The recorded order of two stages; backwards with other weights than their forward are marked."""
-    stale.draw_schedule(logs)
+    draw_order(logs)
     marked = " and ".join(f"{mixed(log) or 'none'} in stage {stage}" for stage, log in enumerate(logs))
     picture(
         "The order of work of two stages on six batches. Marked are backwards that met newer weights than "

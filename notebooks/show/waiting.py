@@ -3,12 +3,25 @@
 import matplotlib.pyplot as plt
 import numpy
 
-from show import stale
-from show.pictures import BLUE, GREEN, GREY, ORANGE, RANKS, RED, SKY, picture
+from show.pictures import BLUE, GREEN, GREY, ORANGE, RANKS, RED, SKY, arrow, box, canvas, picture, timeline
+
+WAITING = {"computes": BLUE, "held up": RED, "in all_reduce": GREY}
 
 
 def draw_who_waits():
-    stale.draw_who_waits()
+    axes = canvas(4.7, 5, across=10, down=11)
+    for rank in range(3):
+        left = 0.1 + 3.4 * rank
+        box(axes, left, 8.4, 3, 1.4, f"process {rank}", "its own weights", RANKS[rank])
+        arrow(axes, (left + 1.5, 8.35), (left + 1.5, 7.65), both=True)
+        box(axes, left, 2.7, 3, 1.1, f"worker {rank}", "", RANKS[rank])
+        arrow(axes, (left + 1.0, 1.65), (left + 1.0, 2.65), "pull", at=(-0.55, -0.25), size=9)
+        arrow(axes, (left + 2.0, 2.65), (left + 2.0, 1.65), "push", at=(0.6, -0.25), size=9)
+    box(axes, 0.1, 6.6, 9.8, 1, "all_reduce", "", GREY)
+    for server, half in enumerate(("half of the weights", "the other half")):
+        box(axes, 0.1 + 5 * server, 0.2, 4.8, 1.4, f"server {server}", half, GREY)
+    axes.text(0.1, 10.3, "synchronous: all wait for the slowest", weight="bold", size=10)
+    axes.text(0.1, 4.4, "asynchronous: no process waits", weight="bold", size=10)
     picture(
         "Above, synchronous: three processes, each with its own weights, meet in an all_reduce, and all wait "
         "for the slowest. Below, asynchronous: three workers pull weights from two servers and push "
@@ -27,7 +40,20 @@ def draw_straggler(results, shown):
         title: [result[phase][first:last] for result in results]
         for title, (phase, first, last) in shown.items()
     }
-    stale.draw_straggler(phases)
+    _, all_axes = plt.subplots(len(phases), 1, figsize=(4.8, 2.2 * len(phases)))
+    for axes, (title, ranks) in zip(all_axes, phases.items(), strict=True):
+        begin = min(steps[0][0] for steps in ranks)
+        rows = {}
+        for rank, steps in enumerate(ranks):
+            rows[f"rank {rank}"] = row = []
+            for moments in steps:
+                marks = [1000 * (moment - begin) for moment in moments]
+                row += zip(marks, marks[1:], WAITING, strict=False)
+        timeline(axes, rows, WAITING)
+        first = axes is all_axes[0]
+        axes.set_title(title, pad=26 if first else 6)  # room for the legend
+        axes.get_legend().set_visible(first)
+        axes.set_xlim(left=0)
     said = []
     for title, ranks in phases.items():
         parts = [

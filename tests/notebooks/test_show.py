@@ -18,7 +18,7 @@ from processes import wait_for
 
 sys.path.insert(0, str(launcher.ROOT / "notebooks"))
 import show
-from show import collectives, rings, stale
+from show import collectives, mixtures, rings
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def pipeline_log():
         lambda: collectives.draw_waits(WAITS),
         lambda: rings.draw(4, swap_of_four(), ["reduce-scatter", "all-gather"]),
         lambda: rings.draw_wires({"one": [[0.0, 3.0], [1.5, 0.0]], "two": [[0.0, 0.5], [0.1, 0.0]]}),
-        lambda: stale.draw_schedule(pipeline_log()),
+        lambda: mixtures.draw_order(pipeline_log()),
     ],
     ids=["held", "time", "waits", "ring", "wires", "schedule"],
 )
