@@ -105,6 +105,8 @@ def read(path: Path = TABLE) -> tuple[tuple[Lesson, ...], tuple[Notebook, ...]]:
     rows = []
     for row in table["lesson"]:
         name = row.get("stem", "a lesson without a stem")
+        if not isinstance(row.get("curve", {}), dict):
+            raise SystemExit(f'error: {path.name}, {name}: curve is a table, such as {{ of = "itself" }}')
         try:
             notebooks = tuple(Notebook(**notebook) for notebook in row.pop("notebook", ()))
             rows.append(Lesson(notebooks=notebooks, curve=Curve(**row.pop("curve", {})), **row))

@@ -100,7 +100,8 @@ def complaints(path, notebook):
         found.append(f"{path.name} has {path.stat().st_size:,} bytes, more than {BYTES:,}")
     seconds = notebook.metadata.get("rungs", {}).get("seconds")
     if seconds is None or seconds > SECONDS:
-        found.append(f"{path.name} took {seconds} seconds, more than {SECONDS}")
+        shorter = "make it shorter, or execute it while nothing else runs"
+        found.append(f"{path.name} took {seconds} seconds, more than {SECONDS}: {shorter}")
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
         found.append(f"{path.name} was not executed from top to bottom")
@@ -275,7 +276,7 @@ def main():
                 line = f"{number:2} of {len(chosen)}  {started[done].name:36} {seconds:4.0f} s  {state}"
                 print(line, flush=True)
     if bad:
-        sys.exit("error: " + "\n".join(bad))
+        sys.exit("error: " + "\n".join([*bad, "What was not written is in out, as NAME.refused.ipynb"]))
     for name, (stem, _) in PICTURES.items():
         if FOLDER / f"{stem}.ipynb" in chosen:
             (ROOT / "lessons/pictures" / name).write_bytes(picture(name))
