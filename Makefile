@@ -38,9 +38,7 @@ test-all: setup ## run all tests, which takes over an hour
 	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
 
 costs: setup ## run all tests and write the CPU seconds of each to tests/costs.json (as root, on Linux)
-	@mkdir -p $(OUT) && rm -f $(OUT)/costs.json
-	@$(PYTHON) -m pytest $(TESTS) --costs $(OUT)/costs.json $(ARGUMENTS)
-	@mv $(OUT)/costs.json tests/costs.json && $(PYTHON) tools/diffs.py
+	@$(PYTHON) -m pytest $(TESTS) --costs tests/costs.json $(ARGUMENTS)
 
 tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chromium, frameworks)
 	@sh tools/install.sh $(PYTHON)
