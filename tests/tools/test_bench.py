@@ -112,8 +112,8 @@ def test_scaling_compares_a_job_with_as_many_that_do_not_talk(tmp_path, monkeypa
     monkeypatch.setattr(scaling.rows, "lesson", lesson)
     monkeypatch.setattr(scaling.rows, "finish", lambda process: None)
     monkeypatch.setattr(scaling.rows, "speed", lambda folder, stem: 100.0)
-    assert scaling.together(tmp_path, 4, 120, ("--epochs", 2), 0) == 100
-    assert scaling.apart(tmp_path, 4, 120, ("--epochs", 2), 0) == 400
+    assert scaling.speed(tmp_path, 1, 4, 120, ("--epochs", 2), 0) == 100
+    assert scaling.speed(tmp_path, 4, 1, 120, ("--epochs", 2), 0) == 400
     batch = ("--epochs", 2, "--batch-size")
     assert started == [(4, (*batch, 120)), *[(1, (*batch, 30))] * 4]
     places = [scaling.visible(*each) for each in ((0, 2, 4), (2, 2, 4), (0, 4, 1), (0, 4, 0))]
