@@ -85,7 +85,7 @@ gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small versi
 	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
-	@$(PYTHON) tools/chaos.py --kills $(KILLS) $(ARGUMENTS)
+	@$(PYTHON) tools/chaos.py $(KILLS)
 
 diffs: setup ## write commands, diffs and lists into pages, READMEs and notebooks
 	@$(PYTHON) tools/diffs.py
