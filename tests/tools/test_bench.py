@@ -93,12 +93,11 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_the_ring_in_pieces_is_right(tmp_path, processes):
-    environment = {"STORE": str(tmp_path / "store"), "WORLD_SIZE": str(processes)}
+def test_the_ring_in_pieces_is_right(tmp_path):
+    environment = {"STORE": str(tmp_path / "store"), "WORLD_SIZE": "3"}
     environment["PYTHONPATH"] = str(ROOT / "notebooks/show/travel")
     words = [sys.executable, "-c", SUMS]
-    ranks = [rows.start(words, tmp_path, RANK=str(rank), **environment) for rank in range(processes)]
+    ranks = [rows.start(words, tmp_path, RANK=str(rank), **environment) for rank in range(3)]
     for process in ranks:
         rows.finish(process)
 
@@ -143,7 +142,7 @@ def test_a_missed_aim_is_called_so():
 
 
 def test_repeats_take_turns_and_when_a_row_fails_the_others_are_kept(tmp_path):
-    """As overlap.py once failed, in the last of three repeats, and threw away all that had been measured."""
+    """As overlap.py once failed, and threw away all that had been measured."""
     order = []
 
     def good(folder):
@@ -153,16 +152,16 @@ def test_repeats_take_turns_and_when_a_row_fails_the_others_are_kept(tmp_path):
 
     def bad(folder):
         order.append("bad")
-        return {"speed": {"bad": 0}} if len(order) < 6 else sys.exit("error: terminate called")
+        return {"speed": {"bad": 0}} if len(order) < 4 else sys.exit("error: terminate called")
 
     arguments = SimpleNamespace(repeats=3, out=tmp_path, results=tmp_path / "results")
     with pytest.raises(SystemExit, match=r"(?s)terminate called.*error: failed: bad; what was measured"):
         bench.run(arguments, {"good": good, "bad": bad}, lambda result, path: "")
-    assert order == ["good", "bad"] * 3
+    assert order == ["good", "bad", "good", "bad", "good"], "one that failed is not tried again"
     (kept,) = tmp_path.glob("*-incomplete.json")
     result = json.loads(kept.read_text())
     assert result["failed"] == {"bad": "error: terminate called"}
-    assert result["rows"] == {"speed": {"good": [1, 3, 5], "bad": [0, 0]}}
+    assert result["rows"] == {"speed": {"good": [1, 3, 5], "bad": [0]}}
     assert not list(arguments.results.iterdir())
 
 
