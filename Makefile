@@ -38,9 +38,7 @@ test-all: setup ## run all tests, which takes over an hour
 	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
 
 costs: setup ## run all tests and write the CPU seconds of each to tests/costs.json (as root, on Linux)
-	@mkdir -p $(OUT) && rm -f $(OUT)/costs.json
-	@$(PYTHON) -m pytest $(TESTS) --costs $(OUT)/costs.json $(ARGUMENTS)
-	@mv $(OUT)/costs.json tests/costs.json && $(PYTHON) tools/diffs.py
+	@$(PYTHON) -m pytest $(TESTS) --costs tests/costs.json $(ARGUMENTS)
 
 tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chromium, frameworks)
 	@sh tools/install.sh $(PYTHON)
@@ -87,7 +85,7 @@ gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small versi
 	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
 
 chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
-	@$(PYTHON) tools/chaos.py --kills $(KILLS) $(ARGUMENTS)
+	@$(PYTHON) tools/chaos.py $(KILLS)
 
 diffs: setup ## write commands, diffs and lists into pages, READMEs and notebooks
 	@$(PYTHON) tools/diffs.py

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -19,6 +18,7 @@ import launcher
 import lessons
 import meshes
 import pretending
+import rooms
 import tiers
 from forks import Forks
 from processes import alive, wait_for
@@ -30,7 +30,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--tier", choices=tiers.TIERS, default="night", help="run nothing that comes later (night)"
     )
-    parser.addoption("--room", action="append", default=[], help="run the tests of a room of rooms.toml only")
+    words = "run the tests of a room of rooms.toml only"
+    parser.addoption("--room", action="append", default=[], choices=list(rooms.ROOMS), help=words)
     parser.addoption("--since", help="also run the later tests of rooms that have changed since this commit")
 
 
@@ -43,7 +44,7 @@ def pytest_configure(config):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.pluginmanager.register(tiers.Selection(config), "tiers")
+    config.pluginmanager.register(tiers.Selection(config))
     if config.getoption("--costs"):
         is_main = not hasattr(config, "workerinput")
         if is_main:
@@ -70,7 +71,7 @@ def skips(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    tiers.mark_tiers(items)
+    tiers.set_tiers(items)
     # These wait most of their time: begun last, they would end long after all others.
     waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
     items.sort(key=lambda item: item.path.stem not in waits)
@@ -106,8 +107,8 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("skipped, by reason" if reasons else "nothing was skipped")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:4}  {reason}")
-    for line in config.pluginmanager.get_plugin("tiers").lines():
-        terminalreporter.write_line(line)
+    if (tier := config.getoption("--tier")) != "night":
+        terminalreporter.write_line(f"left out: what comes after --tier {tier}; make test-all runs all tests")
     for reason in forbidden:
         terminalreporter.write_line(f"error: on this machine no test may be skipped because: {reason}")
     return result
@@ -311,8 +312,7 @@ def once(tmp_path_factory):
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = shared / f"{name}.json"
             if not kept.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # what one that failed has left
-                folder.mkdir()
+                folder.mkdir(exist_ok=True)
                 kept.write_text(json.dumps(make(folder)))
         return json.loads(kept.read_text())
 

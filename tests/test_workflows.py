@@ -14,46 +14,32 @@ import workload
 from lessons import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-TESTS = ROOT / ".github/workflows/tests.yml"
 RECIPES = sorted((ROOT / "tests/exercises/recipes").glob("*.yml"))
-needs_the_schema = pytest.mark.skipif(
-    find_spec("check_jsonschema") is None,
-    reason="needs lessons/launch/requirements.txt: make tools installs it",
-)
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def read(name):
     return yaml.load((ROOT / ".github/workflows" / name).read_text(), yaml.BaseLoader)
 
 
-def validate(text):
-    folder = Path(find_spec("check_jsonschema").submodule_search_locations[0]) / "builtin_schemas/vendor"
-    schema = json.loads((folder / "github-workflows.json").read_text())
-    workflow = yaml.safe_load(text)
-    workflow["on"] = workflow.pop(True)  # to YAML, `on` is a truth value
-    jsonschema.Draft7Validator(schema).validate(workflow)
-
-
 def commands(name):
     return [step["run"] for job in read(name)["jobs"].values() for step in job["steps"] if "run" in step]
 
 
-@needs_the_schema
-@pytest.mark.parametrize("path", [*WORKFLOWS, *RECIPES], ids=lambda path: path.name)
-def test_a_workflow_is_one(path):
-    validate(path.read_text())
-
-
-@needs_the_schema
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("runs-on:", "run-on:"), ("timeout-minutes: 60", "timeout-minutes: soon"), ("steps:", "step:")],
+@pytest.mark.skipif(
+    find_spec("check_jsonschema") is None,
+    reason="needs lessons/launch/requirements.txt: make tools installs it",
 )
-def test_a_mistake_in_a_workflow_is_noticed(old, new):
-    text = TESTS.read_text()
-    assert old in text
-    with pytest.raises(jsonschema.ValidationError):
-        validate(text.replace(old, new, 1))
+@pytest.mark.parametrize("path", [*WORKFLOWS, *RECIPES, *FORMS], ids=lambda path: path.name)
+def test_github_takes_it(path):
+    schemas = Path(find_spec("check_jsonschema").submodule_search_locations[0]) / "builtin_schemas/vendor"
+    schema = schemas / ("github-issue-forms.json" if path in FORMS else "github-workflows.json")
+    found = yaml.safe_load(path.read_text())
+    if True in found:
+        found["on"] = found.pop(True)  # to YAML, `on` is a truth value
+    jsonschema.Draft7Validator(json.loads(schema.read_text())).validate(found)
+    for page in re.findall(r"lessons/[\w/.]+md", path.read_text()):
+        assert (ROOT / page).exists(), page
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

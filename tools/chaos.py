@@ -3,23 +3,19 @@
     make chaos KILLS=300
 
 You will see a line for each kill: what was killed, how many steps had to be taken again, and how long it
-took until the next step. It ends with a table, and with an error if a single byte of the weights, or a
-single digit of the curve, is not that of the run without kills.
+took until the next step. It ends with an error if a single byte of the weights, or a single digit of the
+curve, is not that of the run without kills.
 """
 
-import argparse
 import contextlib
 import itertools
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import launcher
@@ -120,18 +116,18 @@ def was_struck(pid, number):
     return False
 
 
-def strike(run, kind, chance):
+def strike(run, kind):
     """Kill something, and wait until the run takes steps again. None if it was over before."""
     known = len(run.steps())
     if not wait_for(run, lambda: len(run.steps()) > known + 1, "a step"):
         return None
-    time.sleep(chance.uniform(0, 0.3))
+    time.sleep(random.uniform(0, 0.3))
     if run.ended():
         return None
     at_work = run.steps()[-1][1]  # on a busy machine the next one is at work right after the strike
     try:
         if kind == "in mid-save":
-            (run.folder / ".die-in-save").write_text(str(min(1, chance.uniform(0, 1.2))))
+            (run.folder / ".die-in-save").write_text(str(min(1, random.uniform(0, 1.2))))
             if not wait_for(run, lambda: not (run.folder / ".die-in-save").exists(), "a save"):
                 return None
         elif kind == "the agent":
@@ -141,7 +137,7 @@ def strike(run, kind, chance):
         else:
             pids = run.ranks()
             number = getattr(signal, kind.split()[0], signal.SIGKILL)
-            pids = pids if kind == "all processes" else chance.sample(pids, min(1, len(pids)))
+            pids = pids if kind == "all processes" else random.sample(pids, min(1, len(pids)))
             if not [pid for pid in pids if was_struck(pid, number)]:
                 return None
     except (ProcessLookupError, FileNotFoundError):
@@ -163,26 +159,20 @@ def strike(run, kind, chance):
     return {"kind": kind, "lost": lost, "seconds": first[0] - struck}
 
 
-def options_of(lesson, every, time_limit):
-    """Lesson 05 saves at the end of an epoch, and waits as long as PyTorch does."""
-    if lesson != LESSON:
-        return SIZES
-    return (*SIZES, "--snapshot-every", every, "--time-limit", time_limit)
-
-
-def chaos(
-    kills, folder, seed=None, processes=(2, 4), say=print, kinds=KINDS, forks=None, limit=3, lesson=LESSON
-):
+def chaos(kills, folder, forks, processes=(2, 4), kinds=KINDS, limit=3, lesson=LESSON):
     """Returns a row for each kill; raises AssertionError as soon as something is not as it must be. On a
     machine that lets a process wait for so many seconds, it is taken for one that hangs."""
-    seed = random.randrange(10**6) if seed is None else seed
-    say(f"{kills} kills, seed {seed}")
-    chance, rows, own, run = random.Random(seed), [], forks or Forks(), None
-    bag = [kind for kind, count in kinds.items() for _ in range(count)]
+    rows, bag, peace, run = [], [], {}, None
+
+    def begun(name, count, every):
+        options = SIZES  # lesson 05 saves at the end of an epoch, and waits as long as PyTorch does
+        if lesson == LESSON:
+            options = (*SIZES, "--snapshot-every", every, "--time-limit", limit)
+        return Run(forks, folder / name, count, options, lesson)
+
     try:
-        peace = {}
         for count in processes:
-            run = Run(own, folder / f"peace-{count}", count, options_of(lesson, STEPS, limit), lesson)
+            run = begun(f"peace-{count}", count, STEPS)
             run.thread.join()
             assert run.code == 0, run.log()
             peace[count] = run.result()
@@ -190,21 +180,21 @@ def chaos(
             if len(rows) >= kills:
                 break
             count = processes[number % len(processes)]
-            every = chance.choice([1, 3, 7, STEPS]) if lesson == LESSON else STEPS
-            run = Run(own, folder / f"{number}", count, options_of(lesson, every, limit), lesson)
+            every = random.choice([1, 3, 7, STEPS]) if lesson == LESSON else STEPS
+            run = begun(f"{number}", count, every)
             strikes = []
             while len(strikes) < min(5, kills - len(rows)) and not run.ended():
-                if not bag:
-                    bag = [kind for kind, times in kinds.items() for _ in range(times)]
-                kind = bag.pop(chance.randrange(len(bag)))
-                row = strike(run, kind, chance)
+                bag = bag or [kind for kind, times in kinds.items() for _ in range(times)]
+                kind = bag.pop(random.randrange(len(bag)))
+                row = strike(run, kind)
                 if row is None:
                     bag.append(kind)
                     break
-                strikes.append(row | {"processes": count, "every": every})
-                say(
+                strikes.append(row | {"processes": count})
+                print(
                     f"{len(rows) + len(strikes):4}  {kind:14} of {count}, snapshot every {every:2} steps: "
-                    f"{row['lost']:2} steps again, {row['seconds']:4.1f} s"
+                    f"{row['lost']:2} steps again, {row['seconds']:4.1f} s",
+                    flush=True,
                 )
                 saves = lesson == LESSON and "SIGTERM" in kind
                 longest = every + STEPS % every  # none is saved at the end of an epoch for its own sake
@@ -223,46 +213,21 @@ def chaos(
             assert not left_over, f"left over: {left_over}"
             rows += strikes
     finally:
-        if run:
+        if run:  # all tests share one server: the next one would read the answer of a run that failed
             run.end()
-        if forks is None:
-            own.close()
     return rows
 
 
-def show(rows):
-    print(f"\n{'killed':14}  times  steps again, at most  seconds to the next step: median  longest")
-    for kind in [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]:
-        some = [row for row in rows if row["kind"] == kind]
-        seconds = [row["seconds"] for row in some]
-        print(
-            f"{kind:14}  {len(some):5}  {max(row['lost'] for row in some):20}  "
-            f"{statistics.median(seconds):33.1f}  {max(seconds):7.1f}"
-        )
-    ranks = Counter(row["processes"] for row in rows)
-    each = ", ".join(f"{ranks[count]} on {count} processes" for count in sorted(ranks))
-    print(
-        f"\n{len(rows)} kills ({each}), {len(rows)} resumes, one restart for each.\n"
-        "Every run ended with the weights and the curve of the uninterrupted run, to the last byte."
-    )
-
-
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument(
-        "--seed", type=int, default=None, help="which kills, and when (another one each time)"
-    )
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+if __name__ == "__main__":
+    kills, forks = int(sys.argv[1]), Forks()
+    with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         try:
-            rows = chaos(arguments.kills, Path(folder), arguments.seed, say=partial(print, flush=True))
+            chaos(kills, Path(place), forks)
         except AssertionError as error:
             sys.exit(f"error: {error}")
-    show(rows)
-
-
-if __name__ == "__main__":
-    main()
+        finally:
+            forks.close()
+    print(
+        f"\n{kills} kills and resumes, one restart for each.\n"
+        "Every run ended with the weights and the curve of the uninterrupted run, to the last byte."
+    )

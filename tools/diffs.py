@@ -10,7 +10,6 @@ and notebooks/README.md: the lists of lessons, notebooks and exercises. In READM
 and page 03's program of one screen.
 """
 
-import argparse
 import difflib
 import re
 import sys
@@ -263,8 +262,6 @@ def notebook_way(row: Notebook) -> str:
 
 
 def read(row: Notebook):
-    if not row.path.exists():
-        sys.exit(f"error: {row.path} is missing: the table of lessons names it")
     notebook = nbformat.read(row.path, as_version=4)
     if "seconds" not in notebook.metadata.get("rungs", {}):
         sys.exit(f"error: {row.path.name} was never executed: make notebooks ARGUMENTS={row.stem}")
@@ -358,22 +355,18 @@ def written_between(page, where, blocks):
     return page
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
-    arguments = parser.parse_args()
+def main(check):
+    """Write it all; or write nothing, and fail if something would change."""
     new = {path: written_between(path.read_text(), path, blocks) for path, blocks in pages().items()}
     for row in lessons.NOTEBOOKS:
         new[row.path] = nbformat.writes(with_diffs(with_way(row, read(row)))) + "\n"
     new[ROOT / "CITATION.cff"] = citation()
     for path, page in new.items():
         if not path.exists() or page != path.read_text():
-            if arguments.check:
+            if check:
                 sys.exit(f"error: {path} and the lessons disagree: run make diffs")
             path.write_text(page)
 
 
 if __name__ == "__main__":
-    main()
+    main("--check" in sys.argv)

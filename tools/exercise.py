@@ -96,8 +96,17 @@ def gathered():
 '''
 
 
-def files(identity: str, name: str) -> dict[Path, str]:
-    """What a new exercise consists of: the text of each file, by its path in the repository."""
+NEEDS = """\
+error: an exercise needs a number (two digits, and a letter after a notebook with one) and a name \
+(small letters and numbers, with _ between words): make exercise ID=14 NAME=toy"""
+
+
+def main(identity: str, name: str) -> None:
+    if not re.fullmatch(r"\d\d[a-z]?", identity) or not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        sys.exit(NEEDS)
+    for folder in (EXERCISES, Path("solutions"), Path("lessons", "exercises")):
+        for taken in (ROOT / folder).glob(f"{identity}_*"):
+            sys.exit(f"error: {identity} is taken, by {folder / taken.name}: choose another number")
     stem, words = f"{identity}_{name}", name.replace("_", " ")
     folder = EXERCISES / stem
     templates = {
@@ -108,34 +117,13 @@ def files(identity: str, name: str) -> dict[Path, str]:
         folder / "mutants.toml": MUTANTS,
         folder / "others.py": OTHERS,
     }
-    facts = {"id": identity, "stem": stem, "words": words, "title": words.capitalize()}
-    return {path: text.format(**facts) for path, text in templates.items()}
-
-
-def refusal(root: Path, identity: str, name: str) -> str:
-    """Why there cannot be this exercise; no words if it can be written."""
-    if not identity or not name:
-        return "an exercise needs a number and a name: make exercise ID=14 NAME=toy"
-    if not re.fullmatch(r"\d\d[a-z]?", identity):
-        return f"ID={identity} is no number: two digits, and a letter after a notebook with one: 14, 03a"
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        return f"NAME={name} is no name: small letters and numbers, with _ between words: ring_all_reduce"
-    for folder in (EXERCISES, Path("solutions"), Path("lessons", "exercises")):
-        for taken in sorted((root / folder).glob(f"{identity}_*")):
-            return f"{identity} is taken, by {folder / taken.name}: choose another number"
-    return ""
-
-
-def main(identity: str, name: str) -> None:
-    why = refusal(ROOT, identity, name)
-    if why:
-        sys.exit(f"error: {why}")
-    for path, text in files(identity, name).items():
-        (ROOT / path).parent.mkdir(exist_ok=True)
-        (ROOT / path).write_text(text)
+    (ROOT / folder).mkdir()
+    for path, text in templates.items():
+        filled = text.format(id=identity, stem=stem, words=words, title=words.capitalize())
+        (ROOT / path).write_text(filled)
         print(path)
     print(f"Now replace what is in them, and ask: python {EXERCISES / 'selftest.py'} {identity}")
 
 
 if __name__ == "__main__":
-    main(*(word.strip() for word in [*sys.argv[1:], "", ""][:2]))
+    main(*sys.argv[1:])

@@ -8,14 +8,13 @@ something (marked "alone" in their metadata) one after the other, when the other
 A notebook that fails, or breaks a rule that test_notebooks.py checks, is not written.
 """
 
-import argparse
 import base64
 import os
 import re
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 
 import nbformat
 from nbclient import NotebookClient
@@ -31,7 +30,7 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SECONDS, BYTES = 90, 2_500_000
 CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
-SET_UP, WIDE = 4, 88  # lines of the cell that calls show.start; characters of a line that a cell prints
+WIDE = 88  # characters of a line that a cell prints
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
 PICTURES = {"kill.png": ("05_snapshots", "crashes.draw_loss(")}
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -169,9 +168,6 @@ def missing(stem, notebook):
 def hard_to_read(notebook):
     """What cannot be seen, or not at once, one line for each."""
     found, waiting = [], 0
-    begins = [cell for cell in notebook.cells if cell.cell_type == "code" and "show.start(" in cell.source]
-    if [len(list(filter(None, cell.source.splitlines()))) <= SET_UP for cell in begins] != [True]:
-        found.append(f"one cell calls show.start, and has at most {SET_UP} lines")
     for number, cell in enumerate(notebook.cells, 1):
         outputs = cell.get("outputs", [])
         is_written_here = cell.get("id") != "fetch" and "hide-input" not in cell.metadata.get("tags", [])
@@ -237,12 +233,12 @@ def png(output):
 
 
 def make(path):
-    """Execute one notebook and write it, if it is in order. Returns what is not, and the seconds."""
+    """Execute one notebook and write it, if it is in order. Returns what is not."""
     start = time.monotonic()
     try:
         notebook = execute(path)
     except CellExecutionError as error:
-        return [f"{path.name}: {error}"], time.monotonic() - start
+        return [f"{path.name}: {error}"]
     row = next(row for row in lessons.NOTEBOOKS if row.path == path)
     words.link(words.number(row), notebook)
     temporary = path.with_suffix(".temporary")
@@ -250,31 +246,19 @@ def make(path):
     found = [line.replace(temporary.name, path.name) for line in complaints(temporary, notebook)]
     found += missing(path.stem, notebook)
     temporary.replace(ROOT / "out" / f"{path.stem}.refused.ipynb" if found else path)
-    return found, time.monotonic() - start
+    state = "not written" if found else "written"
+    print(f"{path.name:36} {time.monotonic() - start:4.0f} s  {state}", flush=True)
+    return found
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("stems", nargs="*", help="which notebooks (all)")
-    arguments = parser.parse_args()
-    stems = [path.stem for path in NOTEBOOKS]
-    if unknown := sorted(set(arguments.stems) - set(stems)):
-        sys.exit(f"error: there is no notebook {', '.join(unknown)}: there are {', '.join(stems)}")
+def main(stems):
+    chosen = [FOLDER / f"{stem}.ipynb" for stem in stems] or NOTEBOOKS
     (ROOT / "out").mkdir(exist_ok=True)
-    chosen = [path for path in NOTEBOOKS if not arguments.stems or path.stem in arguments.stems]
     alone = [path for path in chosen if read(path).metadata.get("rungs", {}).get("alone")]
-    number, bad = 0, []
+    bad = []
     for group, jobs in (([path for path in chosen if path not in alone], 2), (alone, 1)):
         with ProcessPoolExecutor(jobs) as pool:
-            started = {pool.submit(make, path): path for path in group}
-            for done in as_completed(started):
-                found, seconds = done.result()
-                number, bad = number + 1, bad + found
-                state = "not written" if found else "written"
-                line = f"{number:2} of {len(chosen)}  {started[done].name:36} {seconds:4.0f} s  {state}"
-                print(line, flush=True)
+            bad += [line for found in pool.map(make, group) for line in found]
     if bad:
         sys.exit("error: " + "\n".join([*bad, "What was not written is in out, as NAME.refused.ipynb"]))
     for name, (stem, _) in PICTURES.items():
@@ -283,4 +267,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

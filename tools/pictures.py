@@ -1,7 +1,6 @@
 """Draw the pictures of the READMEs anew, from real runs: `make pictures`. They land in lessons/pictures/."""
 
 import ast
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,8 +11,9 @@ import launcher
 import links
 import notebooks
 
-sys.path.insert(0, str(launcher.ROOT / "lessons"))
-sys.path.insert(0, str(launcher.ROOT / "notebooks"))
+sys.path.extend(str(launcher.ROOT / name) for name in ("lessons", "notebooks", "tools/bench"))
+import rows
+
 import workload
 from show import rings
 from show.pictures import STYLE
@@ -48,14 +48,7 @@ def ring(path):
 
 def curve(folder, processes, kinked):
     """Lesson 04's losses, on the model as it is or with kinks in it."""
-    words, environment = launcher.command(STEM, processes)
-    script = str(launcher.ROOT / "lessons" / f"{STEM}.py")
-    variant = str(launcher.ROOT / "tools/bench/variant.py")
-    if kinked:
-        words = [variant if word == script else word for word in words]
-        environment |= {"VARIANT": "kinked", "VARIANT_OF": script}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run(words, cwd=folder, env=os.environ | environment, check=True, capture_output=True)
+    rows.finish(rows.lesson(STEM, processes, folder, variant="kinked" if kinked else ""))
     return [row["loss"] for row in launcher.read_curve(folder / "out", STEM)]
 
 

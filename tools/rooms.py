@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 
 from lessons import ROOT
 
@@ -41,11 +42,9 @@ def git(*words, root=ROOT):
 
 
 def changed(base, root=ROOT):
-    """The rooms of the files that have changed since this clone left `base`: none, where it has not."""
-    left = git("merge-base", "HEAD", base, root=root)
-    if not left or left == git("rev-parse", "HEAD", root=root):
-        return []
-    found = {room for path in git("diff", "--name-only", left[0], root=root) for room in of_file(path)}
+    """The rooms of the files that have changed since this clone left `base`."""
+    paths = git("diff", "--name-only", "--merge-base", base, root=root)
+    found = {room for path in paths for room in of_file(path)}
     return [name for name in ROOMS if name in found]
 
 
@@ -54,20 +53,19 @@ def costs():
     return json.loads((ROOT / "tests/costs.json").read_text())
 
 
-def table() -> str:
+def show_costs():
     """The core seconds of each room, by tier."""
-    sums = {name: dict.fromkeys(TIERS, 0) for name in (*ROOMS, "all")}
+    sums = Counter()
     for nodeid, (core_seconds, _, tier) in costs().items():
-        if room := of_test(nodeid):  # a test whose file has another name now is not measured yet
-            sums[room][tier] += core_seconds
-            sums["all"][tier] += core_seconds
-    lines = ["core seconds" + "".join(f"{tier:>8}" for tier in TIERS)]
-    lines += [f"{name:12}" + "".join(f"{row[tier]:8,.0f}" for tier in TIERS) for name, row in sums.items()]
-    return "\n".join(lines)
+        sums[of_test(nodeid), tier] += core_seconds
+        sums["all", tier] += core_seconds
+    print("core seconds", *(f"{tier:>7}" for tier in TIERS))
+    for name in (*ROOMS, "all"):
+        print(f"{name:12}", *(f"{sums[name, tier]:7,.0f}" for tier in TIERS))
 
 
 if __name__ == "__main__":
     for path in sys.argv[1:]:
         print(f"{path}: {', '.join(of_file(path))}")
     if not sys.argv[1:]:
-        print(table())
+        show_costs()

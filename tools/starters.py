@@ -6,7 +6,6 @@ lines `# instead: code` stand in the answer, that code stands in its place: a bu
 the only source. A test runs this with --check.
 """
 
-import argparse
 import re
 import sys
 
@@ -43,10 +42,9 @@ def answers(text):
 
 
 def sources():
-    """All that students get a copy of, seen from the folder of the solutions."""
-    return [
-        path for path in sorted(SOLUTIONS.rglob("*.*")) if NUMBERED.match(str(path.relative_to(SOLUTIONS)))
-    ]
+    """All that students get a copy of."""
+    paths = sorted(SOLUTIONS.rglob("*.*"))
+    return [path for path in paths if NUMBERED.match(str(path.relative_to(SOLUTIONS)))]
 
 
 def table():
@@ -55,8 +53,7 @@ def table():
 
     lines = ["| exercise | points | what you build |", "| --- | ---: | --- |"]
     for one in judge.manifest():
-        first = one["files"][0]
-        link = first.split("/")[0]
+        link = one["files"][0].split("/")[0]
         lines.append(f"| [{link.removesuffix('.py')}]({link}) | {judge.points_of(one)} | {one['title']} |")
     return "\n".join(lines) + "\n"
 
@@ -68,38 +65,29 @@ def graded():
     return selftest.sentence() + "\n"
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
-    arguments = parser.parse_args()
+def main(check):
+    """Write it all; or write nothing, and fail if something would change."""
     if not SOLUTIONS.exists():
-        sys.exit(
-            "error: there is no folder solutions here, which starters are cut out of: students do not get it"
-        )
-    STARTERS.mkdir(exist_ok=True)
+        sys.exit("error: starters are cut out of the folder solutions, which students do not get")
+
+    def put(path, text):
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"error: {path.relative_to(ROOT)} is not what the solutions say: run make starters")
+
     # The starters first: the pages count what is graded, and a new exercise has no starter yet.
     for path in sources():
-        text, copy = path.read_text(), STARTERS / path.relative_to(SOLUTIONS)
-        text = starter(text) if path.suffix == ".py" else text
-        if not arguments.check:
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_text(text)
-        elif not copy.exists() or copy.read_text() != text:
-            sys.exit(f"error: {copy.relative_to(ROOT)} is not what its solution says: run make starters")
+        text = path.read_text()
+        put(STARTERS / path.relative_to(SOLUTIONS), starter(text) if path.suffix == ".py" else text)
     for page, name, words in (
-        (STARTERS / "README.md", "exercises", table()),
-        (ROOT / "tests/README.md", "selftest", graded()),
+        (STARTERS / "README.md", "exercises", table),
+        (ROOT / "tests/README.md", "selftest", graded),
     ):
-        text = page.read_text()
-        before, _, rest = text.partition(f"<!-- {name} -->\n")
-        written = f"{before}<!-- {name} -->\n{words}{rest[rest.index('<!-- end -->') :]}"
-        if not arguments.check:
-            page.write_text(written)
-        elif written != text:
-            sys.exit(f"error: {page.relative_to(ROOT)} is not what the exercises say: run make starters")
+        before, _, rest = page.read_text().partition(f"<!-- {name} -->\n")
+        put(page, f"{before}<!-- {name} -->\n{words()}{rest[rest.index('<!-- end -->') :]}")
 
 
 if __name__ == "__main__":
-    main()
+    main("--check" in sys.argv)

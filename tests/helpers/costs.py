@@ -6,11 +6,10 @@ starts, however it ends. A test that starts a run is charged for all ranks of it
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
-
-import tiers
 
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -41,25 +40,22 @@ class Meter:
     def pytest_runtest_teardown(self, item):
         result = yield
         cost = round(self.seconds() - self.before, 2)
-        item.user_properties.append(("cost", [cost, tiers.tier_marked(item)]))
+        item.user_properties.append(("cost", [cost, item.tier]))
         return result
 
 
 class Book:
-    """Keeps what the tests of all processes cost. A test that was not run keeps what it cost before."""
+    """Keeps what the tests of all processes cost."""
 
     def __init__(self, path):
-        self.path = path
-        self.costs = json.loads(path.read_text()) if path.exists() else {}
-        self.wall = {}
+        self.path, self.costs, self.wall = path, {}, Counter()
 
     def pytest_runtest_logreport(self, report):
-        self.wall[report.nodeid] = self.wall.get(report.nodeid, 0) + report.duration
-        cost = dict(report.user_properties).get("cost")
-        if report.when == "teardown" and cost:
+        self.wall[report.nodeid] += report.duration
+        if cost := dict(report.user_properties).get("cost") if report.when == "teardown" else None:
             core_seconds, tier = cost
             self.costs[report.nodeid] = [core_seconds, round(self.wall[report.nodeid], 2), tier]
-            lines = [f"{json.dumps(name)}: {json.dumps(self.costs[name])}" for name in sorted(self.costs)]
-            half = self.path.with_suffix(".half")  # somebody may read it meanwhile
-            half.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-            half.replace(self.path)
+
+    def pytest_sessionfinish(self):
+        lines = [f"{json.dumps(name)}: {json.dumps(cost)}" for name, cost in sorted(self.costs.items())]
+        self.path.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -8,6 +8,7 @@ import pytest
 
 import ink
 import lessons
+import links
 import pictures
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -20,9 +21,8 @@ BYTES = 100_000
 def test_each_is_drawn_but_those_that_cannot_be():
     names = {path.name for path in pictures.FOLDER.iterdir()}
     assert {name for name in names if not name.endswith(".svg")} == AS_DOTS
-    pages = "".join((lessons.ROOT / name).read_text() for name in ("README.md", "lessons/README.md"))
-    for name in ("lessons/launch/README.md", "tools/bench/README.md"):
-        pages += (lessons.ROOT / name).read_text()
+    folders = ("", "lessons", "lessons/launch", "tools/bench")
+    pages = "".join((lessons.ROOT / folder / "README.md").read_text() for folder in folders)
     shown = {PurePosixPath(path).name for path in re.findall(r"pictures/[\w.]+", pages)}
     assert shown == names, "each is shown on a page"
 
@@ -43,8 +43,17 @@ def test_it_can_be_read_on_a_light_and_on_a_dark_page(path):
     assert "fill: none" in ground.get("style")
 
 
+def test_the_picture_of_links_is_the_planners_formula_and_its_words_say_what_it_shows():
+    """An all-reduce over a link: seven eighths of the bytes, twice, and fourteen messages."""
+    bandwidths = [link.bandwidth for link in links.LINKS]
+    assert bandwidths == sorted(bandwidths) and (bandwidths[0], bandwidths[-1]) == (125e6, 450e9)
+    assert links.seconds(14e9, links.LINKS[0]) == pytest.approx(2 * 7 / 8 * 14e9 / 125e6 + 14 * 5e-6)
+    alt = (lessons.ROOT / "lessons/launch/README.md").read_text().split("links.svg")[1].split(">")[0]
+    assert all(f"{bandwidth / 1e9:g}" in alt for bandwidth in bandwidths)
+
+
 def test_the_same_is_drawn_again(tmp_path):
     pictures.ring(tmp_path / "ring.svg")
-    pictures.links.draw(tmp_path / "links.svg")
+    links.draw(tmp_path / "links.svg")
     for path in tmp_path.iterdir():
         assert path.read_text() == (pictures.FOLDER / path.name).read_text(), "make pictures"

@@ -40,19 +40,12 @@ def visible(first: int, count: int, gpus: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(numbers)), "SHARE_GPU": "1"}
 
 
-def together(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float:
-    """Images per second of one job on `count` processes."""
-    options = (*words, "--batch-size", size)
-    rows.finish(rows.lesson(STEM, count, folder, *options, **visible(0, count, gpus)))
-    return rows.speed(folder, STEM)
-
-
-def apart(folder: Path, count: int, size: int, words: tuple, gpus: int) -> float:
-    """Images per second of `count` independent jobs, each with its part of the batch."""
-    options = (*words, "--batch-size", size // count)
-    folders = [folder / str(number) for number in range(count)]
+def speed(folder: Path, jobs: int, count: int, size: int, words: tuple, gpus: int) -> float:
+    """Images per second of so many independent jobs, on `count` processes each, which share a batch."""
+    folders = [folder / str(number) for number in range(jobs)]
+    options = (*words, "--batch-size", size // jobs)
     started = [
-        rows.lesson(STEM, 1, each, *options, **visible(number, 1, gpus))
+        rows.lesson(STEM, count, each, *options, **visible(number * count, count, gpus))
         for number, each in enumerate(folders)
     ]
     for process in started:
@@ -67,13 +60,13 @@ def named(model: str, count: int, size: int) -> str:
 def measures(gpus: int) -> dict:
     """By name, what measures a row: each model, number of processes and kind of scaling."""
 
-    def both(model, *row):
+    def both(model, count, size):
         def run(folder):
             speeds = {}
-            for how in (together, apart):
+            for how, shape in (("together", (1, count)), ("apart", (count, 1))):
                 with rows.empty_folder() as empty:
-                    speeds[how.__name__] = how(empty, *row, jobs(gpus)[model], gpus)
-            return {named(model, *row): speeds}
+                    speeds[how] = speed(empty, *shape, size, jobs(gpus)[model], gpus)
+            return {named(model, count, size): speeds}
 
         return run
 

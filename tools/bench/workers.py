@@ -12,27 +12,17 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lessons"))
+import workload
+from parts import loading, resnet
+
 BATCH = 120
 
 
-def seconds_of_a_core(work, times: int = 5) -> float:
-    """The lowest CPU time of a call: time in which other programs use the core does not count."""
-    found = []
-    for _ in range(times):
-        start = time.process_time()
-        work()
-        found.append(time.process_time() - start)
-    return min(found)
-
-
 def cost() -> tuple[float, float]:
-    """CPU seconds to prepare an image of lesson 08, and to train on it."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lessons"))
-    import torch
-
-    import workload
-    from parts import loading, resnet
-
+    """CPU seconds to prepare an image of lesson 08, and to train on it: the lowest of five batches."""
     torch.set_num_threads(1)
     arguments = SimpleNamespace(seed=0, data="digits", train_size=10 * BATCH, test_size=60)
     images, _ = workload.load_images(arguments)
@@ -41,15 +31,18 @@ def cost() -> tuple[float, float]:
     model = resnet.ResNet18(images.images.shape[1:], 8, torch.nn.BatchNorm2d)
     model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    prepared, labels = augmented.__getitems__(batch)
-
-    def step():
+    found = []
+    for _ in range(5):
+        start = time.process_time()
+        prepared, labels = augmented.__getitems__(batch)
+        between = time.process_time()
         loss = torch.nn.functional.cross_entropy(model(prepared), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-    return seconds_of_a_core(lambda: augmented.__getitems__(batch)) / BATCH, seconds_of_a_core(step) / BATCH
+        found.append(((between - start) / BATCH, (time.process_time() - between) / BATCH))
+    prepare, train = map(min, zip(*found, strict=True))
+    return prepare, train
 
 
 def advice(prepare: float, train: float, cores: int) -> tuple[int, float]:
@@ -58,10 +51,9 @@ def advice(prepare: float, train: float, cores: int) -> tuple[int, float]:
     Without workers, preparing and training alternate. With workers, they run in parallel and the slower one
     sets the speed. On one core nothing runs in parallel.
     """
-    needed = math.ceil(prepare / train)
     if cores < 2:
         return 0, 1.0
-    workers = min(needed, cores - 1)
+    workers = min(math.ceil(prepare / train), cores - 1)
     return workers, (prepare + train) / max(train, prepare / workers)
 
 
