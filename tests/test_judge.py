@@ -148,18 +148,22 @@ def graded_right(rows):
 @pytest.mark.parametrize("identity", EXERCISES)
 def test_the_solution_the_starter_and_one_mutant_for_each_check(identity, nursery):
     one = judge.exercise(identity)
-    found = selftest.sample(selftest.cases(one))
-    killed = {case.killed_by for case in found if case.kind == "mutant"}
-    assert killed == {check["id"] for check in one["check"]}
-    graded_right([selftest.run_case(one, case, nursery, depth="none") for case in found])
+    found = selftest.cases(one)
+    mutants = {case.killed_by: case for case in found if case.kind == "mutant"}
+    assert mutants.keys() == {check["id"] for check in one["check"]}
+    some = [case for case in found if case.kind in ("solution", "starter")] + list(mutants.values())
+    graded_right(selftest.run_case(case, nursery, depth="none") for case in some)
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("identity", EXERCISES)
 def test_mutants_and_other_solutions(identity, nursery):
-    """A mutant must pass what comes before its check: else a small mistake would cost many points."""
+    """A mutant must pass what comes before its check: else a small mistake would cost many points. That takes
+    most of the time: every third one shows all of it, and the others what their check names."""
     one = judge.exercise(identity)
-    graded_right(selftest.exercise_matrix(one, nursery, each=3, but=("solution", "starter")))
+    depths = itertools.cycle(["all", "next", "next"])
+    some = [case for case in selftest.cases(one) if case.kind in ("other", "mutant")]
+    graded_right(selftest.run_case(case, nursery, depth) for case, depth in zip(some, depths, strict=False))
     assert selftest.unfinished(one) == []
 
 
@@ -181,18 +185,16 @@ def test_each_other_solution_replaces_something_of_the_solution():
 @pytest.mark.parametrize("depth", ["none", "next", "all"])
 def test_a_mutant_that_nobody_kills_is_found(depth, nursery):
     """Also where the check that should kill it is made without those that it needs."""
-    one = judge.exercise("03")
-    case = selftest.Case("mutant", "none at all", {THIRD: solution()}, "03.2b")
-    row = selftest.run_case(one, case, nursery, depth=depth)
+    case = selftest.Case(judge.exercise("03"), "mutant", "none at all", {THIRD: solution()}, "03.2b")
+    row = selftest.run_case(case, nursery, depth)
     assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
 
 
 def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
     """It earns nothing that way, and says nothing of the grader."""
     text = "import sys\nsys.modules['drive_03']\n" + solution()
-    case = selftest.CheatCase(judge.exercise("03"), "missed", {THIRD: text}, 0)
-    with contextlib.closing(selftest.Canary()) as canary:
-        row = selftest.run_cheat(case, nursery, canary)
+    case = selftest.Case(judge.exercise("03"), "cheat", "missed", {THIRD: text})
+    (row,) = selftest.cheat_rows([case], nursery)
     assert (row["right"], row["came"]) == (False, "what it attacks is not there")
 
 
@@ -201,11 +203,10 @@ def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
 @pytest.mark.parametrize("part", ["one a channel", 0, 1, 2, 3])
 def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
     """Those of exercise 03 try each channel once: pipe, files, processes, memory, modules."""
-    found = selftest.cheat_cases()
-    of_third = [case for case in found if case.exercise["id"] == "03"]
-    some = of_third if part == "one a channel" else found[part::4]
-    graded_right(selftest.cheat_matrix(nursery, found=some))
-    assert len(found) >= 25
+    every = [case for one in judge.manifest() for case in selftest.cheat_cases(one)]
+    of_third = selftest.cheat_cases(judge.exercise("03"))
+    graded_right(selftest.cheat_rows(of_third if part == "one a channel" else every[part::4], nursery))
+    assert len(of_third) >= 25
 
 
 # ---- the only source --------------------------------------------------------------------------
@@ -1544,7 +1545,7 @@ def test_five_hostile_submissions_change_nobodys_grade(tmp_path):
     """A class of twenty, of which fifteen are honest and of all kinds: graded with and without the five."""
     one = judge.exercise("03")
     honest = {case.name: case.files[THIRD] for case in selftest.cases(one)[:15]}
-    hostile = {case.name: case.files[THIRD] for case in selftest.cheat_cases() if case.name in HOSTILE}
+    hostile = {case.name: case.files[THIRD] for case in selftest.cheat_cases(one) if case.name in HOSTILE}
     assert (len(honest), len(hostile)) == (15, 5)
     grades = []
     for number, some in enumerate((honest, honest | hostile)):
@@ -1695,7 +1696,9 @@ names = ("os_exit_at_import", "daemon", "reads_the_checks", "kills_the_parent", 
 names = (*names, "looks_into_the_nursery", "folders", "fork_bomb")
 with judge.Nursery() as nursery:
     results = judge.grade(judge.exercise("03"), "solutions", nursery)
-    rows = [row for name in names for row in selftest.cheat_matrix(nursery, only=name)]
+    cheats = [cheat for one in judge.manifest() for cheat in selftest.cheat_cases(one)]
+    some = [cheat for cheat in cheats if any(name in cheat.name for name in names)]
+    rows = list(selftest.cheat_rows(some, nursery))
 right = all(row["right"] for row in rows)
 print(nursery.level, sum(result.score for result in results), len(rows), right)
 print([selftest.line(row) for row in rows if not row["right"]])
