@@ -267,33 +267,19 @@ def test_the_manifest_is_in_order():
     assert sorted(EXERCISES) == EXERCISES and {"03", "03a", "03b", "04"} <= set(EXERCISES)
     for one in judge.manifest():
         fields = ["id", "stem", "title", "files", "forbidden", "floor", "limits", "seconds", "check"]
-        assert set(one) <= set(fields)
+        assert set(one) <= set(fields) and one["id"] == one["stem"].partition("_")[0]
         for entry in one["check"]:
             assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "visibility", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
             assert set(entry.get("needs", [])) <= seen, entry["id"]
             assert len(entry["hints"]) == 3 and entry["points"] > 0
+            for pattern, hint in entry.get("when", []):
+                assert re.compile(pattern) and isinstance(hint, str)
             seen_by = ("visible", "hidden", "after_due_date", "after_published")
             assert entry.get("visibility", "visible") in seen_by
             assert callable(judge.check_function(entry["id"]))
             seen.add(entry["id"])
     assert set(judge.CHECKS) == seen
-
-
-@pytest.mark.parametrize("line", [["(", "a hint"], ["came"], "came", ["came", 3]], ids=str)
-def test_a_line_of_when_that_is_none_is_refused(line, tmp_path):
-    why = "is not a pair of texts: a regular expression for the result, and a hint"
-    if line[0] == "(":
-        why = "has a bad regular expression: missing ), unterminated subpattern at position 0"
-    text = (judge.HERE / "03_average_gradients" / "exercise.toml").read_text()
-    text = re.sub(r"(?ms)^when = .*?^\]\n", "", text)
-    file = tmp_path / "03_average_gradients" / "exercise.toml"
-    file.parent.mkdir()
-    file.write_text(text.replace("hints = [", f"when = [{json.dumps(line)}]\nhints = [", 1))
-    with pytest.raises(SystemExit) as error:
-        judge.exercises.read(file)
-    where = "error: 03_average_gradients/exercise.toml, 03.1a"
-    assert str(error.value) == f"{where}: {line} in `when` {why}"
 
 
 def test_the_hint_follows_what_came():
@@ -397,18 +383,13 @@ def test_frames_come_back_as_they_were():
     assert numpy.isnan(wire.unpack(wire.pack([float("nan")]))[0])
 
 
-PHASE = {"event": "a", "phase": "begin"}
 EVENTS = {
     "an array for a phase": {"event": "a", "phase": numpy.zeros(3)},
-    "an array for a name": {"event": numpy.zeros(3)},
     "a dict for a name": {"event": {}},
     "a list": [1],
-    "an array": numpy.zeros(3),
     "a list in a list": {"event": "a", "sends": [[]]},
-    "a number for a call": PHASE | {"event": 5, "number": 1, "size": 1},
-    "a word for a number": PHASE | {"number": "x", "size": 1},
-    "a list for a size": PHASE | {"number": 1, "size": [1]},
-    "nothing for a place": PHASE | {"number": 1, "size": 1, "where": None},
+    "a number for a call": {"event": 5, "phase": "begin", "number": 1, "size": 1},
+    "nothing for a place": {"event": "a", "phase": "begin", "number": 1, "size": 1, "where": None},
 }
 
 
@@ -707,6 +688,8 @@ def test_what_is_close(got, words):
     trial = judge.Trial(None, judge.exercise("03"), "03.1a", {}, 0)
     if not words:
         trial.close("it", got, [1.0, 2.0, 3.0])
+        trial.close("it", got - 3, [-2.0, -1.0, 0.0])
+        trial.close("it", numpy.array([5e-7]), [0.0])  # what is small by chance keeps a rounding
         return
     with pytest.raises(judge.Verdict) as verdict:
         trial.close("it", got, [1.0, 2.0, 3.0])
@@ -715,11 +698,8 @@ def test_what_is_close(got, words):
 
 DEEP = {
     "minus": "-" * 190_000 + "1",
-    "plus": "1" + "+1" * 90_000,
-    "points": "a" + ".b" * 90_000,
     "calls": "f" + "()" * 90_000,
     "brackets": "[" * 190_000,
-    "lambdas": "lambda:" * 25_000 + "1",
 }
 
 
@@ -1083,31 +1063,20 @@ def test_pytest_on_a_starter_says_where_its_checks_are(words, name):
     assert judge.wanted(name)
 
 
-@pytest.mark.parametrize(
-    ("words", "checks"),
-    [
-        ("3", 8),
-        ("03", 8),
-        ("03.2", 5),
-        ("3a", 9),
-        ("3A", 9),
-        ("4a.1", 2),
-        ("03a.4c", 1),
-        ("03_average_gradients", 8),
-        ("lessons/exercises/03_average_gradients.py, 03.1a,3a.4c", 9),
-        ("04a_bug_hunt/", 20),
-        ("bug_03", 2),
-        ("lessons/exercises/04a_bug_hunt/bug_10.py", 2),
-    ],
-)
-def test_a_number_names_an_exercise_a_part_or_a_check(words, checks):
-    assert len(judge.wanted(words)) == checks
+# How many checks are meant by what a student may call them.
+MEANT = {
+    1: ["03a.4c"],
+    2: ["4a.1", "bug_03", "lessons/exercises/04a_bug_hunt/bug_10.py"],
+    5: ["03.2"],
+    8: ["3", "03", "03_average_gradients"],
+    9: ["3a", "3A", "lessons/exercises/03_average_gradients.py, 03.1a,3a.4c"],
+    20: ["04a_bug_hunt/"],
+}
 
 
-def test_what_pytest_is_asked_for_comes_to_the_same():
-    code, text = pytest_on("--only", "3a.4c,03.2", "--collect-only", "-q")
-    named = set(re.findall(r"::(\S+)$", text, re.M))
-    assert code == 0 and named == judge.wanted("3a.4c,03.2") and len(named) == 6
+@pytest.mark.parametrize("count", MEANT)
+def test_a_number_names_an_exercise_a_part_or_a_check(count):
+    assert {name: len(judge.wanted(name)) for name in MEANT[count]} == dict.fromkeys(MEANT[count], count)
 
 
 ALL = f"the exercises are {', '.join(EXERCISES)}"
@@ -1116,7 +1085,6 @@ NO_NAMES = {
     "DDP": "there is no exercise ddp: did you mean 03b_ddp?",
     "03_avarage_gradient": "there is no exercise 03_avarage_gradient: did you mean 03_average_gradients?",
     "12": f"there is no exercise 12; {ALL}",
-    "00": f"there is no exercise 00; {ALL}",
     "zebra": f"there is no exercise zebra; {ALL}",
     "3b.1.2": f"there is no check 03b.1.2. Exercise 03b has {CHECKS_OF_03B}",
 }
@@ -1169,6 +1137,9 @@ for number in range(lines):
     whole = (tmp_path / "out/printed/03.txt").read_text()
     assert whole.count("rank 1 | line 29 of 1" + " x" * 100) == 7 and "left out" not in whole
     assert "-- 4 processes, different gradients on each rank\n" in whole
+    # Of a run that prints nothing, nothing stays of the one before.
+    assert judge.printed.keep("03", [], tmp_path / "out") == "" != whole
+    assert not (tmp_path / "out/printed/03.txt").exists()
 
 
 def test_what_is_printed_without_end_is_short_in_a_report(nursery, tmp_path):
@@ -1383,16 +1354,14 @@ def test_nothing_of_a_student_runs_in_a_page(graded):
     assert "<i>" not in items and "data:image/png;base64," in items and "10 submissions" in items
 
 
-@pytest.mark.parametrize("name", ["deflated.zip", "lzma.zip", "bzip2.zip", "one.tar.gz", "one.tar.xz"])
+@pytest.mark.parametrize("name", ["one.zip", "one.tar.xz"])
 def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
     """Wherever it is, grading goes on: no points for what cannot be opened, and words that say so."""
-    path, third, (kind, _, ending) = tmp_path / name, judge.exercise("03"), name.partition(".")
-    if ending == "zip":
-        with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{kind.upper()}")) as archive:
-            archive.write(judge.SOLUTIONS / THIRD, THIRD)
-    else:
-        with tarfile.open(path, f"w:{ending[4:]}") as archive:
-            archive.add(judge.SOLUTIONS / THIRD, THIRD)
+    (tmp_path / "files").mkdir()
+    shutil.copy(judge.SOLUTIONS / THIRD, tmp_path / "files")
+    kind = "zip" if name.endswith("zip") else "xztar"
+    path = Path(shutil.make_archive(str(tmp_path / "one"), kind, tmp_path / "files"))
+    third = judge.exercise("03")
     whole, said = path.read_bytes(), set()
     for place in range(0, len(whole), 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
@@ -1444,7 +1413,6 @@ def hidden_link(path):
 
 TRICKS = {
     "link.tar": (lambda path: a_tar(path, type=tarfile.SYMTYPE, linkname="/etc"), "a link or a device"),
-    "device.tar": (lambda path: a_tar(path, type=tarfile.CHRTYPE), "a link or a device"),
     "link.zip": (hidden_link, "a link or a device"),
     "negative.tar": (negative, "negative size"),
     "other.tar.gz": (lambda path: a_tar(path, "w:bz2"), "it is a bz2 file, but its name has another ending"),
