@@ -2162,7 +2162,7 @@ def test_connections_that_belong_to_no_process_are_not_looked_at():
 @pytest.mark.parametrize("is_accepted", [False, True])
 def test_what_is_on_its_way_is_held_by_the_rank(is_accepted, monkeypatch):
     """Its own memory is left out here: it changes all the time."""
-    monkeypatch.setattr(inside_nursery, "memory_of", lambda pid: 0)
+    monkeypatch.setattr(inside_nursery, "memory_of", lambda pid: {})
 
     def held():
         rank = inside_nursery.Rank.__new__(inside_nursery.Rank)

@@ -121,7 +121,7 @@ class Trial:
         return [event for event in events if name is None or event.get("event") == name]
 
     def mark(self, rank: int, name: str) -> dict[str, Any]:
-        """What was seen of a rank from outside: sent, segments (TCP), memory (bytes). `@start` is before the
+        """What was seen of a rank from outside: sent, memory (bytes). `@start` is before the
         first line of the student's code, `@end` after all ranks have sent a result: no code of theirs can
         choose these moments."""
         return self.open_still(rank, self.answer["ranks"][rank]["marks"][name])
