@@ -218,6 +218,11 @@ def test_starters_are_what_their_solutions_say():
     assert (run.returncode, run.stderr) == (0, "")
 
 
+def test_a_cut_leaves_its_words_or_what_stands_instead():
+    text = "a\n  # cut 03.1: words\n  one = 1\n  # end\n# cut 03.2: b\n# instead: two = 0\ntwo = 2\n# end\n"
+    assert starters.starter(text) == 'a\n  raise NotImplementedError("03.1: words")\ntwo = 0\n'
+
+
 def test_no_answer_is_in_a_file_that_students_get():
     """In no starter a line of any answer; in lessons and notebooks no two that follow each other. Lines that
     stand in the lessons, such as optimizer.step(), are the language and not an answer."""
@@ -752,15 +757,7 @@ def test_what_is_forbidden_is_torchs(text, word):
         judge.refuse_names(judge.exercise("03a"), "ring.py", text)
 
 
-def test_a_helper_called_all_gather_earns_all_points(nursery, tmp_path):
-    name = "03a_ring_all_reduce.py"
-    text = solution(name).replace("sum_chunks", "all_gather") + "\n\nsum_chunks = all_gather\n"
-    put({name: text}, tmp_path)
-    results = judge.grade(judge.exercise("03a"), tmp_path, nursery)
-    assert [result.came for result in results if result.status != "passed"] == []
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1"])
 def test_a_mark_in_front_costs_nothing(encoding, nursery, tmp_path):
     """Some editors write one. Any other encoding is told in a line."""
     (tmp_path / THIRD).write_bytes(f"# \u00e9\n{solution()}".encode(encoding))
@@ -1157,40 +1154,30 @@ def test_what_is_printed_without_end_is_short_in_a_report(nursery, tmp_path):
     assert len(lines) == 17 and re.fullmatch(r"\.\.\. \d+ lines left out", lines[12]), result.came
 
 
-# What load may write to stderr when it has refused step 2, and what the judge says of it.
-SAID = {
-    "refused /x/step-00000002.snapshot: damaged\n": "",
-    "\nstep-00000002.snapshot refused, bad checksum\n\n": "",
-    "/x/step-00000002.snapshot: повреждён\n": "",
-    "refused: damaged\n": "no line on stderr contains ",
-    "": "no line on stderr contains ",
-    "the file /x/step-00000002.snapshot is refused\n": "the line on stderr is 'the file ",
-    "step-00000002.snapshot: 17\n": "the line on stderr is 'step-00000002.snapshot: 17'",
-    "step-00000002.snapshot: damaged\nso the one before\n": "on stderr there are 2 lines: step-00000002.snap",
-    "step-00000002.snapshot: damaged\n" * 2: "on stderr there are 2 lines: step-00000002.snapshot",
+# What load may write to stderr when it has refused step 2. Mutants of 06b show what it may not.
+SAID = [
+    "refused /x/2.snapshot: damaged\n",
+    "\n2.snapshot refused, bad checksum\n\n",
+    "2.snapshot: повреждён\n",
+]
+LINES = {
+    "2.snapshot: 17\n": "the line on stderr is '2.snapshot: 17'",
+    "2.snapshot: damaged\nso the one before\n": "on stderr there are 2 lines: 2.snapshot",
+    "a and b are noise\n": "on stderr there is 1 line: a and b are noise",
 }
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_what_is_refused_has_one_line_with_its_name_and_a_reason(said):
-    if not SAID[said]:
-        (reason,) = refused_aloud(said, "step-00000002.snapshot")
-        assert "step" not in reason and reason
-        return
-    with pytest.raises(judge.Verdict) as verdict:
-        refused_aloud(said, "step-00000002.snapshot")
-    assert verdict.value.came.startswith(SAID[said])
-
-
-def refused_aloud(*words):
+def test_what_is_refused_has_one_line_with_its_name_and_a_reason():
     trial = judge.Trial(None, judge.exercise("06b"), "06b.2b", {}, 0)
-    return judge.check_function("06b.2b").__globals__["refused_aloud"](trial, *words)
-
-
-def test_two_that_are_refused_have_two_lines():
-    assert refused_aloud("b: noise\na: foreign\n", "a", "b") == ["foreign", "noise"]
-    with pytest.raises(judge.Verdict, match="on stderr there is 1 line: a and b are noise"):
-        refused_aloud("a and b are noise\n", "a", "b")
+    refused_aloud = judge.check_function("06b.2b").__globals__["refused_aloud"]
+    for said in SAID:
+        (reason,) = refused_aloud(trial, said, "2.snapshot")
+        assert "snapshot" not in reason and reason
+    assert refused_aloud(trial, "b: noise\na: foreign\n", "a", "b") == ["foreign", "noise"]
+    for said, words in LINES.items():
+        with pytest.raises(judge.Verdict) as verdict:
+            refused_aloud(trial, said, *(["2.snapshot"] if "2" in said else ["a", "b"]))
+        assert verdict.value.came.startswith(words)
 
 
 @pytest.mark.long("03", "10")

@@ -141,7 +141,6 @@ def hanging(folder):
 SAME = {
     "an exercise": (("--only", "03", "--submission", "solutions", "--seed", "7"), 0, "12 of 12 points"),
     "no exercise": (("--only", "99"), 4, "there is no exercise 99"),
-    "no folder": (("--submission", "nowhere"), 2, "there is no folder nowhere"),
 }
 
 
