@@ -1155,11 +1155,7 @@ def test_what_is_printed_without_end_is_short_in_a_report(nursery, tmp_path):
 
 
 # What load may write to stderr when it has refused step 2. Mutants of 06b show what it may not.
-SAID = [
-    "refused /x/2.snapshot: damaged\n",
-    "\n2.snapshot refused, bad checksum\n\n",
-    "2.snapshot: повреждён\n",
-]
+SAID = ["refused /x/2.snapshot: damaged\n", "\n2.snapshot refused, bad sum\n\n", "/x/2.snapshot: повреждён\n"]
 LINES = {
     "2.snapshot: 17\n": "the line on stderr is '2.snapshot: 17'",
     "2.snapshot: damaged\nso the one before\n": "on stderr there are 2 lines: 2.snapshot",
