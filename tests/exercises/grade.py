@@ -169,7 +169,6 @@ def collected(path, exercises):
 
 
 def grade_files(files, exercises, seed, nursery):
-    """All results of one submission, by exercise."""
     with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
         for name, data in files.items():
             copy_to(Path(folder) / name, data)
@@ -349,7 +348,6 @@ def grade_class(arguments, exercises):
 
 
 def collect_class(arguments, exercises):
-    """The files of each exercise, a folder for each student, and the starter, for JPlag or MOSS."""
     found, _ = students(arguments.submissions)
     for student, path in found.items():
         files, trouble = opened(path, exercises)

@@ -52,7 +52,6 @@ def table(head, lines, numbers):
 
 
 def every(record):
-    """All results of a student."""
     return [result for results in record["exercises"].values() for result in results]
 
 
@@ -83,7 +82,6 @@ def commented(record, name):
 
 
 def report(record):
-    """The page of one student."""
     student, results = record["student"], every(record)
     most = judge.number(sum(result["points"] for result in results))
     hidden = ", ".join(result["id"] for result in results if result["visibility"] != "visible")
@@ -185,7 +183,6 @@ def gradescope(record):
 
 
 def matrix(rows, level):
-    """The page of the selftest: every submission that the grader was graded with."""
     right, lines = sum(row["right"] for row in rows), []
     for one in rows:
         words = f"{one['fell_at']} {one['status']}: {one['came']}" if one["fell_at"] else ""
@@ -299,13 +296,11 @@ def is_missing(record, result):
 
 
 def of(record, identity):
-    """The result of a check in the record of a student."""
     results = record["exercises"][identity.partition(".")[0]]
     return next(result for result in results if result["id"] == identity)
 
 
 def graded_in(records, one):
-    """The records of all who have been graded in an exercise."""
     return [record for record in records if one["id"] in record["exercises"]]
 
 

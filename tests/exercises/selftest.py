@@ -104,7 +104,6 @@ def run_case(case, nursery, depth="all"):
 
 
 def graded(one, files, nursery):
-    """The results of a submission with these files."""
     with tempfile.TemporaryDirectory(prefix="rungs-case-") as folder:
         for file, text in files.items():
             path = Path(folder) / file
@@ -118,7 +117,6 @@ def first_not_passed(results):
 
 
 def row_of(case, results, wanted, right):
-    """A row of the matrix: what came, and whether that is what is wanted."""
     first = first_not_passed(results)
     return {
         "exercise": case.exercise["id"],
@@ -190,7 +188,6 @@ class Canary:
         return {path.relative_to(self.folder): facts(path) for path in self.folder.rglob("*")}
 
     def harm(self):
-        """What has been done to it, in words."""
         found = []
         if self.digest() != self.before:
             found.append("files outside were changed")

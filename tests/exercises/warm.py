@@ -192,7 +192,6 @@ def serve(ready):
 
 
 def imported():
-    """What every run imports."""
     import gc
     import importlib
 

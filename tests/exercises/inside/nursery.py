@@ -211,7 +211,6 @@ def held(memory):
 
 
 def open_sockets(place):
-    """The inodes of the sockets that a process or a thread has open."""
     found = []
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"{place}/fd"):
@@ -563,7 +562,6 @@ def open_gates(ranks):
 
 
 def look(ranks, name):
-    """Note what is seen of each rank from outside."""
     for rank, facts in zip(ranks, looked(ranks), strict=True):
         del facts["by_ports"]
         rank.marks[name] = facts

@@ -67,7 +67,6 @@ class Tools:
         self._pipe, self._file_events = pipe, 0
 
     def event(self, name, **more):
-        """Something that happened in this rank, in words and numbers."""
         self._pipe.send(b"E", {"event": name, **more})
 
     def ask(self, name, value=None):

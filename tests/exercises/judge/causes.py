@@ -30,8 +30,6 @@ class Near(IntEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why one process gave no result."""
-
     near: Near
     time: float
     rank: int
@@ -80,7 +78,6 @@ def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -
 
 
 def ended(rank: int, one: dict[str, Any], who: str, files: dict[str, str]) -> Cause:
-    """The cause that the end of a process is."""
     when = one["marks"].get("@ended", {}).get("time", 0)
     if one["ended"] != -24:
         return Cause(Near.OWN, when, rank, "error", f"{who} {ended_words(one['ended'])}")

@@ -57,7 +57,6 @@ def imported(tree: ast.Module) -> dict[str, str]:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """The names that the file gives to something itself."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -167,7 +167,6 @@ class Trial:
 
 
 def without_words(gate: dict[str, Any]) -> dict[str, Any]:
-    """A gate as the nursery has to know it."""
     return {name: value for name, value in gate.items() if name not in ("words", "expected")}
 
 
