@@ -124,14 +124,9 @@ def test_the_item_analysis_knows_what_was_tried():
     solution = (judge.SOLUTIONS / THIRD).read_bytes()
     assert grade.untouched_of(judge.exercise("03"), {THIRD: solution}) == []
 
-    records = [a_record("ada", untouched=every, of=BOTH)]
-    records += [
-        a_record(name, about=words, of=BOTH)
-        for name, words in (("ben", f"{THIRD} has a syntax error"), ("eve", f"there is no file {THIRD}"))
-    ]
-    kinds = [[pages.kind(one, pages.of(one, name)) for one in records] for name in ("03.1a", "03.2a")]
-    assert kinds == [["failed", "failed", "not tried"], ["failed", "not reached", "not tried"]]
-    assert pages.kind(records[0], pages.of(records[0], "04a.1a")) == "not tried"
+    record = a_record("ada", untouched=every, of=BOTH)
+    assert pages.kind(record, pages.of(record, "04a.1a")) == "not tried"
+    assert pages.kind(record, pages.of(record, "03.1a")) == "failed"
 
 
 def test_a_line_that_is_only_indented_in_another_way_is_an_answer():
@@ -196,6 +191,7 @@ ROWS = {
     "no exercise": ("submitted", SUBMITTED, "ada,77,2027-03-01T12:00Z", "there is no exercise 77"),
     "no time": ("submitted", SUBMITTED, "ada,03,soon", f"'soon' of ada is no time {ZONE}"),
     "no time zone": ("submitted", SUBMITTED, "ada,03,2027-03-01T12:00", "the time of ada with a time zone"),
+    "no column": ("roster", "Student;ID", "Ada;17", "roster: separate columns by commas, and name one"),
     "nobody, corrected": ("corrections", CORRECTIONS, "adda,03,1,", "there is no submission of 'adda'"),
     "nobody, in time": ("submitted", SUBMITTED, "adda,,2027-03-01T12:00Z", "no submission of 'adda'"),
 }
@@ -377,19 +373,6 @@ def test_moodle_gets_the_columns_that_it_knows(which, tmp_path):
     found = (tmp_path / "moodle.csv").read_text().splitlines()
     assert found == [f"{head},03 DDP in its simplest form", *lines]
     assert not (tmp_path / "canvas.csv").exists()
-
-
-@pytest.mark.parametrize("name", ["canvas.csv", "Moodle.CSV"])
-def test_a_submission_that_is_called_like_a_list_does_not_take_its_place(name, tmp_path):
-    """The folder of its report would be there, and the list could not be written."""
-    (tmp_path / name).mkdir()
-    assert [student for student in grade.students(tmp_path)[0] if student.casefold() == name.casefold()] == []
-
-
-@pytest.mark.parametrize("lines", [["Student;ID", "Ada;17"], ["name,number", "ada,17"]])
-def test_a_roster_in_which_nobody_can_be_found_is_refused(lines, tmp_path):
-    with pytest.raises(SystemExit, match="error: roster: separate columns by commas, and name one"):
-        a_course(tmp_path, roster=lines)
 
 
 # ---- hidden until the deadline ----------------------------------------------------------------

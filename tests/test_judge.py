@@ -1413,6 +1413,7 @@ def test_an_archive_gets_no_more_memory_than_there_is(tmp_path, monkeypatch):
 
 
 NAMES = ["grades.csv", "Seed.TXT", "a\nb", "\x1b[31m", "\u202eevil", "x\udcff", "a;=1+1", "50%", "n\t" * 90]
+NAMES += ["canvas.csv", "Moodle.CSV"]
 
 
 def test_no_name_of_a_student_harms_the_class(tmp_path):
@@ -1423,6 +1424,7 @@ def test_no_name_of_a_student_harms_the_class(tmp_path):
     found, _ = grade.students(folder)
     assert len(found) == len(NAMES) + 4 and "ada" in found
     assert all(name.isprintable() and ";" not in name for name in found)
+    assert not {"canvas.csv", "moodle.csv"} & {name.casefold() for name in found}
     third = [judge.exercise("03")]
     with judge.Nursery(1) as nursery:
         records = [grade.grade_into(*one, out, third, 0, nursery) for one in found.items()]

@@ -133,12 +133,12 @@ class Course:
     def applied(self, record):
         """The record of a student with the corrections by hand, and what is hidden now."""
         record = copy.deepcopy(record)
-        record["comments"] = {}
+        record["comments"], later = {}, self.get("hints", "visible") == "after_due_date"
         for results in record["exercises"].values():
             for result in results:
                 if result["id"] in self.hidden:
                     result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
-                if result["status"] != "passed" and self.hints_are_hidden(result["id"]):
+                if result["status"] != "passed" and later and self.is_before(result["id"]):
                     result["hints_later"] = True
             say_what_is_hidden(results)
         for row in self.corrections:
@@ -150,9 +150,6 @@ class Course:
         """Whether the deadline of this check's exercise is still to come. Without one, it never comes."""
         due = self.due(identity.partition(".")[0])
         return due is None or datetime.datetime.now(datetime.UTC) < due
-
-    def hints_are_hidden(self, identity):
-        return self.get("hints", "visible") == "after_due_date" and self.is_before(identity)
 
     def grades(self, record, exercises):
         """For each exercise: points of the checks, days late, and points that count. Free late days go to the

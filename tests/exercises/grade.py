@@ -196,10 +196,6 @@ def seed_in(out, given):
     return file.read_text()
 
 
-def seed_of(seed, student):
-    return hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
-
-
 def fingerprint(one, files, seed, level):
     """What the grade of an exercise depends on: its files, the grader, the seed. If all that is as it was,
     the grade is kept."""
@@ -230,7 +226,7 @@ def grade_into(student, path, out, exercises, seed, nursery):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     import pages
 
-    folder, own_seed = out / student, seed_of(seed, student)
+    folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
     marks = {one["id"]: fingerprint(one, files, own_seed, nursery.level) for one in exercises}

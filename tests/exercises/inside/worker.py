@@ -49,9 +49,6 @@ class Pipe:
         while data:
             data = data[os.write(self.outgoing, data) :]
 
-    def wait_for_word(self):
-        return os.read(self.incoming, 1)
-
     def given(self):
         """What the judge gives to this rank, and no other: a length and a frame."""
         (length,) = struct.unpack("<I", wire.exactly(self.incoming, 4))
@@ -334,7 +331,7 @@ def work(job, rank, outgoing, incoming, stack=None):
         # Nothing of the student before all ranks are connected: a rank that leaves at once would look like
         # a fault of the machine to one that is still connecting.
         pipe.send(b"M", None)
-        pipe.wait_for_word()
+        os.read(incoming, 1)
     except BaseException as error:
         pipe.send(b"I", {"kind": type(error).__name__, "words": str(error)[:2000]})
         os._exit(1)
