@@ -33,6 +33,7 @@ import numpy
 import pytest
 
 from lessons import ROOT
+from processes import wait_for
 
 sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 
@@ -126,14 +127,6 @@ def make(*words, cwd=ROOT, **more):
 def table(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def within(seconds, true):
-    """Wait until this is true. Says whether it was."""
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.05)
-    return true()
 
 
 def graded_right(rows):
@@ -1472,7 +1465,7 @@ def test_a_judge_that_is_ended_costs_nobody_a_grade(tmp_path):
         return [pid for pid, line in lines.items() if b"spawn_main" in line]
 
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as grader:
-        assert within(60, judges)
+        wait_for(judges)
         os.kill(judges()[0], signal.SIGKILL)
     assert grader.returncode == 0
     rows = {row["student"]: row["total"] for row in table(tmp_path / "grades" / "grades.csv")}
@@ -1600,11 +1593,11 @@ def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
     try:
         with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as grader:
             # The grader, its nursery, the copy that answers, two ranks and a child of each.
-            assert within(60, lambda: len(left()) == 7), left()
+            wait_for(lambda: len(left()) == 7)
             grader.send_signal(number)
             said = grader.stderr.read().decode()
         assert said == ("error: interrupted\n" if number == signal.SIGINT else "")
-        assert within(20, lambda: not left()), left()
+        wait_for(lambda: not left(), 20)
     finally:
         for pid in left():
             os.kill(pid, signal.SIGKILL)
