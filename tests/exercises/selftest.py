@@ -2,10 +2,7 @@
 earned, each mutant of the solution falls at the check that is named for it, and other correct solutions get
 all points too.
 
-`mutants.toml` in the folder of an exercise names the mutants: `old` text of the solution, `new` text in its
-place, and the check that must fail, while all that it needs pass. With `of = "starter"`, it is the starter
-that is changed: a planted bug whose symptom is hidden. `others.py` holds solutions that are built differently
-and `cheats.py` holds cheats. Both contain only what differs from the solution: see `overlays`.
+README.md explains `mutants.toml`, `others.py` and `cheats.py` in the folder of an exercise.
 """
 
 import ast
@@ -213,12 +210,8 @@ def written(nodes):
 
 
 def overlays(one, file):
-    """Yield the name, the files and the arguments of each submission in `others.py` or `cheats.py`.
-
-    Each function is a submission, but if some have an argument `earns`, only these are. The body is appended
-    to the solution, so its definitions replace those of the solution. A class without bases extends the
-    solution's class of the same name. If the exercise has several files, the body has one function for each
-    changed file, with the name of that file."""
+    """Yield the name, the files and the arguments of each submission in `others.py` or `cheats.py`: how they
+    are written is explained in README.md. If some functions have an argument `earns`, only these are one."""
     path = judge.HERE / one["stem"] / file
     if not path.exists():
         return

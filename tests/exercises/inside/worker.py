@@ -41,7 +41,7 @@ class Pipe:
     """Packets to the nursery: a letter, a length, a frame."""
 
     def __init__(self, outgoing, incoming):
-        self.outgoing, self.incoming, self.pid = outgoing, incoming, os.getpid()
+        self.outgoing, self.incoming = outgoing, incoming
 
     def send(self, letter, value):
         data = wire.pack(value)
