@@ -29,19 +29,17 @@ from pathlib import Path, PurePosixPath
 
 import jobs
 import judge
-from course import Course
+from course import Course, refuse
 from judge.connection import wire
 from judge.walls import contain
 from judge.wording import visible
+
+import pages
 
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
 ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
 OURS = ("grades.csv", "nbgrader.csv", "canvas.csv", "moodle.csv", "items.html", "seed.txt")
-
-
-def refuse(words):
-    sys.exit(f"error: {words}")
 
 
 # ---- submissions ------------------------------------------------------------------------------
@@ -224,8 +222,6 @@ def untouched_of(one, files):
 
 def grade_into(student, path, out, exercises, seed, nursery):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
-    import pages
-
     folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
@@ -294,8 +290,6 @@ def grade_in_pool(found, records, level, arguments, exercises, bar):
 
 def grade_class(arguments, exercises):
     from tqdm import tqdm
-
-    import pages
 
     folder, out = arguments.submissions, arguments.out
     if not folder.is_dir():
@@ -370,8 +364,6 @@ def grade_one(arguments, exercises):
         refuse(f"level 1 is not enough for root, who can do everything ({why}). --force overrides this")
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.seed = arguments.seed or a_seed()
-    import pages
-
     files, trouble = opened(arguments.one, exercises)
     with judge.Nursery(level) as nursery:
         nursery.start()
