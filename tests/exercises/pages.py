@@ -232,39 +232,31 @@ def write_class(records, out, seed, course):
     weights = course.grades({"student": "", "exercises": {}}, exercises)
     maximum = judge.number(sum(one["of"] for one in weights.values()))
     names = [one["id"] for one in exercises]
-    table = [["student", *names, "total", "maximum", *OF_CLASS]]
+    class_rows = [["student", *names, "total", "maximum", *OF_CLASS]]
+    nbgrader = [["assignment", "student_id", "score", "max_score"]]
     for record in records:
-        student = safe(record["student"])
+        student, empty = safe(record["student"]), [""] * (len(names) + 1)
         if record["infrastructure"]:
-            empty = [""] * (len(names) + 1)
-            table.append([student, *empty, maximum, "infrastructure: not graded", *[""] * 4])
+            class_rows.append([student, *empty, maximum, "infrastructure: not graded", *[""] * 4])
             continue
-        of_student = grades[record["student"]]
-        scores = [of_student[name]["counts"] for name in names]
-        late = " ".join(f"{name}:{one['late']}" for name, one in of_student.items() if one["late"])
+        after, found = corrected[record["student"]], grades[record["student"]]
+        scores = [judge.number(found[name]["counts"]) for name in names]
+        total = judge.number(sum(found[name]["counts"] for name in names))
         status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
-        by_hand = decided_by_hand(corrected[record["student"]])
-        cells = [*map(judge.number, (*scores, sum(scores))), maximum, status, " ".join(record["absent"])]
-        table.append([student, *cells, late, *by_hand])
-    write(out / "grades.csv", table)
-    table = [["assignment", "student_id", "score", "max_score"]]
-    for record in graded:
-        for one in exercises:
-            found = grades[record["student"]][one["id"]]
-            score = [judge.number(found[name]) for name in ("counts", "of")]
-            table.append([one["stem"], safe(record["student"]), *score])
-    write(out / "nbgrader.csv", table)
-    for record in graded:
-        write_student(corrected[record["student"]], out / record["student"])
+        absent = " ".join(record["absent"])
+        late = " ".join(f"{name}:{one['late']}" for name, one in found.items() if one["late"])
+        # What an instructor has decided by hand.
+        changed = " ".join(result["id"] for result in every(after) if "corrected_from" in result)
+        said = [f"{name}{name and ': '}{words}" for name, some in after["comments"].items() for words in some]
+        by_hand = changed, safe("; ".join(said))
+        class_rows.append([student, *scores, total, maximum, status, absent, late, *by_hand])
+        for one, score in zip(exercises, scores, strict=True):
+            nbgrader.append([one["stem"], student, score, judge.number(found[one["id"]]["of"])])
+        write_student(after, out / record["student"])
+    write(out / "grades.csv", class_rows)
+    write(out / "nbgrader.csv", nbgrader)
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
-    return write_lists(course, list(corrected.values()), exercises, out, safe)
-
-
-def decided_by_hand(record):
-    """The checks whose points an instructor has changed, and all comments, for a table."""
-    changed = " ".join(result["id"] for result in every(record) if "corrected_from" in result)
-    said = [f"{name}{name and ': '}{words}" for name, some in record["comments"].items() for words in some]
-    return changed, safe("; ".join(said))
+    return write_lists(course, grades, weights, exercises, out, safe)
 
 
 def safe(word):
