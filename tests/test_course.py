@@ -29,7 +29,6 @@ def everything(entry):
 
 
 def passing(*names):
-    """The points of these checks, and no others."""
     return lambda entry: entry["points"] * (entry["id"] in names)
 
 
@@ -109,7 +108,7 @@ def test_what_needs_a_check_whose_file_is_missing_was_not_tried_either():
 
 
 def test_the_item_analysis_knows_what_was_tried():
-    """A syntax error was tried, and an untouched script was not."""
+    """A script that is as students got it was not."""
     hunt, first = judge.exercise("04a"), "04a_bug_hunt/bug_01.py"
     every = [entry["id"] for entry in hunt["check"]]
     starters = {name: (judge.STARTERS / name).read_bytes() for name in hunt["files"]}

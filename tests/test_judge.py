@@ -104,7 +104,6 @@ def put(files, folder):
 
 
 def grader(*words):
-    """`grade.py` with these words, in a process of its own."""
     command = [sys.executable, "tests/exercises/grade.py", *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
@@ -327,7 +326,6 @@ KINDS = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
-    """With which the judge comes to that kind, and shows its hint."""
     mutant, name = KINDS[kind]
     identity, more = name.partition(".")[0], {"seconds": 3} if kind == "never ends" else {}
     by_name = isinstance(mutant, str)
@@ -453,7 +451,6 @@ def test_no_bytes_make_the_judge_fall_over():
 ONE = '{"@array": 0}'
 FRAMES = {
     "objects": (ONE, ["|O", [1]]),
-    "text": (ONE, ["<U1", [1]]),
     "more than it says": (ONE, ["<f4", [0]]),
     "too long": (ONE, ["<f4", [1000000000000]]),
     "negative": (ONE, ["<f4", [-1]]),
@@ -463,7 +460,6 @@ FRAMES = {
     "too deep": ("[" * 100_000 + "]" * 100_000,),
     "too deep for a comparison": ("[" * 100 + "]" * 100,),
     "401 digits": ("1" + "0" * 400,),
-    "too many lists": ("[" + "[]," * (1 << 21) + "[]]",),
     "too many bytes": ('"' + "x" * (1 << 20) + '"',),
     "too many values": ("[" + "[]," * 50_001 + "[]]",),
 }
@@ -1350,7 +1346,6 @@ def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
 
 
 def a_tar(path, mode="w", **facts):
-    """A tar with the third exercise in it, whose header says these things."""
     with tarfile.open(path, mode) as archive:
         entry = tarfile.TarInfo(THIRD)
         entry.size = len(solution())
@@ -2024,7 +2019,6 @@ def test_gradescopes_requirements_are_those_of_the_lessons():
 
 
 def step(recipe, name):
-    """The command of this step of a workflow."""
     import yaml  # jupyter brings it
 
     steps = yaml.safe_load((bundle.RECIPES / recipe).read_text())["jobs"]["grade"]["steps"]

@@ -87,7 +87,6 @@ def alive(pids):
 
 
 def below(pid):
-    """The living processes below this one."""
     there, found, more = list(living()), set(), {pid}
     while more := {one.pid for one in there if one.parent in more}:
         found |= more
