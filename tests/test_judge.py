@@ -33,6 +33,7 @@ import numpy
 import pytest
 
 from lessons import ROOT
+from processes import wait_for
 
 sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 
@@ -103,7 +104,6 @@ def put(files, folder):
 
 
 def grader(*words):
-    """`grade.py` with these words, in a process of its own."""
     command = [sys.executable, "tests/exercises/grade.py", *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
@@ -128,14 +128,6 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def within(seconds, true):
-    """Wait until this is true. Says whether it was."""
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.05)
-    return true()
-
-
 def graded_right(rows):
     assert [selftest.line(row) for row in rows if not row["right"]] == []
 
@@ -148,18 +140,22 @@ def graded_right(rows):
 @pytest.mark.parametrize("identity", EXERCISES)
 def test_the_solution_the_starter_and_one_mutant_for_each_check(identity, nursery):
     one = judge.exercise(identity)
-    found = selftest.sample(selftest.cases(one))
-    killed = {case.killed_by for case in found if case.kind == "mutant"}
-    assert killed == {check["id"] for check in one["check"]}
-    graded_right([selftest.run_case(one, case, nursery, depth="none") for case in found])
+    found = selftest.cases(one)
+    mutants = {case.killed_by: case for case in found if case.kind == "mutant"}
+    assert mutants.keys() == {check["id"] for check in one["check"]}
+    some = [case for case in found if case.kind in ("solution", "starter")] + list(mutants.values())
+    graded_right(selftest.run_case(case, nursery, depth="none") for case in some)
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("identity", EXERCISES)
 def test_mutants_and_other_solutions(identity, nursery):
-    """A mutant must pass what comes before its check: else a small mistake would cost many points."""
+    """A mutant must pass what comes before its check: else a small mistake would cost many points. That takes
+    most of the time: every third one shows all of it, and the others what their check names."""
     one = judge.exercise(identity)
-    graded_right(selftest.exercise_matrix(one, nursery, each=3, but=("solution", "starter")))
+    depths = itertools.cycle(["all", "next", "next"])
+    some = [case for case in selftest.cases(one) if case.kind in ("other", "mutant")]
+    graded_right(selftest.run_case(case, nursery, depth) for case, depth in zip(some, depths, strict=False))
     assert selftest.unfinished(one) == []
 
 
@@ -181,18 +177,16 @@ def test_each_other_solution_replaces_something_of_the_solution():
 @pytest.mark.parametrize("depth", ["none", "next", "all"])
 def test_a_mutant_that_nobody_kills_is_found(depth, nursery):
     """Also where the check that should kill it is made without those that it needs."""
-    one = judge.exercise("03")
-    case = selftest.Case("mutant", "none at all", {THIRD: solution()}, "03.2b")
-    row = selftest.run_case(one, case, nursery, depth=depth)
+    case = selftest.Case(judge.exercise("03"), "mutant", "none at all", {THIRD: solution()}, "03.2b")
+    row = selftest.run_case(case, nursery, depth)
     assert (row["right"], row["fell_at"], row["status"]) == (False, None, "passed")
 
 
 def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
     """It earns nothing that way, and says nothing of the grader."""
     text = "import sys\nsys.modules['drive_03']\n" + solution()
-    case = selftest.CheatCase(judge.exercise("03"), "missed", {THIRD: text}, 0)
-    with contextlib.closing(selftest.Canary()) as canary:
-        row = selftest.run_cheat(case, nursery, canary)
+    case = selftest.Case(judge.exercise("03"), "cheat", "missed", {THIRD: text})
+    (row,) = selftest.cheat_rows([case], nursery)
     assert (row["right"], row["came"]) == (False, "what it attacks is not there")
 
 
@@ -201,11 +195,10 @@ def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
 @pytest.mark.parametrize("part", ["one a channel", 0, 1, 2, 3])
 def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
     """Those of exercise 03 try each channel once: pipe, files, processes, memory, modules."""
-    found = selftest.cheat_cases()
-    of_third = [case for case in found if case.exercise["id"] == "03"]
-    some = of_third if part == "one a channel" else found[part::4]
-    graded_right(selftest.cheat_matrix(nursery, found=some))
-    assert len(found) >= 25
+    every = [case for one in judge.manifest() for case in selftest.cheat_cases(one)]
+    of_third = selftest.cheat_cases(judge.exercise("03"))
+    graded_right(selftest.cheat_rows(of_third if part == "one a channel" else every[part::4], nursery))
+    assert len(of_third) >= 25
 
 
 # ---- the only source --------------------------------------------------------------------------
@@ -215,6 +208,11 @@ def test_starters_are_what_their_solutions_say():
     words = [sys.executable, "tools/starters.py", "--check"]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_cut_leaves_its_words_or_what_stands_instead():
+    text = "a\n  # cut 03.1: words\n  one = 1\n  # end\n# cut 03.2: b\n# instead: two = 0\ntwo = 2\n# end\n"
+    assert starters.starter(text) == 'a\n  raise NotImplementedError("03.1: words")\ntwo = 0\n'
 
 
 def test_no_answer_is_in_a_file_that_students_get():
@@ -266,33 +264,19 @@ def test_the_manifest_is_in_order():
     assert sorted(EXERCISES) == EXERCISES and {"03", "03a", "03b", "04"} <= set(EXERCISES)
     for one in judge.manifest():
         fields = ["id", "stem", "title", "files", "forbidden", "floor", "limits", "seconds", "check"]
-        assert set(one) <= set(fields)
+        assert set(one) <= set(fields) and one["id"] == one["stem"].partition("_")[0]
         for entry in one["check"]:
             assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "visibility", "files"}
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
             assert set(entry.get("needs", [])) <= seen, entry["id"]
             assert len(entry["hints"]) == 3 and entry["points"] > 0
+            for pattern, hint in entry.get("when", []):
+                assert re.compile(pattern) and isinstance(hint, str)
             seen_by = ("visible", "hidden", "after_due_date", "after_published")
             assert entry.get("visibility", "visible") in seen_by
             assert callable(judge.check_function(entry["id"]))
             seen.add(entry["id"])
     assert set(judge.CHECKS) == seen
-
-
-@pytest.mark.parametrize("line", [["(", "a hint"], ["came"], "came", ["came", 3]], ids=str)
-def test_a_line_of_when_that_is_none_is_refused(line, tmp_path):
-    why = "is not a pair of texts: a regular expression for the result, and a hint"
-    if line[0] == "(":
-        why = "has a bad regular expression: missing ), unterminated subpattern at position 0"
-    text = (judge.HERE / "03_average_gradients" / "exercise.toml").read_text()
-    text = re.sub(r"(?ms)^when = .*?^\]\n", "", text)
-    file = tmp_path / "03_average_gradients" / "exercise.toml"
-    file.parent.mkdir()
-    file.write_text(text.replace("hints = [", f"when = [{json.dumps(line)}]\nhints = [", 1))
-    with pytest.raises(SystemExit) as error:
-        judge.exercises.read(file)
-    where = "error: 03_average_gradients/exercise.toml, 03.1a"
-    assert str(error.value) == f"{where}: {line} in `when` {why}"
 
 
 def test_the_hint_follows_what_came():
@@ -342,7 +326,6 @@ KINDS = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_failure_has_a_mutant(kind, nursery, tmp_path):
-    """With which the judge comes to that kind, and shows its hint."""
     mutant, name = KINDS[kind]
     identity, more = name.partition(".")[0], {"seconds": 3} if kind == "never ends" else {}
     by_name = isinstance(mutant, str)
@@ -396,18 +379,13 @@ def test_frames_come_back_as_they_were():
     assert numpy.isnan(wire.unpack(wire.pack([float("nan")]))[0])
 
 
-PHASE = {"event": "a", "phase": "begin"}
 EVENTS = {
     "an array for a phase": {"event": "a", "phase": numpy.zeros(3)},
-    "an array for a name": {"event": numpy.zeros(3)},
     "a dict for a name": {"event": {}},
     "a list": [1],
-    "an array": numpy.zeros(3),
     "a list in a list": {"event": "a", "sends": [[]]},
-    "a number for a call": PHASE | {"event": 5, "number": 1, "size": 1},
-    "a word for a number": PHASE | {"number": "x", "size": 1},
-    "a list for a size": PHASE | {"number": 1, "size": [1]},
-    "nothing for a place": PHASE | {"number": 1, "size": 1, "where": None},
+    "a number for a call": {"event": 5, "phase": "begin", "number": 1, "size": 1},
+    "nothing for a place": {"event": "a", "phase": "begin", "number": 1, "size": 1, "where": None},
 }
 
 
@@ -473,7 +451,6 @@ def test_no_bytes_make_the_judge_fall_over():
 ONE = '{"@array": 0}'
 FRAMES = {
     "objects": (ONE, ["|O", [1]]),
-    "text": (ONE, ["<U1", [1]]),
     "more than it says": (ONE, ["<f4", [0]]),
     "too long": (ONE, ["<f4", [1000000000000]]),
     "negative": (ONE, ["<f4", [-1]]),
@@ -483,7 +460,6 @@ FRAMES = {
     "too deep": ("[" * 100_000 + "]" * 100_000,),
     "too deep for a comparison": ("[" * 100 + "]" * 100,),
     "401 digits": ("1" + "0" * 400,),
-    "too many lists": ("[" + "[]," * (1 << 21) + "[]]",),
     "too many bytes": ('"' + "x" * (1 << 20) + '"',),
     "too many values": ("[" + "[]," * 50_001 + "[]]",),
 }
@@ -706,6 +682,8 @@ def test_what_is_close(got, words):
     trial = judge.Trial(None, judge.exercise("03"), "03.1a", {}, 0)
     if not words:
         trial.close("it", got, [1.0, 2.0, 3.0])
+        trial.close("it", got - 3, [-2.0, -1.0, 0.0])
+        trial.close("it", numpy.array([5e-7]), [0.0])  # what is small by chance keeps a rounding
         return
     with pytest.raises(judge.Verdict) as verdict:
         trial.close("it", got, [1.0, 2.0, 3.0])
@@ -714,11 +692,8 @@ def test_what_is_close(got, words):
 
 DEEP = {
     "minus": "-" * 190_000 + "1",
-    "plus": "1" + "+1" * 90_000,
-    "points": "a" + ".b" * 90_000,
     "calls": "f" + "()" * 90_000,
     "brackets": "[" * 190_000,
-    "lambdas": "lambda:" * 25_000 + "1",
 }
 
 
@@ -771,15 +746,7 @@ def test_what_is_forbidden_is_torchs(text, word):
         judge.refuse_names(judge.exercise("03a"), "ring.py", text)
 
 
-def test_a_helper_called_all_gather_earns_all_points(nursery, tmp_path):
-    name = "03a_ring_all_reduce.py"
-    text = solution(name).replace("sum_chunks", "all_gather") + "\n\nsum_chunks = all_gather\n"
-    put({name: text}, tmp_path)
-    results = judge.grade(judge.exercise("03a"), tmp_path, nursery)
-    assert [result.came for result in results if result.status != "passed"] == []
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1"])
 def test_a_mark_in_front_costs_nothing(encoding, nursery, tmp_path):
     """Some editors write one. Any other encoding is told in a line."""
     (tmp_path / THIRD).write_bytes(f"# \u00e9\n{solution()}".encode(encoding))
@@ -1068,45 +1035,34 @@ def test_it_reads_as_pytest_does(tmp_path):
     assert code == 0 and "1 passed" in text and "1 of 1 points of 1 check\n" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["lessons/exercises"], "03"),
-        (["lessons/exercises/02_scatter_gather.py"], "02_scatter_gather"),
-        (["lessons/exercises/04a_bug_hunt/bug_03.py::main"], "bug_03"),
-    ],
-)
-def test_pytest_on_a_starter_says_where_its_checks_are(words, name):
-    code, text = pytest_on(args=words)
+CHECKED_AS = {
+    "lessons/exercises": "03",
+    "lessons/exercises/02_scatter_gather.py": "02_scatter_gather",
+    "lessons/exercises/04a_bug_hunt/bug_03.py::main": "bug_03",
+}
+
+
+@pytest.mark.parametrize("path", CHECKED_AS)
+def test_pytest_on_a_starter_says_where_its_checks_are(path):
+    (code, text), name = pytest_on(args=[path]), CHECKED_AS[path]
     assert code == 4 and f"run `make check EX={name}`, or `pytest tests/exercises --only {name}`, in" in text
     assert judge.wanted(name)
 
 
-@pytest.mark.parametrize(
-    ("words", "checks"),
-    [
-        ("3", 8),
-        ("03", 8),
-        ("03.2", 5),
-        ("3a", 9),
-        ("3A", 9),
-        ("4a.1", 2),
-        ("03a.4c", 1),
-        ("03_average_gradients", 8),
-        ("lessons/exercises/03_average_gradients.py, 03.1a,3a.4c", 9),
-        ("04a_bug_hunt/", 20),
-        ("bug_03", 2),
-        ("lessons/exercises/04a_bug_hunt/bug_10.py", 2),
-    ],
-)
-def test_a_number_names_an_exercise_a_part_or_a_check(words, checks):
-    assert len(judge.wanted(words)) == checks
+# How many checks are meant by what a student may call them.
+MEANT = {
+    1: ["03a.4c"],
+    2: ["4a.1", "bug_03", "lessons/exercises/04a_bug_hunt/bug_10.py"],
+    5: ["03.2"],
+    8: ["3", "03", "03_average_gradients"],
+    9: ["3a", "3A", "lessons/exercises/03_average_gradients.py, 03.1a,3a.4c"],
+    20: ["04a_bug_hunt/"],
+}
 
 
-def test_what_pytest_is_asked_for_comes_to_the_same():
-    code, text = pytest_on("--only", "3a.4c,03.2", "--collect-only", "-q")
-    named = set(re.findall(r"::(\S+)$", text, re.M))
-    assert code == 0 and named == judge.wanted("3a.4c,03.2") and len(named) == 6
+@pytest.mark.parametrize("count", MEANT)
+def test_a_number_names_an_exercise_a_part_or_a_check(count):
+    assert {name: len(judge.wanted(name)) for name in MEANT[count]} == dict.fromkeys(MEANT[count], count)
 
 
 ALL = f"the exercises are {', '.join(EXERCISES)}"
@@ -1115,7 +1071,6 @@ NO_NAMES = {
     "DDP": "there is no exercise ddp: did you mean 03b_ddp?",
     "03_avarage_gradient": "there is no exercise 03_avarage_gradient: did you mean 03_average_gradients?",
     "12": f"there is no exercise 12; {ALL}",
-    "00": f"there is no exercise 00; {ALL}",
     "zebra": f"there is no exercise zebra; {ALL}",
     "3b.1.2": f"there is no check 03b.1.2. Exercise 03b has {CHECKS_OF_03B}",
 }
@@ -1168,6 +1123,9 @@ for number in range(lines):
     whole = (tmp_path / "out/printed/03.txt").read_text()
     assert whole.count("rank 1 | line 29 of 1" + " x" * 100) == 7 and "left out" not in whole
     assert "-- 4 processes, different gradients on each rank\n" in whole
+    # Of a run that prints nothing, nothing stays of the one before.
+    assert judge.printed.keep("03", [], tmp_path / "out") == "" != whole
+    assert not (tmp_path / "out/printed/03.txt").exists()
 
 
 def test_what_is_printed_without_end_is_short_in_a_report(nursery, tmp_path):
@@ -1185,40 +1143,26 @@ def test_what_is_printed_without_end_is_short_in_a_report(nursery, tmp_path):
     assert len(lines) == 17 and re.fullmatch(r"\.\.\. \d+ lines left out", lines[12]), result.came
 
 
-# What load may write to stderr when it has refused step 2, and what the judge says of it.
-SAID = {
-    "refused /x/step-00000002.snapshot: damaged\n": "",
-    "\nstep-00000002.snapshot refused, bad checksum\n\n": "",
-    "/x/step-00000002.snapshot: повреждён\n": "",
-    "refused: damaged\n": "no line on stderr contains ",
-    "": "no line on stderr contains ",
-    "the file /x/step-00000002.snapshot is refused\n": "the line on stderr is 'the file ",
-    "step-00000002.snapshot: 17\n": "the line on stderr is 'step-00000002.snapshot: 17'",
-    "step-00000002.snapshot: damaged\nso the one before\n": "on stderr there are 2 lines: step-00000002.snap",
-    "step-00000002.snapshot: damaged\n" * 2: "on stderr there are 2 lines: step-00000002.snapshot",
+# What load may write to stderr when it has refused step 2. Mutants of 06b show what it may not.
+SAID = ["refused /x/2.snapshot: damaged\n", "\n2.snapshot refused, bad sum\n\n", "/x/2.snapshot: повреждён\n"]
+LINES = {
+    "2.snapshot: 17\n": "the line on stderr is '2.snapshot: 17'",
+    "2.snapshot: damaged\nso the one before\n": "on stderr there are 2 lines: 2.snapshot",
+    "a and b are noise\n": "on stderr there is 1 line: a and b are noise",
 }
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_what_is_refused_has_one_line_with_its_name_and_a_reason(said):
-    if not SAID[said]:
-        (reason,) = refused_aloud(said, "step-00000002.snapshot")
-        assert "step" not in reason and reason
-        return
-    with pytest.raises(judge.Verdict) as verdict:
-        refused_aloud(said, "step-00000002.snapshot")
-    assert verdict.value.came.startswith(SAID[said])
-
-
-def refused_aloud(*words):
+def test_what_is_refused_has_one_line_with_its_name_and_a_reason():
     trial = judge.Trial(None, judge.exercise("06b"), "06b.2b", {}, 0)
-    return judge.check_function("06b.2b").__globals__["refused_aloud"](trial, *words)
-
-
-def test_two_that_are_refused_have_two_lines():
-    assert refused_aloud("b: noise\na: foreign\n", "a", "b") == ["foreign", "noise"]
-    with pytest.raises(judge.Verdict, match="on stderr there is 1 line: a and b are noise"):
-        refused_aloud("a and b are noise\n", "a", "b")
+    refused_aloud = judge.check_function("06b.2b").__globals__["refused_aloud"]
+    for said in SAID:
+        (reason,) = refused_aloud(trial, said, "2.snapshot")
+        assert "snapshot" not in reason and reason
+    assert refused_aloud(trial, "b: noise\na: foreign\n", "a", "b") == ["foreign", "noise"]
+    for said, words in LINES.items():
+        with pytest.raises(judge.Verdict) as verdict:
+            refused_aloud(trial, said, *(["2.snapshot"] if "2" in said else ["a", "b"]))
+        assert verdict.value.came.startswith(words)
 
 
 @pytest.mark.long("03", "10")
@@ -1244,21 +1188,20 @@ def test_a_starter_can_be_tried():
     assert run.stdout.count("not written yet: 03.1: all ranks begin with what rank 0 has") == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("00", "there is no exercise 00 in "),
-        ("try", "there is no exercise try in "),
-        ("bug_03", "start the bug hunt with "),
-        ("98", "there is no try_98 yet: write it, "),
-    ],
-)
-def test_what_cannot_be_tried_is_refused_in_one_line(name, words, monkeypatch, tmp_path):
+NOT_TRIED = {
+    "try": "there is no exercise try in ",
+    "bug_03": "start the bug hunt with ",
+    "98": "there is no try_98 yet: write it, ",
+}
+
+
+@pytest.mark.parametrize("name", NOT_TRIED)
+def test_what_cannot_be_tried_is_refused_in_one_line(name, monkeypatch, tmp_path):
     (tmp_path / "98_toy.py").touch()
     shutil.copy(judge.STARTERS / "try.py", tmp_path)
     start = runpy.run_path(str(tmp_path / "try.py"))["main"]
     monkeypatch.setattr(sys, "argv", ["try.py", name])
-    with pytest.raises(SystemExit, match=f"^error: {words}[^\n]*$"):
+    with pytest.raises(SystemExit, match=f"^error: {NOT_TRIED[name]}[^\n]*$"):
         start()
 
 
@@ -1382,16 +1325,14 @@ def test_nothing_of_a_student_runs_in_a_page(graded):
     assert "<i>" not in items and "data:image/png;base64," in items and "10 submissions" in items
 
 
-@pytest.mark.parametrize("name", ["deflated.zip", "lzma.zip", "bzip2.zip", "one.tar.gz", "one.tar.xz"])
+@pytest.mark.parametrize("name", ["one.zip", "one.tar.xz"])
 def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
     """Wherever it is, grading goes on: no points for what cannot be opened, and words that say so."""
-    path, third, (kind, _, ending) = tmp_path / name, judge.exercise("03"), name.partition(".")
-    if ending == "zip":
-        with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{kind.upper()}")) as archive:
-            archive.write(judge.SOLUTIONS / THIRD, THIRD)
-    else:
-        with tarfile.open(path, f"w:{ending[4:]}") as archive:
-            archive.add(judge.SOLUTIONS / THIRD, THIRD)
+    (tmp_path / "files").mkdir()
+    shutil.copy(judge.SOLUTIONS / THIRD, tmp_path / "files")
+    kind = "zip" if name.endswith("zip") else "xztar"
+    path = Path(shutil.make_archive(str(tmp_path / "one"), kind, tmp_path / "files"))
+    third = judge.exercise("03")
     whole, said = path.read_bytes(), set()
     for place in range(0, len(whole), 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
@@ -1405,23 +1346,12 @@ def test_a_flipped_bit_in_an_archive_is_the_students_trouble(tmp_path, name):
 
 
 def a_tar(path, mode="w", **facts):
-    """A tar with the third exercise in it, whose header says these things."""
     with tarfile.open(path, mode) as archive:
         entry = tarfile.TarInfo(THIRD)
         entry.size = len(solution())
         for name, value in facts.items():
             setattr(entry, name, value)
         archive.addfile(entry, io.BytesIO(solution().encode()))
-
-
-def negative(path):
-    """tarfile goes back to the same header for ever."""
-    a_tar(path)
-    data = bytearray(path.read_bytes())
-    data[124:136] = (-512).to_bytes(12, "big", signed=True)
-    data[148:156] = b" " * 8
-    data[148:156] = b"%06o\0 " % sum(data[:512])
-    path.write_bytes(tarfile.TarInfo("empty").tobuf() + data)
 
 
 def bomb(path):
@@ -1443,9 +1373,7 @@ def hidden_link(path):
 
 TRICKS = {
     "link.tar": (lambda path: a_tar(path, type=tarfile.SYMTYPE, linkname="/etc"), "a link or a device"),
-    "device.tar": (lambda path: a_tar(path, type=tarfile.CHRTYPE), "a link or a device"),
     "link.zip": (hidden_link, "a link or a device"),
-    "negative.tar": (negative, "negative size"),
     "other.tar.gz": (lambda path: a_tar(path, "w:bz2"), "it is a bz2 file, but its name has another ending"),
     "pipe.tar": (os.mkfifo, "it is not a regular file"),
     "bomb.tar": (bomb, "reading it takes more than 1 s"),
@@ -1472,6 +1400,7 @@ def test_an_archive_gets_no_more_memory_than_there_is(tmp_path, monkeypatch):
 
 
 NAMES = ["grades.csv", "Seed.TXT", "a\nb", "\x1b[31m", "\u202eevil", "x\udcff", "a;=1+1", "50%", "n\t" * 90]
+NAMES += ["canvas.csv", "Moodle.CSV"]
 
 
 def test_no_name_of_a_student_harms_the_class(tmp_path):
@@ -1482,6 +1411,7 @@ def test_no_name_of_a_student_harms_the_class(tmp_path):
     found, _ = grade.students(folder)
     assert len(found) == len(NAMES) + 4 and "ada" in found
     assert all(name.isprintable() and ";" not in name for name in found)
+    assert not {"canvas.csv", "moodle.csv"} & {name.casefold() for name in found}
     third = [judge.exercise("03")]
     with judge.Nursery(1) as nursery:
         records = [grade.grade_into(*one, out, third, 0, nursery) for one in found.items()]
@@ -1529,7 +1459,7 @@ def test_a_judge_that_is_ended_costs_nobody_a_grade(tmp_path):
         return [pid for pid, line in lines.items() if b"spawn_main" in line]
 
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as grader:
-        assert within(60, judges)
+        wait_for(judges)
         os.kill(judges()[0], signal.SIGKILL)
     assert grader.returncode == 0
     rows = {row["student"]: row["total"] for row in table(tmp_path / "grades" / "grades.csv")}
@@ -1544,7 +1474,7 @@ def test_five_hostile_submissions_change_nobodys_grade(tmp_path):
     """A class of twenty, of which fifteen are honest and of all kinds: graded with and without the five."""
     one = judge.exercise("03")
     honest = {case.name: case.files[THIRD] for case in selftest.cases(one)[:15]}
-    hostile = {case.name: case.files[THIRD] for case in selftest.cheat_cases() if case.name in HOSTILE}
+    hostile = {case.name: case.files[THIRD] for case in selftest.cheat_cases(one) if case.name in HOSTILE}
     assert (len(honest), len(hostile)) == (15, 5)
     grades = []
     for number, some in enumerate((honest, honest | hostile)):
@@ -1614,16 +1544,16 @@ def test_a_check_and_a_submission_have_so_many_seconds(nursery, tmp_path, monkey
     assert len({*came[1:]}) == 1 and {r.status for r in graded["03a"]} == {"timeout"}
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["nowhere"], "error: there is no folder nowhere"),
-        (["--one", "nowhere"], "error: there is no submission nowhere"),
-        (["--jobs", "0", "."], "error: --jobs must be at least 1"),
-    ],
-)
-def test_bad_words_get_one_line(words, error, monkeypatch):
-    assert refused(monkeypatch, *words).startswith(error)
+BAD_WORDS = {
+    "nowhere": "there is no folder nowhere",
+    "--one nowhere": "there is no submission nowhere",
+    "--jobs 0 .": "--jobs must be at least 1",
+}
+
+
+@pytest.mark.parametrize("words", BAD_WORDS)
+def test_bad_words_get_one_line(words, monkeypatch):
+    assert refused(monkeypatch, *words.split()) == f"error: {BAD_WORDS[words]}"
 
 
 HANGS = """
@@ -1657,11 +1587,11 @@ def test_nothing_is_left_when_grading_is_interrupted(number, tmp_path):
     try:
         with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as grader:
             # The grader, its nursery, the copy that answers, two ranks and a child of each.
-            assert within(60, lambda: len(left()) == 7), left()
+            wait_for(lambda: len(left()) == 7)
             grader.send_signal(number)
             said = grader.stderr.read().decode()
         assert said == ("error: interrupted\n" if number == signal.SIGINT else "")
-        assert within(20, lambda: not left()), left()
+        wait_for(lambda: not left(), 20)
     finally:
         for pid in left():
             os.kill(pid, signal.SIGKILL)
@@ -1695,7 +1625,9 @@ names = ("os_exit_at_import", "daemon", "reads_the_checks", "kills_the_parent", 
 names = (*names, "looks_into_the_nursery", "folders", "fork_bomb")
 with judge.Nursery() as nursery:
     results = judge.grade(judge.exercise("03"), "solutions", nursery)
-    rows = [row for name in names for row in selftest.cheat_matrix(nursery, only=name)]
+    cheats = [cheat for one in judge.manifest() for cheat in selftest.cheat_cases(one)]
+    some = [cheat for cheat in cheats if any(name in cheat.name for name in names)]
+    rows = list(selftest.cheat_rows(some, nursery))
 right = all(row["right"] for row in rows)
 print(nursery.level, sum(result.score for result in results), len(rows), right)
 print([selftest.line(row) for row in rows if not row["right"]])
@@ -2087,7 +2019,6 @@ def test_gradescopes_requirements_are_those_of_the_lessons():
 
 
 def step(recipe, name):
-    """The command of this step of a workflow."""
     import yaml  # jupyter brings it
 
     steps = yaml.safe_load((bundle.RECIPES / recipe).read_text())["jobs"]["grade"]["steps"]
@@ -2191,7 +2122,7 @@ def test_connections_that_belong_to_no_process_are_not_looked_at():
 @pytest.mark.parametrize("is_accepted", [False, True])
 def test_what_is_on_its_way_is_held_by_the_rank(is_accepted, monkeypatch):
     """Its own memory is left out here: it changes all the time."""
-    monkeypatch.setattr(inside_nursery, "memory_of", lambda pid: 0)
+    monkeypatch.setattr(inside_nursery, "memory_of", lambda pid: {})
 
     def held():
         rank = inside_nursery.Rank.__new__(inside_nursery.Rank)

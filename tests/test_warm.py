@@ -4,7 +4,6 @@ import contextlib
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import socket
@@ -12,12 +11,15 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from lessons import ROOT
+from processes import living, wait_for
+
+sys.path.insert(0, str(ROOT / "tests" / "exercises"))
+import warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process stays behind")
 WARM = "tests/exercises/warm.py"
@@ -30,11 +32,11 @@ HANGS = "import time\nprint('now', flush=True)\nwhile True:\n    time.sleep(0.1)
 class Student:
     """Somebody who checks exercises: in an environment and with a folder for temporary files of their own."""
 
-    def __init__(self, temporary, clone=ROOT, **more):
-        self.temporary, self.clone = Path(temporary), clone
+    def __init__(self, temporary):
+        self.temporary, self.clone = Path(temporary), ROOT
         names = [name for name in os.environ if "MAKE" not in name and name not in NOT_THEIRS]
         kept = {name: os.environ[name] for name in names}
-        self.environment = kept | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"} | more
+        self.environment = kept | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
 
     def start(self, *words, warm=True, **more):
         out = ["--out", str(self.temporary / "out")]
@@ -80,27 +82,15 @@ def seconds_left_out(text):
     return re.sub(r"(?m)=*(.*) in [0-9.]+s(?: \([0-9:]+\))?(.*?)=*$", r"\1\2", text)
 
 
-def stat_of(pid):
-    """State, parent and so on of a process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return stat_of(pid)[0] not in "ZX"
-    return False
+def alive(pids):
+    return {one.pid for one in living()} & set(pids)
 
 
 def below(pid):
-    """The living processes below this one."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parents[int(entry.name)] = int(stat_of(entry.name)[1])
-    children = {pid}
-    while more := {one for one, parent in parents.items() if parent in children} - children:
-        children |= more
-    return {one for one in children - {pid} if alive(one)}
+    there, found, more = list(living()), set(), {pid}
+    while more := {one.pid for one in there if one.parent in more}:
+        found |= more
+    return found
 
 
 def called(pids, word):
@@ -118,31 +108,16 @@ def hangs(server):
     return len(called(below(server), "nursery.py")) == 4
 
 
-def until(condition, what):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
-def ended(student):
-    for server in student.servers():
-        os.kill(server, signal.SIGTERM)
-        until(lambda server=server: not alive(server), "the server is to end")
-
-
 @pytest.fixture
-def temporary():
-    """A short name: that of a socket must not be longer than a hundred letters."""
+def student(monkeypatch):
+    """In a folder with a short name: that of a socket must not be longer than a hundred letters."""
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
-@pytest.fixture
-def student(temporary):
-    student = Student(temporary)
-    yield student
-    ended(student)
+        monkeypatch.setenv("TMPDIR", folder)
+        student = Student(folder)
+        yield student
+        for server in student.servers():
+            os.kill(server, signal.SIGTERM)
+            wait_for(lambda server=server: not alive([server]))
 
 
 @pytest.fixture
@@ -165,7 +140,6 @@ def hanging(folder):
 SAME = {
     "an exercise": (("--only", "03", "--submission", "solutions", "--seed", "7"), 0, "12 of 12 points"),
     "no exercise": (("--only", "99"), 4, "there is no exercise 99"),
-    "no folder": (("--submission", "nowhere"), 2, "there is no folder nowhere"),
 }
 
 
@@ -228,25 +202,22 @@ def test_what_has_changed_ends_it(student, clone):
     judge.write_text(judge.read_text().replace("there is no exercise", "here there is no exercise"))
     _, _, err = student.check("--only", "99")
     second = student.server()
-    assert "here there is no exercise 99" in err and second != first and not alive(first)
+    assert "here there is no exercise 99" in err and second != first and not alive([first])
     student.environment["OMP_NUM_THREADS"] = "2"
-    assert student.asks_for_none() != second and not alive(second)
+    assert student.asks_for_none() != second and not alive([second])
 
 
 @pytest.mark.long
-def test_what_it_is_made_of(student, clone, monkeypatch):
-    warm = imported(monkeypatch, student)
+def test_what_it_is_made_of(clone, monkeypatch):
     monkeypatch.setattr(warm, "HERE", clone / "tests/exercises")
     monkeypatch.setattr(warm, "ROOT", clone)
     seen = [warm.made_of()]
-    for name in ("judge/wording.py", "inside/wire.py", "03b_ddp/drive.py", "03b_ddp/exercise.toml"):
-        file = clone / "tests/exercises" / name
-        before = file.stat()
-        file.write_text(file.read_text().swapcase())  # as long as it was, and as old
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-        seen.append(warm.made_of())
-    for name in ("tests/conftest.py", "tests/helpers/lines.py", "tools/forks.py", "pyproject.toml"):
-        (clone / name).write_text("")
+    of_exercises = ("judge/wording.py", "inside/wire.py", "03b_ddp/drive.py", "03b_ddp/exercise.toml")
+    others = ("tests/conftest.py", "tests/helpers/lines.py", "tools/forks.py", "pyproject.toml")
+    for name in (*(f"tests/exercises/{name}" for name in of_exercises), *others):
+        before = (clone / name).stat()
+        (clone / name).write_text((clone / name).read_text().swapcase())  # as long as it was, and as old
+        os.utime(clone / name, ns=(before.st_atime_ns, before.st_mtime_ns))
         seen.append(warm.made_of())
     monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
     seen.append(warm.made_of())
@@ -257,47 +228,22 @@ def test_what_it_is_made_of(student, clone, monkeypatch):
     assert warm.made_of() == seen[-1]
 
 
-@pytest.mark.long("2")
+@pytest.mark.long("9")
 @pytest.mark.night
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):
     server = student.asks_for_none()
     with student.start(*hanging(tmp_path / "hangs")) as run:
-        until(lambda: hangs(server), "ranks are to be there")
+        wait_for(lambda: hangs(server))
         during = below(server)
         run.send_signal(number)
         out = run.communicate(timeout=60)[0]
     assert run.returncode == (2 if number == signal.SIGINT else -9)
     assert ("KeyboardInterrupt" in out) == (number == signal.SIGINT)
-    until(lambda: not any(map(alive, during)), "nothing of the run is to be left")
-    until(lambda: len(called(below(server), ".py")) == 1, "there is a nursery for the next run, no more")
+    wait_for(lambda: not alive(during))
+    wait_for(lambda: len(called(below(server), ".py")) == 1)  # a nursery for the next run, and no more
     assert student.check("--only", "03.1a", "--submission", "solutions")[0] == 0
     assert student.server() == server
-
-
-@pytest.mark.long
-def test_a_run_ends_with_its_command(student, tmp_path):
-    """Even one that would go on for an hour, and whose command was killed and could say nothing. And on a
-    terminal, each line comes when it is printed."""
-    server = student.asks_for_none()  # it has begun without a terminal
-    (tmp_path / "sleeps.py").write_text("import time\nprint('begun')\ntime.sleep(3600)\n")
-    words = [sys.executable, WARM, str(tmp_path / "sleeps.py")]
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(words, cwd=ROOT, env=student.environment, stdout=theirs) as run:
-        os.close(theirs)
-        came = b""
-        while b"\n" not in came and select.select([ours], [], [], 60)[0]:  # a line may come in parts
-            came += os.read(ours, 100)
-        os.close(ours)
-        copies = called(below(server), WARM)
-        run.kill()
-        try:
-            assert came == b"begun\r\n"
-            until(lambda: not any(map(alive, copies)), "a run without its command is to end")
-        finally:
-            for copy in copies:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(copy, signal.SIGKILL)
 
 
 @pytest.mark.night
@@ -305,7 +251,7 @@ def test_a_run_that_crashes_does_not_end_it(student, tmp_path):
     """And a second command meanwhile does by itself what it is to do."""
     server = student.asks_for_none()
     with student.start(*hanging(tmp_path / "hangs")) as run:
-        until(lambda: hangs(server), "ranks are to be there")
+        wait_for(lambda: hangs(server))
         (copy,) = called(below(server), WARM)
         os.kill(copy, signal.SIGSTOP)
         student.asks_for_none()
@@ -325,13 +271,12 @@ def test_it_ends_when_it_is_idle(student):
     assert "there is no exercise 99" in run.stderr
     server = student.server()
     all_of_it = {server} | below(server)
-    until(lambda: not any(map(alive, all_of_it)), "an idle server is to end")
+    wait_for(lambda: not alive(all_of_it))
     assert list(student.temporary.iterdir()) == []
 
 
 @pytest.mark.long
 def test_no_two_users_and_no_two_clones_share_one(student, clone, monkeypatch):
-    warm = imported(monkeypatch, student)
     ours = warm.folder()
     assert ours.stat().st_mode & 0o77 == 0
     with monkeypatch.context() as other:
@@ -343,29 +288,19 @@ def test_no_two_users_and_no_two_clones_share_one(student, clone, monkeypatch):
     assert len(list(student.temporary.iterdir())) == 3
 
 
-def imported(monkeypatch, student):
-    monkeypatch.syspath_prepend(ROOT / "tests" / "exercises")
-    monkeypatch.setenv("TMPDIR", str(student.temporary))
-    import warm
-
-    return warm
-
-
-def test_nobody_else_may_enter_its_folder(student, monkeypatch):
+def test_nobody_else_may_enter_its_folder(student):
     """Whoever made it, or opened it: what is to be found there is not asked."""
-    place = imported(monkeypatch, student).folder()
+    place, elsewhere = warm.folder(), student.temporary / "elsewhere"
     place.chmod(0o755)
     assert student.asks_for_none() is None
     place.rmdir()
-    elsewhere = student.temporary / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     place.symlink_to(elsewhere)
     assert student.asks_for_none() is None
 
 
-def test_nothing_is_done_for_another_user_or_from_inside_of_a_run(student, monkeypatch):
+def test_nothing_is_done_for_another_user_or_from_inside_of_a_run(monkeypatch):
     """A submission is a process below the server. At level 1 it is of the same user, and finds the socket."""
-    warm = imported(monkeypatch, student)
 
     def asked():
         ours, theirs = socket.socketpair()
@@ -378,12 +313,12 @@ def test_nothing_is_done_for_another_user_or_from_inside_of_a_run(student, monke
                 os.close(file)
             return request
 
-    monkeypatch.setattr(warm, "above", lambda pid: set())
-    assert asked() == {"words": []}
-    user = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)
-    assert asked() is None
-    monkeypatch.undo()
+    with monkeypatch.context() as outside:
+        outside.setattr(warm, "above", lambda pid: set())
+        assert asked() == {"words": []}
+        user = os.getuid()
+        outside.setattr(os, "getuid", lambda: user + 1)
+        assert asked() is None
     assert asked() is None
     with subprocess.Popen(["sleep", "60"]) as child:
         assert os.getpid() in warm.above(child.pid)
@@ -392,7 +327,7 @@ def test_nothing_is_done_for_another_user_or_from_inside_of_a_run(student, monke
     assert os.getpid() not in warm.above(os.getppid())
 
 
-def test_it_is_not_in_what_grades(student):
+def test_it_is_not_in_what_grades():
     for name in ("grade.py", "jobs.py", "selftest.py"):
         text = (ROOT / "tests/exercises" / name).read_text()
         assert "warm" not in re.findall(r"(?:import|from) (\w+)", text)

@@ -9,7 +9,6 @@ import judge
 from course import Course
 
 RECIPES = judge.HERE / "recipes"
-OWN_PACKAGES = ("torch==",)
 OF_AN_EXERCISE = ("exercise.toml", "check.py", "drive.py")
 
 
@@ -28,16 +27,13 @@ def contents():
 def requirements():
     """What the judge imports: torch as the lessons pin it, and numpy."""
     lines = (judge.ROOT / "requirements.txt").read_text().splitlines()
-    return "\n".join([line for line in lines if line.startswith(OWN_PACKAGES)] + ["numpy", ""])
+    return "\n".join([line for line in lines if line.startswith("torch==")] + ["numpy", ""])
 
 
 def hidden(course):
     """Of a course.toml only what Gradescope is to hide. Deadlines are set there, and no roster leaves."""
-    lines = [
-        f"hidden = {json.dumps(sorted(course.hidden))}",
-        f"hints = {json.dumps(course.get('hints', 'visible'))}",
-    ]
-    return "\n".join([*lines, ""])
+    hints = json.dumps(course.get("hints", "visible"))
+    return f"hidden = {json.dumps(sorted(course.hidden))}\nhints = {hints}\n"
 
 
 def build(path, course=None):
@@ -57,6 +53,5 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("out/gradescope.zip"), help="where to write it")
     parser.add_argument("--course", type=Path, help="a course.toml: hide what it hides")
     arguments = parser.parse_args()
-    path = arguments.out
-    build(path, Course(arguments.course))
-    print(f"{path}: upload this file as the autograder of a programming assignment")
+    build(arguments.out, Course(arguments.course))
+    print(f"{arguments.out}: upload this file as the autograder of a programming assignment")

@@ -62,8 +62,6 @@ class Exercise(pytest.File):
 
 
 class Check(pytest.Item):
-    """One check of one exercise."""
-
     def __init__(self, one, entry, **more):
         super().__init__(**more)
         self.one, self.entry = one, entry
@@ -106,8 +104,6 @@ class Words(TerminalRepr):
 
 
 class Session:
-    """The nursery, started once, and what has been found so far."""
-
     def __init__(self, config):
         folder, why = Path(config.getoption("--submission")), ""
         if not folder.is_dir():

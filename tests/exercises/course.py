@@ -133,12 +133,12 @@ class Course:
     def applied(self, record):
         """The record of a student with the corrections by hand, and what is hidden now."""
         record = copy.deepcopy(record)
-        record["comments"] = {}
+        record["comments"], later = {}, self.get("hints", "visible") == "after_due_date"
         for results in record["exercises"].values():
             for result in results:
                 if result["id"] in self.hidden:
                     result["visibility"] = "after_due_date" if self.is_before(result["id"]) else "visible"
-                if result["status"] != "passed" and self.hints_are_hidden(result["id"]):
+                if result["status"] != "passed" and later and self.is_before(result["id"]):
                     result["hints_later"] = True
             say_what_is_hidden(results)
         for row in self.corrections:
@@ -150,9 +150,6 @@ class Course:
         """Whether the deadline of this check's exercise is still to come. Without one, it never comes."""
         due = self.due(identity.partition(".")[0])
         return due is None or datetime.datetime.now(datetime.UTC) < due
-
-    def hints_are_hidden(self, identity):
-        return self.get("hints", "visible") == "after_due_date" and self.is_before(identity)
 
     def grades(self, record, exercises):
         """For each exercise: points of the checks, days late, and points that count. Free late days go to the
@@ -178,12 +175,6 @@ class Course:
         times = {row["exercise"]: row["time"] for row in self.submitted if row["student"] == student}
         due, when = self.due(identity), times.get(identity, times.get(""))
         return max(0, math.ceil((when - due) / DAY)) if due and when else 0
-
-    # -- the class
-
-    def rows_of(self, student):
-        """The rows of the roster that have the name of this student's folder in one of their columns."""
-        return [row for row in self.roster if student in (row.get(column) for column in STUDENT)]
 
 
 def refuse(words):
@@ -250,12 +241,15 @@ def correct(record, row):
         meant[-1]["score"] += left
 
 
-def write_lists(course, records, exercises, out, safe):
+def write_lists(course, grades, weights, exercises, out, safe):
     """canvas.csv and moodle.csv, as far as the roster has what they need. Says who is in one list only."""
     if not course.roster:
         return []
-    graded = {record["student"]: record for record in records if not record["infrastructure"]}
-    rows = {student: course.rows_of(student) for student in graded}
+    # The rows of the roster that have the name of a student's folder in one of their columns.
+    rows = {
+        student: [row for row in course.roster if student in (row.get(column) for column in STUDENT)]
+        for student in grades
+    }
     found = {student: some[0] for student, some in rows.items() if len(some) == 1}
     strangers = [student for student in rows if student not in found]
     said = [f"not in the roster, or there more than once: {student}" for student in strangers]
@@ -273,11 +267,9 @@ def write_lists(course, records, exercises, out, safe):
     def points(row):
         if id(row) not in by_row:
             return [""] * len(exercises)
-        grades = course.grades(graded[by_row[id(row)]], exercises)
-        return [judge.number(grades[one["id"]]["counts"]) for one in exercises]
+        return [judge.number(grades[by_row[id(row)]][one["id"]]["counts"]) for one in exercises]
 
     names = [f"{one['id']} {one['title']}" for one in exercises]
-    weights = course.grades({"student": "", "exercises": {}}, exercises)
     most = [judge.number(weights[one["id"]]["of"]) for one in exercises]
     columns = course.roster[0].keys()
     for file, own, known, first in (

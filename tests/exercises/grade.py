@@ -29,19 +29,17 @@ from pathlib import Path, PurePosixPath
 
 import jobs
 import judge
-from course import Course
+from course import Course, refuse
 from judge.connection import wire
 from judge.walls import contain
 from judge.wording import visible
+
+import pages
 
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
 ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
 OURS = ("grades.csv", "nbgrader.csv", "canvas.csv", "moodle.csv", "items.html", "seed.txt")
-
-
-def refuse(words):
-    sys.exit(f"error: {words}")
 
 
 # ---- submissions ------------------------------------------------------------------------------
@@ -115,8 +113,6 @@ def collect(path, exercises):
                     raise ValueError("it is a bz2 file, but its name has another ending")
             archive = stack.enter_context(tarfile.open(path))
             for entry in archive:
-                if entry.size < 0:
-                    raise ValueError("a file in it has a negative size")
                 if not entry.isdir():
                     read = lambda entry=entry: limited(archive.extractfile(entry))  # noqa: E731
                     offer(entry.name, read if entry.isfile() else None)
@@ -169,7 +165,6 @@ def collected(path, exercises):
 
 
 def grade_files(files, exercises, seed, nursery):
-    """All results of one submission, by exercise."""
     with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
         for name, data in files.items():
             copy_to(Path(folder) / name, data)
@@ -197,10 +192,6 @@ def seed_in(out, given):
         refuse(f"{out} has grades with the seed {before}: choose another --out")
     file.write_text(given or before or a_seed())
     return file.read_text()
-
-
-def seed_of(seed, student):
-    return hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
 
 
 def fingerprint(one, files, seed, level):
@@ -231,9 +222,7 @@ def untouched_of(one, files):
 
 def grade_into(student, path, out, exercises, seed, nursery):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
-    import pages
-
-    folder, own_seed = out / student, seed_of(seed, student)
+    folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
     marks = {one["id"]: fingerprint(one, files, own_seed, nursery.level) for one in exercises}
@@ -302,8 +291,6 @@ def grade_in_pool(found, records, level, arguments, exercises, bar):
 def grade_class(arguments, exercises):
     from tqdm import tqdm
 
-    import pages
-
     folder, out = arguments.submissions, arguments.out
     if not folder.is_dir():
         refuse(f"there is no folder {folder}")
@@ -349,7 +336,6 @@ def grade_class(arguments, exercises):
 
 
 def collect_class(arguments, exercises):
-    """The files of each exercise, a folder for each student, and the starter, for JPlag or MOSS."""
     found, _ = students(arguments.submissions)
     for student, path in found.items():
         files, trouble = opened(path, exercises)
@@ -378,8 +364,6 @@ def grade_one(arguments, exercises):
         refuse(f"level 1 is not enough for root, who can do everything ({why}). --force overrides this")
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.seed = arguments.seed or a_seed()
-    import pages
-
     files, trouble = opened(arguments.one, exercises)
     with judge.Nursery(level) as nursery:
         nursery.start()

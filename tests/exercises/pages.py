@@ -29,7 +29,8 @@ dt { float: left; width: 6em; color: var(--dim) } dd { margin-left: 6em }
 """
 
 
-def page(title, body, kind=""):
+def page(title, parts, kind=""):
+    body = "\n".join(filter(None, parts))
     return f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>{html.escape(title)}</title><style>{STYLE}</style>
@@ -39,13 +40,18 @@ def page(title, body, kind=""):
 """
 
 
-def row(*cells, tag="td", numbers=()):
+def row(cells, tag, numbers):
     words = (f"<{tag}{' class=n' if n in numbers else ''}>{cell}</{tag}>" for n, cell in enumerate(cells))
     return f"<tr>{''.join(words)}</tr>"
 
 
+def table(head, lines, numbers):
+    """`numbers` are the columns of numbers."""
+    rows = [row(head, "th", numbers), *(row(cells, "td", numbers) for cells in lines)]
+    return "\n".join(["<table>", *rows, "</table>"])
+
+
 def every(record):
-    """All results of a student."""
     return [result for results in record["exercises"].values() for result in results]
 
 
@@ -76,33 +82,35 @@ def commented(record, name):
 
 
 def report(record):
-    """The page of one student."""
-    student, results = html.escape(record["student"]), every(record)
+    student, results = record["student"], every(record)
     most = judge.number(sum(result["points"] for result in results))
-    parts = [f"<h1>{student}: {judge.number(points(results))} of {most} points</h1>"]
-    parts.append(f"<p class=dim>{html.escape(terms(record))}</p>")
-    if record["trouble"]:
-        parts.append(f"<p class=failed>{html.escape(record['trouble'])}</p>")
     hidden = ", ".join(result["id"] for result in results if result["visibility"] != "visible")
-    if hidden:
-        parts.append(f"<p>Hidden for now, and in no sum on this page: {hidden}.</p>")
-    parts.append(commented(record, ""))
+    parts = [
+        f"<h1>{html.escape(student)}: {judge.number(points(results))} of {most} points</h1>",
+        f"<p class=dim>{html.escape(terms(record))}</p>",
+        f"<p class=failed>{html.escape(record['trouble'])}</p>" * bool(record["trouble"]),
+        f"<p>Hidden for now, and in no sum on this page: {hidden}.</p>" * bool(hidden),
+        commented(record, ""),
+    ]
     if len(record["exercises"]) > 1:
-        parts.append(overview(record))
-    parts += [of_exercise(record, identity) for identity in record["exercises"]]
-    return page(f"{record['student']}: exercises", "\n".join(filter(None, parts)))
+        lines = [
+            (identity, html.escape(judge.exercise(identity)["title"]), earned(judge.exercise(identity), some))
+            for identity, some in record["exercises"].items()
+        ]
+        parts.append(table(("exercise", "", "points"), lines, {2}))
+    return page(f"{student}: exercises", parts + [of_exercise(record, name) for name in record["exercises"]])
 
 
 def of_exercise(record, identity):
     """The part of a student's page about one exercise: a line alone if its file could not be read."""
     one, results = judge.exercise(identity), record["exercises"][identity]
-    head = f"{identity} {html.escape(one['title'])}: {earned(one, results)}"
-    parts = [f"<h2>{head}</h2>", commented(record, identity)]
-    decided = any("corrected_from" in r or comments(record, r["id"]) for r in results) or parts[1]
+    head = f"<h2>{identity} {html.escape(one['title'])}: {earned(one, results)}</h2>"
+    comment = commented(record, identity)
+    decided = comment or any("corrected_from" in r or comments(record, r["id"]) for r in results)
     if not decided and all(result["about_file"] or result["status"] == "not reached" for result in results):
         head = f"{identity} {html.escape(one['title'])}: 0 of {judge.number(judge.points_of(one))}"
         return f"<h2>{head}</h2><p>{html.escape(results[0]['came'])}</p>"
-    parts += ["<table>", row("check", "", "points", "", tag="th", numbers=(2,))]
+    lines = []
     for result in results:
         status, score = result["status"], judge.number(result["score"])
         if "corrected_from" in result:
@@ -113,9 +121,8 @@ def of_exercise(record, identity):
         else:
             status, score = "hidden", "?"
         mark = f'<span class="{status.replace(" ", "-")}">{status}</span>'
-        of = judge.number(result["points"])
-        parts.append(row(result["id"], words, f"{score} of {of}", mark, numbers=(2,)))
-    return "\n".join(filter(None, [*parts, "</table>"]))
+        lines.append((result["id"], words, f"{score} of {judge.number(result['points'])}", mark))
+    return f"{head}\n{comment}\n{table(('check', '', 'points', ''), lines, {2})}"
 
 
 def earned(one, results):
@@ -128,24 +135,14 @@ def terms(record):
     return words + f"Limits: {judge.CHECK_SECONDS} s per check, {judge.SUBMISSION_SECONDS} s per submission."
 
 
-def overview(record):
-    """A line for each exercise."""
-    lines = [row("exercise", "", "points", tag="th", numbers=(2,))]
-    for identity, results in record["exercises"].items():
-        one = judge.exercise(identity)
-        lines.append(row(identity, html.escape(one["title"]), earned(one, results), numbers=(2,)))
-    return f"<table>{''.join(lines)}</table>"
-
-
 def details(result):
     if result["status"] == "passed" or result["visibility"] != "visible":
         return ""
     if result["status"] == "not reached":
         return f" <span class=dim>{html.escape(result['came'])}</span>"
     said = [("tried", result["tried"]), ("result", result["came"]), ("expected", result["expected"])]
-    said += [
-        ("hint", hint) for hint in judge.helpful(result_of(result), 0 if result.get("hints_later") else 1)
-    ]
+    hints = judge.helpful(result_of(result), 0 if result.get("hints_later") else 1)
+    said += [("hint", hint) for hint in hints]
     words = "".join(f"<dt>{label}</dt><dd>{html.escape(text)}</dd>" for label, text in said if text)
     printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
     return f"<dl>{words}</dl>" * bool(words) + printed
@@ -186,12 +183,7 @@ def gradescope(record):
 
 
 def matrix(rows, level):
-    """The page of the selftest: every submission that the grader was graded with."""
-    right = sum(row["right"] for row in rows)
-    parts = [f"<h1>Test of the grader: {right} of {len(rows)} submissions graded as required</h1>"]
-    parts.append(f"<p class=dim>Contained at {html.escape(level)}.</p><table>")
-    head = ("", "", "submission", "required", "points", "seconds", "what the student reads")
-    parts.append(row(*head, tag="th", numbers=(4, 5)))
+    right, lines = sum(row["right"] for row in rows), []
     for one in rows:
         words = f"{one['fell_at']} {one['status']}: {one['came']}" if one["fell_at"] else ""
         words += f" (expected: {one['expected']})" if one["expected"] else ""
@@ -205,8 +197,14 @@ def matrix(rows, level):
             f"{one['seconds']:.1f}",
             html.escape(words[:400]),
         )
-        parts.append(row(*cells, numbers=(4, 5)))
-    return page("Test of the grader", "\n".join([*parts, "</table>"]), "matrix")
+        lines.append(cells)
+    head = ("", "", "submission", "required", "points", "seconds", "what the student reads")
+    parts = [
+        f"<h1>Test of the grader: {right} of {len(rows)} submissions graded as required</h1>",
+        f"<p class=dim>Contained at {html.escape(level)}.</p>",
+        table(head, lines, {4, 5}),
+    ]
+    return page("Test of the grader", parts, "matrix")
 
 
 def write_student(record, folder, broken=False):
@@ -234,39 +232,31 @@ def write_class(records, out, seed, course):
     weights = course.grades({"student": "", "exercises": {}}, exercises)
     maximum = judge.number(sum(one["of"] for one in weights.values()))
     names = [one["id"] for one in exercises]
-    table = [["student", *names, "total", "maximum", *OF_CLASS]]
+    class_rows = [["student", *names, "total", "maximum", *OF_CLASS]]
+    nbgrader = [["assignment", "student_id", "score", "max_score"]]
     for record in records:
-        student = safe(record["student"])
+        student, empty = safe(record["student"]), [""] * (len(names) + 1)
         if record["infrastructure"]:
-            empty = [""] * (len(names) + 1)
-            table.append([student, *empty, maximum, "infrastructure: not graded", *[""] * 4])
+            class_rows.append([student, *empty, maximum, "infrastructure: not graded", *[""] * 4])
             continue
-        of_student = grades[record["student"]]
-        scores = [of_student[name]["counts"] for name in names]
-        late = " ".join(f"{name}:{one['late']}" for name, one in of_student.items() if one["late"])
+        after, found = corrected[record["student"]], grades[record["student"]]
+        scores = [judge.number(found[name]["counts"]) for name in names]
+        total = judge.number(sum(found[name]["counts"] for name in names))
         status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
-        by_hand = decided_by_hand(corrected[record["student"]])
-        cells = [*map(judge.number, (*scores, sum(scores))), maximum, status, " ".join(record["absent"])]
-        table.append([student, *cells, late, *by_hand])
-    write(out / "grades.csv", table)
-    table = [["assignment", "student_id", "score", "max_score"]]
-    for record in graded:
-        for one in exercises:
-            found = grades[record["student"]][one["id"]]
-            score = [judge.number(found[name]) for name in ("counts", "of")]
-            table.append([one["stem"], safe(record["student"]), *score])
-    write(out / "nbgrader.csv", table)
-    for record in graded:
-        write_student(corrected[record["student"]], out / record["student"])
+        absent = " ".join(record["absent"])
+        late = " ".join(f"{name}:{one['late']}" for name, one in found.items() if one["late"])
+        # What an instructor has decided by hand.
+        changed = " ".join(result["id"] for result in every(after) if "corrected_from" in result)
+        said = [f"{name}{name and ': '}{words}" for name, some in after["comments"].items() for words in some]
+        by_hand = changed, safe("; ".join(said))
+        class_rows.append([student, *scores, total, maximum, status, absent, late, *by_hand])
+        for one, score in zip(exercises, scores, strict=True):
+            nbgrader.append([one["stem"], student, score, judge.number(found[one["id"]]["of"])])
+        write_student(after, out / record["student"])
+    write(out / "grades.csv", class_rows)
+    write(out / "nbgrader.csv", nbgrader)
     (out / "items.html").write_text(items(graded, exercises, seed, len(records) - len(graded)))
-    return write_lists(course, list(corrected.values()), exercises, out, safe)
-
-
-def decided_by_hand(record):
-    """The checks whose points an instructor has changed, and all comments, for a table."""
-    changed = " ".join(result["id"] for result in every(record) if "corrected_from" in result)
-    said = [f"{name}{name and ': '}{words}" for name, some in record["comments"].items() for words in some]
-    return changed, safe("; ".join(said))
+    return write_lists(course, grades, weights, exercises, out, safe)
 
 
 def safe(word):
@@ -283,34 +273,26 @@ def kind(record, result):
     """What the item analysis counts. A file that was not handed in, or is still the starter, says nothing
     about a check. One with a syntax error was tried: its first check failed, the others are not reached."""
     untouched = result["id"] in record.get("untouched", [])
-    if untouched or result["came"].startswith(("not written yet", "there is no file ")):
+    if untouched or result["came"].startswith("not written yet") or is_missing(record, result):
         return "not tried"
-    if result["status"] == "not reached":
-        return "not tried" if any(is_missing(record, name) for name in before(result)) else "not reached"
     return "failed" if result["status"] in ("error", "timeout") else result["status"]
 
 
-def before(result):
-    """The checks that a result points to: "see 03.1a", or "03.1a and 03.1b must pass first"."""
-    return result["came"].removeprefix("see ").removesuffix(" must pass first").split(" and ")
-
-
-def is_missing(record, identity):
+def is_missing(record, result):
     """Whether a check has no result because its file is not there."""
-    result = of(record, identity)
-    if result["status"] == "not reached":
-        return any(is_missing(record, name) for name in before(result))
-    return result["came"].startswith("there is no file ")
+    if result["status"] != "not reached":
+        return result["came"].startswith("there is no file ")
+    # "see 03.1a", or "03.1a and 03.1b must pass first"
+    names = result["came"].removeprefix("see ").removesuffix(" must pass first").split(" and ")
+    return any(is_missing(record, of(record, name)) for name in names)
 
 
 def of(record, identity):
-    """The result of a check in the record of a student."""
     results = record["exercises"][identity.partition(".")[0]]
     return next(result for result in results if result["id"] == identity)
 
 
 def graded_in(records, one):
-    """The records of all who have been graded in an exercise."""
     return [record for record in records if one["id"] in record["exercises"]]
 
 
@@ -335,8 +317,10 @@ def items(records, exercises, seed, missing):
     """The page about the checks: who passed each, and what most of the others did wrong."""
     kinds = Counter(record["containment"] for record in records)
     where = "; ".join(f"{count} at {kind}" if len(kinds) > 1 else kind for kind, count in kinds.items())
-    parts = [f"<h1>Item analysis: {len(records)} submissions</h1>"]
-    parts.append(f"<p class=dim>Seed {html.escape(str(seed))}. Contained at {html.escape(where)}.</p>")
+    parts = [
+        f"<h1>Item analysis: {len(records)} submissions</h1>",
+        f"<p class=dim>Seed {html.escape(str(seed))}. Contained at {html.escape(where)}.</p>",
+    ]
     if missing:
         words = f"{missing} not graded, because the machine failed. The figures leave them out."
         parts.append(f"<p><b>{words}</b></p>")
@@ -349,12 +333,10 @@ def items(records, exercises, seed, missing):
         f"before you trust it. It needs at least {FEWEST} submissions that differ.</p>"
     )
     for one in exercises:
-        there = graded_in(records, one)
-        parts.append(f"<h2>{one['id']} {html.escape(one['title'])}</h2><table class=wide>")
-        parts.append(row(*OF_A_CHECK, tag="th", numbers=FIGURES))
-        parts += [row(*facts_of(there, one, entry), numbers=FIGURES) for entry in one["check"]]
-        parts.append("</table>")
-    return page("Item analysis", "\n".join(parts), "matrix")
+        lines = [facts_of(graded_in(records, one), one, entry) for entry in one["check"]]
+        parts.append(f"<h2>{one['id']} {html.escape(one['title'])}</h2>")
+        parts.append(table(OF_A_CHECK, lines, FIGURES))
+    return page("Item analysis", parts, "matrix")
 
 
 def facts_of(records, one, entry):

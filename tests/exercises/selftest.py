@@ -2,10 +2,7 @@
 earned, each mutant of the solution falls at the check that is named for it, and other correct solutions get
 all points too.
 
-`mutants.toml` in the folder of an exercise names the mutants: `old` text of the solution, `new` text in its
-place, and the check that must fail, while all that it needs pass. With `of = "starter"`, it is the starter
-that is changed: a planted bug whose symptom is hidden. `others.py` holds solutions that are built differently
-and `cheats.py` holds cheats. Both contain only what differs from the solution: see `overlays`.
+README.md explains `mutants.toml`, `others.py` and `cheats.py` in the folder of an exercise.
 """
 
 import ast
@@ -27,7 +24,6 @@ import judge
 import pages
 
 CACHES = shutil.ignore_patterns("__pycache__")
-KINDS = ["solution", "starter", "other", "mutant", "cheat"]
 # What a finished exercise has at least.
 MUTANTS, OTHERS = 8, 2
 # What a cheat raises where a module, or something in one, has another name now.
@@ -36,23 +32,16 @@ MISSED = re.compile(r"raised (KeyError|NameError|AttributeError: module)")
 
 @dataclass(frozen=True)
 class Case:
-    """One submission of the matrix. A mutant has a check at which it must fall."""
+    """One submission of the matrix. A mutant must fall at the check `killed_by`. A cheat may get `most`
+    points; if it `harms`, it would end or change real things without a wall; what holds it back is there from
+    this `level` of containment on."""
 
+    exercise: judge.exercises.Exercise
     kind: str
     name: str
     files: dict[str, str]
     killed_by: str = ""
-
-
-@dataclass(frozen=True)
-class CheatCase:
-    """A hostile or broken submission. `harms`: without a wall it would end or change real things. `level`:
-    what holds it back is there from this level of containment on."""
-
-    exercise: judge.exercises.Exercise
-    name: str
-    files: dict[str, str]
-    most: float
+    most: float = 0
     harms: bool = False
     level: int = 1
 
@@ -61,9 +50,9 @@ def cases(one):
     """Each submission of the matrix: solution, starter, other solutions, mutants."""
     solution = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
     starter = {name: (judge.STARTERS / name).read_text() for name in one["files"]}
-    found = [Case("solution", "solution", solution), Case("starter", "starter", starter)]
+    found = [Case(one, "solution", "solution", solution), Case(one, "starter", "starter", starter)]
     folder = judge.HERE / one["stem"]
-    found += [Case("other", name, solution | files) for name, files, _ in overlays(one, "others.py")]
+    found += [Case(one, "other", name, solution | files) for name, files, _ in overlays(one, "others.py")]
     for mutant in tomllib.loads((folder / "mutants.toml").read_text())["mutant"]:
         name = mutant.get("file", one["files"][0])
         text = (starter if mutant.get("of") == "starter" else solution)[name]
@@ -71,7 +60,7 @@ def cases(one):
         if count != 1:
             raise SystemExit(f"error: mutant {mutant['name']!r} of {one['id']}: `old` is there {count} times")
         changed = text.replace(mutant["old"], mutant["new"])
-        found.append(Case("mutant", mutant["name"], solution | {name: changed}, mutant["killed_by"]))
+        found.append(Case(one, "mutant", mutant["name"], solution | {name: changed}, mutant["killed_by"]))
     return found
 
 
@@ -84,15 +73,9 @@ def before(one, identity, depth="all"):
     return needs.union(*(before(one, need) for need in needs)) if depth == "all" else needs
 
 
-def sample(found):
-    """Of these cases the solution, the starter, and one mutant for each check."""
-    mutants = {case.killed_by: case for case in found if case.kind == "mutant"}
-    return [case for case in found if case.kind in ("solution", "starter")] + list(mutants.values())
-
-
-def run_case(one, case, nursery, seed=0, depth="all"):
+def run_case(case, nursery, depth="all"):
     """Grade one submission of the matrix. Returns a row with what came, and whether that is as it must be."""
-    kind, killed_by = case.kind, case.killed_by
+    one, kind, killed_by = case.exercise, case.kind, case.killed_by
     if kind == "mutant":
         # The check that is named, and what must pass before it: the others would tell nothing.
         wanted = before(one, killed_by, depth) | {killed_by}
@@ -101,7 +84,7 @@ def run_case(one, case, nursery, seed=0, depth="all"):
         needs = [[name for name in entry.get("needs", []) if name in wanted] for entry in checks]
         checks = [entry | {"needs": some} for entry, some in zip(checks, needs, strict=True)]
         one = one | {"check": checks}
-    results = graded(one, case.files, nursery, seed)
+    results = graded(one, case.files, nursery)
     score = sum(result.score for result in results)
     first = first_not_passed(results)
     full = judge.points_of(one)
@@ -114,48 +97,38 @@ def run_case(one, case, nursery, seed=0, depth="all"):
     else:
         right = first is not None and first.id == killed_by and first.status != "not reached"
         wanted = f"falls at {killed_by}"
-    return row_of(one, results, kind=kind, name=case.name, wanted=wanted, right=right)
+    return row_of(case, results, wanted, right)
 
 
-def graded(one, files, nursery, seed):
-    """The results of a submission with these files."""
+def graded(one, files, nursery):
     with tempfile.TemporaryDirectory(prefix="rungs-case-") as folder:
         for file, text in files.items():
             path = Path(folder) / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, errors="surrogateescape")
-        return judge.grade(one, folder, nursery, seed)
+        return judge.grade(one, folder, nursery)
 
 
 def first_not_passed(results):
     return next((result for result in results if result.status != "passed"), None)
 
 
-def row_of(one, results, **more):
-    """A row of the matrix: what came, and in `more`, what is said of it."""
+def row_of(case, results, wanted, right):
     first = first_not_passed(results)
     return {
-        "exercise": one["id"],
+        "exercise": case.exercise["id"],
+        "kind": case.kind,
+        "name": case.name,
+        "wanted": wanted,
+        "right": right,
         "score": sum(result.score for result in results),
-        "of": judge.points_of(one),
+        "of": sum(result.points for result in results),
         "fell_at": first and first.id,
         "status": first.status if first else "passed",
         "came": first.came if first else "",
         "expected": first.expected if first else "",
         "seconds": round(sum(result.seconds for result in results), 2),
-    } | more
-
-
-def exercise_matrix(one, nursery, told=None, only=None, each=1, but=()):
-    """All rows of one exercise, but for the kinds in `but`. What must pass before a mutant falls takes most
-    of the time: with each=3, only every third mutant shows all of it, the others what their check names."""
-    rows = []
-    for number, case in enumerate(cases(one)):
-        if case.kind not in but and (not only or only in case.name):
-            rows.append(run_case(one, case, nursery, depth="next" if number % each else "all"))
-            if told:
-                told(rows[-1])
-    return rows
+    }
 
 
 def line(row):
@@ -212,7 +185,6 @@ class Canary:
         return {path.relative_to(self.folder): facts(path) for path in self.folder.rglob("*")}
 
     def harm(self):
-        """What has been done to it, in words."""
         found = []
         if self.digest() != self.before:
             found.append("files outside were changed")
@@ -238,12 +210,8 @@ def written(nodes):
 
 
 def overlays(one, file):
-    """Yield the name, the files and the arguments of each submission in `others.py` or `cheats.py`.
-
-    Each function is a submission, but if some have an argument `earns`, only these are. The body is appended
-    to the solution, so its definitions replace those of the solution. A class without bases extends the
-    solution's class of the same name. If the exercise has several files, the body has one function for each
-    changed file, with the name of that file."""
+    """Yield the name, the files and the arguments of each submission in `others.py` or `cheats.py`: how they
+    are written is explained in README.md. If some functions have an argument `earns`, only these are one."""
     path = judge.HERE / one["stem"] / file
     if not path.exists():
         return
@@ -274,17 +242,15 @@ def laid_over(path, common, body):
     return f"{text}\n{common}\n{written(body[1:])}\n"
 
 
-def cheat_cases():
-    """What ends the process at the top of each solution, and the cheats in the folders of exercises."""
-    found = []
-    for one in judge.manifest():
-        texts = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}
-        for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
-            title = f"{call.split()[-1]} at the top of the solution"
-            found.append(CheatCase(one, title, {name: call + text for name, text in texts.items()}, 0))
-        for name, files, own in overlays(one, "cheats.py"):
-            data = {word: own[word] for word in ("harms", "level") if word in own}
-            found.append(CheatCase(one, name, texts | files, own["earns"], **data))
+def cheat_cases(one):
+    """What ends the process at the top of the solution, and the cheats in the folder of the exercise."""
+    texts, found = {name: (judge.SOLUTIONS / name).read_text() for name in one["files"]}, []
+    for call in ("import os\nos._exit(0)\n", "import sys\nsys.exit(0)\n"):
+        title = f"{call.split()[-1]} at the top of the solution"
+        found.append(Case(one, "cheat", title, {name: call + text for name, text in texts.items()}))
+    for name, files, own in overlays(one, "cheats.py"):
+        data = {word: own[word] for word in ("harms", "level") if word in own}
+        found.append(Case(one, "cheat", name, texts | files, most=own["earns"], **data))
     return found
 
 
@@ -300,14 +266,14 @@ def left_over(nursery):
     return found
 
 
-def run_cheat(case, nursery, canary, seed=0):
+def run_cheat(case, nursery, canary):
     """Grade one cheat; look for harm; then an honest check in the same nursery must still pass."""
     one, most = case.exercise, case.most
     nursery.ready()
     process = nursery.process
     # Some never end: they need not be given as long as an honest one.
     files = {name: canary.fill(text) for name, text in case.files.items()}
-    results = graded(one | {"seconds": 5}, files, nursery, seed)
+    results = graded(one | {"seconds": 5}, files, nursery)
     score = sum(result.score for result in results)
     trouble = canary.harm() + left_over(nursery)
     if score > most:
@@ -319,32 +285,26 @@ def run_cheat(case, nursery, canary, seed=0):
         trouble.append("the nursery was ended")
     if any(MISSED.search(result.came) for result in results):
         trouble.append("what it attacks is not there")
-    honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, seed, set())
+    honest = judge.grade_one(one, one["check"][0], judge.SOLUTIONS, nursery, 0, set())
     if honest.status != "passed":
         trouble.append(f"an honest check after it: {honest.status}: {honest.came}")
-    wanted, right = f"at most {judge.number(most)} points", not trouble
-    row = row_of(one, results, kind="cheat", name=case.name, wanted=wanted, right=right)
+    row = row_of(case, results, f"at most {judge.number(most)} points", not trouble)
     return row | {"came": "; ".join(trouble) or row["came"]}
 
 
-def cheat_matrix(nursery, told=None, only=None, found=None):
-    """All rows of cheats, or of those `found`. What would harm this machine is left out without a wall."""
+def cheat_rows(found, nursery):
+    """The row of each of these cheats. What would harm this machine is left out without a wall."""
     wall = nursery.level > 1 or judge.machine()["landlock"] >= 6
-    rows, canary = [], Canary()
+    canary = Canary()
     try:
-        for case in found or cheat_cases():
-            left_out = (case.harms and not wall) or case.level > nursery.level
-            if left_out or (only and only not in case.name):
-                continue
-            rows.append(run_cheat(case, nursery, canary))
-            if told:
-                told(rows[-1])
-            if canary.harm():
-                canary.close()
-                canary = Canary()
+        for case in found:
+            if (wall or not case.harms) and case.level <= nursery.level:
+                yield run_cheat(case, nursery, canary)
+                if canary.harm():
+                    canary.close()
+                    canary = Canary()
     finally:
         canary.close()
-    return rows
 
 
 # ---- all of it --------------------------------------------------------------------------------
@@ -352,42 +312,36 @@ def cheat_matrix(nursery, told=None, only=None, found=None):
 
 def sentence():
     """How much the grader is graded with, as tests/README.md says it: counted without running anything."""
-    kinds = Counter(case.kind for one in judge.manifest() for case in cases(one))
-    checks = sum(len(one["check"]) for one in judge.manifest())
-    points = sum(judge.points_of(one) for one in judge.manifest())
+    every = judge.manifest()
+    kinds = Counter(case.kind for one in every for case in (*cases(one), *cheat_cases(one)))
     return (
-        f"{len(judge.manifest())} exercises, {checks} checks, {points} points. "
+        f"{len(every)} exercises, {sum(len(one['check']) for one in every)} checks, "
+        f"{sum(map(judge.points_of, every))} points. "
         f"The grader itself is tested with {kinds['mutant']} mutants of the solutions, each of which must "
         f"fail the check that names it, {kinds['other']} alternative solutions that are correct, "
-        f"and {len(cheat_cases())} hostile or broken submissions."
+        f"and {kinds['cheat']} hostile or broken submissions."
     )
 
 
-def told(row):
-    print(line(row), flush=True)
+def matrix_of(one):
+    """In a process of the pool: the rows of an exercise."""
 
+    def told(row):
+        print(line(row), flush=True)
+        return row
 
-def matrix_of(task):
-    """In a process of the pool: the rows of an exercise, or a part of the cheats."""
-    identity, part = task
-    if identity:
-        return exercise_matrix(judge.exercise(identity), jobs.NURSERY, told)
-    return cheat_matrix(jobs.NURSERY, told, found=cheat_cases()[part::4])
+    rows = [told(run_case(case, jobs.NURSERY)) for case in cases(one)]
+    return rows + [told(row) for row in cheat_rows(cheat_cases(one), jobs.NURSERY)]
 
 
 def main(exercises, arguments):
     """The whole matrix, on `jobs` nurseries at once. Writes out/selftest.html."""
-    began, rows = time.monotonic(), []
-    tasks = [(one["id"], None) for one in exercises]
-    if not arguments.only:
-        tasks += [(None, part) for part in range(4)]
+    began = time.monotonic()
     with jobs.pool(arguments.jobs, arguments.level) as pool:
-        for some in pool.map(matrix_of, tasks):
-            rows += some
+        rows = [row for some in pool.map(matrix_of, exercises) for row in some]
     level = judge.containment(arguments.level or judge.machine()["level"])
     path = arguments.out.parent / "selftest.html" if arguments.out.name == "grades" else arguments.out
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows.sort(key=lambda row: (row["exercise"], KINDS.index(row["kind"])))
     path.write_text(pages.matrix(rows, level))
     right = sum(row["right"] for row in rows)
     print(f"{right} of {len(rows)} graded as required, {level}, {time.monotonic() - began:.0f} s: see {path}")
@@ -398,18 +352,10 @@ def main(exercises, arguments):
         raise SystemExit("error: the grader gave wrong results: see the lines with BAD")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # for whoever writes an exercise: python tests/exercises/selftest.py 03
     import sys
 
-    # For whoever writes an exercise: python tests/exercises/selftest.py 03 [part of a name], or `cheats`
-    with judge.Nursery() as nursery:
-        part = sys.argv[2] if len(sys.argv) > 2 else None
-        if sys.argv[1] == "cheats":
-            rows = cheat_matrix(nursery, told, part)
-        else:
-            one = judge.exercise(sys.argv[1])
-            rows = exercise_matrix(one, nursery, told, part)
-            if unfinished(one):
-                print(f"not finished: {one['id']} has {', '.join(unfinished(one))}")
-    print(f"{sum(row['right'] for row in rows)} of {len(rows)} graded as required")
-    sys.exit(not all(row["right"] for row in rows))
+    import grade
+
+    sys.argv[1:] = ["--selftest", "--only", *sys.argv[1:]]
+    grade.main()

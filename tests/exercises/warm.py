@@ -79,19 +79,13 @@ def asked(words):
     try:
         connection.connect(str(folder() / "socket"))
         request = {"words": words, "made_of": made_of(), "environment": dict(os.environ)}
-        data = json.dumps(request | {"umask": umask()}).encode()
+        data = json.dumps(request).encode()
         here = os.open(".", os.O_RDONLY)
         socket.send_fds(connection, [struct.pack("<I", len(data))], [0, 1, 2, here])
         connection.sendall(data)
         return connection if connection.recv(1) else None
     except OSError:
         return None
-
-
-def umask():
-    mask = os.umask(0o77)
-    os.umask(mask)
-    return mask
 
 
 def left_behind():
@@ -192,7 +186,6 @@ def serve(ready):
 
 
 def imported():
-    """What every run imports."""
     import gc
     import importlib
 
@@ -302,7 +295,6 @@ def become(request, files):
         os.close(file)
     os.environ.clear()
     os.environ.update(request["environment"])
-    os.umask(request["umask"])
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

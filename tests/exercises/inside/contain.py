@@ -17,25 +17,19 @@ NO_NEW_PRIVS, DUMPABLE, SUBREAPER, NO_LARGE_PAGES = 38, 4, 36, 41
 READ, ALL_OF_FIRST = 0b1101, (1 << 13) - 1
 # Python runs on what is there, and torch asks the kernel about the processors. Nothing of ours may be there.
 READABLE = {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/sys", "/dev"}
-
-
 LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def libc():
-    return LIBC
 
 
 def prctl(option, value):
     if sys.platform == "linux":
-        libc().prctl(option, value, 0, 0, 0)
+        LIBC.prctl(option, value, 0, 0, 0)
 
 
 def landlock_version():
     """0 where there is none."""
     if sys.platform != "linux":
         return 0
-    return max(0, libc().syscall(444, None, ctypes.c_size_t(0), 1))
+    return max(0, LIBC.syscall(444, None, ctypes.c_size_t(0), 1))
 
 
 def landlock(readable, writable):
@@ -46,7 +40,7 @@ def landlock(readable, writable):
     handled = ALL_OF_FIRST | (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     attributes = struct.pack("<QQQ", handled, 0, 3)[:size]
-    rules = libc().syscall(444, attributes, ctypes.c_size_t(size), 0)
+    rules = LIBC.syscall(444, attributes, ctypes.c_size_t(size), 0)
     if rules < 0:
         return
     for paths, access in ((readable, READ), (writable, handled)):
@@ -55,10 +49,10 @@ def landlock(readable, writable):
                 place = os.open(path, os.O_PATH | os.O_CLOEXEC)
                 allowed = access if os.path.isdir(path) else access & (0b111 | 1 << 14)
                 rule = struct.pack("<Qi", allowed, place)
-                libc().syscall(445, rules, 1, rule, 0)
+                LIBC.syscall(445, rules, 1, rule, 0)
                 os.close(place)
     prctl(NO_NEW_PRIVS, 1)
-    if libc().syscall(446, rules, 0):
+    if LIBC.syscall(446, rules, 0):
         raise OSError(ctypes.get_errno(), "landlock")
     os.close(rules)
 

@@ -129,8 +129,8 @@ def read(path):
 
 
 def sockets():
-    """TCP bytes and segments sent, bytes on their way and both ports, by inode, as the kernel knows them; by
-    ports for a connection that nobody has accepted."""
+    """TCP bytes sent, bytes on their way and both ports, by inode, as the kernel knows them; by ports for a
+    connection that nobody has accepted."""
     found = {}
     if sys.platform != "linux":
         return found
@@ -158,16 +158,15 @@ def sockets():
 
 def one_socket(message):
     unread, unsent, _, inode = struct.unpack_from("<IIII", message, 56)
-    place, facts = 72, (0, 0)
+    place, sent = 72, 0
     ports = struct.unpack_from(">HH", message, 4)
     while place + 4 <= len(message):
         length, kind = struct.unpack_from("<HH", message, place)
         if kind == 2 and length >= 220:
-            segments = struct.unpack_from("<I", message, place + 4 + 156)[0]
-            sent, again = struct.unpack_from("<QQ", message, place + 4 + 200)
-            facts = (sent - again, segments)
+            first, again = struct.unpack_from("<QQ", message, place + 4 + 200)
+            sent = first - again
         place += (max(length, 4) + 3) & ~3
-    return inode, (*facts, unread + unsent, ports)
+    return inode, (sent, unread + unsent, ports)
 
 
 def below(pid):
@@ -192,31 +191,26 @@ def of_any_thread(pid, look_at):
 
 
 def memory_of(pid):
-    """Bytes that a process holds. Shared memory too, or data could be put there so as not to count."""
-    return of_any_thread(pid, resident)
+    """Bytes of a process: its own, shared ones, all with files that it has mapped, and the most ever."""
+    return of_any_thread(pid, memory_in)
 
 
-def resident(place):
-    held = 0
+def memory_in(place):
+    found = {}
     with contextlib.suppress(OSError):
         for line in read(f"{place}/status").splitlines():
-            if line.startswith(("RssAnon", "RssShmem")):
-                held += int(line.split()[1]) << 10
-    return held
+            name, _, size = line.partition(":")
+            if name in ("RssAnon", "RssShmem", "VmRSS", "VmHWM"):
+                found[name] = int(size.split()[0]) << 10
+    return found
 
 
-def most_resident(place):
-    """What a process holds, files that it has mapped too, and the most that it has ever held."""
-    found = {"VmRSS": 0, "VmHWM": 0}
-    with contextlib.suppress(OSError):
-        for line in read(f"{place}/status").splitlines():
-            if line.startswith(tuple(found)):
-                found[line[:5]] = int(line.split()[1]) << 10
-    return found if found["VmRSS"] else {}
+def held(memory):
+    """What counts. Shared memory too, or data could be put there so as not to count."""
+    return memory.get("RssAnon", 0) + memory.get("RssShmem", 0)
 
 
 def open_sockets(place):
-    """The inodes of the sockets that a process or a thread has open."""
     found = []
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"{place}/fd"):
@@ -228,19 +222,18 @@ def open_sockets(place):
 
 def seen_from_outside(rank, pids, counters):
     """What the kernel knows of these processes, whatever they say of themselves."""
-    facts, inodes = {"sent": 0, "segments": 0, "by_ports": {}}, set()
-    facts["memory"] = sum(map(memory_of, pids))
-    pages = [of_any_thread(pid, most_resident) for pid in pids]
-    facts["resident"], facts["peak"] = (sum(one.get(name, 0) for one in pages) for name in ("VmRSS", "VmHWM"))
+    memory, inodes = [memory_of(pid) for pid in pids], set()
+    facts = {"sent": 0, "by_ports": {}, "memory": sum(map(held, memory))}
+    for name, kernels in (("resident", "VmRSS"), ("peak", "VmHWM")):
+        facts[name] = sum(one.get(kernels, 0) for one in memory)
     for pid in pids:
         inodes.update(of_any_thread(pid, open_sockets))
     there = inodes & counters.keys()
     for inode in there:
-        sent, segments, waiting, ports = counters[inode]
+        sent, waiting, ports = counters[inode]
         # Or a rank could keep on its way what it is not to hold. Whoever connects counts for both ends.
-        facts["memory"] += waiting + counters.get(ports[::-1], (0, 0, 0))[2]
+        facts["memory"] += waiting + counters.get(ports[::-1], (0, 0))[1]
         facts["sent"] += sent
-        facts["segments"] += segments
         facts["by_ports"][ports] = sent
     facts["sockets"] = len(facts["by_ports"])
     # What was sent over a connection that is closed is no longer counted by anybody. One between the same
@@ -412,13 +405,8 @@ def forget(uid, alone):
             lines = Path("/proc/sysvipc", kind).read_text().splitlines()[1:]
             kept += [(kind, int(line.split()[1])) for line in lines]
     if kept:
-        as_user(uid, lambda: [remove_from_memory(*one) for one in kept])
-
-
-def remove_from_memory(kind, number):
-    remove = 0  # IPC_RMID
-    more = (0, remove) if kind == "sem" else (remove, None)
-    getattr(contain.libc(), f"{kind}ctl")(number, *more)
+        remove = {"shm": (0, None), "msg": (0, None), "sem": (0, 0)}  # IPC_RMID is 0
+        as_user(uid, lambda: [getattr(contain.LIBC, f"{kind}ctl")(one, *remove[kind]) for kind, one in kept])
 
 
 def output_file(request, rank):
@@ -475,7 +463,7 @@ def watch(request, ranks, choose, began):
         # What one process may have is the kernel's to limit; a submission can have many.
         if now - looked > 0.05:
             looked = now
-            if sum(map(memory_of, below(os.getpid()))) > request["limits"]["memory_of_all"]:
+            if sum(held(memory_of(pid)) for pid in below(os.getpid())) > request["limits"]["memory_of_all"]:
                 return "memory"
         if ready:
             lives = None
@@ -551,13 +539,18 @@ def begin(ranks):
 def open_gates(ranks):
     """Answer each rank that asks for a number, if what the judge demands for it is seen from outside."""
     # To look at all ranks takes milliseconds. Who waits for another rank's question is not looked at yet.
-    waiting = [rank for rank in ranks if rank.asks and all_asked(ranks, rank.gates[rank.asks])]
+    waiting = [
+        rank
+        for rank in ranks
+        if rank.asks and all(name in ranks[one].asked for one, name in rank.gates[rank.asks].get("asked", []))
+    ]
     seen = looked(ranks) if waiting else []
     for rank in waiting:
         gate, facts = rank.gates[rank.asks], seen[rank.number]
+        # What was seen of it when the gate opened from which on this counts, or else at the beginning.
         rank.sent, rank.grown = (
-            facts[name] - seen_at(rank, gate.get(since)).get(name, 0)
-            for name, since in (("sent", "sent since"), ("memory", "memory since"))
+            facts[name] - (rank.asked.get(gate.get(f"{name} since")) or rank.marks["@start"]).get(name, 0)
+            for name in ("sent", "memory")
         )
         if rank.sent >= gate.get("sent", 0) and rank.grown <= gate.get("memory", rank.grown):
             del facts["by_ports"]
@@ -568,18 +561,7 @@ def open_gates(ranks):
                 os.write(rank.writes, struct.pack("<I", len(data)) + data)
 
 
-def all_asked(ranks, gate):
-    """Whether those have asked that must ask before."""
-    return all(name in ranks[other].asked for other, name in gate.get("asked", []))
-
-
-def seen_at(rank, name):
-    """What was seen of a rank when this gate of it opened, or else at the beginning."""
-    return rank.asked.get(name) or rank.marks["@start"]
-
-
 def look(ranks, name):
-    """Note what is seen of each rank from outside."""
     for rank, facts in zip(ranks, looked(ranks), strict=True):
         del facts["by_ports"]
         rank.marks[name] = facts
@@ -710,10 +692,9 @@ def warm(torch):
 def answer_one(incoming, outgoing):
     """Do what the judge asks for. False if it is gone."""
     request = next_frame(incoming)
-    if request is None:
-        return False
-    say(outgoing, wipe(request) if "wipe" in request else run(request, incoming))
-    return True
+    if request is not None:
+        say(outgoing, wipe(request) if "wipe" in request else run(request, incoming))
+    return request is not None
 
 
 def answer_in_a_copy(incoming, outgoing):

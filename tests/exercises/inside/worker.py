@@ -41,16 +41,13 @@ class Pipe:
     """Packets to the nursery: a letter, a length, a frame."""
 
     def __init__(self, outgoing, incoming):
-        self.outgoing, self.incoming, self.pid = outgoing, incoming, os.getpid()
+        self.outgoing, self.incoming = outgoing, incoming
 
     def send(self, letter, value):
         data = wire.pack(value)
         data = struct.pack("<cI", letter, len(data)) + data
         while data:
             data = data[os.write(self.outgoing, data) :]
-
-    def wait_for_word(self):
-        return os.read(self.incoming, 1)
 
     def given(self):
         """What the judge gives to this rank, and no other: a length and a frame."""
@@ -67,7 +64,6 @@ class Tools:
         self._pipe, self._file_events = pipe, 0
 
     def event(self, name, **more):
-        """Something that happened in this rank, in words and numbers."""
         self._pipe.send(b"E", {"event": name, **more})
 
     def ask(self, name, value=None):
@@ -335,7 +331,7 @@ def work(job, rank, outgoing, incoming, stack=None):
         # Nothing of the student before all ranks are connected: a rank that leaves at once would look like
         # a fault of the machine to one that is still connecting.
         pipe.send(b"M", None)
-        pipe.wait_for_word()
+        os.read(incoming, 1)
     except BaseException as error:
         pipe.send(b"I", {"kind": type(error).__name__, "words": str(error)[:2000]})
         os._exit(1)

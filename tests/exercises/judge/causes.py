@@ -28,19 +28,14 @@ class Near(IntEnum):
     BYSTANDER = 2  # fell because another rank did: its connection was closed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Cause:
-    """Why one process gave no result."""
-
+    # The nearest comes first, of those the earliest.
     near: Near
     time: float
     rank: int
     status: str
     came: str
-
-    def order(self) -> tuple[int, float, int]:
-        """The nearest cause first, of those the earliest."""
-        return self.near, self.time, self.rank
 
 
 def ended_words(code: int) -> str:
@@ -80,7 +75,6 @@ def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -
 
 
 def ended(rank: int, one: dict[str, Any], who: str, files: dict[str, str]) -> Cause:
-    """The cause that the end of a process is."""
     when = one["marks"].get("@ended", {}).get("time", 0)
     if one["ended"] != -24:
         return Cause(Near.OWN, when, rank, "error", f"{who} {ended_words(one['ended'])}")
@@ -111,7 +105,7 @@ def explain(
         elif one["ended"] is not None:
             causes.append(ended(rank, one, who, files))
     if causes:
-        raise told(min(causes, key=Cause.order), ranks)
+        raise told(min(causes), ranks)
     if answer["why"] == "memory":
         most = LIMITS["memory_of_all"] >> 30
         raise Verdict("error", f"your code used more than {most} GB of memory across all its processes")

@@ -69,7 +69,6 @@ def numbers(value: Any) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Arrays as lists, so that they can be compared."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, tuple | list):

@@ -41,8 +41,6 @@ class Gone(Exception):
 
 
 class Nursery:
-    """The nursery, seen from the judge: started once, asked for many runs."""
-
     def __init__(self, level: int | None = None):
         self.level = machine()["level"] if level is None else level
         self.uid = self.claim = None

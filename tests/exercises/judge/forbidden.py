@@ -15,8 +15,9 @@ def used(tree: ast.Module, forbidden: list[str]) -> tuple[int, str] | None:
         if node in prints:
             continue
         for path in named(node, imports, own):
-            word = path.rpartition(".")[2]
-            if word in words and may_be_torchs(path, forbidden):
+            module, _, word = path.rpartition(".")
+            # torch.gather is not torch.distributed.gather.
+            if word in words and (not module or module.startswith("torch.")):
                 found.append((node.lineno, word))
     return min(found, default=None)
 
@@ -42,14 +43,6 @@ def named(node: ast.AST, imports: dict[str, str], own: set[str]) -> list[str]:
     return []
 
 
-def may_be_torchs(path: str, forbidden: list[str]) -> bool:
-    """torch.gather is not torch.distributed.gather."""
-    module, _, word = path.rpartition(".")
-    if module == "torch":
-        return f"torch.{word}" in forbidden
-    return not module or module.startswith("torch.")
-
-
 def imported(tree: ast.Module) -> dict[str, str]:
     """What the names stand for that imports have brought: {"dist": "torch.distributed"}."""
     names = {}
@@ -64,7 +57,6 @@ def imported(tree: ast.Module) -> dict[str, str]:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """The names that the file gives to something itself."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -54,7 +54,6 @@ def said_before(results: list[Result]) -> None:
 
 
 def result_of(entry: Entry) -> Result:
-    """A check that has not been made yet."""
     visibility = entry.get("visibility", "visible")
     return Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"], visibility=visibility)
 

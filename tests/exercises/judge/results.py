@@ -17,8 +17,6 @@ class Verdict(Exception):
 
 @dataclass
 class Result:
-    """One check of one submission."""
-
     id: str
     title: str
     points: float

@@ -98,7 +98,7 @@ class Trial:
             "kill": kill,
             "folder": folder,
             "keep": bool(folder),
-            "gates": [{name: without_words(gate) for name, gate in one.items()} for one in gates or []],
+            "gates": gates or [],
         }
         if self.seconds >= CHECK_SECONDS:
             raise Verdict("timeout", f"the time limit of {CHECK_SECONDS} s for a check was reached")
@@ -121,7 +121,7 @@ class Trial:
         return [event for event in events if name is None or event.get("event") == name]
 
     def mark(self, rank: int, name: str) -> dict[str, Any]:
-        """What was seen of a rank from outside: sent, segments (TCP), memory (bytes). `@start` is before the
+        """What was seen of a rank from outside: sent, memory (bytes). `@start` is before the
         first line of the student's code, `@end` after all ranks have sent a result: no code of theirs can
         choose these moments."""
         return self.open_still(rank, self.answer["ranks"][rank]["marks"][name])
@@ -164,11 +164,6 @@ class Trial:
     ) -> None:
         """Equal but for rounding."""
         comparing.close(what, got, expected, relative, scale, self.given)
-
-
-def without_words(gate: dict[str, Any]) -> dict[str, Any]:
-    """A gate as the nursery has to know it."""
-    return {name: value for name, value in gate.items() if name not in ("words", "expected")}
 
 
 def unpacked(rank: int, value: list[int] | None) -> Any:

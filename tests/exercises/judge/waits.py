@@ -51,7 +51,6 @@ def with_last(one: dict[str, Any]) -> str:
 
 
 def begun(ranks: Ranks) -> Iterator[tuple[int, Event]]:
-    """Each call that a rank has begun, with the number of the rank."""
     for rank, one in ranks.items():
         yield from ((rank, event) for event in one["events"] if event.get("phase") == "begin")
 
@@ -110,7 +109,6 @@ def standing(one: dict[str, Any], files: dict[str, str]) -> str:
 
 
 def stood(ranks: Ranks, files: dict[str, str]) -> str:
-    """Where these ranks were, each with its line."""
     places = {rank: standing(one, files) for rank, one in ranks.items()}
     if len(set(places.values())) == 1:
         verb = "was" if len(places) == 1 else "were"

@@ -78,7 +78,6 @@ def within_reach() -> str:
 
 
 def containment(level: int) -> str:
-    """The level in words, for reports."""
     if level == 3:
         files = "only Python and an empty folder are visible"
     elif machine()["landlock"]:

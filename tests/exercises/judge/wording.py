@@ -28,7 +28,6 @@ def report(one: Exercise, results: list[Result], hints: int = 1, wanted: set[str
 
 
 def line(result: Result) -> str:
-    """One check in the list of all."""
     mark = {"passed": "ok  ", "not reached": "  - "}.get(result.status, "NOT ")
     points = f"{number(result.score):>4} of {number(result.points):<3}"
     status = "" if result.status in ("passed", "failed") else f" ({result.status})"
@@ -45,7 +44,6 @@ def helpful(result: Result, hints: int) -> list[str]:
 
 
 def detail(result: Result, hints: int) -> list[str]:
-    """The lines about a check that is not passed."""
     lines = [f"{result.id} {result.title}: {result.status}, 0 of {number(result.points)} points"]
     if result.tried:
         lines.append(f"  tried:    {result.tried}")
@@ -60,7 +58,6 @@ def detail(result: Result, hints: int) -> list[str]:
 
 
 def printed(result: Result) -> list[str]:
-    """The lines about what it has printed."""
     lines = result.output.splitlines()
     return ["  printed:", *(f"    {line}" for line in lines)] if lines else []
 
