@@ -21,6 +21,7 @@ import pytest
 
 import hosts
 import launcher
+import lessons
 from lines import check_curve
 
 ROOT = launcher.ROOT
@@ -392,9 +393,9 @@ def test_sagemaker_runs_it_on_two_machines(network, image, reference):
 # ---- a machine that is taken away ----
 
 
-@pytest.fixture
-def keep(tmp_path):
-    """The cell of free_gpus.md, run in a folder that stands for a machine, with a folder for the Drive."""
+@pytest.mark.night
+def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(tmp_path):
+    """The cell of free_gpus.md, in a folder that stands for a machine, with a folder for the Drive."""
     page = (FOLDER / "free_gpus.md").read_text()
     (cell,) = [block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "KEPT=" in block]
     options = "--snapshot-every 5 --epochs 3 --train-size 4800 --test-size 60"
@@ -408,33 +409,61 @@ def keep(tmp_path):
         cell = cell.replace(old, new)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-    def keep(machine, until):
-        """What the cell says, until these words are said or it ends. Then it is killed."""
-        folder = tmp_path / machine
-        folder.mkdir()
-        log = folder / "log"
+    said = []
+    for machine, until in (("first", "epoch  1"), ("next", "nothing")):  # it is killed then, or ends before
+        log = tmp_path / machine / "log"
+        log.parent.mkdir()
         with open(log, "w") as file:
             more = {"stdout": file, "stderr": file, "env": environment, "start_new_session": True}
-            running = subprocess.Popen(["bash", "-c", cell], cwd=folder, **more)
+            running = subprocess.Popen(["bash", "-c", cell], cwd=log.parent, **more)
         deadline = time.monotonic() + 200
         while running.poll() is None and until not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        with contextlib.suppress(ProcessLookupError):  # it has come to its end
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
         running.wait()
         # A snapshot may be replaced while it is copied.
-        return [line for line in log.read_text().splitlines() if "cannot stat" not in line]
-
-    return keep
-
-
-@pytest.mark.night
-def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(keep, tmp_path):
-    first = keep("first", until="epoch  1")
+        said.append([line for line in log.read_text().splitlines() if "cannot stat" not in line])
+    first, (resumed, *epochs) = said
     assert first[0].startswith("epoch  1") and not first[-1].startswith("epoch  3")
-    resumed, *epochs = keep("next", until="nothing")
     assert re.fullmatch(r"resumed in epoch [123]( after step \d+)?", resumed)
     assert epochs[-1].startswith("epoch  3")
     assert (tmp_path / f"drive/{LESSON}.pt").exists()
+
+
+# ---- the ways to meet that the page lists ----
+
+WAYS = ("env", "tcp", "file", "store")
+
+
+@pytest.mark.quick("tcp", "file", "store")
+@pytest.mark.night
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_meet(forked, way):
+    result = forked([sys.executable, FOLDER / "ways_to_meet.py", way])
+    assert (result.code, result.stdout) == (0, f"{way}: 2 processes have met\n"), result.stderr
+
+
+@pytest.mark.long
+def test_the_command_of_the_docstring(start):
+    words = [sys.executable, FOLDER / "ways_to_meet.py", "env"]
+    result = start("03_ddp_spawn", words=words).finish()
+    assert (result.code, result.stdout) == (0, "env: 2 processes have met\n"), result.stderr
+
+
+def test_the_table_has_a_row_for_each_way():
+    """And torchrun's two, which tests of hosts run: elastic in test_hosts.py, static above."""
+    table = PAGE.partition("## How processes meet")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w :./-]+?)[` ]", table, re.M)
+    assert rows == ["torchrun", "torchrun", *WAYS]
+    assert "torchrun --nnodes" in table and "--node-rank" in table
+
+
+def test_a_process_takes_its_gpu_before_it_makes_the_group():
+    """Or all processes of a machine would take GPU 0. (workload.pick_device calls set_device_index.)"""
+    texts = [lesson.path.read_text() for lesson in lessons.LESSONS]
+    texts = [text for text in texts if "dist.init_process_group(" in text]
+    assert len(texts) > len(lessons.LESSONS) // 2
+    for text in texts:
+        assert 0 < text.find("workload.pick_device(") < text.index("dist.init_process_group("), text[:80]

@@ -1,8 +1,10 @@
 """The planner's formulas against published figures, which published.toml lists; and the planner's command."""
 
 import json
+import math
 import random
 import re
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -15,7 +17,7 @@ from torch.nn import functional
 import lines
 from lessons import ROOT
 from planner import __main__ as command
-from planner import dry_run, formulas, plans, report
+from planner import dry_run, failures, formulas, plans, report
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text())
@@ -50,9 +52,7 @@ def test_a_formula_gives_what_was_published(figure):
 
 
 def test_memory_per_rank():
-    """SOURCES["zero"], all 54 cells. The table cuts large cells off instead of rounding them: 4187.5 is
-    4187."""
-    cut_off = []
+    """SOURCES["zero"], all 54 cells. The table cuts large cells off: 4187.5 is 4187."""
     for billions, stages in PUBLISHED["zero"].items():
         params = float(billions) * 1e9
         assert formulas.memory_per_rank(params, 64, 0) == 16 * params
@@ -60,9 +60,6 @@ def test_memory_per_rank():
             for power, printed in enumerate(row.split()):
                 gigabytes = formulas.memory_per_rank(params, 4**power, stage) / 1e9
                 assert near(gigabytes, printed), (params, stage, 4**power)
-                if abs(gigabytes - float(printed)) >= unit(printed) / 2:
-                    cut_off.append(printed)
-    assert " ".join(cut_off) == "513 257 4187 4046 4011 2218 2054 2013"
 
 
 def test_the_parts_of_memory_are_those_that_the_stages_cut():
@@ -202,11 +199,6 @@ def test_training_days_fall_short_by_attention():
 # ---- idleness and communication -----------------------------------------------------------------
 
 
-def test_the_idle_time_of_a_pipeline_is_the_same_over_the_ideal_and_over_the_whole():
-    idle = formulas.pipeline_idle_share(8, 16, 4)
-    assert idle * (1 + formulas.pipeline_idle_to_ideal(8, 16, 4)) == pytest.approx(7 / 64)
-
-
 def test_all_reduce():
     """SOURCES["collectives"]: a tree beats a ring up to 0.47 MB on 8 ranks, and up to 1.14 MB on 64 (its
     approximation says 1.28, 12% more). SOURCES["nccl-tests"]: the time that nccl-tests measured follows from
@@ -232,22 +224,6 @@ def test_bus_bandwidth_of_other_collectives():
     factors = {"reduce-scatter": 3 / 4, "all-gather": 3 / 4, "all-to-all": 3 / 4, "broadcast": 1, "reduce": 1}
     for collective, factor in factors.items():
         assert formulas.bus_bandwidth(1e9, 1, 4, collective) == factor * 1e9
-
-
-@pytest.mark.parametrize(
-    ("function", "given", "says"),
-    [
-        ("memory_per_rank", (1e9, 8, 4), "the stage must be one of 0, 1, 2, 3, not 4"),
-        ("all_reduce_seconds", (1e9, 12, 1e9, 0, "two-level"), "12 ranks do not fill nodes of 8: take 16"),
-        ("all_reduce_seconds", (1e9, 12, 1e9, 0, "star"), "must be one of server, ring, .*, not star"),
-        ("bus_bandwidth", (1, 1, 2, "gossip"), "the collective must be one of all-reduce, .* not gossip"),
-        ("checkpoint_interval", (1, 1, "first"), "the order must be one of young, daly, not first"),
-        ("effective_time_ratio", (1, 1, 1, 1, "first"), "the order must be one of young, daly, not first"),
-    ],
-)
-def test_a_choice_that_there_is_not_is_an_error(function, given, says):
-    with pytest.raises(ValueError, match=says):
-        getattr(formulas, function)(*given)
 
 
 def test_exposed_seconds():
@@ -311,21 +287,70 @@ def test_effective_time_ratio_where_interruptions_are_many():
     both = [ratio(interval(60, between), 60, 300, between, order) for order in ("young", "daly")]
     assert both == pytest.approx([0.491, 0.591], abs=5e-4)
     assert ratio(60, 60, 300, 0.01, "daly") == 0
-    found = played(random.Random(1), 400, 60, 300, between)
-    assert found == pytest.approx(ratio(400, 60, 300, between, "daly"), abs=0.01)
 
 
-def played(drawn, interval, save, restart, between, saves=20_000):
-    """The share of the time that counts, until so many checkpoints are there. What is interrupted, a restart
-    too, is begun again."""
-    clock, failure = 0.0, drawn.expovariate(1 / between)
-    for _ in range(saves):
-        need = interval + save
-        while clock + need > failure:
-            clock, need = failure, restart + interval + save
-            failure += drawn.expovariate(1 / between)
-        clock += need
-    return saves * interval / clock
+# ---- runs that are played ----------------------------------------------------------------------
+
+YEARS = 5 * 365 * formulas.DAY
+
+
+@pytest.mark.parametrize("spares", [0, 2, 5, 40])
+@pytest.mark.parametrize(
+    ("between", "save", "restart"), [(7200, 60, 300), (1392, 60, 300), (11_135, 300, 900)]
+)
+def test_long_runs_agree_with_the_formulas_within_their_error(between, save, restart, spares):
+    """Daly's sum while it runs, Erlang's while it waits for one of the machines in repair."""
+    interval = formulas.checkpoint_interval(save, between, "daly")
+    drawn, repair = random.Random(3), 4 * 3600
+    seconds = YEARS / 40
+    limits = (seconds, between, interval, save, restart, spares, repair)
+    played = [failures.play(*limits, drawn) for _ in range(40)]
+    waiting = formulas.waiting_share(spares, repair / between)
+    moving = formulas.effective_time_ratio(interval, save, restart, between, "daly") * (1 - waiting)
+    expected = {"moving": moving, "waiting": waiting, "interruptions": seconds / between * (1 - waiting)}
+    for name, value in expected.items():
+        found = [one[name] for one in played]
+        error = statistics.stdev(found) / math.sqrt(len(found))
+        # A run begins with all machines: in its first hours it has waited less than later.
+        begin = 2 * repair / seconds * waiting * (value if name == "interruptions" else 1)
+        assert abs(statistics.mean(found) - value) <= 4 * error + begin + 1e-9, name
+
+
+def test_a_machine_is_missing_as_erlang_says():
+    """One that breaks as often as it is repaired is there half of the time; with many in reserve, always."""
+    assert formulas.waiting_share(0, 1) == pytest.approx(1 / 2)
+    assert formulas.waiting_share(1, 1) == pytest.approx(1 / 5)
+    erlang = 3**5 / 120 / sum(3**k / math.factorial(k) for k in range(6))
+    assert formulas.waiting_share(4, 3) == pytest.approx(erlang)
+    assert formulas.waiting_share(60, 8) < 1e-30
+
+
+def test_a_run_that_nothing_interrupts_saves_and_moves():
+    played = failures.play(1000, 1e12, 90, 10, 300, 0, 60, random.Random(0))
+    assert played == {"interruptions": 0, "moving": 0.9, "waiting": 0}
+    played = failures.play(1050, 1e12, 90, 10, 300, 0, 60, random.Random(0))
+    assert played["moving"] == pytest.approx(950 / 1050), "the end is no interruption"
+
+
+def test_llama_3s_54_days():
+    """SOURCES["llama3-overall"], SOURCES["epoch"]: 16,384 GPUs. At the rate of all 466 interruptions, runs
+    that are played have as many. Training moves on for 94.7% of the time where a save takes 2.5 s. With the
+    planner's 60 s it is 86.9%, below the published 90%: so it saved faster than that, or lost less to a
+    restart."""
+    share = {}
+    for save in (2.5, 60):
+        between = formulas.seconds_between_failures(16_384, 466 / 419 * LLAMA)
+        interval = formulas.checkpoint_interval(save, between, "daly")
+        limits = (54 * formulas.DAY, between, interval, save, 300, 30, formulas.DAY)
+        drawn = random.Random(54)
+        played = [failures.play(*limits, drawn) for _ in range(100)]
+        share[save] = statistics.mean(one["moving"] for one in played)
+        found = statistics.mean(one["interruptions"] for one in played)
+        assert found == pytest.approx(466, abs=4 * math.sqrt(466 / 100))
+        exact = formulas.effective_time_ratio(interval, save, 300, between, "daly")
+        assert share[save] == pytest.approx(exact, abs=0.002)
+    assert share[2.5] > 0.9 > share[60]
+    assert (share[2.5], share[60]) == pytest.approx((0.947, 0.869), abs=0.002)
 
 
 # ---- whole plans --------------------------------------------------------------------------------
@@ -483,17 +508,6 @@ def test_expert_parallelism_spreads_the_experts():
         assert two["data_parallel_seconds"] == pytest.approx(sums)
 
 
-def test_8_bits_make_the_products_with_weights_twice_as_fast():
-    model = plans.named("llama3-8b")
-    for seq in (2048, 131_072):
-        both = [job(gpus=8, seq=seq, precision=precision, **model) for precision in ("bf16", "fp8")]
-        slow, fast = (plans.compute_seconds(one, 8)[0] for one in both)
-        kept = formulas.attention_flops(32, 4096, seq, 8, "selective") + 6 * 8 * seq * 128_256 * 4096
-        kept /= 8 * 989e12 / 2
-        assert fast - kept == pytest.approx((slow - kept) / 2)
-        assert plans.memory_bytes(both[1], 8, 1) == plans.memory_bytes(both[0], 8, 1)
-
-
 @pytest.mark.parametrize("params", [1e6, 7.5e9])
 def test_attention_and_logits_are_parts_of_the_operations_where_the_shape_is_guessed(params):
     """A guessed shape has not quite as many parameters, at 1 million 15 times as many: all products are
@@ -509,6 +523,7 @@ def test_attention_and_logits_are_parts_of_the_operations_where_the_shape_is_gue
     weights = 6 * 8 * 2048 * layers * 12 * hidden**2 / rate
     assert slow - fast == pytest.approx(weights / 2)
     assert attention + weights < slow
+    assert plans.memory_bytes(both[1], 8, 1) == plans.memory_bytes(both[0], 8, 1)
 
 
 def test_hybrid_sharding_gathers_from_fewer_and_holds_more():
@@ -612,6 +627,21 @@ def test_the_command_sweeps(tmp_path):
     assert (said["end"], said["picture"]) == ("", "out/planner.png")
 
 
+def test_the_command_plays_the_same_with_one_seed(capsys):
+    options = "--params 70e9 --gpus 1024 --tensor-parallel 8 --spares 0 --repair-hours 6"
+    words, said = options.split(), []
+    for seed in ("1", "1", "2"):
+        command.main([*words, "--play", seed])
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    assert said[0].startswith("200 runs of 19.3 days on 1,024 GPUs, with 0 spare machines (seed 1)\n")
+    figures = json.loads(call(*words, "--play", 1, "--json").stdout)["figures"]
+    plan = plans.plan(job(params=70e9, gpus=1024, tensor_parallel=8))
+    waiting = formulas.waiting_share(0, plan["interruptions"] / plan["days"] / 4)
+    assert figures["waiting"]["expected"] == pytest.approx(waiting)
+    assert f"{figures['moving']['drawn']:.2%}" in said[0]
+
+
 @pytest.mark.parametrize("words", REFUSED["planner"])
 def test_bad_input_gets_one_line(words, capsys):
     check_refusal(command.main, words, REFUSED["planner"][words], capsys)
@@ -642,7 +672,7 @@ def test_every_source_is_used():
     """By a figure or a choice in published.toml, or in words, by a test."""
     used = {figure["source"] for figure in PUBLISHED["figures"]}
     used |= {row[0] for row in PUBLISHED["choices"]["rows"]}
-    for name in ("planner", "search", "failures"):
+    for name in ("planner", "search"):
         text = Path(__file__).with_name(f"test_{name}.py").read_text()
         used |= set(re.findall(r'SOURCES\["(\S+)"\]', text))
     assert used == PUBLISHED["sources"].keys()
