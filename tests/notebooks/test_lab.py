@@ -28,9 +28,8 @@ def lab(tmp_path):
     shutil.copy(ROOT / "Makefile", copy)
     path = copy / f"notebooks/{STEM}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
+    for cell in [cell for cell in notebook.cells if cell.cell_type == "code"]:
+        cell.outputs, cell.execution_count = [], None
     nbformat.write(notebook, path)
     home, runtime = tmp_path / "home", tmp_path / "runtime"
     home.mkdir()

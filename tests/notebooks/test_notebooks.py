@@ -1,6 +1,5 @@
 """Every notebook runs from top to bottom, and what is stored in it is what it shows."""
 
-import contextlib
 import copy
 import os
 import re
@@ -19,11 +18,8 @@ import notebooks
 import pretending
 import words
 from lessons import ROOT
-from planner import __main__ as command
-from planner import plans, report
 
 STEMS = [path.stem for path in notebooks.NOTEBOOKS]
-PLANNING = lessons.OTHER_NOTEBOOKS[0].stem  # it belongs to no lesson
 
 
 def test_there_is_one_for_each_lesson_and_one_on_planning():
@@ -32,7 +28,8 @@ def test_there_is_one_for_each_lesson_and_one_on_planning():
         assert lesson.notebooks[0].stem == lesson.stem
         for notebook in lesson.notebooks[1:]:
             assert re.fullmatch(rf"{lesson.number}[a-z]", notebook.number), notebook.stem
-    assert f"(notebooks/{PLANNING}.ipynb)" in (ROOT / "README.md").read_text()
+    (planning,) = lessons.OTHER_NOTEBOOKS  # it belongs to no lesson
+    assert f"(notebooks/{planning.stem}.ipynb)" in (ROOT / "README.md").read_text()
 
 
 def test_none_is_stale():
@@ -119,33 +116,6 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_a_notebook_keeps_the_rules(rule, row):
     assert RULES[rule](row, notebooks.read(row.path)) == []
-
-
-def test_planning_measures_then_plans_with_the_planner(capsys):
-    """It predicts four processes from two and three; its formulas are the planner's; and its plans, which
-    depend on no machine, are those that the planner makes today."""
-    notebook = notebooks.read(notebooks.FOLDER / f"{PLANNING}.ipynb")
-    code = notebooks.sources(notebook, "code")
-    assert notebook.metadata["rungs"]["alone"], "it measures"
-    fitted, predicted = code.index("for world_size in (2, 3)"), code.index("every[4] = measure(4)")
-    assert fitted < code.index("def fit(") < predicted, "four is measured after the fit"
-    formulas = re.findall(r"^def (\w+)", (ROOT / "lessons/planner/formulas.py").read_text(), re.M)
-    assert not set(formulas) & set(re.findall(r"^def (\w+)", code, re.M)), "a formula of its own"
-    said = "\n".join(text for cell in notebook.cells for text in notebooks.texts(cell))
-    commands = re.findall(r"^\$ python lessons/planner (.+)\n", said, re.M)
-    assert len(commands) == 2
-    for line in commands:
-        with contextlib.suppress(SystemExit):
-            command.main(line.split())
-        printed = " ".join("".join(capsys.readouterr()).split())
-        assert printed in " ".join(said.split()), line  # there, a line that is long is folded
-    large = {name.replace("-", "_"): default for name, (_, default, _) in command.OPTIONS.items()}
-    large |= {name: choices[0] for name, (choices, _) in command.CHOICES.items()}
-    large |= {"params": 70e9, "gpus": 16384, "tokens": 2e12, "batch_tokens": 2**23}
-    rows, _ = plans.sweep(large | {"sequence_parallel": False, "tensor_parallel": 8, "pipeline": 4})
-    for row in rows[::3]:
-        gpus, efficiency = row["job"]["gpus"], report.efficiency(row, rows[0])
-        assert re.search(rf"(?m)^{gpus:,} .* {row['days']:,.1f} +{efficiency:.0%}$", said), gpus
 
 
 @pytest.mark.parametrize("name", notebooks.PICTURES)
@@ -235,7 +205,6 @@ def test_with_an_address_all_notebooks_fetch_and_have_badges_and_without_none(tm
             assert (code[0].id == "fetch") == bool(written)
             assert (f'"{address}"' in code[0].source) == bool(written)
             assert notebooks.missing(path.stem, notebook) == []
-            assert max(map(len, code[0].source.splitlines())) <= notebooks.WIDE
             colab = f"colab.research.google.com/github/ada/rungs/blob/main/notebooks/{path.name}"
             for place in (colab, f"src={address}/blob/main/notebooks/{path.name}"):
                 assert (place in notebook.cells[0].source) == bool(written)

@@ -190,9 +190,7 @@ def test_a_diff_has_a_sentence_for_each_place(two_files):
     [
         ({}, "2 places differ, but there are 0 sentences. Places:\n  1: "),
         ({"TWO": "x"}, "2 places differ, but there are 1 sentences. Places:\n  1: two\n  2: seven"),
-        ({"TWO": "x", "seven": "y", "eight": "z"}, "but there are 3"),
         ({"seven": "y", "TWO": "x"}, "place 1, which begins with 'two', does not change 'seven'"),
-        ({"three": "x", "seven": "y"}, "place 1, which begins with 'two', does not change 'three'"),
     ],
 )
 def test_a_diff_whose_sentences_do_not_fit_is_an_error(two_files, sentences, message):
@@ -278,14 +276,6 @@ SUMS = [[1111, 2222, 3333, 4444], [10, 22, 333, 40], [100, 200, 300, 400], [1110
 EVENTS = [("forward", 0, 0), ("forward", 1, 0), ("backward", 0, 0), ("backward", 1, 1)]
 
 
-def swap_of_four():
-    """A ring's first and last steps, made shorter: every process gets all sums from the others at once."""
-    far = [[(rank, (rank + far) % 4) for rank in range(4)] for far in (1, 2, 3)]
-    steps = [[(source, target, target, "add") for source, target in pairs] for pairs in far]
-    last = [(source, target, source, "replace") for pairs in far for source, target in pairs]
-    return steps + [last] * 3
-
-
 def pipeline_log():
     names, second = ("what", "batch", "version"), [EVENTS[0], EVENTS[2], ("forward", 1, 1), EVENTS[3]]
     logs = [[dict(zip(names, event, strict=True)) for event in log] for log in (EVENTS, second)]
@@ -299,7 +289,7 @@ def pipeline_log():
         lambda: collectives.draw_held(SUMS, SUMS),
         lambda: collectives.draw_time([0.5, 0.5, 0.0, 0.5], 2),
         lambda: collectives.draw_waits(WAITS),
-        lambda: rings.draw(4, swap_of_four(), ["reduce-scatter", "all-gather"]),
+        lambda: rings.draw(2, SWAP, ["reduce-scatter", "all-gather"]),
         lambda: rings.draw_wires({"one": [[0.0, 3.0], [1.5, 0.0]], "two": [[0.0, 0.5], [0.1, 0.0]]}),
         lambda: stale.draw_schedule(pipeline_log()),
     ],
