@@ -188,7 +188,7 @@ class Command:
         return self.log.read_text()
 
     def wait_for(self, text, limit, after=0):
-        """Wait until a text stands in the output, beyond `after` characters. Returns the seconds it took."""
+        """Wait until a text stands in the output, beyond `after` characters."""
         start = time.monotonic()
         while text not in self.output()[after:]:
             ended = self.process.poll() is not None and text not in self.output()[after:]
@@ -196,7 +196,6 @@ class Command:
                 why = "it ended" if ended else f"{limit} seconds have passed"
                 pytest.fail(f"{why} without {text!r} from {self.name}. It wrote:\n{self.output()}")
             time.sleep(0.02)
-        return time.monotonic() - start
 
     def finish(self, limit):
         """Wait until it ends. Returns its status."""
