@@ -1,5 +1,6 @@
 """The planner's formulas against published figures, which published.toml lists; and the planner's command."""
 
+import itertools
 import json
 import math
 import random
@@ -8,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tomllib
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from torch.nn import functional
 
 import lines
 from lessons import ROOT
+from parts import stages, timeline
 from planner import __main__ as command
 from planner import dry_run, failures, formulas, plans, report
 
@@ -53,10 +56,10 @@ def test_a_formula_gives_what_was_published(figure):
 
 def test_memory_per_rank():
     """SOURCES["zero"], all 54 cells. The table cuts large cells off: 4187.5 is 4187."""
-    for billions, stages in PUBLISHED["zero"].items():
+    for billions, rows in PUBLISHED["zero"].items():
         params = float(billions) * 1e9
         assert formulas.memory_per_rank(params, 64, 0) == 16 * params
-        for stage, row in enumerate(stages, 1):
+        for stage, row in enumerate(rows, 1):
             for power, printed in enumerate(row.split()):
                 gigabytes = formulas.memory_per_rank(params, 4**power, stage) / 1e9
                 assert near(gigabytes, printed), (params, stage, 4**power)
@@ -287,6 +290,92 @@ def test_effective_time_ratio_where_interruptions_are_many():
     both = [ratio(interval(60, between), 60, 300, between, order) for order in ("young", "daly")]
     assert both == pytest.approx([0.491, 0.591], abs=5e-4)
     assert ratio(60, 60, 300, 0.01, "daly") == 0
+
+
+# ---- pipelines, beside the lists of torch.distributed.pipelining ---------------------------------
+
+
+@pytest.fixture(scope="module")
+def listed():
+    """For (processes, chunks, microbatches): what each process does in order, or None where torch refuses."""
+    words = [sys.executable, ROOT / "tests/probes/torch_schedules.py"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    found = map(json.loads, result.stdout.splitlines())
+    return {(row["processes"], row["chunks"], row["microbatches"]): row["orders"] for row in found}
+
+
+def events_of(orders, last, backward=2):
+    """Lesson 10's events, where a forward takes 1, a backward 2, and a message nothing."""
+    ended, seen = {}, {}
+    waiting, rows = [list(order) for order in orders], [[] for _ in orders]
+    while any(waiting):
+        before = len(ended)
+        for rank, line in enumerate(waiting):
+            while line:
+                kind, stage = line[0]
+                number = seen.get((rank, kind, stage), 0)
+                if kind == "forward":
+                    needs = [("forward", stage - 1, number)] if stage else []
+                else:
+                    needs = [("forward", last, number) if stage == last else ("backward", stage + 1, number)]
+                if any(need not in ended for need in needs):
+                    break
+                before_this = [event["end"] for event in rows[rank][-1:]]
+                begin = max([0, *before_this, *(ended[need] for need in needs)])
+                end = ended[kind, stage, number] = begin + (1 if kind == "forward" else backward)
+                rows[rank].append({"begin": begin, "end": end})
+                seen[rank, kind, stage] = number + 1
+                line.pop(0)
+        assert len(ended) > before, "the processes wait for each other for ever"
+    return rows
+
+
+def test_idle_shares_are_those_of_torchs_lists(listed):
+    for (processes, chunks, microbatches), orders in listed.items():
+        if orders is None:
+            continue
+        sizes = {"world_size": processes, "stages": processes * chunks, "microbatches": microbatches}
+        for backward in (1, 2):
+            values = sizes | {"events": events_of(orders, processes * chunks - 1, backward)}
+            idle = timeline.idle(values)
+            share = formulas.pipeline_idle_share(processes, microbatches, chunks)
+            assert share == pytest.approx(idle, abs=1e-12), (processes, chunks, microbatches)
+            assert timeline.idle_in_theory(values) == pytest.approx(idle, abs=1e-12)
+    assert formulas.pipeline_idle_share(8, 4, 4) == pytest.approx(0.543, abs=5e-4)
+
+
+def test_what_the_first_stage_holds_is_what_torchs_lists_hold(listed):
+    """Korthikanti's 1 + (p - 1)/(p v) is the case of more micro-batches than stages."""
+    for (processes, chunks, microbatches), orders in listed.items():
+        if orders is None:
+            continue
+        held = []
+        for line in orders:
+            steps = [1 if kind == "forward" else -1 for kind, _ in line]
+            held.append(max(itertools.accumulate(steps)) / (processes * chunks))
+        found = formulas.pipeline_held(processes, microbatches, chunks)
+        assert found == max(held) == held[0], (processes, chunks, microbatches)
+    assert formulas.pipeline_held(8, 64, 4) == pytest.approx(1 + 7 / 32)
+    assert formulas.pipeline_held(16, 16, 8) == formulas.pipeline_held(4, 4) == 1
+    assert formulas.pipeline_held(8, 2) == 1 / 4
+
+
+def test_lesson_10_refuses_what_torch_refuses(listed, capsys):
+    options = {"batch_size": 12 * 11 * 10 * 7 * 32, "pretend_milliseconds": 0, "timeline": False}
+    for (processes, chunks, microbatches), orders in listed.items():
+        if processes > 4 or chunks > 2 or options["batch_size"] % microbatches:
+            continue
+        options |= {"world_size": processes, "microbatches": microbatches}
+        options["schedule"] = "1f1b" if chunks == 1 else "interleaved"
+        if orders is None:
+            with pytest.raises(SystemExit):
+                stages.check(Namespace(**options))
+            said = capsys.readouterr().err
+            taken = re.search("take (.+)", said) or re.search("needs (.+) micro-batches", said)
+            assert listed[processes, chunks, int(taken[1])], said
+        else:
+            stages.check(Namespace(**options))
 
 
 # ---- runs that are played ----------------------------------------------------------------------

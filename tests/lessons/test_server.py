@@ -5,8 +5,7 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 
 import workload
 from lessons import ROOT
-from parts import resnet, server
+from parts import resnet
 
 SERVER = ROOT / "lessons/parts/server.py"
 
@@ -74,21 +73,6 @@ def test_many_clients_get_what_the_model_says_alone_in_fewer_passes(address, wei
     passes = after["forward passes"] - before["forward passes"]
     assert after["requests"] - before["requests"] == 200
     assert 200 / 16 <= passes < 150, "each request had a pass of its own, or a pass had more than 16"
-
-
-def test_a_pass_has_no_more_pictures_than_it_was_told():
-    go, answers = threading.Event(), [Future() for _ in range(5)]
-
-    def model(images):
-        go.wait(60)  # so that the others gather
-        return torch.zeros(len(images), 10)
-
-    batcher = server.Batcher(model, largest=2)
-    for answer in answers:
-        batcher.waiting.put((torch.zeros(1), answer))
-    go.set()
-    assert [answer.result(60)["digit"] for answer in answers] == [0] * 5
-    assert max(batcher.batches) == 2 and sum(batcher.batches) == 5
 
 
 def test_a_client_that_is_wrong_is_told_so(address):

@@ -309,16 +309,6 @@ def test_letters_in_tiles_can_be_read_on_any_page(out, draw):
     assert found >= 3
 
 
-def test_no_line_is_longer_than_a_page_shows(out, capsys):
-    words = " ".join(["about twenty letters"] * 10)
-    assert show.folded("short\n    indented\n") == "short\n    indented\n"
-    lines = show.folded(f"{words}\nshort\n", " \\").splitlines()
-    assert max(map(len, lines)) <= 88
-    assert [line.endswith(" \\") for line in lines] == [True, True, False, False]
-    show.launch("python -c pass", quiet=True).end()
-    assert capsys.readouterr().out == ""
-
-
 # ---- the collectives
 
 
