@@ -65,16 +65,6 @@ def test_memory_per_rank():
                 assert near(gigabytes, printed), (params, stage, 4**power)
 
 
-def test_the_parts_of_memory_are_those_that_the_stages_cut():
-    """SOURCES["zero"]: 2 + 2 + 12 bytes; stage 1 cuts the optimizer's, 2 the gradients', 3 the
-    parameters'."""
-    for stage in range(4):
-        parts = formulas.memory_parts(1e9, 10, stage)
-        cut = {part for part, size in parts.items() if size < 1e9}
-        assert cut == set(["optimizer", "gradients", "parameters"][:stage]) - {"optimizer"}
-        assert parts["optimizer"] == (1.2e9 if stage else 12e9)
-
-
 def test_activation_bytes():
     """SOURCES["activations"], section 5, figure 7, appendix B. It says "under 20%" of the combination; two of
     its models have 20.2%. It says "nearly in half" of each alone; they have 49% to 67% of the baseline."""
@@ -114,18 +104,6 @@ def test_parameters_of_models_with_grouped_queries_and_gated_layers():
     assert formulas.layer_weights(4096, 32) == 12 * 4096**2
     with pytest.raises(ValueError, match=r"the model must be one of llama3-8b, .*, not gpt-5"):
         plans.named("gpt-5")
-
-
-def test_operations_are_six_for_each_weight_and_token():
-    """And those of attention, 12 s h a layer: of Mixtral's weights only those count that a token meets."""
-    for model, weights in (("llama3-405b", 405_853_388_800), ("mixtral-8x7b", 12_879_925_248)):
-        sizes = plans.named(model)
-        layers, hidden, vocab = (sizes[name] for name in ("layers", "hidden", "vocab"))
-        met = weights - vocab * hidden  # the embedding is looked up
-        for seq in (2048, 131_072):
-            found = plans.step_flops(job(**sizes, seq=seq), 3, "none")
-            expected = 3 * seq * (6 * met + 12 * layers * seq * hidden)
-            assert found == pytest.approx(expected, rel=1e-4), "norms, and the router"
 
 
 def test_what_a_gated_layer_keeps_is_what_pytorch_keeps():
@@ -235,9 +213,6 @@ def test_exposed_seconds():
     in it."""
     assert formulas.exposed_seconds(0.5, 2 / 3) == 0
     assert formulas.exposed_seconds(1.0, 0.75) == 0.25
-    for percent in (38.0, 35.2, 26.8, 21.5):
-        sent = percent / 100  # of the computation
-        assert (1 + sent) / (1 + formulas.exposed_seconds(sent, 2 / 3)) == pytest.approx(1 + sent)
     most = max((1 + sent / 100) / (1 + formulas.exposed_seconds(sent / 100, 2 / 3)) for sent in range(300))
     assert most == pytest.approx(5 / 3, abs=0.01)
 
@@ -255,11 +230,6 @@ def test_clusters_fail_at_different_rates():
     assert 35 / expected == pytest.approx(1.22, abs=0.01)
     assert (35 + 70) / expected == pytest.approx(3.7, abs=0.05)
     assert formulas.seconds_between_failures(1024, RSC1) / 3600 / 7.9 == pytest.approx(3.6, abs=0.1)
-
-
-def test_the_interval_grows_to_what_lies_between_two_failures():
-    nearly = formulas.checkpoint_interval(199.9, 100, "daly")
-    assert nearly == pytest.approx(200 * (1 + 1 / 3 + 1 / 9) - 200, rel=0.01)
 
 
 def test_effective_time_ratio():
@@ -405,15 +375,6 @@ def test_long_runs_agree_with_the_formulas_within_their_error(between, save, res
         assert abs(statistics.mean(found) - value) <= 4 * error + begin + 1e-9, name
 
 
-def test_a_machine_is_missing_as_erlang_says():
-    """One that breaks as often as it is repaired is there half of the time; with many in reserve, always."""
-    assert formulas.waiting_share(0, 1) == pytest.approx(1 / 2)
-    assert formulas.waiting_share(1, 1) == pytest.approx(1 / 5)
-    erlang = 3**5 / 120 / sum(3**k / math.factorial(k) for k in range(6))
-    assert formulas.waiting_share(4, 3) == pytest.approx(erlang)
-    assert formulas.waiting_share(60, 8) < 1e-30
-
-
 def test_a_run_that_nothing_interrupts_saves_and_moves():
     played = failures.play(1000, 1e12, 90, 10, 300, 0, 60, random.Random(0))
     assert played == {"interruptions": 0, "moving": 0.9, "waiting": 0}
@@ -453,17 +414,18 @@ def job(**changes):
 
 def test_a_plan_is_made_of_the_formulas():
     options = {"tensor_parallel": 2, "pipeline": 4, "interleave": 2, "recompute": "full", "tokens": 1e12}
+    options |= {"micro_batch": 2}
     found = plans.plan(job(gpus=256, stage=2, **options))
     assert found["data_parallel"] == 32
-    assert found["microbatches"] == 2**24 // 2048 // 32 == 256
+    assert found["microbatches"] == 2**24 // 2048 // 32 // 2 == 128
     memory, step = found["memory_bytes"], found["step_seconds"]
     states = sum(memory[part] for part in ("optimizer", "gradients", "parameters"))
     assert states == formulas.memory_per_rank(7.5e9 / 8, 32, 2)
     layers, hidden, heads = (found["job"][name] for name in ("layers", "hidden", "heads"))
-    kept = formulas.activation_bytes(2048, 1, hidden, heads, layers, 2, False, "full")
+    kept = formulas.activation_bytes(2048, 2, hidden, heads, layers, 2, False, "full")
     assert memory["activations"] == pytest.approx(kept * (1 + 3 / 8))
-    assert step["pipeline idle"] / step["compute"] == formulas.pipeline_idle_to_ideal(4, 256, 2)
-    assert found["pipeline_idle_share"] == formulas.pipeline_idle_share(4, 256, 2)
+    assert step["pipeline idle"] / step["compute"] == formulas.pipeline_idle_to_ideal(4, 128, 2)
+    assert found["pipeline_idle_share"] == formulas.pipeline_idle_share(4, 128, 2)
     days = formulas.training_days(7.5e9, 1e12, 256, 989e12 / 2)
     computed = step["compute"] * 1e12 / 2**24 / formulas.DAY
     assert days < computed < 1.1 * days  # attention and logits, at 2,048 tokens
@@ -475,8 +437,8 @@ def test_a_plan_is_made_of_the_formulas():
     assert found["dollars"] == pytest.approx(found["days"] * 24 * 256 * 3)
     assert found["interruptions"] == formulas.interruptions(256, found["days"], LLAMA)
     assert found["tokens_per_second"] == pytest.approx(1e12 / found["days"] / formulas.DAY)
-    sums = 4 * 6 * 256 * layers / 4 / 4  # per step: 6 of each layer here, 4 without full recomputation
-    each = formulas.all_reduce_seconds(2 * 2048 * hidden, 2, 450e9, 5e-6, "ring")
+    sums = 6 * 128 * layers / 4  # per step: 6 of each layer here, 4 without full recomputation
+    each = formulas.all_reduce_seconds(2 * 2 * 2048 * hidden, 2, 450e9, 5e-6, "ring")
     assert step["tensor-parallel communication"] == pytest.approx(sums * each)
 
 
