@@ -106,6 +106,18 @@ def test_parameters_of_models_with_grouped_queries_and_gated_layers():
         plans.named("gpt-5")
 
 
+def test_operations_are_six_for_each_weight_and_token():
+    """And those of attention, 12 s h a layer: of Mixtral's weights only those count that a token meets."""
+    for model, weights in (("llama3-405b", 405_853_388_800), ("mixtral-8x7b", 12_879_925_248)):
+        sizes = plans.named(model)
+        layers, hidden, vocab = (sizes[name] for name in ("layers", "hidden", "vocab"))
+        met = weights - vocab * hidden  # the embedding is looked up
+        for seq in (2048, 131_072):
+            found = plans.step_flops(job(**sizes, seq=seq), 3, "none")
+            expected = 3 * seq * (6 * met + 12 * layers * seq * hidden)
+            assert found == pytest.approx(expected, rel=1e-4), "norms, and the router"
+
+
 def test_what_a_gated_layer_keeps_is_what_pytorch_keeps():
     """A layer as Llama's in 16 bits: what autograd saves for backward, each memory once. Attention's
     result has a number more for each row, and so has each norm."""
