@@ -24,12 +24,14 @@ from processes import alive
 NEEDED = "needs network namespaces, and ip: make tools installs it"
 
 
-def spaces():
+def spaces(*kinds):
     """The words that start a command in new namespaces. The superuser needs no user namespace for them."""
-    kinds = ["net", "mount", "uts", "ipc", "pid"]
     if os.geteuid() != 0:
-        kinds[:0] = ["user", "map-root-user"]
+        kinds = ("user", "map-root-user", *kinds)
     return ["unshare", *(f"--{kind}" for kind in kinds), "--fork", "--kill-child", "--mount-proc"]
+
+
+KINDS = ("net", "mount", "uts", "ipc", "pid")
 
 
 def set_up(folder, count):
@@ -62,7 +64,7 @@ def why_not():
         "mount -t tmpfs tmpfs /run && mkdir /run/netns && ip netns add host1 && "
         "ip link add bridge type bridge && ip link add link1 type veth peer name eth0 netns host1"
     )
-    words = [*spaces(), "sh", "-c", probe]
+    words = [*spaces(*KINDS), "sh", "-c", probe]
     try:
         result = subprocess.run(words, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -82,7 +84,7 @@ class Hosts:
         names = "".join(f"10.0.0.{number} host{number}\n" for number in range(1, count + 1))
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-        words = [*spaces(), "sh", "-c", set_up(folder, count)]
+        words = [*spaces(*KINDS), "sh", "-c", set_up(folder, count)]
         more = {"env": os.environ | {"RUNGS_MARK": self.mark}, "text": True, "start_new_session": True}
         more |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.outer = subprocess.Popen(words, **more)
@@ -186,7 +188,7 @@ class Command:
         return self.log.read_text()
 
     def wait_for(self, text, limit, after=0):
-        """Wait until a text stands in the output, beyond `after` characters."""
+        """Wait until a text stands in the output, beyond `after` characters. Returns the seconds it took."""
         start = time.monotonic()
         while text not in self.output()[after:]:
             ended = self.process.poll() is not None and text not in self.output()[after:]
@@ -194,6 +196,7 @@ class Command:
                 why = "it ended" if ended else f"{limit} seconds have passed"
                 pytest.fail(f"{why} without {text!r} from {self.name}. It wrote:\n{self.output()}")
             time.sleep(0.02)
+        return time.monotonic() - start
 
     def finish(self, limit):
         """Wait until it ends. Returns its status."""
