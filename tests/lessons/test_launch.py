@@ -21,6 +21,7 @@ import pytest
 
 import hosts
 import launcher
+import lessons
 from lines import check_curve
 
 ROOT = launcher.ROOT
@@ -39,16 +40,6 @@ needs_tools = pytest.mark.skipif(
 )
 
 
-def check(problems):
-    """The words that say what is wrong, of (is it wrong?, words)."""
-    return [words for wrong, words in problems if wrong]
-
-
-def unequal(rows):
-    """The same of (what there is, what there should be, words)."""
-    return check((found != expected, words) for found, expected, words in rows)
-
-
 # ---- the container ----
 
 
@@ -58,50 +49,39 @@ def instructions(text):
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
-def wrong_with_container(text):
+def check_container(text):
     lint = subprocess.run([HADOLINT, "--no-color", "-"], input=text, capture_output=True, text=True)
-    stages = re.findall(r"^FROM (\S+) AS (\S+)", text, re.M)
-    python = (re.findall(r"python:(\d\.\d+)", text) or ["0.0"])[0]
-    copied, problems = [], []
+    assert not (lint.returncode or lint.stdout), f"hadolint: {lint.stdout}{lint.stderr}"
+    python = re.search(r"python:(\d\.\d+)", text)[1]
+    conda = re.search(r"python=(\S+)", (ROOT / "environment.yml").read_text())[1]
+    assert python == conda, f"python {python}, but environment.yml has {conda}"
+    tested = re.search(r"\(3, (\d+)\) <= sys.version_info < \(3, (\d+)\)", (ROOT / "Makefile").read_text())
+    assert int(tested[1]) <= int(python[2:]) < int(tested[2]), f"python {python} is not one of the README"
+    assert re.findall(r"^FROM \S+ AS (\S+)", text, re.M) == ["lessons", "sagemaker"]
+    assert "-r requirements.txt" in text
+    copied = []
     for word, rest in instructions(text):
         if word == "COPY":
             *sources, _ = rest.split()
             copied += sources
             tracked = subprocess.run(["git", "ls-files", *sources], cwd=ROOT, capture_output=True, text=True)
-            problems.append((not tracked.stdout, f"COPY {rest}: not in the repository"))
-        for path in re.findall(r"-r (\S+)|(lessons/\S+\.py)", rest):
-            path = (path[0] or path[1]).strip('"],')
+            assert tracked.stdout, f"COPY {rest}: not in the repository"
+        for path in re.findall(r"(?:-r |\b)([\w/]+\.txt|lessons/\S+\.py)", rest):
             there = any(path == source or path.startswith(f"{source}/") for source in copied)
-            problems.append((not (there and (ROOT / path).exists()), f"{path} is not in the image"))
-    conda = re.search(r"python=(\S+)", (ROOT / "environment.yml").read_text())[1]
-    tested = re.search(r"\(3, (\d+)\) <= sys.version_info < \(3, (\d+)\)", (ROOT / "Makefile").read_text())
-    problems += [
-        (lint.returncode or lint.stdout, f"hadolint: {lint.stdout}{lint.stderr}"),
-        (python != conda, f"python {python}, but environment.yml has {conda}"),
-        (not int(tested[1]) <= int(python[2:]) < int(tested[2]), f"python {python} is not one of the README"),
-        ([name for _, name in stages] != ["lessons", "sagemaker"], f"stages {stages}"),
-        ("-r requirements.txt" not in text, "requirements.txt is not installed"),
-    ]
-    return check(problems)
+            assert there and (ROOT / path).exists(), f"{path} is not in the image"
 
 
 # ---- Kubernetes ----
 
 
-def wrong_with_kubernetes(text):
+def check_kubernetes(text):
     import kubernetes_validate
     import yaml
 
     documents = list(yaml.safe_load_all(text))
-    problems = []
     for document in documents:
         for version in ("1.33", "1.37"):  # the oldest that the recipe names, and the newest there is
-            try:
-                kubernetes_validate.validate(document, version, strict=True)
-            except kubernetes_validate.ValidationError as error:
-                problems.append((True, f"{'.'.join(map(str, error.path))}: {error.message}"))
-    if problems:
-        return check(problems)
+            kubernetes_validate.validate(document, version, strict=True)
     service, claim, job = documents
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -112,31 +92,24 @@ def wrong_with_kubernetes(text):
     mounts = {mount["mountPath"]: volumes.get(mount["name"]) for mount in container["volumeMounts"]}
     snapshots = mounts.get(options["--out"], {}).get("persistentVolumeClaim", {}).get("claimName")
     gpus = container["resources"]["limits"].get("nvidia.com/gpu")
-    memory = mounts.get("/dev/shm", {}).get("emptyDir", {}).get("medium")
     limits = [int(options[name]) for name in ("--time-limit", "--shutdown-timeout")]
     limits.append(pod.get("terminationGracePeriodSeconds", 30))
-    selected = {"batch.kubernetes.io/job-name": name}
     named = service["metadata"]["name"]
-    too_late = "a pod is killed before its agent has ended, or an agent's processes before they have"
-    return unequal(
-        [
-            (spec.get("completionMode"), "Indexed", "the pods have no numbers"),
-            (spec["parallelism"], pods, "not all pods run at once"),
-            (options["--nnodes"], f"1:{pods}", f"--nnodes {options['--nnodes']}, but {pods} pods"),
-            (options["--rdzv-endpoint"], endpoint, f"--rdzv-endpoint is not {endpoint}"),
-            (service["spec"].get("clusterIP"), "None", "the service is not headless"),
-            (service["spec"]["selector"], selected, "the service selects no pod of the job"),
-            (pod.get("subdomain"), named, "the pods' subdomain is not the service"),
-            (pod["restartPolicy"], "Never", "podFailurePolicy needs restartPolicy Never"),
-            (gpus, int(options["--nproc-per-node"]), f"{gpus} GPUs for {options['--nproc-per-node']}"),
-            (snapshots, claim["metadata"]["name"], "--out is not on the claimed disk"),
-            (claim["spec"]["accessModes"], ["ReadWriteMany"], "a disk that only one node may write to"),
-            (memory, "Memory", "no memory at /dev/shm"),
-            (limits, sorted(set(limits)), too_late),
-            (bool(spec.get("activeDeadlineSeconds")), True, "nothing ends a job that hangs"),
-            ("is_host=" in options["--rdzv-conf"], True, "which pod has the rendezvous is left to DNS"),
-        ]
-    )
+    assert spec.get("completionMode") == "Indexed", "the pods have no numbers"
+    assert spec["parallelism"] == pods, "not all pods run at once"
+    assert options["--nnodes"] == f"1:{pods}", "--nnodes is not the number of pods"
+    assert options["--rdzv-endpoint"] == endpoint, f"--rdzv-endpoint is not {endpoint}"
+    assert service["spec"].get("clusterIP") == "None", "the service is not headless"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}, "it selects no pod"
+    assert pod.get("subdomain") == named, "the pods' subdomain is not the service"
+    assert pod["restartPolicy"] == "Never", "podFailurePolicy needs restartPolicy Never"
+    assert gpus == int(options["--nproc-per-node"]), f"{gpus} GPUs for {options['--nproc-per-node']}"
+    assert snapshots == claim["metadata"]["name"], "--out is not on the claimed disk"
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"], "a disk that only one node may write to"
+    assert mounts.get("/dev/shm", {}).get("emptyDir", {}).get("medium") == "Memory", "no memory at /dev/shm"
+    assert limits == sorted(set(limits)), "a pod is killed before its agent, or its processes are"
+    assert spec.get("activeDeadlineSeconds"), "nothing ends a job that hangs"
+    assert "is_host=" in options["--rdzv-conf"], "which pod has the rendezvous is left to DNS"
 
 
 def torchrun_options(command):
@@ -158,37 +131,32 @@ def interface():
     return model.operation_model("CreateTrainingJob").input_shape
 
 
-def wrong_with_sagemaker(text):
+def check_sagemaker(text):
     from botocore.validate import ParamValidator
 
     request, shape = json.loads(text), interface()
     report = ParamValidator().validate(request, shape)
-    problems = [(report.has_errors(), report.generate_report()), *unlike(request, shape)]
-    if any(wrong for wrong, _ in problems):
-        return check(problems)
+    assert not report.has_errors(), report.generate_report()
+    for wrong, words in unlike(request, shape):
+        assert not wrong, words
     parameters, stop = request["HyperParameters"], request["StoppingCondition"]
     program = parameters.get("sagemaker_program", "")
     (channel,) = request["InputDataConfig"]
     disk = channel["DataSource"].get("FileSystemDataSource", {})
     account = request["RoleArn"].split(":")[4]
-    strangers = set(re.findall(r"\d{12}", text)) - {account}
-    waits_long = stop["MaxRuntimeInSeconds"] <= stop.get("MaxWaitTimeInSeconds", 0)
-    image = request["AlgorithmSpecification"]["TrainingImage"]
+    assert parameters.get("sagemaker_torch_distributed_enabled") == "true", "no torch_distributed"
+    assert (ROOT / "lessons" / program).is_file(), f"sagemaker_program {program} is no lesson"
     snapshots = f"/opt/ml/input/data/{channel['ChannelName']}"
-    return unequal(
-        [
-            (parameters.get("sagemaker_torch_distributed_enabled"), "true", "no torch_distributed"),
-            ((ROOT / "lessons" / program).is_file(), True, f"sagemaker_program {program} is no lesson"),
-            (parameters.get("out"), snapshots, "--out is not on the disk that the machines share"),
-            (disk.get("FileSystemAccessMode"), "rw", "the lesson may not write to that disk"),
-            (bool(request.get("VpcConfig")), True, "a file system is reached from its own network only"),
-            (bool(parameters.get("snapshot-every")), True, "a lost spot instance costs an epoch"),
-            (waits_long, True, "a spot job waits for at least as long as it may run"),
-            (request["EnableManagedSpotTraining"], True, "not on spot instances"),
-            (strangers, set(), f"more than one account: {strangers}"),
-            (image.endswith("/rungs:sagemaker"), True, "not the image of the Containerfile's second stage"),
-        ]
-    )
+    assert parameters.get("out") == snapshots, "--out is not on the disk that the machines share"
+    assert disk.get("FileSystemAccessMode") == "rw", "the lesson may not write to that disk"
+    assert request.get("VpcConfig"), "a file system is reached from its own network only"
+    assert parameters.get("snapshot-every"), "a lost spot instance costs an epoch"
+    waits_long = stop["MaxRuntimeInSeconds"] <= stop.get("MaxWaitTimeInSeconds", 0)
+    assert waits_long, "a spot job waits for at least as long as it may run"
+    assert request["EnableManagedSpotTraining"], "not on spot instances"
+    assert set(re.findall(r"\d{12}", text)) == {account}, "more than one account"
+    image = request["AlgorithmSpecification"]["TrainingImage"]
+    assert image.endswith("/rungs:sagemaker"), "not the image of the Containerfile's second stage"
 
 
 def unlike(value, shape, path=""):
@@ -214,17 +182,17 @@ def unlike(value, shape, path=""):
 # ---- right, and wrong ----
 
 CHECKS = {
-    "container": (wrong_with_container, CONTAINER),
-    "kubernetes": (wrong_with_kubernetes, KUBERNETES),
-    "sagemaker": (wrong_with_sagemaker, SAGEMAKER),
+    "container": (check_container, CONTAINER),
+    "kubernetes": (check_kubernetes, KUBERNETES),
+    "sagemaker": (check_sagemaker, SAGEMAKER),
 }
 
 
 @needs_tools
 @pytest.mark.parametrize("kind", CHECKS)
 def test_a_recipe_is_right(kind):
-    wrong, text = CHECKS[kind]
-    assert wrong(text) == []
+    check, text = CHECKS[kind]
+    check(text)
 
 
 MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text())
@@ -234,9 +202,10 @@ ROWS = [(kind, *row) for kind, rows in MISTAKES.items() for row in rows]
 @needs_tools
 @pytest.mark.parametrize(("kind", "right", "wrong", "words"), ROWS)
 def test_a_mistake_in_a_recipe_is_noticed(kind, right, wrong, words):
-    problems, text = CHECKS[kind]
+    check, text = CHECKS[kind]
     assert right in text
-    assert any(words in problem for problem in problems(text.replace(right, wrong, 1)))
+    with pytest.raises(Exception, match=re.escape(words)):
+        check(text.replace(right, wrong, 1))
 
 
 # ---- the page ----
@@ -392,9 +361,9 @@ def test_sagemaker_runs_it_on_two_machines(network, image, reference):
 # ---- a machine that is taken away ----
 
 
-@pytest.fixture
-def keep(tmp_path):
-    """The cell of free_gpus.md, run in a folder that stands for a machine, with a folder for the Drive."""
+@pytest.mark.night
+def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(tmp_path):
+    """The cell of free_gpus.md, in a folder that stands for a machine, with a folder for the Drive."""
     page = (FOLDER / "free_gpus.md").read_text()
     (cell,) = [block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "KEPT=" in block]
     options = "--snapshot-every 5 --epochs 3 --train-size 4800 --test-size 60"
@@ -408,33 +377,61 @@ def keep(tmp_path):
         cell = cell.replace(old, new)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-    def keep(machine, until):
-        """What the cell says, until these words are said or it ends. Then it is killed."""
-        folder = tmp_path / machine
-        folder.mkdir()
-        log = folder / "log"
+    said = []
+    for machine, until in (("first", "epoch  1"), ("next", "nothing")):  # it is killed then, or ends before
+        log = tmp_path / machine / "log"
+        log.parent.mkdir()
         with open(log, "w") as file:
             more = {"stdout": file, "stderr": file, "env": environment, "start_new_session": True}
-            running = subprocess.Popen(["bash", "-c", cell], cwd=folder, **more)
+            running = subprocess.Popen(["bash", "-c", cell], cwd=log.parent, **more)
         deadline = time.monotonic() + 200
         while running.poll() is None and until not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        with contextlib.suppress(ProcessLookupError):  # it has come to its end
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
         running.wait()
         # A snapshot may be replaced while it is copied.
-        return [line for line in log.read_text().splitlines() if "cannot stat" not in line]
-
-    return keep
-
-
-@pytest.mark.night
-def test_a_run_that_is_kept_in_a_drive_goes_on_on_the_next_machine(keep, tmp_path):
-    first = keep("first", until="epoch  1")
+        said.append([line for line in log.read_text().splitlines() if "cannot stat" not in line])
+    first, (resumed, *epochs) = said
     assert first[0].startswith("epoch  1") and not first[-1].startswith("epoch  3")
-    resumed, *epochs = keep("next", until="nothing")
     assert re.fullmatch(r"resumed in epoch [123]( after step \d+)?", resumed)
     assert epochs[-1].startswith("epoch  3")
     assert (tmp_path / f"drive/{LESSON}.pt").exists()
+
+
+# ---- the ways to meet that the page lists ----
+
+WAYS = ("env", "tcp", "file", "store")
+
+
+@pytest.mark.quick("tcp", "file", "store")
+@pytest.mark.night
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_meet(forked, way):
+    result = forked([sys.executable, FOLDER / "ways_to_meet.py", way])
+    assert (result.code, result.stdout) == (0, f"{way}: 2 processes have met\n"), result.stderr
+
+
+@pytest.mark.long
+def test_the_command_of_the_docstring(start):
+    words = [sys.executable, FOLDER / "ways_to_meet.py", "env"]
+    result = start("03_ddp_spawn", words=words).finish()
+    assert (result.code, result.stdout) == (0, "env: 2 processes have met\n"), result.stderr
+
+
+def test_the_table_has_a_row_for_each_way():
+    """And torchrun's two, which tests of hosts run: elastic in test_hosts.py, static above."""
+    table = PAGE.partition("## How processes meet")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w :./-]+?)[` ]", table, re.M)
+    assert rows == ["torchrun", "torchrun", *WAYS]
+    assert "torchrun --nnodes" in table and "--node-rank" in table
+
+
+def test_a_process_takes_its_gpu_before_it_makes_the_group():
+    """Or all processes of a machine would take GPU 0. (workload.pick_device calls set_device_index.)"""
+    texts = [lesson.path.read_text() for lesson in lessons.LESSONS]
+    texts = [text for text in texts if "dist.init_process_group(" in text]
+    assert len(texts) > len(lessons.LESSONS) // 2
+    for text in texts:
+        assert 0 < text.find("workload.pick_device(") < text.index("dist.init_process_group("), text[:80]

@@ -1,11 +1,16 @@
 """The planner's formulas against published figures, which published.toml lists; and the planner's command."""
 
+import itertools
 import json
+import math
 import random
 import re
+import statistics
 import subprocess
 import sys
+import time
 import tomllib
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -14,8 +19,9 @@ from torch.nn import functional
 
 import lines
 from lessons import ROOT
+from parts import stages, timeline
 from planner import __main__ as command
-from planner import dry_run, formulas, plans, report
+from planner import dry_run, failures, formulas, plans, report, search
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text())
@@ -50,29 +56,14 @@ def test_a_formula_gives_what_was_published(figure):
 
 
 def test_memory_per_rank():
-    """SOURCES["zero"], all 54 cells. The table cuts large cells off instead of rounding them: 4187.5 is
-    4187."""
-    cut_off = []
-    for billions, stages in PUBLISHED["zero"].items():
+    """SOURCES["zero"], all 54 cells. The table cuts large cells off: 4187.5 is 4187."""
+    for billions, rows in PUBLISHED["zero"].items():
         params = float(billions) * 1e9
         assert formulas.memory_per_rank(params, 64, 0) == 16 * params
-        for stage, row in enumerate(stages, 1):
+        for stage, row in enumerate(rows, 1):
             for power, printed in enumerate(row.split()):
                 gigabytes = formulas.memory_per_rank(params, 4**power, stage) / 1e9
                 assert near(gigabytes, printed), (params, stage, 4**power)
-                if abs(gigabytes - float(printed)) >= unit(printed) / 2:
-                    cut_off.append(printed)
-    assert " ".join(cut_off) == "513 257 4187 4046 4011 2218 2054 2013"
-
-
-def test_the_parts_of_memory_are_those_that_the_stages_cut():
-    """SOURCES["zero"]: 2 + 2 + 12 bytes; stage 1 cuts the optimizer's, 2 the gradients', 3 the
-    parameters'."""
-    for stage in range(4):
-        parts = formulas.memory_parts(1e9, 10, stage)
-        cut = {part for part, size in parts.items() if size < 1e9}
-        assert cut == set(["optimizer", "gradients", "parameters"][:stage]) - {"optimizer"}
-        assert parts["optimizer"] == (1.2e9 if stage else 12e9)
 
 
 def test_activation_bytes():
@@ -202,11 +193,6 @@ def test_training_days_fall_short_by_attention():
 # ---- idleness and communication -----------------------------------------------------------------
 
 
-def test_the_idle_time_of_a_pipeline_is_the_same_over_the_ideal_and_over_the_whole():
-    idle = formulas.pipeline_idle_share(8, 16, 4)
-    assert idle * (1 + formulas.pipeline_idle_to_ideal(8, 16, 4)) == pytest.approx(7 / 64)
-
-
 def test_all_reduce():
     """SOURCES["collectives"]: a tree beats a ring up to 0.47 MB on 8 ranks, and up to 1.14 MB on 64 (its
     approximation says 1.28, 12% more). SOURCES["nccl-tests"]: the time that nccl-tests measured follows from
@@ -234,31 +220,12 @@ def test_bus_bandwidth_of_other_collectives():
         assert formulas.bus_bandwidth(1e9, 1, 4, collective) == factor * 1e9
 
 
-@pytest.mark.parametrize(
-    ("function", "given", "says"),
-    [
-        ("memory_per_rank", (1e9, 8, 4), "the stage must be one of 0, 1, 2, 3, not 4"),
-        ("all_reduce_seconds", (1e9, 12, 1e9, 0, "two-level"), "12 ranks do not fill nodes of 8: take 16"),
-        ("all_reduce_seconds", (1e9, 12, 1e9, 0, "star"), "must be one of server, ring, .*, not star"),
-        ("bus_bandwidth", (1, 1, 2, "gossip"), "the collective must be one of all-reduce, .* not gossip"),
-        ("checkpoint_interval", (1, 1, "first"), "the order must be one of young, daly, not first"),
-        ("effective_time_ratio", (1, 1, 1, 1, "first"), "the order must be one of young, daly, not first"),
-    ],
-)
-def test_a_choice_that_there_is_not_is_an_error(function, given, says):
-    with pytest.raises(ValueError, match=says):
-        getattr(formulas, function)(*given)
-
-
 def test_exposed_seconds():
     """SOURCES["ddp"]: overlap made ResNet and BERT 38.0% and 35.2% faster on NCCL, 26.8% and 21.5% on gloo.
     All are below what the planner can explain, 2/3, where communication takes as long as backward and hides
     in it."""
     assert formulas.exposed_seconds(0.5, 2 / 3) == 0
     assert formulas.exposed_seconds(1.0, 0.75) == 0.25
-    for percent in (38.0, 35.2, 26.8, 21.5):
-        sent = percent / 100  # of the computation
-        assert (1 + sent) / (1 + formulas.exposed_seconds(sent, 2 / 3)) == pytest.approx(1 + sent)
     most = max((1 + sent / 100) / (1 + formulas.exposed_seconds(sent / 100, 2 / 3)) for sent in range(300))
     assert most == pytest.approx(5 / 3, abs=0.01)
 
@@ -276,11 +243,6 @@ def test_clusters_fail_at_different_rates():
     assert 35 / expected == pytest.approx(1.22, abs=0.01)
     assert (35 + 70) / expected == pytest.approx(3.7, abs=0.05)
     assert formulas.seconds_between_failures(1024, RSC1) / 3600 / 7.9 == pytest.approx(3.6, abs=0.1)
-
-
-def test_the_interval_grows_to_what_lies_between_two_failures():
-    nearly = formulas.checkpoint_interval(199.9, 100, "daly")
-    assert nearly == pytest.approx(200 * (1 + 1 / 3 + 1 / 9) - 200, rel=0.01)
 
 
 def test_effective_time_ratio():
@@ -311,21 +273,147 @@ def test_effective_time_ratio_where_interruptions_are_many():
     both = [ratio(interval(60, between), 60, 300, between, order) for order in ("young", "daly")]
     assert both == pytest.approx([0.491, 0.591], abs=5e-4)
     assert ratio(60, 60, 300, 0.01, "daly") == 0
-    found = played(random.Random(1), 400, 60, 300, between)
-    assert found == pytest.approx(ratio(400, 60, 300, between, "daly"), abs=0.01)
 
 
-def played(drawn, interval, save, restart, between, saves=20_000):
-    """The share of the time that counts, until so many checkpoints are there. What is interrupted, a restart
-    too, is begun again."""
-    clock, failure = 0.0, drawn.expovariate(1 / between)
-    for _ in range(saves):
-        need = interval + save
-        while clock + need > failure:
-            clock, need = failure, restart + interval + save
-            failure += drawn.expovariate(1 / between)
-        clock += need
-    return saves * interval / clock
+# ---- pipelines, beside the lists of torch.distributed.pipelining ---------------------------------
+
+
+@pytest.fixture(scope="module")
+def listed():
+    """For (processes, chunks, microbatches): what each process does in order, or None where torch refuses."""
+    words = [sys.executable, ROOT / "tests/probes/torch_schedules.py"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    found = map(json.loads, result.stdout.splitlines())
+    return {(row["processes"], row["chunks"], row["microbatches"]): row["orders"] for row in found}
+
+
+def events_of(orders, last, backward=2):
+    """Lesson 10's events, where a forward takes 1, a backward 2, and a message nothing."""
+    ended, seen = {}, {}
+    waiting, rows = [list(order) for order in orders], [[] for _ in orders]
+    while any(waiting):
+        before = len(ended)
+        for rank, line in enumerate(waiting):
+            while line:
+                kind, stage = line[0]
+                number = seen.get((rank, kind, stage), 0)
+                if kind == "forward":
+                    needs = [("forward", stage - 1, number)] if stage else []
+                else:
+                    needs = [("forward", last, number) if stage == last else ("backward", stage + 1, number)]
+                if any(need not in ended for need in needs):
+                    break
+                before_this = [event["end"] for event in rows[rank][-1:]]
+                begin = max([0, *before_this, *(ended[need] for need in needs)])
+                end = ended[kind, stage, number] = begin + (1 if kind == "forward" else backward)
+                rows[rank].append({"begin": begin, "end": end})
+                seen[rank, kind, stage] = number + 1
+                line.pop(0)
+        assert len(ended) > before, "the processes wait for each other for ever"
+    return rows
+
+
+def test_idle_shares_are_those_of_torchs_lists(listed):
+    for (processes, chunks, microbatches), orders in listed.items():
+        if orders is None:
+            continue
+        sizes = {"world_size": processes, "stages": processes * chunks, "microbatches": microbatches}
+        for backward in (1, 2):
+            values = sizes | {"events": events_of(orders, processes * chunks - 1, backward)}
+            idle = timeline.idle(values)
+            share = formulas.pipeline_idle_share(processes, microbatches, chunks)
+            assert share == pytest.approx(idle, abs=1e-12), (processes, chunks, microbatches)
+            assert timeline.idle_in_theory(values) == pytest.approx(idle, abs=1e-12)
+    assert formulas.pipeline_idle_share(8, 4, 4) == pytest.approx(0.543, abs=5e-4)
+
+
+def test_what_the_first_stage_holds_is_what_torchs_lists_hold(listed):
+    """Korthikanti's 1 + (p - 1)/(p v) is the case of more micro-batches than stages."""
+    for (processes, chunks, microbatches), orders in listed.items():
+        if orders is None:
+            continue
+        held = []
+        for line in orders:
+            steps = [1 if kind == "forward" else -1 for kind, _ in line]
+            held.append(max(itertools.accumulate(steps)) / (processes * chunks))
+        found = formulas.pipeline_held(processes, microbatches, chunks)
+        assert found == max(held) == held[0], (processes, chunks, microbatches)
+    assert formulas.pipeline_held(8, 64, 4) == pytest.approx(1 + 7 / 32)
+    assert formulas.pipeline_held(16, 16, 8) == formulas.pipeline_held(4, 4) == 1
+    assert formulas.pipeline_held(8, 2) == 1 / 4
+
+
+def test_lesson_10_refuses_what_torch_refuses(listed, capsys):
+    options = {"batch_size": 12 * 11 * 10 * 7 * 32, "pretend_milliseconds": 0, "timeline": False}
+    for (processes, chunks, microbatches), orders in listed.items():
+        if processes > 4 or chunks > 2 or options["batch_size"] % microbatches:
+            continue
+        options |= {"world_size": processes, "microbatches": microbatches}
+        options["schedule"] = "1f1b" if chunks == 1 else "interleaved"
+        if orders is None:
+            with pytest.raises(SystemExit):
+                stages.check(Namespace(**options))
+            said = capsys.readouterr().err
+            taken = re.search("take (.+)", said) or re.search("needs (.+) micro-batches", said)
+            assert listed[processes, chunks, int(taken[1])], said
+        else:
+            stages.check(Namespace(**options))
+
+
+# ---- runs that are played ----------------------------------------------------------------------
+
+YEARS = 5 * 365 * formulas.DAY
+
+
+@pytest.mark.parametrize("spares", [0, 2, 5, 40])
+@pytest.mark.parametrize(
+    ("between", "save", "restart"), [(7200, 60, 300), (1392, 60, 300), (11_135, 300, 900)]
+)
+def test_long_runs_agree_with_the_formulas_within_their_error(between, save, restart, spares):
+    """Daly's sum while it runs, Erlang's while it waits for one of the machines in repair."""
+    interval = formulas.checkpoint_interval(save, between, "daly")
+    drawn, repair = random.Random(3), 4 * 3600
+    seconds = YEARS / 40
+    limits = (seconds, between, interval, save, restart, spares, repair)
+    played = [failures.play(*limits, drawn) for _ in range(40)]
+    waiting = formulas.waiting_share(spares, repair / between)
+    moving = formulas.effective_time_ratio(interval, save, restart, between, "daly") * (1 - waiting)
+    expected = {"moving": moving, "waiting": waiting, "interruptions": seconds / between * (1 - waiting)}
+    for name, value in expected.items():
+        found = [one[name] for one in played]
+        error = statistics.stdev(found) / math.sqrt(len(found))
+        # A run begins with all machines: in its first hours it has waited less than later.
+        begin = 2 * repair / seconds * waiting * (value if name == "interruptions" else 1)
+        assert abs(statistics.mean(found) - value) <= 4 * error + begin + 1e-9, name
+
+
+def test_a_run_that_nothing_interrupts_saves_and_moves():
+    played = failures.play(1000, 1e12, 90, 10, 300, 0, 60, random.Random(0))
+    assert played == {"interruptions": 0, "moving": 0.9, "waiting": 0}
+    played = failures.play(1050, 1e12, 90, 10, 300, 0, 60, random.Random(0))
+    assert played["moving"] == pytest.approx(950 / 1050), "the end is no interruption"
+
+
+def test_llama_3s_54_days():
+    """SOURCES["llama3-overall"], SOURCES["epoch"]: 16,384 GPUs. At the rate of all 466 interruptions, runs
+    that are played have as many. Training moves on for 94.7% of the time where a save takes 2.5 s. With the
+    planner's 60 s it is 86.9%, below the published 90%: so it saved faster than that, or lost less to a
+    restart."""
+    share = {}
+    for save in (2.5, 60):
+        between = formulas.seconds_between_failures(16_384, 466 / 419 * LLAMA)
+        interval = formulas.checkpoint_interval(save, between, "daly")
+        limits = (54 * formulas.DAY, between, interval, save, 300, 30, formulas.DAY)
+        drawn = random.Random(54)
+        played = [failures.play(*limits, drawn) for _ in range(100)]
+        share[save] = statistics.mean(one["moving"] for one in played)
+        found = statistics.mean(one["interruptions"] for one in played)
+        assert found == pytest.approx(466, abs=4 * math.sqrt(466 / 100))
+        exact = formulas.effective_time_ratio(interval, save, 300, between, "daly")
+        assert share[save] == pytest.approx(exact, abs=0.002)
+    assert share[2.5] > 0.9 > share[60]
+    assert (share[2.5], share[60]) == pytest.approx((0.947, 0.869), abs=0.002)
 
 
 # ---- whole plans --------------------------------------------------------------------------------
@@ -339,17 +427,18 @@ def job(**changes):
 
 def test_a_plan_is_made_of_the_formulas():
     options = {"tensor_parallel": 2, "pipeline": 4, "interleave": 2, "recompute": "full", "tokens": 1e12}
+    options |= {"micro_batch": 2}
     found = plans.plan(job(gpus=256, stage=2, **options))
     assert found["data_parallel"] == 32
-    assert found["microbatches"] == 2**24 // 2048 // 32 == 256
+    assert found["microbatches"] == 2**24 // 2048 // 32 // 2 == 128
     memory, step = found["memory_bytes"], found["step_seconds"]
     states = sum(memory[part] for part in ("optimizer", "gradients", "parameters"))
     assert states == formulas.memory_per_rank(7.5e9 / 8, 32, 2)
     layers, hidden, heads = (found["job"][name] for name in ("layers", "hidden", "heads"))
-    kept = formulas.activation_bytes(2048, 1, hidden, heads, layers, 2, False, "full")
+    kept = formulas.activation_bytes(2048, 2, hidden, heads, layers, 2, False, "full")
     assert memory["activations"] == pytest.approx(kept * (1 + 3 / 8))
-    assert step["pipeline idle"] / step["compute"] == formulas.pipeline_idle_to_ideal(4, 256, 2)
-    assert found["pipeline_idle_share"] == formulas.pipeline_idle_share(4, 256, 2)
+    assert step["pipeline idle"] / step["compute"] == formulas.pipeline_idle_to_ideal(4, 128, 2)
+    assert found["pipeline_idle_share"] == formulas.pipeline_idle_share(4, 128, 2)
     days = formulas.training_days(7.5e9, 1e12, 256, 989e12 / 2)
     computed = step["compute"] * 1e12 / 2**24 / formulas.DAY
     assert days < computed < 1.1 * days  # attention and logits, at 2,048 tokens
@@ -361,8 +450,8 @@ def test_a_plan_is_made_of_the_formulas():
     assert found["dollars"] == pytest.approx(found["days"] * 24 * 256 * 3)
     assert found["interruptions"] == formulas.interruptions(256, found["days"], LLAMA)
     assert found["tokens_per_second"] == pytest.approx(1e12 / found["days"] / formulas.DAY)
-    sums = 4 * 6 * 256 * layers / 4 / 4  # per step: 6 of each layer here, 4 without full recomputation
-    each = formulas.all_reduce_seconds(2 * 2048 * hidden, 2, 450e9, 5e-6, "ring")
+    sums = 6 * 128 * layers / 4  # per step: 6 of each layer here, 4 without full recomputation
+    each = formulas.all_reduce_seconds(2 * 2 * 2048 * hidden, 2, 450e9, 5e-6, "ring")
     assert step["tensor-parallel communication"] == pytest.approx(sums * each)
 
 
@@ -469,6 +558,11 @@ def test_expert_parallelism_spreads_the_experts():
     assert formulas.bus_bandwidth(1e9, formulas.all_to_all_seconds(1e9, 8, 7e9, 0), 8, "all-to-all") == 7e9
     sent = eight["step_seconds"]["expert-parallel communication"]
     assert sent == pytest.approx(32 * 4 * eight["microbatches"] * once)
+    for ways, times, more in ((1, 6, {"recompute": "full"}), (2, 4, {"sequence_parallel": True})):
+        found = plans.plan(job(gpus=64, tensor_parallel=ways, expert_parallel=4, **more, **model))
+        once = formulas.all_to_all_seconds(tokens / ways, 4, 450e9, 5e-6)
+        sent = found["step_seconds"]["expert-parallel communication"]
+        assert sent == pytest.approx(32 * times * found["microbatches"] * once)
     # 8 ranks have the same experts, each in a machine of its own: all of their sums go over the network.
     apart = formulas.all_reduce_seconds(2 * experts / 8, 8, 50e9, 5e-6, "ring")
     rest = formulas.all_reduce_seconds(2 * dense, 64, 50e9, 5e-6, "two-level", 8, 450e9)
@@ -481,17 +575,6 @@ def test_expert_parallelism_spreads_the_experts():
         sums = formulas.all_reduce_seconds(experts / ways, 32 // ways, *nodes, 4 // ways, 450e9)
         sums += formulas.all_reduce_seconds(2 * dense / ways, 64 // ways, *nodes, 8 // ways, 450e9)
         assert two["data_parallel_seconds"] == pytest.approx(sums)
-
-
-def test_8_bits_make_the_products_with_weights_twice_as_fast():
-    model = plans.named("llama3-8b")
-    for seq in (2048, 131_072):
-        both = [job(gpus=8, seq=seq, precision=precision, **model) for precision in ("bf16", "fp8")]
-        slow, fast = (plans.compute_seconds(one, 8)[0] for one in both)
-        kept = formulas.attention_flops(32, 4096, seq, 8, "selective") + 6 * 8 * seq * 128_256 * 4096
-        kept /= 8 * 989e12 / 2
-        assert fast - kept == pytest.approx((slow - kept) / 2)
-        assert plans.memory_bytes(both[1], 8, 1) == plans.memory_bytes(both[0], 8, 1)
 
 
 @pytest.mark.parametrize("params", [1e6, 7.5e9])
@@ -509,17 +592,7 @@ def test_attention_and_logits_are_parts_of_the_operations_where_the_shape_is_gue
     weights = 6 * 8 * 2048 * layers * 12 * hidden**2 / rate
     assert slow - fast == pytest.approx(weights / 2)
     assert attention + weights < slow
-
-
-def test_hybrid_sharding_gathers_from_fewer_and_holds_more():
-    """8 copies, each sharded over a machine: what is gathered goes over the faster links."""
-    whole, hybrid = (plans.plan(job(stage=3, replicate=copies)) for copies in (1, 8))
-    for part in ("optimizer", "gradients", "parameters"):
-        assert hybrid["memory_bytes"][part] == 8 * whole["memory_bytes"][part]
-    near = formulas.all_reduce_seconds(15e9, 8, 450e9, 5e-6, "ring")
-    far = formulas.all_reduce_seconds(15e9 / 8, 8, 50e9, 5e-6, "ring")
-    assert hybrid["data_parallel_seconds"] == pytest.approx(1.5 * hybrid["microbatches"] * near + far)
-    assert hybrid["data_parallel_seconds"] < whole["data_parallel_seconds"] / 2
+    assert plans.memory_bytes(both[1], 8, 1) == plans.memory_bytes(both[0], 8, 1)
 
 
 def test_experts_have_no_more_copies_than_ranks_that_hold_them():
@@ -558,6 +631,174 @@ def test_a_sweep_doubles_until_the_batch_runs_out():
         parts = report.shares(found)
         assert sum(parts.values()) == pytest.approx(1)
         assert report.efficiency(found, rows[0]) <= 1 + 1e-9
+
+
+# ---- the search, beside what was really chosen ----------------------------------------------------
+# Each row of CHOICES is a run whose layout its authors printed; published.toml says where. The search gets
+# the model, the GPUs, the links and the batch, and what the software of that day could not do: in 2021 it had
+# no ZeRO, and computed all layers again.
+
+A100 = {"peak": 312e12, "bandwidth_node": 300e9, "bandwidth_network": 25e9}
+SOFTWARE = {
+    "": {},
+    "2021": A100 | {"stage": 0, "recompute": "full", "context_parallel": 1},
+    "2022": A100 | {"stage": 0, "recompute": "selective", "context_parallel": 1},
+    "TITAN": {"memory": 96e9},
+    "FP8": {"memory": 96e9, "precision": "fp8"},
+}
+NANOTRON = {"stage": 1, "recompute": "selective", "context_parallel": 1, "interleave": 1}
+
+
+def gpt(layers, hidden, heads):
+    params = round(formulas.transformer_params(layers, hidden, 51_200, 2048))
+    return {"params": params, "layers": layers, "hidden": hidden, "heads": heads}
+
+
+def nanotron(layers, hidden, heads, feed_forward, logits=1):
+    """No grouped queries; the two small ones have no logits of their own."""
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads}
+    sizes |= {"feed_forward": feed_forward, "vocab": 131_072}
+    return sizes | {"params": formulas.gated_params(**sizes) - (1 - logits) * sizes["vocab"] * hidden}
+
+
+MODELS = {
+    "1b": nanotron(16, 2048, 32, 8192, logits=0),
+    "3b": nanotron(28, 3072, 32, 8192, logits=0),
+    "8b": nanotron(32, 4096, 32, 14_336),
+    "80b": nanotron(80, 8192, 64, 28_672),
+}
+PLAYBOOK = PUBLISHED["playbook"]["rows"]
+CHOICES = []
+for source, model, software, *sizes, chosen in PUBLISHED["choices"]["rows"]:
+    shape = plans.named(model) if isinstance(model, str) else gpt(*model)
+    CHOICES.append((source, shape, SOFTWARE[software], *sizes, tuple(chosen)))
+CHOICES += [
+    ("playbook", MODELS[name], NANOTRON, gpus, 4096, 256, (*best, 1)) for name, gpus, best, *_ in PLAYBOOK
+]
+
+
+def searched(**given):
+    return job() | dict.fromkeys(search.SEARCHED) | {"expert_parallel": 1} | given
+
+
+def layout_of(found):
+    return tuple(found["job"][name] for name in ("tensor_parallel", "pipeline", "context_parallel"))
+
+
+def speeds_of(model, given, gpus, seq, texts):
+    """All layouts that fit, the fastest first, with their speeds."""
+    sizes = {"gpus": gpus, "seq": seq, "batch_tokens": seq * texts}
+    found = search.search(searched(**model | given | sizes), None)
+    return {layout_of(one): one["tokens_per_second"] for one in found}
+
+
+def test_published_choices_among_those_that_the_search_finds():
+    """30 of 55 published choices are among the first three; but in 5 of those rows no more than four layouts
+    fit at all. Two are not among what the search tries: 32 stages for 80 layers, and tensor parallelism over
+    two machines. Three are planned to have less than 80% of the best speed, the lowest 68%."""
+    among, few, shares, untried = 0, 0, [], []
+    for source, model, given, gpus, seq, texts, chosen in CHOICES:
+        speeds = speeds_of(model, given, gpus, seq, texts)
+        place = list(speeds).index(chosen) + 1 if chosen in speeds else None
+        if place is None:
+            untried.append(chosen)
+        else:
+            shares.append(speeds[chosen] / max(speeds.values()))
+            among += place <= 3
+            few += place <= 3 and len(speeds) <= 4
+        print(f"{source:15}{model['params']:9.1e}{gpus:8,}{seq:9,}  {chosen} is {place} of {len(speeds)}")
+    assert (among, few, len(CHOICES)) == (30, 5, 55)
+    assert untried == [(4, 32, 1), (16, 1, 1)]
+    assert 0.68 < min(shares) < 0.69
+    assert [sum(share > least for share in shares) for least in (0.8, 0.9)] == [50, 38]
+
+
+def test_what_the_search_puts_first_was_measured_too():
+    """SOURCES["playbook"], whose authors ran nearly every layout: what would the planner's advice have cost?
+
+    For the two small models, the first of the search has at least 87.5% of the best measured speed in 9
+    rows of 14, and less from 256 GPUs (1b) and 128 (3b) on. The planner expects next to no loss there,
+    and what was measured falls: to a ninth of the speed on 8 GPUs for 1b, to a quarter for 3b. For the
+    two large models all runs of the first failed. nanotron adds gradients up in 32 bits, which takes 4
+    bytes for each parameter that the planner does not count. Where they are counted, what comes first
+    ran in 7 of the 12 rows.
+    """
+    for name, gpus, best, speed, first, speed_of_first, leaner, _ in PLAYBOOK:
+        sizes = {"gpus": gpus, "seq": 4096, "batch_tokens": 256 * 4096}
+        found = search.search(searched(**MODELS[name] | NANOTRON | sizes), None)
+        planned = found[0]["tokens_per_second"] / gpus
+        print(f"{name:4}{gpus:5}  {best} was {speed}, {first} {speed_of_first}, planned {planned:,.0f}")
+        assert list(layout_of(found[0])[:2]) == first, "look up what was measured of the new first"
+        fits = [one for one in found if sum(one["memory_bytes"].values()) + sums_bytes(one) <= 80e9]
+        assert list(layout_of(fits[0])[:2]) == leaner, "look up what was measured of it"
+    small, large = PLAYBOOK[:14], PLAYBOOK[14:]
+    assert sum(row[5] >= 0.875 * row[3] for row in small) == 9
+    assert [row[1] for row in small if row[5] < 0.8 * row[3]] == [256, 512, 128, 256, 512]
+    assert not any(row[5] for row in large) and sum(row[7] > 0 for row in large) == 7
+
+
+def sums_bytes(found):
+    """Of gradients in 32 bits, beside those in 16."""
+    return 4 * found["job"]["params"] / found["job"]["tensor_parallel"] / found["job"]["pipeline"]
+
+
+def test_a_search_is_a_plan_of_each_and_none_is_faster():
+    """The fastest is first, all fit, and what was given stays."""
+    given = plans.named("llama3-70b") | {"gpus": 512, "batch_tokens": 2**22, "seq": 8192}
+    found = search.search(searched(**given), None)
+    speeds = [one["tokens_per_second"] for one in found]
+    assert speeds == sorted(speeds, reverse=True) and all(one["fits"] for one in found)
+    for one in found[:20]:
+        assert one == plans.plan({name: one["job"][name] for name in job()})
+        ranks = one["data_parallel"]
+        for size in layout_of(one):
+            ranks *= size
+        assert ranks == 512
+    by_hand = {"tensor_parallel": 4, "pipeline": 4, "interleave": 2, "stage": 1, "sequence_parallel": True}
+    assert plans.plan(job(**given, **by_hand))["tokens_per_second"] <= speeds[0]
+    some = search.search(searched(**given, tensor_parallel=8, stage=3, recompute="full"))
+    assert len(some) == 5
+    assert {(one["job"]["tensor_parallel"], one["job"]["stage"]) for one in some} == {(8, 3)}
+    assert {one["job"]["recompute"] for one in some} == {"full"}
+
+
+def test_experts_are_spread_where_that_is_faster():
+    """Over a slow network, to gather all experts for each micro-batch costs more than to send tokens inside a
+    machine."""
+    model = plans.named("mixtral-8x7b")
+    sizes = {"gpus": 64, "seq": 4096, "batch_tokens": 2**20, "bandwidth_network": 6e9}
+    found = search.search(searched(**model, **sizes, expert_parallel=None))
+    assert found[0]["job"]["expert_parallel"] > 1
+    alone = search.search(searched(**model, **sizes))
+    assert found[0]["tokens_per_second"] > alone[0]["tokens_per_second"]
+
+
+def test_what_bounds_a_plan():
+    step = {"compute": 90.0, "pipeline idle": 4.0, "exposed data-parallel communication": 3.0}
+    assert search.bound({"step_seconds": step}) == "compute"
+    step |= {"exposed data-parallel communication": 6.0}
+    assert search.bound({"step_seconds": step}) == "data-parallel (6%)"
+    assert search.bound({"step_seconds": step | {"pipeline idle": 24.0}}) == "pipeline idle (20%)"
+
+
+def test_layers_that_are_guessed_forbid_no_number_of_stages():
+    """33 of them: neither they nor 35 divide by two."""
+    found = search.search(searched(params=7e9, gpus=64, stage=0, pipeline=2))
+    assert {one["job"]["pipeline"] for one in found} == {2}
+    assert 2 in {one["job"]["pipeline"] for one in search.search(searched(params=7e9, gpus=64), None)}
+
+
+def test_short_texts_are_searched_too():
+    found = search.search(searched(params=7.5e9, gpus=64, seq=1024), None)
+    assert {one["job"]["context_parallel"] for one in found} == {1}
+    assert len(found) > 5
+
+
+def test_no_rank_waits_for_one_that_has_more_texts():
+    found = search.search(searched(params=7e9, gpus=64, batch_tokens=96 * 2048), None)
+    for one in found:
+        assert 96 % (one["data_parallel"] * one["job"]["micro_batch"]) == 0
+    assert max(one["data_parallel"] for one in found) == 32
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -612,6 +853,35 @@ def test_the_command_sweeps(tmp_path):
     assert (said["end"], said["picture"]) == ("", "out/planner.png")
 
 
+def test_the_command_searches_16_384_gpus_in_two_seconds():
+    words = ("--model", "llama3-405b", "--gpus", 16384, "--seq", 8192, "--search")
+    result = call(*words)
+    assert result.returncode == 0, result.stderr
+    head, _, names, *lines = result.stdout.splitlines()
+    assert head == "405.9 billion parameters on 16,384 GPUs, the fastest first:"
+    assert names.split()[:5] == ["data", "tensor", "pipeline", "context", "expert"] and len(lines) == 5
+    rows = json.loads(call(*words, "--json").stdout)
+    assert [row["data_parallel"] for row in rows] == [int(line.split()[0].replace(",", "")) for line in lines]
+    start = time.process_time()  # of this process: others may have the cores
+    search.search(searched(**plans.named("llama3-405b"), gpus=16384, seq=8192, expert_parallel=None))
+    assert time.process_time() - start < 2
+
+
+def test_the_command_plays_the_same_with_one_seed(capsys):
+    options = "--params 70e9 --gpus 1024 --tensor-parallel 8 --spares 0 --repair-hours 6"
+    words, said = options.split(), []
+    for seed in ("1", "1", "2"):
+        command.main([*words, "--play", seed])
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    assert said[0].startswith("200 runs of 19.3 days on 1,024 GPUs, with 0 spare machines (seed 1)\n")
+    figures = json.loads(call(*words, "--play", 1, "--json").stdout)["figures"]
+    plan = plans.plan(job(params=70e9, gpus=1024, tensor_parallel=8))
+    waiting = formulas.waiting_share(0, plan["interruptions"] / plan["days"] / 4)
+    assert figures["waiting"]["expected"] == pytest.approx(waiting)
+    assert f"{figures['moving']['drawn']:.2%}" in said[0]
+
+
 @pytest.mark.parametrize("words", REFUSED["planner"])
 def test_bad_input_gets_one_line(words, capsys):
     check_refusal(command.main, words, REFUSED["planner"][words], capsys)
@@ -642,9 +912,7 @@ def test_every_source_is_used():
     """By a figure or a choice in published.toml, or in words, by a test."""
     used = {figure["source"] for figure in PUBLISHED["figures"]}
     used |= {row[0] for row in PUBLISHED["choices"]["rows"]}
-    for name in ("planner", "search", "failures"):
-        text = Path(__file__).with_name(f"test_{name}.py").read_text()
-        used |= set(re.findall(r'SOURCES\["(\S+)"\]', text))
+    used |= set(re.findall(r'SOURCES\["(\S+)"\]', Path(__file__).read_text()))
     assert used == PUBLISHED["sources"].keys()
 
 

@@ -182,14 +182,13 @@ def test_the_preflight_under_srun(cluster):
     assert said.endswith("\nnothing is wrong that this can see\n")
 
 
-@pytest.mark.long("python-options2-expected2")
+@pytest.mark.long("python-options1-expected1")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("way", "options", "expected"),
     [
         # All processes of a node are one task, and have all its cores. A task for each has its own.
         ("torchrun", ("--ntasks-per-node=2",), ["0-1"] * 4),
-        ("spawn", ("--ntasks-per-node=2",), ["0-1"] * 4),
         ("python", ("--ntasks-per-node=2",), ["0", "0", "1", "1"]),
     ],
 )
@@ -224,10 +223,7 @@ SIGNALS = {
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("way", "signal"),
-    [
-        *(("torchrun", "limit"), ("python", "limit")),
-        *(("python", "preempt"), ("spawn", "preempt"), ("torchrun", "requeue")),
-    ],
+    [("torchrun", "limit"), ("python", "preempt"), ("spawn", "preempt"), ("torchrun", "requeue")],
 )
 def test_a_job_that_is_told_to_stop_comes_back_and_goes_on(cluster, submit, reference, way, signal):
     job = submit(way, *SIZES)

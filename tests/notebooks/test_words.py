@@ -1,6 +1,5 @@
 """Each technical word is explained in words.md, and a notebook that uses it leads there."""
 
-import copy
 import pkgutil
 import re
 
@@ -34,15 +33,11 @@ def test_each_word_is_explained_in_a_sentence_and_says_where_there_is_more():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_the_page_says_is_pytorchs_name_is_one():
-    names = re.findall(r"PyTorch: \[`([\w.]+)`\]", words.PAGE.read_text())
-    assert len(names) > 50
-    for name in names:
-        pkgutil.resolve_name(name)
-
-
-def test_the_links_of_the_page_lead_to_the_documentation_of_pytorch():
-    for target in re.findall(r"PyTorch: \[[^\]]+\]\(([^)]+)\)", words.PAGE.read_text()):
+def test_what_the_page_says_is_pytorchs_name_is_one_and_its_link_leads_to_the_documentation():
+    links = re.findall(r"PyTorch: \[(?:`([\w.]+)`|[^\]]+)\]\(([^)]+)\)", words.PAGE.read_text())
+    assert sum(bool(name) for name, _ in links) > 50
+    for name, target in links:
+        pkgutil.resolve_name(name or "torch")
         place = r"(docs/stable|tutorials)/[\w./]+\.html(#[\w.-]+)?"
         assert re.fullmatch(rf"https://docs\.pytorch\.org/{place}", target)
 
@@ -54,102 +49,46 @@ def word(name, *also, first_in=(), is_plain=False):
     return words.Word(name, (name, *also), first_in, is_plain)
 
 
-KNOWN = [word("all-reduce"), word("rank"), word("ZeRO")]
-
-
-def linked(*sources, number="09", known=KNOWN):
-    """The cells after `link`, and after it once more: a second time must change nothing."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(source) for source in sources])
-    lines = words.link(number, notebook, known)
-    once = copy.deepcopy(notebook)
-    assert words.link(number, notebook, known) == []
-    assert notebook == once
-    assert list(words.missing(number, notebook, known)) == []
-    found = [cell.source for cell in once.cells]
-    assert len(lines) == sum(
-        after.count(words.LINK) - before.count(words.LINK)
-        for after, before in zip(found, sources, strict=True)
-    )
-    return found
-
-
-RANK = "[rank](../lessons/pages/words.md#rank)"
-
-
-ALL_REDUCE = "[all-reduce](../lessons/pages/words.md#all-reduce)"
+# As they are read: the long ones first.
+KNOWN = [word("ring all-reduce"), word("all-reduce"), word("rank"), word("ZeRO")]
+KNOWN += [word("step", is_plain=True), word("loss", first_in=("03", "09"))]
+PAGE = "../lessons/pages/words.md#"
+RANK, RING = f"[rank]({PAGE}rank)", f"[ring all-reduce]({PAGE}ring-all-reduce)"
+REDUCE = f"[all-reduce]({PAGE}all-reduce)"
+DOCUMENTED = "[rank](https://docs.pytorch.org/docs/stable/distributed.html)"
+WRITTEN = "<!-- way: written by `make diffs` -->\nrank\n<!-- end of way -->"
 
 
 @pytest.mark.parametrize(
-    ("sources", "expected"),
+    ("source", "expected"),
     [
-        (["A rank, a rank.", "A rank."], [f"A {RANK}, a rank.", "A rank."]),
-        (["Ranks do an all-reduce."], [f"{RANK.replace('rank', 'Ranks', 1)} do an {ALL_REDUCE}."]),
+        ("A rank, a rank.", f"A {RANK}, a rank."),
+        ("Ranks do an all-reduce.", f"[Ranks]({PAGE}rank) do an {REDUCE}."),
+        ("A ring all-reduce, an all-reduce.", f"A {RING}, an {REDUCE}."),
         # What is only a part of something bold is linked in it; an explanation may come too late.
-        (["**Each rank waits.**"], [f"**Each {RANK} waits.**"]),
-        (["A rank.", "The **rank** is a number."], [f"A {RANK}.", "The **rank** is a number."]),
+        ("**Each rank waits.** A **rank** is a number.", f"**Each {RANK} waits.** A **rank** is a number."),
         # Capitals count where a word has some.
-        (["zero, Zero"], ["zero, Zero"]),
-        (["ZeRO"], ["[ZeRO](../lessons/pages/words.md#zero)"]),
+        ("zero, Zero, ZeRO", f"zero, Zero, [ZeRO]({PAGE}zero)"),
+        # What is no use is left alone, and so is what is explained or linked.
+        ("`rank`, $rank$, ranking, frank, a rank-order: ranks", f"... a rank-order: [ranks]({PAGE}rank)"),
+        ("## A rank\n\n```sh\n`rank`\n```\nA rank.", f"...```\nA {RANK}."),
+        ("[the rank](03.ipynb), ![a rank](rank.png), https://a.org/rank, rank", f"...a.org/rank, {RANK}"),
+        (f"<summary>rank</summary>{WRITTEN} rank", f"... {RANK}"),
+        ("**Ranks.** A rank.", "..."),
+        ("A *rank*, a rank.", "..."),
+        (f"A {RANK}, a rank.", "..."),
+        (f"A {DOCUMENTED}, a rank.", "..."),
+        ("A plain step; the loss that the notebook explains.", "..."),
     ],
 )
-def test_the_first_use_is_linked_and_no_other(sources, expected):
-    assert linked(*sources) == expected
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "`rank`",
-        "## A rank\n",
-        "```sh\n`echo rank`\n```\n",
-        "[the rank](03_ddp_spawn.ipynb)",
-        "![a rank](rank.png)",
-        "<!-- way: written by `make diffs` -->\nrank\n<!-- end of way -->",
-        "<details><summary>rank</summary>",
-        "$rank$",
-        "https://example.org/rank",
-        "a rank-order",
-        "ranking",
-        "frank",
-        "[this](https://docs.pytorch.org/rank.html)",
-        "[ring](../lessons/pages/words.md#rank-order)",
-    ],
-)
-def test_what_is_no_use_is_left_alone(other):
-    assert linked(other) == [other]
-    assert linked(f"{other} and a rank") == [f"{other} and a {RANK}"]
-
-
-@pytest.mark.parametrize(
-    "explained",
-    [
-        "The **rank** is a number.",
-        "A *rank* is a number.",
-        "**Ranks.** They are numbers.",
-        f"A {RANK}.",
-        "A [rank](https://docs.pytorch.org/docs/stable/distributed.html).",
-    ],
-)
-def test_what_is_explained_or_linked_is_left_alone(explained):
-    assert linked(f"{explained} A rank.") == [f"{explained} A rank."]
-
-
-def test_a_long_word_goes_before_a_short_one_in_it():
-    known = sorted((word("all-reduce"), word("ring all-reduce")), key=lambda one: -len(one.name))
-    ring = "[ring all-reduce](../lessons/pages/words.md#ring-all-reduce)"
-    found = linked("A ring all-reduce, an all-reduce.", known=known)
-    assert found == [f"A {ring}, an {ALL_REDUCE}."]
-
-
-def test_a_notebook_that_is_about_a_word_and_a_plain_word_are_left_alone():
-    for one in (word("rank", first_in=("03", "09")), word("rank", is_plain=True)):
-        assert linked("A rank.", known=[one]) == ["A rank."]
-    assert linked("A rank.", known=[word("rank", first_in=("03",))]) == [f"A {RANK}."]
-
-
-def test_code_cells_are_left_alone():
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("rank = 1")])
-    assert words.link("09", notebook, [word("rank")]) == []
+def test_the_first_use_is_linked_and_no_other(source, expected):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(source)])
+    lines = words.link("09", notebook, KNOWN)
+    (once,) = (cell.source for cell in notebook.cells)
+    end = expected.rpartition("...")[2]
+    assert once.endswith(end) if end else once == source
+    assert len(lines) == once.count(words.LINK) - source.count(words.LINK) == expected.count(words.LINK)
+    assert words.link("09", notebook, KNOWN) == [], "a second time changes nothing"
 
 
 def test_the_page_is_read(tmp_path):
@@ -157,10 +96,8 @@ def test_the_page_is_read(tmp_path):
     page.write_text(
         "# Words\n\n## rank\n\nA number. Also: *number*, *who am I*.\n\nExplained in lesson [03](03.md), "
         "then in notebook [03a](x.ipynb). PyTorch: [`a`](b).\n\n## step\n\nOne.\n\n"
-        "Explained in lesson [01](01.md). "
-        "The lessons also use this word in its everyday sense.\n"
+        f"Explained in lesson [01](01.md). {words.PLAIN}\n"
     )
-    assert words.read(page) == [
-        words.Word("rank", ("rank", "number", "who am I"), ("03", "03a"), False),
-        words.Word("step", ("step",), ("01",), True),
-    ]
+    rank, step = words.read(page)
+    assert rank == word("rank", "number", "who am I", first_in=("03", "03a"))
+    assert step == word("step", first_in=("01",), is_plain=True)

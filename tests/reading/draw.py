@@ -9,59 +9,39 @@ same sentences from the same text. Each reader, who does not know what has been 
 """
 
 import argparse
-import ast
-import io
+import inspect
+import json
 import random
 import re
-import tokenize
 from pathlib import Path
 
-import nbformat
-
 ROOT = Path(__file__).resolve().parents[2]
-MARKDOWN = (
+PAGES = (
     "README.md",
     "lessons/README.md",
-    "lessons/pages/*.md",
-    "lessons/launch/*.md",
-    "lessons/frameworks/README.md",
-    "lessons/older/README.md",
-    "lessons/exercises/README.md",
     "notebooks/README.md",
+    "notebooks/*.ipynb",
     "tools/bench/README.md",
 )
-PYTHON = ("lessons/*.py", "lessons/parts/*.py", "lessons/recipes/*.py", "lessons/exercises/*.py")
+PAGES += tuple(f"lessons/{name}" for name in ("pages/*.md", "launch/*.md", "*/README.md"))
+PAGES += tuple(f"lessons/{name}*.py" for name in ("", "parts/", "recipes/", "exercises/"))
 SHORTEST = 5  # words: less is a heading or the name of something
 
 
-def prose(markdown):
-    """Markdown without what a tool writes, code, tables, headings and the addresses of links."""
-    markdown = re.sub(r"(?s)<!-- (.+?): written by .*?<!-- end of \1 -->", "", markdown)
-    markdown = re.sub(r"(?s)```.*?```", "", markdown)
-    markdown = re.sub(r"(?s)<[^>]+>", "", markdown)
-    markdown = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", markdown)
-    lines = [line for line in markdown.splitlines() if not line.lstrip().startswith(("|", "#", "    "))]
+def prose(path):
+    """The text of a file without what a tool writes, code, tables, headings and the addresses of links."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells)
+    if path.suffix == ".py":
+        found = re.findall(r'(?ms)"""(.*?)"""|((?:^ *# [^\n]*\n)+)|  # ([^\n]*)', text)
+        found = [inspect.cleandoc(doc) or re.sub(r"(?m)^ *# ", "", lines) or end for doc, lines, end in found]
+        text = "\n\n".join(found)
+    text = re.sub(r"(?s)<!-- (.+?): written by .*?<!-- end of \1 -->|```.*?```|<[^>]+>", "", text)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "#", "    "))]
     return "\n".join(re.sub(r"^\s*(>|[-*]|\d+\.) +", "\n\n", line) for line in lines)
-
-
-def of_python(text):
-    """The docstrings and comments of a file, as paragraphs."""
-    found = [
-        ast.get_docstring(node)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-    ]
-    found = [prose(docstring) for docstring in found if docstring]
-    row = -2
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            comment = token.string.lstrip("# ")
-            if token.start[0] == row + 1:  # goes on from the line above
-                found[-1] += " " + comment
-            else:
-                found.append(comment)
-            row = token.start[0]
-    return "\n\n".join(found)
 
 
 def sentences(text):
@@ -72,34 +52,18 @@ def sentences(text):
                 yield sentence
 
 
-def everything():
-    """Every sentence, with its file."""
-    found = []
-    for pattern in MARKDOWN:
-        for path in sorted(ROOT.glob(pattern)):
-            found += [(path, sentence) for sentence in sentences(prose(path.read_text()))]
-    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        for cell in nbformat.read(path, as_version=4).cells:
-            if cell.cell_type == "markdown":
-                found += [(path, sentence) for sentence in sentences(prose(cell.source))]
-    for pattern in PYTHON:
-        for path in sorted(ROOT.glob(pattern)):
-            found += [(path, sentence) for sentence in sentences(of_python(path.read_text()))]
-    return found
-
-
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    more = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(**more)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=60, help="how many sentences (60)")
-    parser.add_argument("--only", default="", help="only files whose path has these letters")
     arguments = parser.parse_args()
-    found = [row for row in everything() if arguments.only in str(row[0])]
-    drawn = random.Random(arguments.seed).sample(found, min(arguments.count, len(found)))
-    for number, (path, sentence) in enumerate(drawn, 1):
-        print(f"{number}. [{path.relative_to(ROOT)}] {sentence}")
+    paths = sorted({path for pattern in PAGES for path in ROOT.glob(pattern)})
+    found = [(path.relative_to(ROOT), sentence) for path in paths for sentence in sentences(prose(path))]
+    for number, (path, sentence) in enumerate(
+        random.Random(arguments.seed).sample(found, arguments.count), 1
+    ):
+        print(f"{number}. [{path}] {sentence}")
 
 
 if __name__ == "__main__":
