@@ -162,6 +162,14 @@ REFUSED = """
 09 2 --batch-size 51: --batch-size 51 does not divide by 2 processes: take 52, for instance
 09 2 --precision fp8: argument --precision: invalid choice: 'fp8' (choose from
 10 2 --batch-size 120 --microbatches 7: --batch-size 120 does not divide by 7 micro-batches: take 126
+10 2 --microbatches 0: --microbatches must be at least 1, not 0
+10 4 --microbatches 3: 1f1b on 4 processes needs 4 micro-batches or more, not 3
+10 2 --batch-size 85 --schedule interleaved --microbatches 5: interleaved has 2 rounds here, and 5 \
+micro-batches do not divide by 2: take 6
+10 5 --microbatches 12: the model has 4 layers with weights: 5 processes are too many
+10 2 --microbatches 12 --pretend-milliseconds -1 --timeline: --pretend-milliseconds must be from 0 to 60000
+10 2 --microbatches 12 --pretend-milliseconds nan --timeline: --pretend-milliseconds must be from 0 to 60000
+10 2 --microbatches 12 --pretend-milliseconds 5: --pretend-milliseconds needs --timeline
 10 2 --schedule dual: argument --schedule: invalid choice: 'dual' (choose from
 10 2 --epochs 0: --epochs must be at least 1, not 0
 11 3: error: 3 processes cannot share 4 heads evenly: take 1, 2 or 4
