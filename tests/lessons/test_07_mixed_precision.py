@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import functools
-import gc
 import importlib
 import re
 import shlex
@@ -11,7 +10,6 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import diffs
 import launcher
@@ -127,30 +125,6 @@ def test_the_forward_pass_is_in_16_bits_and_what_lasts_in_32(altered):
     )
     for rank in result.ranks:
         assert rank.types == ({torch.bfloat16}, {torch.float32}, {torch.float32}, {torch.float32})
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def test_the_profiler_counts_as_many(alone, tmp_path, monkeypatch):
-    """It sees every collective that gloo is given, whoever calls it."""
-    lesson = importlib.import_module(STEM)
-    parser = lesson.workload.parser(f"{STEM}.py", "")
-    parser.set_defaults(precision="bf16", accumulate=4)
-    arguments = parser.parse_args([str(word) for word in (*FEW, "--out", tmp_path)])
-    monkeypatch.setattr(workload, "set_seed", torch.manual_seed)
-    with torch.profiler.profile(record_shapes=True) as profile:
-        lesson.train(0, 1, torch.device("cpu"), arguments)
-    shapes = [event.input_shapes for event in profile.events() if event.name == "gloo:all_reduce"]
-    gradients = [shape for shape in shapes if shape == [[PARAMETERS]]]
-    assert len(gradients) == 10
-    assert len(shapes) == len(gradients) + 2  # the loss and the accuracy, once an epoch
 
 
 @pytest.mark.parametrize(

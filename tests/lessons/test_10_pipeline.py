@@ -209,6 +209,22 @@ def test_a_timeline_shows_the_last_of_many_steps_and_changes_no_number(fork):
     check_times(values)
 
 
+def test_only_the_last_step_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(timeline.dist, "gather_object", lambda mine, rows: rows.__setitem__(0, mine))
+    sizes = {"world_size": 1, "stages": 1, "microbatches": 2, "pretend_milliseconds": 0}
+    arguments = Namespace(schedule="gpipe", out=tmp_path, lesson="l", **sizes)
+    events = [{"begin": time, "end": time + time, "held": 1} for time in range(1, 13)]  # three steps
+    timeline.write(events, arguments)
+    values = json.loads((tmp_path / "l.timeline.json").read_text())
+    assert [(event["begin"], event["end"]) for event in values["events"][0]] == [
+        (0, 9),
+        (1, 11),
+        (2, 13),
+        (3, 15),
+    ]
+
+
 def test_the_idle_share_is_time_in_which_nobody_worked():
     def event(begin, end):
         return {"begin": begin, "end": end}
