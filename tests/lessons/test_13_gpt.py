@@ -129,14 +129,7 @@ def test_all_processes_write_the_same_and_the_seed_decides_what(probes):
 def test_the_text_is_what_it_says():
     data = (launcher.ROOT / "lessons/parts/limericks.txt").read_bytes()
     assert hashlib.sha256(data).hexdigest().startswith("f0e528756e640cb3")
-    text = data.decode("ascii")
-    assert set(text) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz !\"',-.:;?\n")
-    poems = text.removesuffix("\n").split("\n\n")
-    assert len(poems) == len(set(poems)) == 211
-    for poem in poems:
-        assert len(poem.splitlines()) == 5
-        assert poem.startswith(("There was a", "There is a"))
-        assert all(re.match(r"\"?[A-Z]", line) and line == line.strip() for line in poem.splitlines()), poem
+    assert data.count(b"\n\n") == 210  # 211 limericks
 
 
 def test_a_piece_needs_one_character_more_than_it_has(capsys):
