@@ -105,32 +105,25 @@ def probes(found):
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_answers_and_gradients_are_those_of_a_layer_that_sends_nothing(probes, processes):
+    """And for each token that leaves, or comes, hidden x 4 bytes leave: and again in the backward pass."""
     for case, found in probes(processes).items():
         for probe in found:
             for name, off in probe["off"].items():
                 assert off <= 1e-5 * probe["sizes"][name] + 1e-12, (case, name)
             assert probe["held"] == 4 // processes
-
-
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_as_many_bytes_leave_a_process_as_the_formula_says(probes, processes):
-    """For each token that leaves, and each that comes, hidden x 4 bytes: and again in the backward pass."""
-    for case, found in probes(processes).items():
         assert [probe["sent"] for probe in found] == [probe["expected"] for probe in found], case
         assert (sum(sum(probe["sent"]) for probe in found) > 0) == (processes > 1)
 
 
-def test_a_process_may_get_all_tokens_or_none(probes):
-    *others, last = probes(4)["all to the last"]
+def test_only_where_there_is_a_limit_tokens_are_dropped_and_one_process_may_get_all(probes):
+    found = probes(4)
+    dropped = {case: each[0]["dropped"] for case, each in found.items()}
+    assert dropped.pop("limited") > 0
+    assert not any(dropped.values())
+    *others, last = found["all to the last"]
     assert last["load"] == [0, 0, 0, 1]
     assert all(probe["sent"] == [6 * 8 * 4, 0] * 2 for probe in others)  # its own 6 tokens, and no answer
     assert last["sent"] == [0, 18 * 8 * 4] * 2
-
-
-def test_only_where_there_is_a_limit_tokens_are_dropped(probes):
-    dropped = {case: found[0]["dropped"] for case, found in probes(4).items()}
-    assert dropped.pop("limited") > 0
-    assert not any(dropped.values())
 
 
 def test_why_the_loop_over_experts_stays():
