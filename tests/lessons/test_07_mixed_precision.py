@@ -128,8 +128,10 @@ def test_the_forward_pass_is_in_16_bits_and_what_lasts_in_32(altered):
 
 def test_a_gpu_without_bf16_is_refused_and_fp16_named(monkeypatch, capsys):
     def require(precision, device, has_it):
-        emulated = lambda including_emulation=True: has_it or including_emulation  # noqa: E731
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", emulated)
+        def is_supported(including_emulation=True):
+            return has_it or including_emulation
+
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
         workload.require_precision(precision, torch.device(device))
 
     for works in (("bf16", "cuda", True), ("bf16", "cpu", False), ("fp32", "cuda", False)):

@@ -47,7 +47,8 @@ def test_a_step_has_one_processs_gradients_and_loss_and_each_process_its_place(f
 @pytest.mark.night
 @pytest.mark.parametrize("shape", SHAPES)
 def test_as_many_bytes_in_each_dimension_as_the_formulas_say(found, shape):
-    data, pipeline, context, tensor = (int(size) for size in shape.split("x"))
+    sizes = dict(zip(one_mesh.NAMES, map(int, shape.split("x")), strict=True))
+    data, pipeline, context, tensor = sizes.values()
     # What a block hands on, of one micro-batch: texts, positions, numbers, bytes.
     state = TEXTS // data // MICROBATCHES * (POSITIONS // context) * HIDDEN * NUMBER
     passes = MICROBATCHES * BLOCKS // pipeline  # how often a step goes through a block here
@@ -61,10 +62,7 @@ def test_as_many_bytes_in_each_dimension_as_the_formulas_say(found, shape):
             ("pipeline", "send"): [MICROBATCHES, MICROBATCHES * state],
             ("data", "all-reduce"): weights,
         }
-        used = {
-            name for name, size in zip(one_mesh.NAMES, map(int, shape.split("x")), strict=True) if size > 1
-        }
-        expected = {place: counts for place, counts in expected.items() if place[0] in used}
+        expected = {place: counts for place, counts in expected.items() if sizes[place[0]] > 1}
         assert total(step["sent"], "dimension", "kind") == expected
 
 
