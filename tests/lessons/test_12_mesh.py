@@ -15,6 +15,8 @@ GATHERED_AND_REDUCED = {
     ("backward", "all-gather", "data"): 2,  # the blocks again
     ("backward", "reduce-scatter", "data"): 3,
 }
+TORCHS = {"all-gather": "_allgather_base_", "all-reduce": "all_reduce"}
+TORCHS |= {"reduce-scatter": "_reduce_scatter_base_"}
 ADDED_UP = {("forward", "all-reduce", "tensor"): 4, ("backward", "all-reduce", "tensor"): 4}
 
 
@@ -30,8 +32,14 @@ def test_on_one_process_it_has_lesson_11s_losses_to_the_bit(kept):
     ("tensor_size", "expected"),
     [(1, GATHERED_AND_REDUCED), (2, GATHERED_AND_REDUCED | ADDED_UP), (4, ADDED_UP)],
 )
-def test_what_a_step_sends_what_it_finds_and_who_holds_what(found, tensor_size, expected):
+def test_what_a_step_sends_and_prints_and_who_holds_what(found, fork, tensor_size, expected):
     """Weights travel in "data", and what is computed in "tensor"."""
+    sizes = ("--train-size", 48, "--batch-size", 24, "--test-size", 10, "--epochs", 1)
+    printed = fork(STEM, 4, *sizes, "--tensor-parallel", tensor_size).stdout.splitlines()
+    for line, name in zip(printed, ("forward", "backward"), strict=False):
+        counts = [f"{times} {TORCHS[kind]}" for (when, kind, _), times in expected.items() if when == name]
+        assert line == f"{name:9} | {', '.join(counts)}"
+    assert printed[2] == "optimizer | no collective"
     probes = found("one_step", STEM, 4, 12, tensor_size)
     for probe in probes:
         sent = total(probe["sent"], "when", "kind", "dimension")
@@ -52,23 +60,6 @@ def test_what_a_step_sends_what_it_finds_and_who_holds_what(found, tensor_size, 
                 assert kinds["tensor"] == "Shard", name
             else:
                 assert kinds.get("tensor", "Replicate") == "Replicate", name
-
-
-@pytest.mark.quick("4-4 all_reduce-4 all_reduce")
-@pytest.mark.night
-@pytest.mark.parametrize(
-    ("tensor_size", "forward", "backward"),
-    [
-        (1, "3 _allgather_base_", "2 _allgather_base_, 3 _reduce_scatter_base_"),
-        (2, "3 _allgather_base_, 4 all_reduce", "2 _allgather_base_, 3 _reduce_scatter_base_, 4 all_reduce"),
-        (4, "4 all_reduce", "4 all_reduce"),
-    ],
-)
-def test_it_prints_the_collectives_of_a_step(fork, tensor_size, forward, backward):
-    sizes = ("--train-size", 48, "--batch-size", 24, "--test-size", 10, "--epochs", 1)
-    result = fork(STEM, 4, *sizes, "--tensor-parallel", tensor_size)
-    said = [f"forward   | {forward}", f"backward  | {backward}", "optimizer | no collective"]
-    assert result.stdout.splitlines()[:3] == said
 
 
 @pytest.mark.parametrize("kind", ["collective", "message", "ring"])

@@ -76,18 +76,14 @@ def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, pr
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
 
 
+@pytest.mark.quick("--seed")
 @pytest.mark.long
-def test_a_wide_model_has_one_curve_too(fork, reference):
-    sizes = ("--train-size", 480, "--test-size", 60, "--epochs", 2, "--width", 24)
-    stem = "04_ddp_torchrun"
-    curve = launcher.read_curve(fork(stem, 2, *sizes).out, stem)
-    assert launcher.difference(curve, reference(*sizes)) == ""
-    assert launcher.difference(curve, reference(*sizes[:-2])) != "", "as narrow as without"
-
-
-def test_another_seed_is_another_curve(fork, reference):
-    curve = launcher.read_curve(fork("01_single_gpu", 1, *SMALL, "--seed", 1).out, "01_single_gpu")
-    assert launcher.difference(curve, reference(*SMALL)) != ""
+@pytest.mark.parametrize("option", [("--seed", 1), ("--width", 24)], ids=lambda option: option[0])
+def test_another_seed_or_width_is_another_curve_and_one_on_any_number_of_processes(fork, reference, option):
+    stem, sizes = "04_ddp_torchrun", ("--train-size", 480, "--test-size", 60, "--epochs", 2)
+    curve = launcher.read_curve(fork(stem, 2, *sizes, *option).out, stem)
+    assert launcher.difference(curve, reference(*sizes, *option)) == ""
+    assert launcher.difference(curve, reference(*sizes)) != ""
 
 
 def test_a_second_run_starts_its_curve_anew(fork):
