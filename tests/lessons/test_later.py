@@ -176,6 +176,8 @@ micro-batches do not divide by 2: take 6
 12 1 --tensor-parallel 0: --tensor-parallel 0 does not divide 4 heads and 1 processes: take 1
 12 2 --batch-size 51: --batch-size 51 does not divide by 2 processes: take 52
 13 3 --tensor-parallel 3: --tensor-parallel 3 does not divide 4 heads and 3 processes: take 1
+13 3 --tensor-parallel 2: --tensor-parallel 2 does not divide 4 heads and 3 processes: take 1
+13 1 --tensor-parallel -1: --tensor-parallel -1 does not divide
 13 1 --data digits: this lesson reads limericks, not digits: leave --data out
 13 1 --temperature 0: --temperature must be a number above 0, not 0.0
 13 2 --train-size 9999: the limericks make 720 sequences of 176 characters, not 9999
