@@ -93,37 +93,26 @@ def test_another_mesh_goes_on_where_the_first_was_killed_while_it_saved(forks, f
     assert max(map(len, written(resumed.stdout)[1].split("\n\n"))) == 190
 
 
-@pytest.fixture
-def probes(found):
-    return found("one_step", STEM, 4, 13)
-
-
 def count(shapes):
     return sum(torch.Size(shape).numel() for shape in shapes)
 
 
-def test_each_process_holds_a_quarter(probes):
-    sizes = probes[0]["sizes"]
+def test_each_process_holds_a_quarter_and_all_write_the_same(found):
+    probes = found("one_step", STEM, 4, 13)
+    assert all(probe["off"] < 1e-5 for probe in probes)  # the gradients, from those of one process
+    sizes, seen = probes[0]["sizes"], probes[0]["seen"]
     total = count(sizes.values())
     for probe in probes:
         assert 0.245 * total < count(probe["held"].values()) < 0.256 * total
+        assert probe["seen"] == seen
     for name, shape in sizes.items():
         copies = sum(count([probe["held"][name]]) for probe in probes) / count([shape])
         matrix = len(shape) == 2 and "shares" not in name
         columns = re.search(r"(query|key|value|up)\.bias|head\.bias", name)
         assert copies == (1 if matrix or columns else 2), name  # two processes with the same heads: a vector
-
-
-def test_gradients_are_those_of_one_process(probes):
-    assert all(probe["off"] < 1e-5 for probe in probes)
-
-
-def test_all_processes_write_the_same_and_the_seed_decides_what(probes):
-    first = probes[0]["seen"]
-    assert all(probe["seen"] == first for probe in probes)
-    assert first[0] == first[1] != first[2]
-    assert first[3][0] == first[3][1] == first[3][2]  # near zero, only the likeliest is ever taken
-    assert first[0][0] != first[0][1]
+    assert seen[0] == seen[1] != seen[2]  # the seed decides
+    assert seen[3][0] == seen[3][1] == seen[3][2]  # near zero, only the likeliest is ever taken
+    assert seen[0][0] != seen[0][1]
 
 
 def test_the_text_is_what_it_says():
