@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import re
-import subprocess
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from meshes import limerick_arguments, run_probe
 from parts import limericks
 from promises import SMALL as SIZES
 from promises import trained_plainly
-from weights import curve_of
 
 STEM = "13_gpt"
 SMALL = SIZES[STEM]
@@ -54,25 +52,6 @@ def test_the_same_command_writes_the_same_limericks(kept, fork):
     assert written(first.stdout) == written(again.stdout)
     other = fork(STEM, 1, *SMALL, "--seed", 1, "--epochs", 1, folder="other")
     assert written(other.stdout)[0] != written(first.stdout)[0]
-
-
-@pytest.mark.long
-def test_a_killed_run_goes_on_with_the_curve_unbroken(fork):
-    sizes = (*SMALL, "--snapshot-every", 2)
-    whole = fork(STEM, 4, *sizes, folder="whole")
-    killed = fork(STEM, 4, *sizes, "--crash-at", 2, folder="killed", refused=True)
-    assert killed.code != 0
-    assert [row["epoch"] for row in launcher.read_curve(killed.out, STEM)] == [1]
-    subprocess.run(["cp", "-r", killed.out, f"{killed.out}-copy"], check=True)
-    resumed = fork(STEM, 4, *sizes, folder="killed")
-    assert "resumed in epoch 2 after step 4\n" in resumed.stdout
-    assert "---- before epoch 2\n" in resumed.stdout
-    assert curve_of(resumed.out, STEM) == curve_of(whole.out, STEM)
-    assert written(resumed.stdout)[1] == written(whole.stdout)[1]
-    assert (resumed.out / f"{STEM}.pt").read_bytes() == (whole.out / f"{STEM}.pt").read_bytes()
-    again = fork(STEM, 4, *sizes, folder="killed")  # it is finished: nothing is trained, and all as it was
-    assert "resumed in epoch 3 after step 0\n" in again.stdout
-    assert (again.out / f"{STEM}.pt").read_bytes() == (whole.out / f"{STEM}.pt").read_bytes()
 
 
 @pytest.mark.night

@@ -141,6 +141,40 @@ def test_its_documented_command_learns(run, reference, stem):
         check_files(result, stem)
 
 
+@pytest.mark.quick("15-1")
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stem", "first", "then", "step", "options"),
+    [
+        pytest.param("13_gpt", 4, 4, 4, (), id="13"),
+        pytest.param("15_context_parallel", 2, 1, 1, (), id="15-1"),
+        pytest.param("15_context_parallel", 2, 3, 1, (), id="15-3"),
+        pytest.param("16_experts", 4, 2, 4, ("--double",), id="16"),
+    ],
+)
+def test_a_killed_run_goes_on_with_its_curve(fork, kept, stem, first, then, step, options):
+    """On another number of processes; on the same one it ends with the same bytes."""
+    every = ("--snapshot-every", min(step, 2))
+    words = (*SMALL[stem], *options)
+    killed = fork(stem, first, *words, *every, "--crash-at", 2, refused=True)
+    assert killed.code != 0
+    assert [row["epoch"] for row in launcher.read_curve(killed.out, stem)] == [1]
+    whole, resumed = kept(stem, then, *words), fork(stem, then, *words, *every)
+    assert f"resumed in epoch 2 after step {step}\n" in resumed.stdout
+    curves = [launcher.read_curve(run.out, stem) for run in (resumed, whole)]
+    limits = lessons.Curve(early=1e-6 if options else 1e-5)
+    assert launcher.difference(*curves, limits) == ""
+    assert [row["accuracy"] for row in curves[0]] == [row["accuracy"] for row in curves[1]]
+    assert resumed.stdout.partition("---- after")[2] == whole.stdout.partition("---- after")[2]
+    loads = [re.findall("^block.*", run.stdout, re.M)[-2:] for run in (resumed, whole)]
+    assert loads[0] == loads[1]
+    if first == then:
+        assert [row["loss"] for row in curves[0]] == [row["loss"] for row in curves[1]]
+        again = fork(stem, then, *words, *every)  # it is finished: nothing is trained, and all as it was
+        assert "resumed in epoch 3 after step 0\n" in again.stdout
+        assert (again.out / f"{stem}.pt").read_bytes() == (whole.out / f"{stem}.pt").read_bytes()
+
+
 # ---- what they refuse ---------------------------------------------------------------------------
 
 # In addition to SMALL. 17's start up to four processes each: most are long.
