@@ -14,29 +14,25 @@ from promises import check_files
 from weights import copy_lessons, curve_of
 
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs")  # 20 steps an epoch
+EPOCHS, STEPS = "05_snapshots", "06a_any_step"  # after what they save
 # For each: an undisturbed run, one that is killed, and from where that one goes on.
 LESSONS = {
-    "05": ("05_snapshots", (*SMALL, 4), ("--crash-at", 3), "after epoch 2"),
-    "06a": (
-        "06a_any_step",
-        (*SMALL, 3),
-        ("--snapshot-every", 3, "--crash-at", 2),
-        "in epoch 2 after step 18",
-    ),
+    EPOCHS: ((*SMALL, 4), ("--crash-at", 3), "after epoch 2"),
+    STEPS: ((*SMALL, 3), ("--snapshot-every", 3, "--crash-at", 2), "in epoch 2 after step 18"),
 }
 
 
-@pytest.mark.quick("05-2-run", "06a-4-fork")
-@pytest.mark.long("06a-2-run")
+@pytest.mark.quick("05_snapshots-2-run", "06a_any_step-4-fork")
+@pytest.mark.long("06a_any_step-2-run")
 @pytest.mark.night
 @pytest.mark.parametrize(
-    ("number", "processes", "way"),
-    [("05", 2, "run"), ("06a", 2, "run"), *(("06a", count, "fork") for count in (1, 2, 3, 4))],
+    ("stem", "processes", "way"),
+    [(EPOCHS, 2, "run"), (STEPS, 2, "run"), *((STEPS, count, "fork") for count in (1, 2, 3, 4))],
 )
-def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(request, fork, number, processes, way):
+def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(request, fork, stem, processes, way):
     """With "run", by its documented command. What lesson 05 ends with, lesson 04 gives in peace."""
-    stem, sizes, crash, place = LESSONS[number]
-    before = "04_ddp_torchrun" if number == "05" else stem
+    sizes, crash, place = LESSONS[stem]
+    before = "04_ddp_torchrun" if stem == EPOCHS else stem
     whole = fork(before, processes, *sizes, folder="whole")
     crashed = request.getfixturevalue(way)(stem, processes, *sizes, *crash, folder="crashed")
     assert crashed.stdout.count(f"resumed {place}\n") == 1
@@ -46,28 +42,27 @@ def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(request, fo
     files = crashed.out / f"{stem}.pt", whole.out / f"{before}.pt"
     found, expected = (torch.load(file, weights_only=True) for file in files)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert number == "05" or files[0].read_bytes() == files[1].read_bytes()  # a file holds its name
+    assert stem == EPOCHS or files[0].read_bytes() == files[1].read_bytes()  # a file holds its name
     check_files(crashed, stem)
 
 
 @pytest.mark.parametrize(
-    ("number", "options", "said"),
-    [("05", (), ""), ("06a", ("--snapshot-every", 100), "resumed in epoch 1 after step 20")],
+    ("stem", "options", "said"),
+    [(EPOCHS, (), ""), (STEPS, ("--snapshot-every", 100), "resumed in epoch 1 after step 20")],
 )
-def test_a_crash_in_the_first_epoch_is_survived_too(fork, number, options, said):
+def test_a_crash_in_the_first_epoch_is_survived_too(fork, stem, options, said):
     """An interval that is longer than an epoch saves at the end of each."""
-    stem = LESSONS[number][0]
     result = fork(stem, 2, *SMALL, 2, *options, "--crash-at", 1)
     assert [row["epoch"] for row in launcher.read_curve(result.out, stem)] == [1, 2]
     assert "".join(re.findall(r"resumed.*", result.stdout)) == said
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"),
-    [("05", ["resumed after epoch 4"]), ("06a", ["resumed in epoch 3 after step 20", "epoch  3"])],
+    ("stem", "expected"),
+    [(EPOCHS, ["resumed after epoch 4"]), (STEPS, ["resumed in epoch 3 after step 20", "epoch  3"])],
 )
-def test_a_finished_run_repeats_at_most_the_report_of_its_last_epoch(fork, number, expected):
-    stem, sizes, *_ = LESSONS[number]
+def test_a_finished_run_repeats_at_most_the_report_of_its_last_epoch(fork, stem, expected):
+    sizes = LESSONS[stem][0]
     first = fork(stem, 2, *sizes)
     weights, curve = (first.out / f"{stem}.pt").read_bytes(), curve_of(first.out, stem)
     again = fork(stem, 2, *sizes)
@@ -77,19 +72,19 @@ def test_a_finished_run_repeats_at_most_the_report_of_its_last_epoch(fork, numbe
     assert again.stderr == "", "PyTorch takes it for a scheduler that is stepped before the optimizer"
 
 
-@pytest.mark.quick("05-2-3", "06a-4-2")
-@pytest.mark.night("05-2-1", "05-4-2")
+@pytest.mark.quick("05_snapshots-2-3", "06a_any_step-4-2")
+@pytest.mark.night("05_snapshots-2-1", "05_snapshots-4-2")
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "first", "then"),
+    ("stem", "first", "then"),
     [
-        *(("05", *pair) for pair in ((2, 1), (2, 3), (4, 2))),
-        *(("06a", *pair) for pair in ((4, 2), (2, 3), (1, 4), (3, 1))),
+        *((EPOCHS, *pair) for pair in ((2, 1), (2, 3), (4, 2))),
+        *((STEPS, *pair) for pair in ((4, 2), (2, 3), (1, 4), (3, 1))),
     ],
 )
-def test_another_number_of_processes_goes_on_with_the_same_losses(fork, reference, number, first, then):
+def test_another_number_of_processes_goes_on_with_the_same_losses(fork, reference, stem, first, then):
     """06a in the middle of an epoch, so that the order of the images and the loss so far must fit too."""
-    stem, sizes, crash, place = LESSONS[number]
+    sizes, crash, place = LESSONS[stem]
     assert fork(stem, first, *sizes, *crash, refused=True).code != 0
     result = fork(stem, then, *sizes)
     assert f"resumed {place}\n" in result.stdout
@@ -111,8 +106,8 @@ BOTH = {
 }
 RANDOM = '        workload.set_random_state(processes[rank % len(processes)]["random"], device)\n'
 FORGETS = {
-    "05": BOTH | {"epoch": ('first = state["epoch"] + 1', "first = 1")},
-    "06a": BOTH
+    EPOCHS: BOTH | {"epoch": ('first = state["epoch"] + 1', "first = 1")},
+    STEPS: BOTH
     | {
         "random state": (RANDOM, ""),
         "random state of the others": ("processes[rank % len(processes)]", "processes[0]"),
@@ -125,15 +120,13 @@ FORGETS = {
 }
 
 
-@pytest.mark.quick("05-momentum", "05-nothing", "06a-momentum", "06a-nothing")
+@pytest.mark.quick(*(f"{stem}-{part}" for stem in FORGETS for part in ("momentum", "nothing")))
 @pytest.mark.night
-@pytest.mark.parametrize(
-    ("number", "part"), [(number, part) for number in FORGETS for part in FORGETS[number]]
-)
-def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, number, part):
+@pytest.mark.parametrize(("stem", "part"), [(stem, part) for stem in FORGETS for part in FORGETS[stem]])
+def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, stem, part):
     """A lesson that forgets this part does not end with the bytes of an uninterrupted run. The model is that
     of victim.py, which has all that can be forgotten; but for 05, which holds no random state, no dropout."""
-    (stem, sizes, crash, _), (text, instead) = LESSONS[number], FORGETS[number][part]
+    (sizes, crash, _), (text, instead) = LESSONS[stem], FORGETS[stem][part]
     changed = tmp_path / "lessons"
     copy_lessons(changed)
     lesson = (changed / f"{stem}.py").read_text()
@@ -143,9 +136,9 @@ def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, number, part):
     for folder, options in (("peace", sizes), ("crash", (*sizes, *crash))):
         # One agent, which starts all again after a crash.
         words, environment = launcher.command(
-            "05_snapshots", 2 if number == "05" else 4, *options, script=victim
+            "05_snapshots", 2 if stem == EPOCHS else 4, *options, script=victim
         )
-        environment |= {"LESSON": str(changed / f"{stem}.py")} | ({"DROPOUT": "0"} if number == "05" else {})
+        environment |= {"LESSON": str(changed / f"{stem}.py")} | ({"DROPOUT": "0"} if stem == EPOCHS else {})
         result = forks.finish(words, tmp_path / folder, environment)
         assert result.code == 0, result.stderr
         results.append(((result.out / f"{stem}.pt").read_bytes(), curve_of(result.out, stem)))
@@ -157,7 +150,7 @@ def test_the_pass_that_does_not_count_leaves_no_mark(tmp_path):
     layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     before = [tensor.clone() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
-    importlib.import_module("06a_any_step").settle(model, torch.ones(4, 2))
+    importlib.import_module(STEPS).settle(model, torch.ones(4, 2))
     after = [*model.state_dict().values(), torch.get_rng_state()]
     assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
     assert model.training
@@ -168,5 +161,5 @@ def test_the_pass_that_does_not_count_leaves_no_mark(tmp_path):
 def test_killed_at_random_moments_05_ends_with_the_same_bytes(forks, tmp_path):
     """One of each kind. In mid-save, rank 0 is killed when a part of the temporary file is on the disk."""
     kinds = dict.fromkeys(("one process", "all processes", "in mid-save", "SIGTERM"), 1)
-    rows = chaos.chaos(len(kinds), tmp_path, processes=(2,), kinds=kinds, forks=forks, lesson="05_snapshots")
+    rows = chaos.chaos(len(kinds), tmp_path, processes=(2,), kinds=kinds, forks=forks, lesson=EPOCHS)
     assert sorted(row["kind"] for row in rows) == sorted(kinds)
