@@ -1,4 +1,4 @@
-"""What lessons 07 to 17 promise of every run, and the loops in one process that theirs are compared with."""
+"""What all lessons promise of every run, and the loops in one process that theirs are compared with."""
 
 import functools
 import importlib
@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
 import launcher
+import lessons
 import workload
 from lines import check_what_it_printed
 from parts import limericks
@@ -32,20 +33,26 @@ SMALL = {
     "16_experts": "--train-size 133 --batch-size 12 --test-size 13 --epochs 2 --characters 14",
     "17_one_mesh": "--train-size 18 --batch-size 8 --test-size 4 --length 24 --width 16 --epochs 2",
 }
+# Lessons 01 to 06b have one job.
+STAIRS = [lesson.stem for lesson in (*lessons.LADDER, *map(lessons.get, ("06a_any_step", "06b_preemption")))]
+SMALL |= dict.fromkeys(STAIRS, IMAGES)
 SMALL = {stem: tuple(words.split()) for stem, words in SMALL.items()}
 # What they leave in addition to the curve and the weights.
 LEFT = {
+    **dict.fromkeys(("05_snapshots", "06_multinode", "06a_any_step"), ("snapshot",)),
+    "06b_preemption": ["lock", *(f"epoch000{epoch}-step000010.snapshot" for epoch in (1, 2))],
     "09_fsdp": [f"epoch000{epoch}" for epoch in (1, 2, 3)],
     **{
         stem: [f"epoch000{epoch}-step000000.snapshot" for epoch in (2, 3)]
         for stem in ("13_gpt", "15_context_parallel", "16_experts")
     },
 }
-OF_IMAGES = ("07_mixed_precision", "09_fsdp", "10_pipeline", "11_tensor_parallel", "12_mesh")
+OF_IMAGES = (*STAIRS, "07_mixed_precision", "09_fsdp", "10_pipeline", "11_tensor_parallel", "12_mesh")
 
 
 def check_files(result, stem):
     names = {f"{stem}.{ending}" for ending in ("jsonl", "pt", *LEFT.get(stem, ()))}
+    names |= {"ticket"} if stem in ("06_multinode", "06a_any_step", "06b_preemption") else set()
     assert {path.name for path in result.out.iterdir()} == names
 
 

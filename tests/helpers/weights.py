@@ -9,16 +9,6 @@ import launcher
 import workload
 
 LESSONS = launcher.ROOT / "lessons"
-# A text of lessons 05 and 06a, and what stands there where a snapshot forgets something.
-FORGETS = {
-    "nothing": ("import workload\n", "import workload\n"),
-    "momentum": (' "optimizer": optimizer,', ""),
-    "scheduler": (', "scheduler": scheduler}', "}"),
-    "buffers": (
-        '"model": model.module,',
-        '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
-    ),
-}
 
 
 def recount(weights, test_size):
@@ -48,20 +38,3 @@ def lesson_with_a_bug(folder, stem, where, bug):
     assert lesson.count(loss) == 1
     script.write_text(lesson.replace(loss, f"            if epoch == 2 and {where}: {bug}\n{loss}"))
     return script
-
-
-def run_changed(forks, tmp_path, stem, processes, text, instead, *options, folder, **environment):
-    """Run a copy of a lesson in which one text is replaced, with the model of victim.py, which has all that
-    a snapshot could forget. Returns the bytes of its weights, and its curve."""
-    changed = tmp_path / folder / "lessons"
-    copy_lessons(changed)
-    lesson = (changed / f"{stem}.py").read_text()
-    assert lesson.count(text) == 1, "the lesson has changed: change this test with it"
-    (changed / f"{stem}.py").write_text(lesson.replace(text, instead))
-    # One agent, which starts all again after a crash.
-    victim = launcher.ROOT / "tests/helpers/victim.py"
-    words, more = launcher.command("05_snapshots", processes, *options, script=victim)
-    environment |= more | {"LESSON": str(changed / f"{stem}.py")}
-    result = forks.finish(words, tmp_path / folder, environment)
-    assert result.code == 0, result.stderr
-    return (result.out / f"{stem}.pt").read_bytes(), curve_of(result.out, stem)

@@ -1,9 +1,7 @@
 """Lesson 07: bf16 stays close to lesson 01's curve, a step has one all-reduce; and fp16."""
 
 import argparse
-import contextlib
 import functools
-import gc
 import importlib
 import re
 import shlex
@@ -11,7 +9,6 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import diffs
 import launcher
@@ -129,50 +126,20 @@ def test_the_forward_pass_is_in_16_bits_and_what_lasts_in_32(altered):
         assert rank.types == ({torch.bfloat16}, {torch.float32}, {torch.float32}, {torch.float32})
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()
-    dist.destroy_process_group()
+def test_a_gpu_without_bf16_is_refused_and_fp16_named(monkeypatch, capsys):
+    def require(precision, device, has_it):
+        def is_supported(including_emulation=True):
+            return has_it or including_emulation
 
-
-def test_the_profiler_counts_as_many(alone, tmp_path, monkeypatch):
-    """It sees every collective that gloo is given, whoever calls it."""
-    lesson = importlib.import_module(STEM)
-    parser = lesson.workload.parser(f"{STEM}.py", "")
-    parser.set_defaults(precision="bf16", accumulate=4)
-    arguments = parser.parse_args([str(word) for word in (*FEW, "--out", tmp_path)])
-    monkeypatch.setattr(workload, "set_seed", torch.manual_seed)
-    with torch.profiler.profile(record_shapes=True) as profile:
-        lesson.train(0, 1, torch.device("cpu"), arguments)
-    shapes = [event.input_shapes for event in profile.events() if event.name == "gloo:all_reduce"]
-    gradients = [shape for shape in shapes if shape == [[PARAMETERS]]]
-    assert len(gradients) == 10
-    assert len(shapes) == len(gradients) + 2  # the loss and the accuracy, once an epoch
-
-
-@pytest.mark.parametrize(
-    ("precision", "device", "has_it", "is_refused"),
-    [
-        ("bf16", "cuda", False, True),
-        ("bf16", "cuda", True, False),
-        ("bf16", "cpu", False, False),
-        ("fp32", "cuda", False, False),
-    ],
-)
-def test_a_gpu_without_bf16_is_refused_and_fp16_named(
-    monkeypatch, capsys, precision, device, has_it, is_refused
-):
-    def is_supported(including_emulation=True):
-        return has_it or including_emulation
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-    with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
         workload.require_precision(precision, torch.device(device))
-    named = re.findall(r"lessons/\S+\.py", capsys.readouterr().err)
-    assert [launcher.ROOT / path for path in named] == [FP16] * is_refused and FP16.exists()
+
+    for works in (("bf16", "cuda", True), ("bf16", "cpu", False), ("fp32", "cuda", False)):
+        require(*works)
+    with pytest.raises(SystemExit):
+        require("bf16", "cuda", False)
+    (named,) = re.findall(r"lessons/\S+\.py", capsys.readouterr().err)
+    assert launcher.ROOT / named == FP16 and FP16.exists()
 
 
 # ---- fp16: a scaler, and clipping

@@ -2,44 +2,28 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 import launcher
-import workload
 from meshes import total
 from parts.transformer import ImageTransformer
 
 STEM = "11_tensor_parallel"
 WAYS = [(2, ()), (2, ("--sequence-parallel",)), (4, ()), (4, ("--sequence-parallel",))]
-COUNTED = ["forward   | {}", "backward  | {}", "optimizer | {}"]
 
 
 @pytest.mark.quick("2-options2", "2-options3")
 @pytest.mark.long("4-options5")
 @pytest.mark.night
 @pytest.mark.parametrize(("processes", "options"), [(1, ()), (1, ("--sequence-parallel",)), *WAYS])
-def test_the_collectives_and_the_gradients_of_one_step(fork, processes, options):
-    """One epoch of one batch is one step, and with a rate of 1 that step is the gradient itself."""
-    sizes = ("--train-size", 60, "--batch-size", 60, "--test-size", 10, "--epochs", 1, "--lr", 1)
-    result = fork(STEM, processes, *sizes, *options)
+def test_it_prints_the_collectives_of_one_step(fork, processes, options):
+    sizes = ("--train-size", 60, "--batch-size", 60, "--test-size", 10, "--epochs", 1)
     silent = ["no collective"] * 3
     reduced = ["4 all_reduce", "4 all_reduce", "no collective"]
     scattered = [*["4 reduce_scatter_tensor, 5 all_gather_into_tensor"] * 2, "10 all_reduce"]
     expected = silent if processes == 1 else scattered if options else reduced
-    assert result.stdout.splitlines()[:3] == [
-        line.format(count) for line, count in zip(COUNTED, expected, strict=True)
-    ]
-
-    workload.set_seed(0)
-    model, digits = ImageTransformer((1, 28, 28)), workload.draw_digits(60, seed=1)
-    cross_entropy(model(digits.images), digits.labels).backward()
-    after = torch.load(result.out / f"{STEM}.pt", weights_only=True)
-    largest = max(value.grad.abs().max() for value in model.parameters())
-    for name, value in model.named_parameters():
-        off = (value.detach() - after[name] - value.grad).abs().max()
-        # The loss does not depend on a key's bias: softmax takes no notice of what is the same everywhere.
-        assert off <= 1e-5 * largest, f"{name}: {off:.1e} of {value.grad.abs().max():.1e}"
-        assert value.grad.abs().max() > 1e-4 * largest or name.endswith("key.bias"), f"{name} does not learn"
+    lines = fork(STEM, processes, *sizes, *options).stdout.splitlines()[:3]
+    names = ("forward   | ", "backward  | ", "optimizer | ")
+    assert lines == [name + count for name, count in zip(names, expected, strict=True)]
 
 
 @pytest.mark.quick("2-options0")

@@ -15,6 +15,8 @@ GATHERED_AND_REDUCED = {
     ("backward", "all-gather", "data"): 2,  # the blocks again
     ("backward", "reduce-scatter", "data"): 3,
 }
+TORCHS = {"all-gather": "_allgather_base_", "all-reduce": "all_reduce"}
+TORCHS |= {"reduce-scatter": "_reduce_scatter_base_"}
 ADDED_UP = {("forward", "all-reduce", "tensor"): 4, ("backward", "all-reduce", "tensor"): 4}
 
 
@@ -26,62 +28,38 @@ def test_on_one_process_it_has_lesson_11s_losses_to_the_bit(kept):
     assert [row["loss"] for row in curves[0]] == [row["loss"] for row in curves[1]]
 
 
-@pytest.fixture
-def probes(found):
-    """What the four processes of a mesh find, for each size of "tensor"."""
-    return lambda tensor_size: found("one_step", STEM, 4, 12, tensor_size)
-
-
 @pytest.mark.parametrize(
     ("tensor_size", "expected"),
     [(1, GATHERED_AND_REDUCED), (2, GATHERED_AND_REDUCED | ADDED_UP), (4, ADDED_UP)],
 )
-def test_weights_travel_in_data_and_what_is_computed_in_tensor(probes, tensor_size, expected):
-    for probe in probes(tensor_size):
+def test_what_a_step_sends_and_prints_and_who_holds_what(found, fork, tensor_size, expected):
+    """Weights travel in "data", and what is computed in "tensor"."""
+    sizes = ("--train-size", 48, "--batch-size", 24, "--test-size", 10, "--epochs", 1)
+    printed = fork(STEM, 4, *sizes, "--tensor-parallel", tensor_size).stdout.splitlines()
+    for line, name in zip(printed, ("forward", "backward"), strict=False):
+        counts = [f"{times} {TORCHS[kind]}" for (when, kind, _), times in expected.items() if when == name]
+        assert line == f"{name:9} | {', '.join(counts)}"
+    assert printed[2] == "optimizer | no collective"
+    probes = found("one_step", STEM, 4, 12, tensor_size)
+    for probe in probes:
         sent = total(probe["sent"], "when", "kind", "dimension")
         assert {place: times for place, (times, _) in sent.items()} == expected
-
-
-@pytest.mark.parametrize("tensor_size", [1, 2, 4])
-def test_gradients_are_those_of_one_process(probes, tensor_size):
-    assert all(probe["off"] < 1e-5 for probe in probes(tensor_size))
-
-
-@pytest.mark.parametrize("tensor_size", [1, 2, 4])
-def test_each_process_holds_its_part_of_every_weight(probes, tensor_size):
-    found = probes(tensor_size)
-    for name, shape in found[0]["sizes"].items():
-        held = sum(torch.Size(probe["held"][name]).numel() for probe in found)
+        assert probe["off"] < 1e-5
+    for name, shape in probes[0]["sizes"].items():
+        held = sum(torch.Size(probe["held"][name]).numel() for probe in probes)
         layer = name.rpartition(".")[0]
         by_columns = layer.endswith(("query", "key", "value", "up"))
         by_rows = layer.endswith(("project", "down")) and len(shape) == 2
         # What is not sharded in "tensor" is held by all processes of a row of the mesh.
         copies = 1 if by_columns or by_rows else tensor_size
         assert held == copies * torch.Size(shape).numel(), name
-        for probe in found:
+        for probe in probes:
             kinds = probe["placements"][name]
             assert kinds["data"] in ("Shard", "_StridedShard"), name
             if by_columns or by_rows:
                 assert kinds["tensor"] == "Shard", name
             else:
                 assert kinds.get("tensor", "Replicate") == "Replicate", name
-
-
-@pytest.mark.quick("4-4 all_reduce-4 all_reduce")
-@pytest.mark.night
-@pytest.mark.parametrize(
-    ("tensor_size", "forward", "backward"),
-    [
-        (1, "3 _allgather_base_", "2 _allgather_base_, 3 _reduce_scatter_base_"),
-        (2, "3 _allgather_base_, 4 all_reduce", "2 _allgather_base_, 3 _reduce_scatter_base_, 4 all_reduce"),
-        (4, "4 all_reduce", "4 all_reduce"),
-    ],
-)
-def test_it_prints_the_collectives_of_a_step(fork, tensor_size, forward, backward):
-    sizes = ("--train-size", 48, "--batch-size", 24, "--test-size", 10, "--epochs", 1)
-    result = fork(STEM, 4, *sizes, "--tensor-parallel", tensor_size)
-    said = [f"forward   | {forward}", f"backward  | {backward}", "optimizer | no collective"]
-    assert result.stdout.splitlines()[:3] == said
 
 
 @pytest.mark.parametrize("kind", ["collective", "message", "ring"])

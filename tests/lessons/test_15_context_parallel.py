@@ -5,10 +5,8 @@ import re
 
 import pytest
 
-import launcher
 from parts.ring_attention import positions_of
 from promises import SMALL as ALL
-from promises import trained_plainly
 
 STEM = "15_context_parallel"
 SMALL = ALL[STEM]
@@ -65,17 +63,3 @@ def test_the_orders():
         [4, 5, 6, 7],
     ]
     assert positions_of(1, 3, "zigzag", 12).tolist() == [2, 3, 8, 9]
-
-
-@pytest.mark.quick("1")
-@pytest.mark.long
-@pytest.mark.parametrize("processes", [1, 3])
-def test_a_killed_run_goes_on_with_fewer_processes(fork, processes):
-    sizes = (*SMALL, "--snapshot-every", 1)
-    killed = fork(STEM, 2, *sizes, "--crash-at", 2, folder="killed", refused=True)
-    assert killed.code != 0
-    assert [row["epoch"] for row in launcher.read_curve(killed.out, STEM)] == [1]
-    resumed = fork(STEM, processes, *sizes, folder="killed")
-    assert "resumed in epoch 2 after step 1\n" in resumed.stdout
-    curve = launcher.read_curve(resumed.out, STEM)
-    assert launcher.difference(curve, trained_plainly(STEM)[0]) == ""

@@ -55,6 +55,8 @@ def test_one_curve_on_any_number_of_processes(fork, one, processes, options):
     without_speed = [re.sub(r"\S+ texts/s", "", text) for text in (result.stdout, stdout)]
     assert without_speed[0] == without_speed[1]
     check_files(result, STEM)
+    experts = torch.load(result.out / f"{STEM}.pt", weights_only=True)["blocks.0.feed_forward.up"]
+    assert (experts.shape, experts.dtype) == ((4, 64, 256), torch.float64)
 
 
 @pytest.mark.quick("2-options1")
@@ -73,22 +75,6 @@ def test_the_same_command_gives_the_same_bytes(fork):
     assert (first.out / f"{STEM}.pt").read_bytes() == (again.out / f"{STEM}.pt").read_bytes()
 
 
-@pytest.mark.long
-def test_a_killed_run_goes_on_with_its_curve_on_another_number_of_processes(fork, one):
-    sizes = (*SMALL, "--double", "--snapshot-every", 2)
-    killed = fork(STEM, 4, *sizes, "--crash-at", 2, folder="killed", refused=True)
-    assert killed.code != 0
-    resumed = fork(STEM, 2, *sizes, folder="killed")
-    assert "resumed in epoch 2 after step 4\n" in resumed.stdout
-    expected, stdout = one("--double")
-    assert close(launcher.read_curve(resumed.out, STEM), expected)
-    assert loads(resumed.stdout) == loads(stdout)[1:]
-    assert resumed.stdout.endswith(stdout.partition("---- after training")[2])
-    weights = torch.load(resumed.out / f"{STEM}.pt", weights_only=True)
-    experts = weights["blocks.0.feed_forward.up"]
-    assert (experts.shape, experts.dtype) == ((4, 64, 256), torch.float64)
-
-
 # ---- the layer, beside one that knows of no process ---------------------------------------------
 
 
@@ -105,32 +91,25 @@ def probes(found):
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_answers_and_gradients_are_those_of_a_layer_that_sends_nothing(probes, processes):
+    """And for each token that leaves, or comes, hidden x 4 bytes leave: and again in the backward pass."""
     for case, found in probes(processes).items():
         for probe in found:
             for name, off in probe["off"].items():
                 assert off <= 1e-5 * probe["sizes"][name] + 1e-12, (case, name)
             assert probe["held"] == 4 // processes
-
-
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_as_many_bytes_leave_a_process_as_the_formula_says(probes, processes):
-    """For each token that leaves, and each that comes, hidden x 4 bytes: and again in the backward pass."""
-    for case, found in probes(processes).items():
         assert [probe["sent"] for probe in found] == [probe["expected"] for probe in found], case
         assert (sum(sum(probe["sent"]) for probe in found) > 0) == (processes > 1)
 
 
-def test_a_process_may_get_all_tokens_or_none(probes):
-    *others, last = probes(4)["all to the last"]
+def test_only_where_there_is_a_limit_tokens_are_dropped_and_one_process_may_get_all(probes):
+    found = probes(4)
+    dropped = {case: each[0]["dropped"] for case, each in found.items()}
+    assert dropped.pop("limited") > 0
+    assert not any(dropped.values())
+    *others, last = found["all to the last"]
     assert last["load"] == [0, 0, 0, 1]
     assert all(probe["sent"] == [6 * 8 * 4, 0] * 2 for probe in others)  # its own 6 tokens, and no answer
     assert last["sent"] == [0, 18 * 8 * 4] * 2
-
-
-def test_only_where_there_is_a_limit_tokens_are_dropped(probes):
-    dropped = {case: found[0]["dropped"] for case, found in probes(4).items()}
-    assert dropped.pop("limited") > 0
-    assert not any(dropped.values())
 
 
 def test_why_the_loop_over_experts_stays():

@@ -6,21 +6,16 @@ import pytest
 
 import launcher
 import lessons
-from lines import check_what_it_printed
-from weights import recount
+from promises import IMAGES, STAIRS, check_run
 
 SMALL = ("--train-size", 1200, "--test-size", 300, "--epochs", 2)
-
-
-# The same job, and the snapshots of a whole run: what else they promise is in their own tests.
-STAIRS = [*lessons.LADDER, lessons.get("06a_any_step"), lessons.get("06b_preemption")]
 
 
 def counts(*processes):
     """(lesson, processes) for all steps: lessons 01 and 02 are one process, lesson 06 two agents."""
     return [
         pytest.param(lesson.stem, count, id=f"{lesson.number}-{count}")
-        for lesson in STAIRS
+        for lesson in map(lessons.get, STAIRS)
         for count in ((1,) if lesson.is_one_process() else processes)
     ]
 
@@ -43,51 +38,26 @@ def test_the_default_run_learns_over_several_epochs(reference):
     assert sum(later > earlier for earlier, later in itertools.pairwise(accuracy)) >= 4
 
 
-# What else they leave behind: the last snapshot; 06b also the one before.
-LEFT = {
-    "05_snapshots": ["05_snapshots.snapshot"],
-    "06_multinode": ["06_multinode.snapshot", "ticket"],
-    "06a_any_step": ["06a_any_step.snapshot", "ticket"],
-    "06b_preemption": [
-        "06b_preemption.lock",
-        "06b_preemption.epoch0001-step000010.snapshot",
-        "06b_preemption.epoch0002-step000010.snapshot",
-        "ticket",
-    ],
-}
-
-
 @pytest.mark.quick("02-1", "03-2", "04-2", "05-2", "06-2", "06a-2", "06b-2")
 @pytest.mark.night
 @pytest.mark.parametrize(("stem", "processes"), [*counts(1)[2:], *counts(2, 3, 4)])
 def test_one_curve_the_same_bytes_and_every_image_once(fork, reference, stem, processes):
     """On sizes that divide by nothing: 1,055 images lack one to a full batch, 997 make uneven shares."""
-    sizes = ("--train-size", 1055, "--batch-size", 96, "--test-size", 997, "--epochs", 2, "--seed", 3)
+    sizes = IMAGES.split()
     result = fork(stem, processes, *sizes, folder="first")
-    curve = launcher.read_curve(result.out, stem)
-    assert launcher.difference(curve, reference(*sizes)) == ""
-    assert [row["accuracy"] for row in curve] == [row["accuracy"] for row in reference(*sizes)]
-    assert curve[-1]["accuracy"] == recount(result.out / f"{stem}.pt", 997)
-    check_what_it_printed(result.stdout, curve)
-    assert "epoch  1:" not in result.stderr, "a progress bar, though the output is no terminal"
-    names = {f"{stem}.jsonl", f"{stem}.pt", *LEFT.get(stem, ())}
-    assert {path.name for path in result.out.iterdir()} == names
+    check_run(result, stem, processes, reference(*sizes))
     again = fork(stem, processes, *sizes, folder="again")
     assert (again.out / f"{stem}.pt").read_bytes() == (result.out / f"{stem}.pt").read_bytes()
 
 
+@pytest.mark.quick("--seed")
 @pytest.mark.long
-def test_a_wide_model_has_one_curve_too(fork, reference):
-    sizes = ("--train-size", 480, "--test-size", 60, "--epochs", 2, "--width", 24)
-    stem = "04_ddp_torchrun"
-    curve = launcher.read_curve(fork(stem, 2, *sizes).out, stem)
-    assert launcher.difference(curve, reference(*sizes)) == ""
-    assert launcher.difference(curve, reference(*sizes[:-2])) != "", "as narrow as without"
-
-
-def test_another_seed_is_another_curve(fork, reference):
-    curve = launcher.read_curve(fork("01_single_gpu", 1, *SMALL, "--seed", 1).out, "01_single_gpu")
-    assert launcher.difference(curve, reference(*SMALL)) != ""
+@pytest.mark.parametrize("option", [("--seed", 1), ("--width", 24)], ids=lambda option: option[0])
+def test_another_seed_or_width_is_another_curve_and_one_on_any_number_of_processes(fork, reference, option):
+    stem, sizes = "04_ddp_torchrun", ("--train-size", 480, "--test-size", 60, "--epochs", 2)
+    curve = launcher.read_curve(fork(stem, 2, *sizes, *option).out, stem)
+    assert launcher.difference(curve, reference(*sizes, *option)) == ""
+    assert launcher.difference(curve, reference(*sizes)) != ""
 
 
 def test_a_second_run_starts_its_curve_anew(fork):

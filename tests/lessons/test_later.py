@@ -141,13 +141,46 @@ def test_its_documented_command_learns(run, reference, stem):
         check_files(result, stem)
 
 
+@pytest.mark.quick("15-1")
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stem", "first", "then", "step", "options"),
+    [
+        pytest.param("13_gpt", 4, 4, 4, (), id="13"),
+        pytest.param("15_context_parallel", 2, 1, 1, (), id="15-1"),
+        pytest.param("15_context_parallel", 2, 3, 1, (), id="15-3"),
+        pytest.param("16_experts", 4, 2, 4, ("--double",), id="16"),
+    ],
+)
+def test_a_killed_run_goes_on_with_its_curve(fork, kept, stem, first, then, step, options):
+    """On another number of processes; on the same one it ends with the same bytes."""
+    every = ("--snapshot-every", min(step, 2))
+    words = (*SMALL[stem], *options)
+    killed = fork(stem, first, *words, *every, "--crash-at", 2, refused=True)
+    assert killed.code != 0
+    assert [row["epoch"] for row in launcher.read_curve(killed.out, stem)] == [1]
+    whole, resumed = kept(stem, then, *words), fork(stem, then, *words, *every)
+    assert f"resumed in epoch 2 after step {step}\n" in resumed.stdout
+    curves = [launcher.read_curve(run.out, stem) for run in (resumed, whole)]
+    limits = lessons.Curve(early=1e-6 if options else 1e-5)
+    assert launcher.difference(*curves, limits) == ""
+    assert [row["accuracy"] for row in curves[0]] == [row["accuracy"] for row in curves[1]]
+    assert resumed.stdout.partition("---- after")[2] == whole.stdout.partition("---- after")[2]
+    loads = [re.findall("^block.*", run.stdout, re.M)[-2:] for run in (resumed, whole)]
+    assert loads[0] == loads[1]
+    if first == then:
+        assert [row["loss"] for row in curves[0]] == [row["loss"] for row in curves[1]]
+        again = fork(stem, then, *words, *every)  # it is finished: nothing is trained, and all as it was
+        assert "resumed in epoch 3 after step 0\n" in again.stdout
+        assert (again.out / f"{stem}.pt").read_bytes() == (whole.out / f"{stem}.pt").read_bytes()
+
+
 # ---- what they refuse ---------------------------------------------------------------------------
 
 # In addition to SMALL. 17's start up to four processes each: most are long.
 REFUSED = """
 07 2 --accumulate 0: --accumulate must be from 1 to the 48 images of a process, not 0
 07 2 --accumulate 49: --accumulate must be from 1 to the 48 images of a process, not 49
-07 2 --precision fp8: argument --precision: invalid choice: 'fp8'
 07 2 --batch-size 51: --batch-size 51 does not divide by 2 processes
 08 2 --width 0: --width must be at least 1, not 0
 08 2 --patience 0: --patience must be at least 1, not 0
@@ -162,14 +195,19 @@ REFUSED = """
 09 2 --batch-size 51: --batch-size 51 does not divide by 2 processes: take 52, for instance
 09 2 --precision fp8: argument --precision: invalid choice: 'fp8' (choose from
 10 2 --batch-size 120 --microbatches 7: --batch-size 120 does not divide by 7 micro-batches: take 126
+10 2 --microbatches 0: --microbatches must be at least 1, not 0
+10 4 --microbatches 3: 1f1b on 4 processes needs 4 micro-batches or more, not 3
+10 2 --batch-size 85 --schedule interleaved --microbatches 5: interleaved has 2 rounds here, and 5 \
+micro-batches do not divide by 2: take 6
+10 5 --microbatches 12: the model has 4 layers with weights: 5 processes are too many
+10 2 --microbatches 12 --pretend-milliseconds -1 --timeline: --pretend-milliseconds must be from 0 to 60000
+10 2 --microbatches 12 --pretend-milliseconds nan --timeline: --pretend-milliseconds must be from 0 to 60000
+10 2 --microbatches 12 --pretend-milliseconds 5: --pretend-milliseconds needs --timeline
 10 2 --schedule dual: argument --schedule: invalid choice: 'dual' (choose from
-10 2 --epochs 0: --epochs must be at least 1, not 0
 11 3: error: 3 processes cannot share 4 heads evenly: take 1, 2 or 4
-11 8: error: 8 processes cannot share 4 heads evenly: take 1, 2 or 4
 12 3 --tensor-parallel 3: --tensor-parallel 3 does not divide 4 heads and 3 processes: take 1
 12 3 --tensor-parallel 2: --tensor-parallel 2 does not divide 4 heads and 3 processes: take 1
 12 1 --tensor-parallel 0: --tensor-parallel 0 does not divide 4 heads and 1 processes: take 1
-12 2 --tensor-parallel -1: --tensor-parallel -1 does not divide 4 heads
 12 2 --batch-size 51: --batch-size 51 does not divide by 2 processes: take 52
 13 3 --tensor-parallel 3: --tensor-parallel 3 does not divide 4 heads and 3 processes: take 1
 13 3 --tensor-parallel 2: --tensor-parallel 2 does not divide 4 heads and 3 processes: take 1
@@ -180,13 +218,10 @@ REFUSED = """
 13 1 --test-size 99: sequences of 176 characters, not 99
 13 2 --batch-size 13: --batch-size 13 does not divide by 2 processes
 15 2 --length 50: --length 50 does not divide into 4 chunks, two for each process: take 48
-15 3 --length 64: --length 64 does not divide into 6 chunks, two for each process: take 60
-15 2 --length 2: --length 2 does not divide into 4 chunks, two for each process: take 4
 15 1 --length 0: --length 0 does not divide into 2 chunks, two for each process: take 2
 15 3 --context-parallel 2: --context-parallel 2 does not divide 3 processes: take 1
 15 1 --context-parallel 0: --context-parallel 0 does not divide 1 processes: take 1
 15 1 --length 34000: the limericks make 0 sequences of 34000 characters, not 38
-15 1 --data digits: this lesson reads limericks, not digits: leave --data out
 15 2 --batch-size 13: --batch-size 13 does not divide by 2 processes
 16 3: --experts 4 is not a multiple of 3 processes: take 6, for example
 16 1 --experts 0: --experts 0 is not a multiple of 1 processes: take 1, for example
@@ -194,9 +229,7 @@ REFUSED = """
 16 1 --experts 1 --experts-per-token 2: at most --experts, not 2
 16 1 --balance -1: --balance must be 0 or more, not -1.0
 16 1 --capacity 0: --capacity must be a number above 0, not 0.0
-16 1 --data digits: this lesson reads limericks, not digits: leave --data out
 17 2 --tensor-parallel 3: --tensor-parallel 3 does not divide 2 processes: take 1
-17 2 --context-parallel 0: --context-parallel 0 does not divide 2 processes: take 1
 17 3 --tensor-parallel 3: --tensor-parallel 3 does not divide 4 heads: take 1
 17 3 --pipeline-parallel 3: --pipeline-parallel 3 does not divide 4 blocks: take 1
 17 2 --pipeline-parallel 2 --microbatches 1: 2 stages need at least 2 micro-batches, not 1

@@ -1,8 +1,9 @@
-"""A step of lesson 11, 12, 13, 15, 16 or 17 as each process sees it, beside one process that does it alone.
+"""A step of lesson 08, 11, 12, 13, 15, 16 or 17 as each process sees it, beside one that does it alone.
 
 The words: the lesson's number, and what the function below takes. What it finds goes into RANK.json.
 """
 
+import copy
 import gc
 import hashlib
 import importlib
@@ -23,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import workload
 from meshes import ROOT, limerick_arguments
-from parts import experts, limericks, one_mesh, ring_attention
+from parts import experts, limericks, one_mesh, resnet, ring_attention
 from parts.transformer import ImageTransformer
 from planner import dry_run
 
@@ -64,6 +65,44 @@ def rows(recorder):
     """What leaves this process."""
     counts = [(one, times) for one, times in recorder.counts.items() if one.ranks > 1]
     return [one._asdict() | {"times": times} for one, times in counts if one.kind != "receive"]
+
+
+def passed(norm, values, target):
+    """What a batch norm makes of these images, in two steps and afterwards."""
+    values = values.clone().requires_grad_()
+    for _ in range(2):
+        result = norm(values)
+    (result * target).sum().backward()
+    norm.eval()
+    gradients = {"gradient": values.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
+    seen = {"mean": norm.running_mean, "variance": norm.running_var, "count": norm.num_batches_tracked}
+    return {"result": result, "later": norm(values)} | gradients | seen
+
+
+def step_of_08():
+    """Both batch norms, each process with its share of images far from 0, beside one that has them all: how
+    far off, as a share of the largest."""
+    found, own = [], slice(rank, None, world_size)
+    for dtype in (torch.float64, torch.float32):
+        generator = torch.Generator().manual_seed(world_size)
+        whole, target = (torch.randn(12, 5, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+        whole = (whole * torch.rand(12, 1, 1, 1, generator=generator) + 30).to(dtype)
+        norms = [kind(5).to(dtype) for kind in (torch.nn.BatchNorm2d, resnet.SyncBatchNorm)]
+        torch.nn.init.uniform_(norms[0].weight, generator=generator)
+        torch.nn.init.normal_(norms[0].bias, generator=generator)
+        sync, plain = norms[1], copy.deepcopy(norms[0])
+        sync.load_state_dict(plain.state_dict())
+        expected = passed(norms[0], whole, target.to(dtype))
+        expected |= {name: expected[name][own] for name in ("result", "later", "gradient")}
+        found.append([])
+        for norm in (sync, plain):
+            values = passed(norm, whole[own], target.to(dtype)[own])
+            for name in ("weight", "bias"):
+                dist.all_reduce(values[name])
+            found[-1].append(
+                {name: most(values[name], one) / one.abs().max().item() for name, one in expected.items()}
+            )
+    return found
 
 
 def step_of_11(*words):

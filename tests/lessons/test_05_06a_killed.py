@@ -1,0 +1,165 @@
+"""What lessons 05 and 06a promise: a crash costs an epoch, or three steps, and no byte, whenever it comes."""
+
+import importlib
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import chaos
+import launcher
+import lessons
+from promises import check_files
+from weights import copy_lessons, curve_of
+
+SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs")  # 20 steps an epoch
+EPOCHS, STEPS = "05_snapshots", "06a_any_step"  # after what they save
+# For each: an undisturbed run, one that is killed, and from where that one goes on.
+LESSONS = {
+    EPOCHS: ((*SMALL, 4), ("--crash-at", 3), "after epoch 2"),
+    STEPS: ((*SMALL, 3), ("--snapshot-every", 3, "--crash-at", 2), "in epoch 2 after step 18"),
+}
+
+
+@pytest.mark.quick("05_snapshots-2-run", "06a_any_step-4-fork")
+@pytest.mark.long("06a_any_step-2-run")
+@pytest.mark.night
+@pytest.mark.parametrize(
+    ("stem", "processes", "way"),
+    [(EPOCHS, 2, "run"), (STEPS, 2, "run"), *((STEPS, count, "fork") for count in (1, 2, 3, 4))],
+)
+def test_a_crashed_run_ends_with_the_bytes_of_one_that_never_crashed(request, fork, stem, processes, way):
+    """With "run", by its documented command. What lesson 05 ends with, lesson 04 gives in peace."""
+    sizes, crash, place = LESSONS[stem]
+    before = "04_ddp_torchrun" if stem == EPOCHS else stem
+    whole = fork(before, processes, *sizes, folder="whole")
+    crashed = request.getfixturevalue(way)(stem, processes, *sizes, *crash, folder="crashed")
+    assert crashed.stdout.count(f"resumed {place}\n") == 1
+    printed = [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", crashed.stdout, re.M)]
+    assert printed == list(range(1, sizes[-1] + 1))
+    assert curve_of(crashed.out, stem) == curve_of(whole.out, before)
+    files = crashed.out / f"{stem}.pt", whole.out / f"{before}.pt"
+    found, expected = (torch.load(file, weights_only=True) for file in files)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert stem == EPOCHS or files[0].read_bytes() == files[1].read_bytes()  # a file holds its name
+    check_files(crashed, stem)
+
+
+@pytest.mark.parametrize(
+    ("stem", "options", "said"),
+    [(EPOCHS, (), ""), (STEPS, ("--snapshot-every", 100), "resumed in epoch 1 after step 20")],
+)
+def test_a_crash_in_the_first_epoch_is_survived_too(fork, stem, options, said):
+    """An interval that is longer than an epoch saves at the end of each."""
+    result = fork(stem, 2, *SMALL, 2, *options, "--crash-at", 1)
+    assert [row["epoch"] for row in launcher.read_curve(result.out, stem)] == [1, 2]
+    assert "".join(re.findall(r"resumed.*", result.stdout)) == said
+
+
+@pytest.mark.parametrize(
+    ("stem", "expected"),
+    [(EPOCHS, ["resumed after epoch 4"]), (STEPS, ["resumed in epoch 3 after step 20", "epoch  3"])],
+)
+def test_a_finished_run_repeats_at_most_the_report_of_its_last_epoch(fork, stem, expected):
+    sizes = LESSONS[stem][0]
+    first = fork(stem, 2, *sizes)
+    weights, curve = (first.out / f"{stem}.pt").read_bytes(), curve_of(first.out, stem)
+    again = fork(stem, 2, *sizes)
+    assert (again.out / f"{stem}.pt").read_bytes() == weights
+    assert curve_of(again.out, stem) == curve
+    assert [line.partition(" |")[0] for line in again.stdout.splitlines()] == expected
+    assert again.stderr == "", "PyTorch takes it for a scheduler that is stepped before the optimizer"
+
+
+@pytest.mark.quick("05_snapshots-2-3", "06a_any_step-4-2")
+@pytest.mark.night("05_snapshots-2-1", "05_snapshots-4-2")
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stem", "first", "then"),
+    [
+        *((EPOCHS, *pair) for pair in ((2, 1), (2, 3), (4, 2))),
+        *((STEPS, *pair) for pair in ((4, 2), (2, 3), (1, 4), (3, 1))),
+    ],
+)
+def test_another_number_of_processes_goes_on_with_the_same_losses(fork, reference, stem, first, then):
+    """06a in the middle of an epoch, so that the order of the images and the loss so far must fit too."""
+    sizes, crash, place = LESSONS[stem]
+    assert fork(stem, first, *sizes, *crash, refused=True).code != 0
+    result = fork(stem, then, *sizes)
+    assert f"resumed {place}\n" in result.stdout
+    limits = lessons.Curve(early=1e-6, late=1e-6)
+    assert launcher.difference(launcher.read_curve(result.out, stem), reference(*sizes), limits) == ""
+
+
+# ---- what a snapshot must hold ----
+
+# A text of the lessons, and what stands there where a snapshot forgets something.
+BOTH = {
+    "nothing": ("import workload\n", "import workload\n"),
+    "momentum": (' "optimizer": optimizer,', ""),
+    "scheduler": (', "scheduler": scheduler}', "}"),
+    "buffers": (
+        '"model": model.module,',
+        '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
+    ),
+}
+RANDOM = '        workload.set_random_state(processes[rank % len(processes)]["random"], device)\n'
+FORGETS = {
+    EPOCHS: BOTH | {"epoch": ('first = state["epoch"] + 1', "first = 1")},
+    STEPS: BOTH
+    | {
+        "random state": (RANDOM, ""),
+        "random state of the others": ("processes[rank % len(processes)]", "processes[0]"),
+        "step": ('state["step"], state["processes"]', '0, state["processes"]'),
+        "epoch": ('= state["epoch"],', '= state["epoch"] - 1,'),
+        "loss so far": ("loss_sum += sum(", "0 * sum("),
+        "order of the gradients": ("    settle(model, train_set.images[:1].to(device))\n", ""),
+        "random number of the loader": ("    train_loader.generator", "    train_set.generator"),
+    },
+}
+
+
+@pytest.mark.quick(*(f"{stem}-{part}" for stem in FORGETS for part in ("momentum", "nothing")))
+@pytest.mark.night
+@pytest.mark.parametrize(("stem", "part"), [(stem, part) for stem in FORGETS for part in FORGETS[stem]])
+def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, stem, part):
+    """A lesson that forgets this part does not end with the bytes of an uninterrupted run. The model is that
+    of victim.py, which has all that can be forgotten; but for 05, which holds no random state, no dropout."""
+    (sizes, crash, _), (text, instead) = LESSONS[stem], FORGETS[stem][part]
+    changed = tmp_path / "lessons"
+    copy_lessons(changed)
+    lesson = (changed / f"{stem}.py").read_text()
+    assert lesson.count(text) == 1, "the lesson has changed: change this test with it"
+    (changed / f"{stem}.py").write_text(lesson.replace(text, instead))
+    victim, results = launcher.ROOT / "tests/helpers/victim.py", []
+    for folder, options in (("peace", sizes), ("crash", (*sizes, *crash))):
+        # One agent, which starts all again after a crash.
+        words, environment = launcher.command(
+            "05_snapshots", 2 if stem == EPOCHS else 4, *options, script=victim
+        )
+        environment |= {"LESSON": str(changed / f"{stem}.py")} | ({"DROPOUT": "0"} if stem == EPOCHS else {})
+        result = forks.finish(words, tmp_path / folder, environment)
+        assert result.code == 0, result.stderr
+        results.append(((result.out / f"{stem}.pt").read_bytes(), curve_of(result.out, stem)))
+    assert (results[0] == results[1]) == (part == "nothing")
+
+
+def test_the_pass_that_does_not_count_leaves_no_mark(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    before = [tensor.clone() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
+    importlib.import_module(STEPS).settle(model, torch.ones(4, 2))
+    after = [*model.state_dict().values(), torch.get_rng_state()]
+    assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    dist.destroy_process_group()
+
+
+def test_killed_at_random_moments_05_ends_with_the_same_bytes(forks, tmp_path):
+    """One of each kind. In mid-save, rank 0 is killed when a part of the temporary file is on the disk."""
+    kinds = dict.fromkeys(("one process", "all processes", "in mid-save", "SIGTERM"), 1)
+    rows = chaos.chaos(len(kinds), tmp_path, processes=(2,), kinds=kinds, forks=forks, lesson=EPOCHS)
+    assert sorted(row["kind"] for row in rows) == sorted(kinds)
