@@ -173,51 +173,6 @@ def memory(kind, width=4096, layers=16):
 # ---- speed --------------------------------------------------------------------------------------
 
 
-def inputs(kind, size=1200, steps=200):
-    """What it costs to bring lesson 01's images to the GPU.
-
-    pageable  a batch of the CPU's ordinary memory: .to(device) waits until it has been copied
-    pinned    of memory that the GPU reads by itself, a batch ahead, with non_blocking=True
-    resident  all images are on the GPU from the start
-    """
-    device = workload.pick_device()
-    workload.set_seed(0)
-    images = torch.randint(256, (12_000, 1, 28, 28), dtype=torch.uint8)
-    labels = torch.randint(10, (len(images),))
-    model = workload.ConvNet(images.shape[1:]).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    if kind == "resident":
-        images, labels = images.to(device), labels.to(device)
-
-    def take():
-        chosen = torch.randint(len(images), (size,), device=images.device)
-        batch = images[chosen], labels[chosen]
-        if kind == "pinned" and device.type != "cpu":
-            return [part.pin_memory().to(device, non_blocking=True) for part in batch]
-        return [part.to(device) for part in batch]
-
-    def ahead():
-        following = take()
-        while True:
-            current, following = following, take()  # one ahead: a pinned copy runs beside the step
-            yield current
-
-    def train(source, count=steps):
-        def step():
-            batch, targets = next(source)
-            optimize(optimizer, cross_entropy(model(batch), targets))
-
-        return seconds_of(device, step, count)
-
-    source = ahead()
-    train(source, 3)
-    turns.wait_for_turn()
-    train(source)
-    seconds = statistics.median(train(source) for _ in range(3))
-    fixed = statistics.median(train(itertools.repeat(next(source))) for _ in range(3))
-    return {"images/s": steps * size / seconds, "input": max(0.0, 1 - fixed / seconds)}
-
-
 def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, is_compiled=0):
     """Lesson 13's model, made large, in bf16 on one GPU: which share of the hardware's peak goes into it.
 
@@ -389,7 +344,7 @@ def main():
     name, *words = sys.argv[1:]
     kinds = [word for word in words if "=" not in word]
     options = dict(word.split("=") for word in words if "=" in word)
-    probe = {each.__name__: each for each in (numerics, peers, sizes, memory, inputs, gpt, loop)}[name]
+    probe = {each.__name__: each for each in (numerics, peers, sizes, memory, gpt, loop)}[name]
     turns.say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
     if dist.is_initialized():
         gc.collect()  # a DDP object whose threads are left may abort the process at exit

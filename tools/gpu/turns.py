@@ -1,8 +1,10 @@
 """What the measured children share: their turn, and what the GPU did meanwhile."""
 
 import contextlib
+import fcntl
 import json
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -22,22 +24,29 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def lock(kind: int) -> None:
+    """Prepare beside others, or be measured alone. Who takes too long with either is ended by its alarm, so
+    that all others have a turn."""
+    if is_first() and "LOCK_OF_TURNS" in os.environ:
+        signal.alarm(0)
+        fcntl.flock(LOCK, kind)
+        signal.alarm(int(os.environ["SECONDS_OF_TURN"]))
+
+
 def wait_for_turn() -> None:
-    """Say that this process is prepared, and wait until no other one is measured."""
-    if not is_first() or "TAKES_TURNS" not in os.environ:
-        return
+    """This process is prepared. Wait until no other one prepares or is measured."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the others need memory too
-    Path(".ready").touch()
-    while not Path(".go").exists():
-        time.sleep(0.01)
+    lock(fcntl.LOCK_EX)
 
 
 def say(values: dict) -> None:
     if is_first():
         print(json.dumps({"probe": True} | values), flush=True)
-        if "TAKES_TURNS" in os.environ:
-            Path(".done").touch()
+
+
+LOCK = open(os.environ.get("LOCK_OF_TURNS", os.devnull), "w")  # noqa: SIM115
+lock(fcntl.LOCK_SH)
 
 
 def synchronize(device: torch.device) -> None:
