@@ -25,7 +25,7 @@ OPTIONS = {
     "06a_any_step": ["--snapshot-every 3"],
     "06b_preemption": ["--snapshot-every 3"],
     "07_mixed_precision": ["--precision fp32"],
-    "08_real_training": ["--double --workers 2", *["--compile"] * (pretending.real() > 0)],
+    "08_real_training": ["--double --workers 2 --peak-tflops 1", *["--compile"] * (pretending.real() > 0)],
     "09_fsdp": ["--precision bf16", "--checkpoint-activations", "--offload", "--no-reshard"],
     "10_pipeline": ["--schedule naive", "--schedule gpipe", "--schedule interleaved", "--timeline"],
     "11_tensor_parallel": ["--sequence-parallel"],
@@ -74,6 +74,10 @@ def on_gpus(fork, start, tmp_path):
         options = {"gpus": gpus, "folder": folder, "environment": environment}
         if not (truly or pretending.real() or "data_parallel" in lesson.stem):
             return fork(lesson.stem, processes, *arguments, refused=refused, **options)
+        if refused:  # no restarts
+            options["words"], _ = launcher.command(
+                "04_ddp_torchrun", processes, *arguments, script=lesson.path
+            )
         result = start(lesson.stem, processes, *arguments, **options).finish()
         assert refused or result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result
@@ -136,6 +140,36 @@ def test_its_options_have_it_too(on_gpus, compare, stem, options):
     arguments, processes = (*short(lesson), *options.split()), max(2, lesson.processes)
     result = on_gpus(lesson, processes, *arguments)
     compare(lesson, result, processes, *arguments)
+
+
+@pytest.fixture
+def run_script(start):
+    """Run a script on two GPUs in a lesson's stead; where its files are."""
+
+    def run_script(lesson, script, folder, gpus=TWO, **environment):
+        words, _ = launcher.command(lesson.stem, 2, *short(lesson), script=launcher.ROOT / script)
+        environment |= SAME_BYTES | {"SHARE_GPU": "1"}
+        result = start("", words=words, gpus=gpus, folder=folder, environment=environment).finish()
+        assert result.code == 0, result.stderr
+        return result.out
+
+    return run_script
+
+
+@pytest.mark.night
+def test_lesson_13_has_the_same_bytes_twice_if_it_is_told_to(run_script):
+    """On a GPU the backward of its attention is not deterministic by default: see variant.py."""
+    lesson = lessons.get("13_gpt")
+    variant = {"VARIANT": "deterministic", "VARIANT_OF": str(lesson.path)}
+    once, again = (run_script(lesson, "tools/bench/variant.py", folder, **variant) for folder in "ab")
+    assert (once / "13_gpt.pt").read_bytes() == (again / "13_gpt.pt").read_bytes()
+
+
+@pytest.mark.night
+def test_fp16_has_the_cpus_curve(run_script):
+    lesson = lessons.get("07_mixed_precision")
+    outs = [run_script(lesson, "lessons/parts/fp16.py", str(gpus), gpus) for gpus in (TWO, 0)]
+    assert launcher.difference(*(launcher.read_curve(out, "fp16") for out in outs), lesson.curve) == ""
 
 
 # ---- as a reader starts them ---------------------------------------------------------------------
@@ -245,22 +279,6 @@ def test_a_rank_that_is_stopped_or_told_to_end_costs_no_byte_either(start, recor
     assert weights[0] == weights[1]
 
 
-@pytest.mark.night
-def test_lesson_13_has_the_same_bytes_twice_if_it_is_told_to(start):
-    """On a GPU the backward of its attention is not deterministic by default: see variant.py."""
-    stem, variant = "13_gpt", launcher.ROOT / "tools/bench/variant.py"
-    lesson = lessons.get(stem)
-    words, _ = launcher.command(stem, 2, *short(lesson), script=variant)
-    environment = {"VARIANT": "deterministic", "VARIANT_OF": str(lesson.path), "SHARE_GPU": "1"}
-    weights = []
-    for folder in ("once", "again"):
-        run = start("", words=words, gpus=TWO, folder=folder, environment=SAME_BYTES | environment)
-        result = run.finish()
-        assert result.code == 0, result.stderr
-        weights.append((result.out / f"{stem}.pt").read_bytes())
-    assert weights[0] == weights[1]
-
-
 @pytest.mark.long("GPU-05_snapshots", "CPU-09_fsdp")
 @pytest.mark.night
 @pytest.mark.parametrize("stem", ["05_snapshots", "09_fsdp", "13_gpt"])
@@ -280,7 +298,10 @@ def test_a_run_that_was_killed_resumes_on_the_other_device(on_gpus, fork, compar
     begun = run(first, *crash, refused=bool(crash))
     if not crash:  # as if it had been killed before its last checkpoint was there
         shutil.rmtree(begun.out / f"{stem}.epoch0002")
-    shutil.rmtree(begun.out.parent / ".reports", ignore_errors=True)
+    kept = begun.out.rename(begun.out.parents[1] / "kept")  # the rest is not of the run that resumes
+    shutil.rmtree(begun.out.parent)
+    begun.out.parent.mkdir()
+    kept.rename(begun.out)
     result = run("CPU" if first == "GPU" else "GPU")
     assert "resumed" in result.stdout, begun.stdout + result.stdout
     compare(lesson, result, processes, *sizes)

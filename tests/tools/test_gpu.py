@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 import harness
+import probes
 import pytest
-import turns
 
 import launcher
 import pretending
@@ -100,17 +100,27 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
 
 
 @pytest.mark.long
-def test_no_one_is_measured_beside_one_that_prepares_or_is_measured(check):
+def test_no_one_is_measured_beside_one_that_prepares_or_is_measured(check, tmp_path):
     """And who is never prepared is ended: `slow` compiles for minutes, say."""
-    text = (
-        f"import sys, time; sys.path.insert(0, {str(TOOL)!r}); import turns; start = time.time(); "
-        "time.sleep({}); turns.wait_for_turn(); begun = time.time(); time.sleep(0.3); "
-        "turns.say({{'times': [start, begun, time.time()]}})"
-    )
+    text = f"""
+import fcntl, os, sys, time
+sys.path.insert(0, {str(TOOL)!r})
+import probes
+open("{tmp_path}/here-" + str(os.getpid()), "w")
+while sum("here-" in name for name in os.listdir({str(tmp_path)!r})) < 3:
+    time.sleep(0.01)
+probes.lock(fcntl.LOCK_SH)
+start = time.time()
+time.sleep(SECONDS)
+probes.wait_for_turn()
+begun = time.time()
+time.sleep(0.3)
+probes.say({{"times": [start, begun, time.time()]}})
+"""
     check.at_once, check.on_gpus["SECONDS_OF_TURN"] = 3, 8
     seconds = {"quick": 0, "slower": 3, "slow": 99}
     jobs = {
-        name: harness.Job([sys.executable, "-c", text.format(number)], check.on_gpus)
+        name: harness.Job([sys.executable, "-c", text.replace("SECONDS", str(number))], check.on_gpus)
         for name, number in seconds.items()
     }
     found = check.run(jobs)
@@ -167,11 +177,11 @@ def test_how_busy_a_gpu_is_counts_no_moment_twice():
         kernel("Optimizer.step", 1000, 900, "gpu_user_annotation"),  # no work of its own
         {"ph": "M", "name": "process_name"},
     ]
-    found = turns.busy(events, 0.001)
+    found = probes.busy(events, 0.001)
     assert found.pop("busy") == pytest.approx(0.85)
     expected = {"products": 0.4, "NCCL": 0.4, "other kernels": 0.1, "attention": 0.05, "copies": 0.1}
     assert found == pytest.approx(expected)
-    assert turns.busy(events[-2:], 0.001) == {}
+    assert probes.busy(events[-2:], 0.001) == {}
 
 
 @pytest.mark.skipif(

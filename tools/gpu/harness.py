@@ -20,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent), str(ROOT / "lessons")]
 import launcher
-import lessons
 import pretending
 from processes import alive
 
@@ -229,13 +228,6 @@ class Check:
         return int(any(row.verdict == "failed" for row in self.rows))
 
     # ---- commands
-
-    def lesson(self, stem: str, *arguments) -> Job:
-        """A lesson on one rank that reports its speed: see variant.py."""
-        variant = ROOT / "tools/bench/variant.py"
-        words, environment = launcher.command(stem, 1, *arguments, script=variant)
-        environment |= {"VARIANT": "watched", "VARIANT_OF": lessons.get(stem).path}
-        return Job(words, self.on_gpus | environment)
 
     def probe(self, *words: str, ranks: int = 0, **options) -> Job:
         """One of probes.py, by its name; under torchrun if it has a number of ranks."""

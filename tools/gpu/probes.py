@@ -3,22 +3,26 @@
 Each prints one line of JSON. sizes and memory run under torchrun, and loop can.
 """
 
+import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import itertools
+import json
 import os
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import turns
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import conv2d, cross_entropy, pad
@@ -28,6 +32,90 @@ import workload
 
 STEPS = ("plain", "input", "bf16", "channels_last", "fused", "compile")
 ROOM = 2  # pixels that an image may be moved
+# By what is in a kernel's name. The first that fits counts; what fits none is "other kernels".
+KINDS = {
+    "NCCL": ("nccl",),
+    "attention": ("flash", "fmha", "attention"),
+    "products": ("gemm", "nvjet", "xmma", "cutlass", "conv", "wgrad", "dgrad", "fprop"),
+    "copies": ("memcpy", "memset"),
+}
+LOCK = open(os.environ.get("LOCK_OF_TURNS", os.devnull), "w")  # noqa: SIM115
+
+
+# ---- turns, and what the GPU does ---------------------------------------------------------------
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def lock(kind: int) -> None:
+    """Prepare beside others, or be measured alone. Who takes too long with either is ended by its alarm, so
+    that all others have a turn."""
+    if is_first() and "LOCK_OF_TURNS" in os.environ:
+        signal.alarm(0)
+        fcntl.flock(LOCK, kind)
+        signal.alarm(int(os.environ["SECONDS_OF_TURN"]))
+
+
+def wait_for_turn() -> None:
+    """This process is prepared. Wait until no other one prepares or is measured."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the others need memory too
+    lock(fcntl.LOCK_EX)
+
+
+def say(values: dict) -> None:
+    if is_first():
+        print(json.dumps({"probe": True} | values), flush=True)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+class Watch:
+    """What the GPU does in a `with`: the share of the time in which it was busy, and with what."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.found = device, {}
+
+    def __enter__(self):
+        kind = torch.profiler.ProfilerActivity
+        # A build without CUDA's profiler, as one with simulated GPUs is, cannot look at a GPU.
+        sees_gpus = self.device.type != "cpu" and kind.CUDA in torch.profiler.supported_activities()
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
+        self.profile = torch.profiler.profile(activities=[kind.CUDA if sees_gpus else kind.CPU])
+        self.profile.__enter__()
+        synchronize(self.device)
+        self.began = time.perf_counter()
+        return self
+
+    def __exit__(self, *error):
+        synchronize(self.device)
+        seconds = time.perf_counter() - self.began
+        self.profile.__exit__(*error)
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+            path = Path(folder) / "trace.json"
+            self.profile.export_chrome_trace(str(path))
+            self.found = busy(json.loads(path.read_text())["traceEvents"], seconds)
+
+
+def busy(events: list[dict], seconds: float) -> dict[str, float]:
+    """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran."""
+    shares, covered, reached = {}, 0.0, float("-inf")
+    kernels = [event for event in events if event.get("ph") == "X"]
+    kernels = [event for event in kernels if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    for event in sorted(kernels, key=lambda event: float(event["ts"])):
+        begin, duration = float(event["ts"]), float(event["dur"])  # microseconds
+        covered += max(0, begin + duration - max(begin, reached))  # two streams may work at once
+        reached = max(reached, begin + duration)
+        name = event["name"].lower()
+        kinds = (kind for kind, words in KINDS.items() if any(word in name for word in words))
+        kind = next(kinds, "other kernels")
+        shares[kind] = shares.get(kind, 0) + duration / 1e6 / seconds
+    return {"busy": covered / 1e6 / seconds} | shares if kernels else {}
 
 
 def optimize(optimizer, loss):
@@ -38,11 +126,11 @@ def optimize(optimizer, loss):
 
 def seconds_of(device, step, count):
     """Seconds for so many steps."""
-    turns.synchronize(device)
+    synchronize(device)
     begin = time.perf_counter()
     for _ in range(count):
         step()
-    turns.synchronize(device)
+    synchronize(device)
     return time.perf_counter() - begin
 
 
@@ -133,7 +221,7 @@ def sizes(largest=26, times=20):
     for size in [2**power for power in range(10, largest + 1, 2)]:
         tensor, seconds = torch.zeros(size // 4, device=device), []
         for _ in range(times + 3):
-            turns.synchronize(device)
+            synchronize(device)
             dist.barrier()
             seconds.append(seconds_of(device, functools.partial(dist.all_reduce, tensor), 1))
         found[size] = statistics.median(seconds[3:])  # the first ones connect
@@ -199,10 +287,10 @@ def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, st
         optimize(optimizer, loss)
 
     prepared = seconds_of(device, step, 3)
-    turns.wait_for_turn()
+    wait_for_turn()
     seconds_of(device, step, steps)
     seconds = statistics.median(seconds_of(device, step, steps) / steps for _ in range(3))
-    with turns.Watch(device) as watch:
+    with Watch(device) as watch:
         seconds_of(device, step, min(5, steps))
     return {
         "seconds": seconds,
@@ -318,7 +406,7 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
         return seconds_of(device, step, count)
 
     prepared = train(batches, 3)
-    turns.wait_for_turn()
+    wait_for_turn()
     # On an H100, 24 steps in fp32 with repeatable kernels take 4 seconds. All ranks must take equally many.
     slowest = torch.tensor([train(batches, 3)], device=device)
     if dist.is_initialized():
@@ -326,7 +414,7 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
     steps = max(2, min(steps, int(3 / slowest.item())))
     seconds = [train(batches, steps) for _ in range(rounds)]
     fixed = [train(itertools.repeat(next(batches)), steps) for _ in range(min(2, rounds))]
-    with turns.Watch(device) as watch:
+    with Watch(device) as watch:
         train(batches, min(8, steps))
     whole = steps * size * (dist.get_world_size() if dist.is_initialized() else 1)
     return {
@@ -341,11 +429,12 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
 
 
 def main():
+    lock(fcntl.LOCK_SH)
     name, *words = sys.argv[1:]
     kinds = [word for word in words if "=" not in word]
     options = dict(word.split("=") for word in words if "=" in word)
     probe = {each.__name__: each for each in (numerics, peers, sizes, memory, gpt, loop)}[name]
-    turns.say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
+    say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
     if dist.is_initialized():
         gc.collect()  # a DDP object whose threads are left may abort the process at exit
         dist.destroy_process_group()

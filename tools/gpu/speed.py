@@ -23,9 +23,6 @@ STEPS = {
     "fused": "with a fused optimizer, and cuDNN's fastest kernels",
     "compile": "with torch.compile",
 }
-LESSONS = ("01_single_gpu", "04_ddp_torchrun", "07_mixed_precision")
-EPOCHS = {120: 6, 1200: 20, 12_000: 40}  # by batch: of 100, 10 and 1 steps
-SMALL_EPOCHS = {24: 3}
 SMALL_LOOP = {"width": 4, "images": 32, "size": 8, "rounds": 1, "steps": 2}
 SMALL_GPT = {"hidden": 32, "layers": 1, "heads": 2, "length": 16, "size": 2, "steps": 1}
 
@@ -51,25 +48,18 @@ def loop(check: Check, step: str, **options) -> Job:
 
 
 def alone(check: Check) -> None:
-    """All prepare at once, which is most of their time, and have turns to be measured: see turns.py."""
+    """All prepare at once, which is most of their time, and have turns to be measured: see probes.py."""
     gpt = SMALL_GPT if check.is_rehearsal else {}
     jobs = {"compile": loop(check, "compile"), "gpt compiled": check.probe("gpt", is_compiled=1, **gpt)}
     if check.is_rehearsal:
         jobs = {}  # on two cores, compiling takes longer than all the rest
     jobs["gpt"] = check.probe("gpt", **gpt)
     jobs |= {step: loop(check, step) for step in STEPS if step != "compile"}
-    few = ("--train-size", 240) if check.is_rehearsal else ()
-    trained = {}
-    for batch, epochs in (SMALL_EPOCHS if check.is_rehearsal else EPOCHS).items():
-        for stem in LESSONS:
-            name = f"{stem}, batches of {batch:,}"
-            options = ("--batch-size", batch, "--epochs", epochs, *few, "--test-size", 60)
-            trained[name], jobs[name] = (stem, batch), check.lesson(stem, *options)
     found = check.run(jobs)
 
-    def step_of_resnet(child, step):
-        said = check.facts.setdefault("ladder", {})[step] = child.said()
-        peak = share_of_peak(check, said["images/s"] * said["flops"], step in ("plain", "input"))
+    def step_of_resnet(child, name):
+        said = check.facts.setdefault("ladder", {})[name] = child.said()
+        peak = share_of_peak(check, said["images/s"] * said["flops"], name in ("plain", "input"))
         waits = f"{said['input']:.0%} of a step for input"
         return f"{said['images/s']:,.0f} images/s, {peak}, {waits}; {limits(said['busy'])}"
 
@@ -79,20 +69,11 @@ def alone(check: Check) -> None:
         peak = f"{share_of_peak(check, said['flops'] / said['seconds'])}; {limits(said['busy'])}"
         return f"{said['tokens/s']:,.0f} tokens/s, {size}, {peak}"
 
-    def a_lesson(child, name):
-        stem, batch = trained[name]
-        said = check.facts.setdefault("lessons", {}).setdefault(stem, {})[batch] = child.said()
-        return f"{said['images/s']:,.0f} images/s, {limits(said['busy'])}"
-
     for name, child in found.items():
+        title, look = f"a large {name}", large_gpt
         if name in STEPS:
-            check.judge(
-                f"ResNet-18, {STEPS[name]}", [child], lambda child, name=name: step_of_resnet(child, name)
-            )
-        elif name in trained:
-            check.judge(name, [child], partial(a_lesson, name=name))
-        else:
-            check.judge(f"a large {name}", [child], partial(large_gpt, name=name))
+            title, look = f"ResNet-18, {STEPS[name]}", step_of_resnet
+        check.judge(title, [child], partial(look, name=name))
 
 
 def memory(check: Check) -> None:
@@ -165,7 +146,7 @@ def several_gpus(check: Check) -> None:
 def draw(facts: dict, path: Path, title: str) -> None:
     """A panel for each kind of facts that there are: a stage without time left has none."""
     plt = ink.pyplot()
-    panels = {"ladder": steps, "lessons": batches, "all-reduce": sizes, "memory": peaks}
+    panels = {"ladder": steps, "all-reduce": sizes, "memory": peaks}
     shown = [name for name in panels if facts.get(name)] or ["ladder"]
     size = (ink.WIDTH, 1 + 3 * len(shown))
     figure, axes = plt.subplots(len(shown), 1, figsize=size, squeeze=False)
@@ -183,13 +164,6 @@ def steps(panel, found: dict) -> None:
     panel.bar_label(bars, [f"{step['images/s']:,.0f}" for step in found.values()], padding=2)
     panel.invert_yaxis()
     panel.margins(x=0.2)
-
-
-def batches(panel, lessons: dict) -> None:
-    panel.set_title("lessons by their batch: images a second")
-    for stem, found in lessons.items():
-        panel.loglog(list(found), [each["images/s"] for each in found.values()], marker="o", label=stem)
-    panel.legend()
 
 
 def sizes(panel, found: dict) -> None:
