@@ -3,7 +3,6 @@
 Each prints one line of JSON. sizes and memory run under torchrun, and loop can.
 """
 
-import contextlib
 import fcntl
 import functools
 import gc
@@ -11,13 +10,9 @@ import importlib
 import itertools
 import json
 import os
-import resource
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -28,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import conv2d, cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
+import preflight
 import workload
 
 STEPS = ("plain", "input", "bf16", "channels_last", "fused", "compile")
@@ -75,33 +71,6 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-class Watch:
-    """What the GPU does in a `with`: the share of the time in which it was busy, and with what."""
-
-    def __init__(self, device: torch.device):
-        self.device, self.found = device, {}
-
-    def __enter__(self):
-        kind = torch.profiler.ProfilerActivity
-        # A build without CUDA's profiler, as one with simulated GPUs is, cannot look at a GPU.
-        sees_gpus = self.device.type != "cpu" and kind.CUDA in torch.profiler.supported_activities()
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
-        self.profile = torch.profiler.profile(activities=[kind.CUDA if sees_gpus else kind.CPU])
-        self.profile.__enter__()
-        synchronize(self.device)
-        self.began = time.perf_counter()
-        return self
-
-    def __exit__(self, *error):
-        synchronize(self.device)
-        seconds = time.perf_counter() - self.began
-        self.profile.__exit__(*error)
-        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
-            path = Path(folder) / "trace.json"
-            self.profile.export_chrome_trace(str(path))
-            self.found = busy(json.loads(path.read_text())["traceEvents"], seconds)
-
-
 def busy(events: list[dict], seconds: float) -> dict[str, float]:
     """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran."""
     shares, covered, reached = {}, 0.0, float("-inf")
@@ -134,18 +103,20 @@ def seconds_of(device, step, count):
     return time.perf_counter() - begin
 
 
-def most_bytes(device):
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+def watched(device, step, count):
+    """What the GPU does in so many steps: the share of the time in which it is busy, and with what."""
+    kind = torch.profiler.ProfilerActivity
+    # A build without CUDA's profiler, as one with simulated GPUs is, cannot look at a GPU.
+    sees_gpus = device.type != "cpu" and kind.CUDA in torch.profiler.supported_activities()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
+    with torch.profiler.profile(activities=[kind.CUDA if sees_gpus else kind.CPU]) as profile:
+        seconds = seconds_of(device, step, count)
+    path = Path(f".trace{os.getpid()}.json")
+    profile.export_chrome_trace(str(path))
+    return busy(json.loads(path.read_text())["traceEvents"], seconds)
 
 
 # ---- the machine --------------------------------------------------------------------------------
-
-
-def driver():
-    if not shutil.which("nvidia-smi"):
-        return "none"
-    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.splitlines()[0].strip()
 
 
 def error(compute, *tensors):
@@ -168,7 +139,7 @@ def numerics():
             "CUDA": torch.version.cuda,
             "cuDNN": backends.cudnn.version(),
             "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
-            "driver": driver(),
+            "driver": preflight.driver(),
         },
         "gpus": [module.get_device_name(number) for number in range(workload.gpu_count())],
         "flags": {
@@ -232,7 +203,7 @@ def memory(kind, width=4096, layers=16):
     """What a rank holds at most when a model is replicated (ddp) and when it is sharded (fsdp).
 
     A stack of linear layers that are wide for their batch, so that weights, gradients and the optimizer's
-    two moments are most of it. On the CPU there is no such count: there it is what the process held at most.
+    two moments are most of it.
     """
     device = join()
     torch.manual_seed(0)
@@ -252,8 +223,8 @@ def memory(kind, width=4096, layers=16):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for _ in range(3):
         optimize(optimizer, model(batch).square().mean())
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    most = torch.tensor([float(most_bytes(device) if device.type == "cuda" else held)], device=device)
+    held = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    most = torch.tensor([float(held)], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return {"bytes": most.item(), "of weights": 4 * parameters}
 
@@ -286,20 +257,17 @@ def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, st
             loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
         optimize(optimizer, loss)
 
-    prepared = seconds_of(device, step, 3)
+    seconds_of(device, step, 3)
     wait_for_turn()
     seconds_of(device, step, steps)
     seconds = statistics.median(seconds_of(device, step, steps) / steps for _ in range(3))
-    with Watch(device) as watch:
-        seconds_of(device, step, min(5, steps))
+    found = watched(device, step, min(5, steps))
     return {
         "seconds": seconds,
         "tokens/s": size * length / seconds,
         "flops": formulas.step_flops(layers, hidden, characters, length, size, recompute="none"),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "bytes": most_bytes(device),
-        "first steps": prepared,
-        "busy": watch.found,
+        "busy": found,
     }
 
 
@@ -394,37 +362,33 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=has["fused"])
     batches = (from_device if has["input"] else from_loader)(images, labels, size, device)
 
+    def step(batches):
+        batch, targets = next(batches)
+        with torch.autocast(device.type, torch.bfloat16, enabled=has["bf16"]):
+            loss = cross_entropy(model(batch.to(memory_format=layout)), targets)
+        optimize(optimizer, loss)
+        if not has["input"]:
+            loss.item()  # the processor waits for the GPU, and the GPU then for the processor
+
     def train(batches, count):
-        def step():
-            batch, targets = next(batches)
-            with torch.autocast(device.type, torch.bfloat16, enabled=has["bf16"]):
-                loss = cross_entropy(model(batch.to(memory_format=layout)), targets)
-            optimize(optimizer, loss)
-            if not has["input"]:
-                loss.item()  # the processor waits for the GPU, and the GPU then for the processor
+        return seconds_of(device, functools.partial(step, batches), count)
 
-        return seconds_of(device, step, count)
-
-    prepared = train(batches, 3)
+    train(batches, 3)
     wait_for_turn()
     # On an H100, 24 steps in fp32 with repeatable kernels take 4 seconds. All ranks must take equally many.
     slowest = torch.tensor([train(batches, 3)], device=device)
     if dist.is_initialized():
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     steps = max(2, min(steps, int(3 / slowest.item())))
-    seconds = [train(batches, steps) for _ in range(rounds)]
-    fixed = [train(itertools.repeat(next(batches)), steps) for _ in range(min(2, rounds))]
-    with Watch(device) as watch:
-        train(batches, min(8, steps))
+    seconds = statistics.median(train(batches, steps) for _ in range(rounds))
+    fixed = statistics.median(train(itertools.repeat(next(batches)), steps) for _ in range(min(2, rounds)))
+    found = watched(device, functools.partial(step, batches), min(8, steps))
     whole = steps * size * (dist.get_world_size() if dist.is_initialized() else 1)
     return {
-        "images/s": whole / statistics.median(seconds),
-        "rounds": [whole / each for each in seconds],
-        "input": max(0.0, 1 - statistics.median(fixed) / statistics.median(seconds)),
+        "images/s": whole / seconds,
+        "input": max(0.0, 1 - fixed / seconds),
         "flops": flops,
-        "bytes": most_bytes(device),
-        "first steps": prepared,
-        "busy": watch.found,
+        "busy": found,
     }
 
 
