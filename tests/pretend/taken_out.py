@@ -1,28 +1,24 @@
-"""Take each `.to(device)`, each `device=` and each gloo group out of the lessons in turn: who notices?
+"""Take each `.to(device)`, `device=` and gloo group out of the lessons in turn: do the tests notice?
 
-    python tests/pretend/taken_out.py               all lessons; about 25 minutes on two cores
+    python tests/pretend/taken_out.py               all lessons; about an hour on two cores
     python tests/pretend/taken_out.py 04 snapshot   some of them, or of the files that they share
 
-You will see a line for each mutant: noticed, and by what, or not noticed. A lesson runs on two simulated GPUs
-(17 on eight ranks that share them), is killed and resumes where it can, once as it is and once with its data
-left on the CPU, where most calls of `.to(device)` would do nothing otherwise. The last line is the share that
-was noticed.
+You will see a line for each mutant: noticed, and by what, or not noticed. The tests are those of a lesson on
+two simulated GPUs, once as it is and once with its data left on the CPU, where most calls of `.to(device)`
+would do nothing otherwise. The exit status is 1 if a mutant is not noticed that is not known for it.
 """
 
 import ast
-import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / name) for name in ("tools", "lessons")]
-import launcher
+sys.path.insert(0, str(ROOT / "tools"))
 import lessons
-import pretending
-from forks import Forks
 
 # What is not noticed, and why.
 FSDP_INPUT = "fully_shard moves a model's inputs to the GPU by itself"
@@ -35,8 +31,6 @@ KNOWN = {
     ("13_gpt.py", "build_model"): FSDP_MODEL,
     ("13_gpt.py", "texts"): FSDP_INPUT,
 }
-MORE = {"08_real_training": "--double --peak-tflops 1", "16_experts": "--double"}
-FP16 = ROOT / "lessons/parts/fp16.py"  # a script, started as lesson 07
 WITHOUT_DEVICE = re.compile(r"(load_images|limericks\.load)\(arguments, device\)")
 
 
@@ -71,117 +65,59 @@ def places(path):
                 yield node.lineno, whole, (before + after).decode()
 
 
-def users(path):
-    """The lessons that a file is looked at with: a lesson itself, or the first two that import a part."""
-    if path == FP16:
-        return [lessons.get("07_mixed_precision")]
-    if path.parent == ROOT / "lessons":
-        return [lesson for lesson in lessons.LESSONS if lesson.path == path]
+def cases(path):
+    """What -k chooses for a file: the tests of a lesson, or of the first two that import a part."""
     if path.parent.name == "workload":
-        return [lessons.get(stem) for stem in ("04_ddp_torchrun", "08_real_training", "14_tuning")]
-    name = re.compile(rf"^(from|import) .*\b{path.stem}\b", re.M)
-    return [each for each in lessons.LESSONS if name.search(each.path.read_text())][:2]
+        users = [lessons.get(stem) for stem in ("04_ddp_torchrun", "08_real_training", "14_tuning")]
+    elif path.stem == "fp16":
+        return "test_fp16"
+    else:
+        name = re.compile(rf"^(from|import) .*\b{path.stem}\b", re.M)
+        users = [each for each in lessons.LESSONS if each.path == path or name.search(each.path.read_text())]
+    ids = (f"[{each.number}-2] or [{each.number} or [{each.stem}] or -{each.stem}]" for each in users[:2])
+    return f"({' or '.join(ids)}) and not documented"
 
 
-def outcome(server, lesson, tree, folder, script):
-    """What a run of a script in this tree, as this lesson, comes to: everything that a mutant may change."""
-    options = lesson.path.read_text()
-    words = [*lesson.small.split(), *MORE.get(lesson.stem, "").split()]
-    if lesson.curve.of != "nothing":
-        words += ["--epochs", "2"]
-    if '"--crash-at"' in options:
-        words += ["--crash-at", "2"]
-    if '"--snapshot-every"' in options:
-        words += ["--snapshot-every", "2"]
-    processes = 1 if lesson.is_one_process() else max(2, lesson.processes)
-    words, environment = launcher.in_one_agent(lesson.stem, processes, *words)
-    if lesson.launcher == "two agents":
-        words[words.index("--standalone") : words.index("--standalone")] = ["--max-restarts", "3"]
-    words = [word.replace(str(lesson.path), str(script)) for word in words]
-    words = [word.replace(str(ROOT / "lessons"), str(tree)) for word in words]
-    shutil.rmtree(folder, ignore_errors=True)
-    reports = folder / ".reports"
-    reports.mkdir(parents=True)
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # for a restart
-    environment |= {"PRETEND_GPUS": "2", "PRETEND_REPORT": str(reports), "SHARE_GPU": str(int(processes > 2))}
-    code, _ = server.run(words, folder, environment, limit=180)
-    if code != 0:
-        said = (folder / ".err").read_text().splitlines()
-        errors = [line for line in said if re.search(r"Error: |error: ", line)]
-        errors = [line for line in errors if "ChildFailed" not in line] or [f"status {code}"]
-        return {"error": re.sub(r"^E\d+ \S+ \d+ \S+\] +", "", errors[0])}
-    out = folder / "out"
-    weights, printed = out / f"{script.stem}.pt", (folder / ".out").read_text()
-    return {
-        "curve": [(row["loss"], row["accuracy"]) for row in launcher.read_curve(out, script.stem)],
-        "weights": weights.exists() and weights.read_bytes(),
-        "output": re.sub(r"[\d,.]+ (images|texts)/s|\d+\.\d+ s\b|MFU [\d.]+%", "", printed),
-        "waits": sum(pretending.waits(2, reports).values()),
-    }
-
-
-def differs(found, expected):
-    if "error" in found:
-        return found["error"][:110]
-    if found["waits"] > expected["waits"]:
-        return f"{found['waits']} waits instead of {expected['waits']}"
-    return next((name for name in ("curve", "weights", "output") if found[name] != expected[name]), "")
-
-
-def stay_on_the_cpu(text):
-    return WITHOUT_DEVICE.sub(r"\1(arguments)", text)
-
-
-class Trees:
-    """Two copies of the lessons: as they are, and with their data left on the CPU."""
-
-    def __init__(self, server, room):
-        self.server, self.room, self.expected = server, room, {}
-        self.changes = {room / "gpu/lessons": str, room / "cpu/lessons": stay_on_the_cpu}
-        for tree, change in self.changes.items():
-            shutil.copytree(ROOT / "lessons", tree, ignore=shutil.ignore_patterns("pictures", "__pycache__"))
-            for path in tree.rglob("*.py"):
-                path.write_text(change(path.read_text()))
-
-    def noticed_by(self, path, text):
-        """What notices that this file has this text; nothing if nobody does."""
-        for lesson in users(path):
-            script = FP16 if path == FP16 else lesson.path
-            for tree, change in self.changes.items():
-                if (script, tree) not in self.expected:
-                    self.expected[script, tree] = self.run(lesson, tree, script)
-                    assert "error" not in self.expected[script, tree], self.expected[script, tree]
-                target = tree / path.relative_to(ROOT / "lessons")
-                target.write_text(change(text))
-                found = differs(self.run(lesson, tree, script), self.expected[script, tree])
-                target.write_text(change(path.read_text()))
-                if found:
-                    return found
-        return ""
-
-    def run(self, lesson, tree, script):
-        return outcome(self.server, lesson, tree, self.room / "run", script)
+def noticed_by(tree, path, text, more=""):
+    """The first test that fails where this file has this text, or nothing."""
+    (tree / path.relative_to(ROOT)).write_text(text)
+    words = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "--tier", "night"]
+    words += ["tests/lessons/test_on_gpus.py", "-k", cases(path) + more]
+    run = subprocess.run(words, cwd=tree, capture_output=True, text=True)
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return (re.findall(r"^FAILED \S+::test_(.*)$", run.stdout, re.M) or [""])[0][:110]
 
 
 def main():
-    names = sys.argv[1:]
-    more = pretending.environment(2, "", os.environ) | {"PYTHONPATH": str(pretending.WITNESS)}
-    server, room = Forks(more), Path(tempfile.mkdtemp(prefix="mutants-"))
-    trees, noticed, missed, unknown = Trees(server, room), 0, 0, 0
+    def stay_on_the_cpu(text):
+        return WITHOUT_DEVICE.sub(r"\1(arguments)", text)
+
+    room, total, missed, unknown = Path(tempfile.mkdtemp(prefix="mutants-")), 0, 0, 0
+    trees = {room / "gpu": str, room / "cpu": stay_on_the_cpu}
     folders = [ROOT / "lessons", ROOT / "lessons/parts", ROOT / "lessons/workload"]
-    for path in [path for folder in folders for path in sorted(folder.glob("*.py"))]:
-        if names and not any(path.stem.startswith(name) for name in names):
+    paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    for tree, change in trees.items():
+        files = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+        for name in files:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+        for path in paths:
+            (tree / path.relative_to(ROOT)).write_text(change(path.read_text()))
+    for path in paths:
+        if sys.argv[1:] and not path.stem.startswith(tuple(sys.argv[1:])):
             continue
         for line, what, text in places(path):
             what = " ".join(what.split())
-            by = trees.noticed_by(path, text)
+            by = noticed_by(room / "gpu", path, text)
+            by = by or noticed_by(room / "cpu", path, stay_on_the_cpu(text), " and not waits")
             known = KNOWN.get((path.name, re.split(r"\.to\(|\(", what)[0]))
-            noticed, missed, unknown = noticed + bool(by), missed + (not by), unknown + (not by and not known)
+            total, missed, unknown = total + 1, missed + (not by), unknown + (not by and not known)
             print(f"{path.name}:{line} {what[:60]}: {by or f'NOT NOTICED: {known}'}", flush=True)
-    server.close()
+        for tree, change in trees.items():
+            (tree / path.relative_to(ROOT)).write_text(change(path.read_text()))
     shutil.rmtree(room)
-    print(f"{noticed} of {noticed + missed} noticed ({noticed / max(1, noticed + missed):.1%})")
-    return 1 if unknown or noticed < 0.95 * (noticed + missed) else 0
+    print(f"{total - missed} of {total} noticed")
+    return int(unknown > 0)
 
 
 if __name__ == "__main__":

@@ -37,23 +37,18 @@ def look(forked, tmp_path):
     return look
 
 
-# An error, and the lines that end in it.
+# An error, and lines that end in it.
 REFUSED = """
 Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!
     torch.ones(2, device=one) + torch.ones(2)
 Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!
     torch.ones(2, device=one) + torch.ones(2, device=two)
-    torch.mm(torch.ones(2, 2, device=one), torch.ones(2, 2, device=two))
 Expected all tensors to be on the same device, but found at least two devices,
-    torch.ones(2, device=one).copy_(torch.ones(2)).add_(torch.ones(2))
     torch.nn.Linear(2, 2)(torch.ones(1, 2, device=one))
-    F.embedding(torch.tensor([1]), torch.ones(4, 2, device=one))
-    F.cross_entropy(torch.ones(2, 3, device=one), torch.tensor([0, 1]))
 indices should be either on cpu or on the same device
     torch.ones(4)[torch.tensor([1], device=one)]
 CUDA error: invalid device ordinal
     torch.ones(2, device='cuda:2')
-    torch.cuda.set_device(2)
 Expected a 'cuda' device type for generator but found 'cpu'
     torch.rand(2, device=one, generator=torch.Generator())
 Attempting to deserialize object on CUDA device 1
@@ -70,19 +65,12 @@ Tensor found on device cuda:1 but backend constrained to cuda:0
     group('nccl', device_id=one); dist.all_reduce(torch.ones(2, device=two))
 output tensor must have the same type as input tensor
     group('nccl', device_id=one); gather(torch.ones(2, device=one), torch.ones(2, device=one).int())
-"""
+""".strip().splitlines()
 
 
-def refused():
-    error = ""
-    for line in REFUSED.strip().splitlines():
-        if line.startswith(" "):
-            yield line.strip(), error
-        else:
-            error = line
-
-
-@pytest.mark.parametrize(("lines", "error"), [*refused()])
+@pytest.mark.parametrize(
+    ("lines", "error"), list(zip(map(str.strip, REFUSED[1::2]), REFUSED[::2], strict=True))
+)
 def test_what_a_gpu_refuses_is_refused(look, lines, error):
     last = look(lines).splitlines()[-1]
     assert error in last and "pretended" not in last
@@ -91,7 +79,6 @@ def test_what_a_gpu_refuses_is_refused(look, lines, error):
 @pytest.mark.parametrize(
     "lines",
     [
-        "print(torch.ones(2, device=one) + 1)",
         "print(torch.ones(2, device=one) * torch.tensor(2.0))",  # a scalar of the CPU
         "print(torch.ones(4, device=one)[torch.tensor([1])])",  # an index of the CPU, which makes it wait
         "print(torch.ones(2, device=one).to(two) + torch.ones(2, device=two))",
@@ -141,7 +128,6 @@ WAIT = [
     ("torch.ones(20_000).to(one, non_blocking=True)", "copy to the GPU"),
     ("torch.ones(2).to(one)", "copy to the GPU"),
     ("x.nonzero()", "aten::nonzero"),
-    ("x[x > 0]", "aten::nonzero"),
     ("x[x > 0] = x[:1].expand(20_000)", "aten::_index_put_impl_ with a mask"),
     ("torch.cuda.synchronize()", "synchronize"),
     ("torch.ones(2).to(one, non_blocking=True)", None),

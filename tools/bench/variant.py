@@ -8,7 +8,6 @@ variant.py ...
     clocked  no change; process 0 reports when it reached each stage
     stepped  no change; process 0 reports how its steps spend their time
     saving   no change; process 0 reports how long each snapshot stopped training
-    watched  no change; process 0 reports images per second, and what the GPU did, for `make gpu`
     deterministic  torch takes deterministic algorithms only. Of the attention of lesson 13 it says that on a
              GPU "defaults to a non-deterministic algorithm" otherwise. Needs CUBLAS_WORKSPACE_CONFIG=:4096:8.
 
@@ -149,47 +148,12 @@ def size_of(path):
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
 
 
-def watch():
-    """The first epoch prepares, the last is looked at with a profiler, and those between are timed, one after
-    the other without what lies between them: with large batches an epoch has few steps."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
-    import turns
-
-    size, epochs = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--batch-size", "--epochs"))
-    progress, device, busy = workload.progress, workload.pick_device(), {}
-    steps, seconds = [], []
-
-    def watched_progress(batches, epoch):
-        if epoch == 2:
-            turns.wait_for_turn()
-        if epoch == epochs:
-            with turns.Watch(device) as watching:
-                yield from progress(batches, epoch)
-            busy.update(watching.found)
-            return
-        begin, count = time.perf_counter(), 0
-        for batch in progress(batches, epoch):
-            yield batch
-            count += 1
-        turns.synchronize(device)
-        if epoch > 1:
-            steps.append(count)
-            seconds.append(time.perf_counter() - begin)
-
-    def say():
-        if seconds:
-            turns.say({"images/s": sum(steps) * size / sum(seconds), "steps": sum(steps), "busy": busy})
-
-    workload.progress = watched_progress
-    atexit.register(say)
-
-
 def be_deterministic():
     torch.use_deterministic_algorithms(True)
 
 
 MODELS = {"large": large, "tiny": tiny, "wide": wide, "kinked": kinked}
-CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": clock_steps, "watched": watch}
+CHANGES = {"clocked": clock, "saving": clock_saving, "stepped": clock_steps}
 CHANGES["deterministic"] = be_deterministic
 Smooth = workload.ConvNet
 for word in os.environ["VARIANT"].split(","):

@@ -3,31 +3,88 @@
 Each prints one line of JSON. sizes and memory run under torchrun, and loop can.
 """
 
+import fcntl
 import functools
 import gc
 import importlib
 import itertools
+import json
 import os
-import resource
-import shutil
+import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import turns
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import conv2d, cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
+import preflight
 import workload
 
 STEPS = ("plain", "input", "bf16", "channels_last", "fused", "compile")
 ROOM = 2  # pixels that an image may be moved
+# By what is in a kernel's name. The first that fits counts; what fits none is "other kernels".
+KINDS = {
+    "NCCL": ("nccl",),
+    "attention": ("flash", "fmha", "attention"),
+    "products": ("gemm", "nvjet", "xmma", "cutlass", "conv", "wgrad", "dgrad", "fprop"),
+    "copies": ("memcpy", "memset"),
+}
+LOCK = open(os.environ.get("LOCK_OF_TURNS", os.devnull), "w")  # noqa: SIM115
+
+
+# ---- turns, and what the GPU does ---------------------------------------------------------------
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def lock(kind: int) -> None:
+    """Prepare beside others, or be measured alone. Who takes too long with either is ended by its alarm, so
+    that all others have a turn."""
+    if is_first() and "LOCK_OF_TURNS" in os.environ:
+        signal.alarm(0)
+        fcntl.flock(LOCK, kind)
+        signal.alarm(int(os.environ["SECONDS_OF_TURN"]))
+
+
+def wait_for_turn() -> None:
+    """This process is prepared. Wait until no other one prepares or is measured."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the others need memory too
+    lock(fcntl.LOCK_EX)
+
+
+def say(values: dict) -> None:
+    if is_first():
+        print(json.dumps({"probe": True} | values), flush=True)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def busy(events: list[dict], seconds: float) -> dict[str, float]:
+    """Shares of these seconds: "busy", and each kind of kernel; nothing where no kernel ran."""
+    shares, covered, reached = {}, 0.0, float("-inf")
+    kernels = [event for event in events if event.get("ph") == "X"]
+    kernels = [event for event in kernels if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    for event in sorted(kernels, key=lambda event: float(event["ts"])):
+        begin, duration = float(event["ts"]), float(event["dur"])  # microseconds
+        covered += max(0, begin + duration - max(begin, reached))  # two streams may work at once
+        reached = max(reached, begin + duration)
+        name = event["name"].lower()
+        kinds = (kind for kind, words in KINDS.items() if any(word in name for word in words))
+        kind = next(kinds, "other kernels")
+        shares[kind] = shares.get(kind, 0) + duration / 1e6 / seconds
+    return {"busy": covered / 1e6 / seconds} | shares if kernels else {}
 
 
 def optimize(optimizer, loss):
@@ -38,26 +95,28 @@ def optimize(optimizer, loss):
 
 def seconds_of(device, step, count):
     """Seconds for so many steps."""
-    turns.synchronize(device)
+    synchronize(device)
     begin = time.perf_counter()
     for _ in range(count):
         step()
-    turns.synchronize(device)
+    synchronize(device)
     return time.perf_counter() - begin
 
 
-def most_bytes(device):
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+def watched(device, step, count):
+    """What the GPU does in so many steps: the share of the time in which it is busy, and with what."""
+    kind = torch.profiler.ProfilerActivity
+    # A build without CUDA's profiler, as one with simulated GPUs is, cannot look at a GPU.
+    sees_gpus = device.type != "cpu" and kind.CUDA in torch.profiler.supported_activities()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes of itself
+    with torch.profiler.profile(activities=[kind.CUDA if sees_gpus else kind.CPU]) as profile:
+        seconds = seconds_of(device, step, count)
+    path = Path(f".trace{os.getpid()}.json")
+    profile.export_chrome_trace(str(path))
+    return busy(json.loads(path.read_text())["traceEvents"], seconds)
 
 
 # ---- the machine --------------------------------------------------------------------------------
-
-
-def driver():
-    if not shutil.which("nvidia-smi"):
-        return "none"
-    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.splitlines()[0].strip()
 
 
 def error(compute, *tensors):
@@ -80,7 +139,7 @@ def numerics():
             "CUDA": torch.version.cuda,
             "cuDNN": backends.cudnn.version(),
             "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
-            "driver": driver(),
+            "driver": preflight.driver(),
         },
         "gpus": [module.get_device_name(number) for number in range(workload.gpu_count())],
         "flags": {
@@ -133,7 +192,7 @@ def sizes(largest=26, times=20):
     for size in [2**power for power in range(10, largest + 1, 2)]:
         tensor, seconds = torch.zeros(size // 4, device=device), []
         for _ in range(times + 3):
-            turns.synchronize(device)
+            synchronize(device)
             dist.barrier()
             seconds.append(seconds_of(device, functools.partial(dist.all_reduce, tensor), 1))
         found[size] = statistics.median(seconds[3:])  # the first ones connect
@@ -144,7 +203,7 @@ def memory(kind, width=4096, layers=16):
     """What a rank holds at most when a model is replicated (ddp) and when it is sharded (fsdp).
 
     A stack of linear layers that are wide for their batch, so that weights, gradients and the optimizer's
-    two moments are most of it. On the CPU there is no such count: there it is what the process held at most.
+    two moments are most of it.
     """
     device = join()
     torch.manual_seed(0)
@@ -164,58 +223,13 @@ def memory(kind, width=4096, layers=16):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for _ in range(3):
         optimize(optimizer, model(batch).square().mean())
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    most = torch.tensor([float(most_bytes(device) if device.type == "cuda" else held)], device=device)
+    held = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    most = torch.tensor([float(held)], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return {"bytes": most.item(), "of weights": 4 * parameters}
 
 
 # ---- speed --------------------------------------------------------------------------------------
-
-
-def inputs(kind, size=1200, steps=200):
-    """What it costs to bring lesson 01's images to the GPU.
-
-    pageable  a batch of the CPU's ordinary memory: .to(device) waits until it has been copied
-    pinned    of memory that the GPU reads by itself, a batch ahead, with non_blocking=True
-    resident  all images are on the GPU from the start
-    """
-    device = workload.pick_device()
-    workload.set_seed(0)
-    images = torch.randint(256, (12_000, 1, 28, 28), dtype=torch.uint8)
-    labels = torch.randint(10, (len(images),))
-    model = workload.ConvNet(images.shape[1:]).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    if kind == "resident":
-        images, labels = images.to(device), labels.to(device)
-
-    def take():
-        chosen = torch.randint(len(images), (size,), device=images.device)
-        batch = images[chosen], labels[chosen]
-        if kind == "pinned" and device.type != "cpu":
-            return [part.pin_memory().to(device, non_blocking=True) for part in batch]
-        return [part.to(device) for part in batch]
-
-    def ahead():
-        following = take()
-        while True:
-            current, following = following, take()  # one ahead: a pinned copy runs beside the step
-            yield current
-
-    def train(source, count=steps):
-        def step():
-            batch, targets = next(source)
-            optimize(optimizer, cross_entropy(model(batch), targets))
-
-        return seconds_of(device, step, count)
-
-    source = ahead()
-    train(source, 3)
-    turns.wait_for_turn()
-    train(source)
-    seconds = statistics.median(train(source) for _ in range(3))
-    fixed = statistics.median(train(itertools.repeat(next(source))) for _ in range(3))
-    return {"images/s": steps * size / seconds, "input": max(0.0, 1 - fixed / seconds)}
 
 
 def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, steps=10, is_compiled=0):
@@ -243,20 +257,17 @@ def gpt(hidden=2048, layers=12, heads=16, length=1024, characters=64, size=8, st
             loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
         optimize(optimizer, loss)
 
-    prepared = seconds_of(device, step, 3)
-    turns.wait_for_turn()
+    seconds_of(device, step, 3)
+    wait_for_turn()
     seconds_of(device, step, steps)
     seconds = statistics.median(seconds_of(device, step, steps) / steps for _ in range(3))
-    with turns.Watch(device) as watch:
-        seconds_of(device, step, min(5, steps))
+    found = watched(device, step, min(5, steps))
     return {
         "seconds": seconds,
         "tokens/s": size * length / seconds,
         "flops": formulas.step_flops(layers, hidden, characters, length, size, recompute="none"),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "bytes": most_bytes(device),
-        "first steps": prepared,
-        "busy": watch.found,
+        "busy": found,
     }
 
 
@@ -351,46 +362,43 @@ def loop(kind, size=1024, images=50_000, width=64, rounds=5, steps=24):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=has["fused"])
     batches = (from_device if has["input"] else from_loader)(images, labels, size, device)
 
+    def step(batches):
+        batch, targets = next(batches)
+        with torch.autocast(device.type, torch.bfloat16, enabled=has["bf16"]):
+            loss = cross_entropy(model(batch.to(memory_format=layout)), targets)
+        optimize(optimizer, loss)
+        if not has["input"]:
+            loss.item()  # the processor waits for the GPU, and the GPU then for the processor
+
     def train(batches, count):
-        def step():
-            batch, targets = next(batches)
-            with torch.autocast(device.type, torch.bfloat16, enabled=has["bf16"]):
-                loss = cross_entropy(model(batch.to(memory_format=layout)), targets)
-            optimize(optimizer, loss)
-            if not has["input"]:
-                loss.item()  # the processor waits for the GPU, and the GPU then for the processor
+        return seconds_of(device, functools.partial(step, batches), count)
 
-        return seconds_of(device, step, count)
-
-    prepared = train(batches, 3)
-    turns.wait_for_turn()
+    train(batches, 3)
+    wait_for_turn()
     # On an H100, 24 steps in fp32 with repeatable kernels take 4 seconds. All ranks must take equally many.
     slowest = torch.tensor([train(batches, 3)], device=device)
     if dist.is_initialized():
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     steps = max(2, min(steps, int(3 / slowest.item())))
-    seconds = [train(batches, steps) for _ in range(rounds)]
-    fixed = [train(itertools.repeat(next(batches)), steps) for _ in range(min(2, rounds))]
-    with turns.Watch(device) as watch:
-        train(batches, min(8, steps))
+    seconds = statistics.median(train(batches, steps) for _ in range(rounds))
+    fixed = statistics.median(train(itertools.repeat(next(batches)), steps) for _ in range(min(2, rounds)))
+    found = watched(device, functools.partial(step, batches), min(8, steps))
     whole = steps * size * (dist.get_world_size() if dist.is_initialized() else 1)
     return {
-        "images/s": whole / statistics.median(seconds),
-        "rounds": [whole / each for each in seconds],
-        "input": max(0.0, 1 - statistics.median(fixed) / statistics.median(seconds)),
+        "images/s": whole / seconds,
+        "input": max(0.0, 1 - fixed / seconds),
         "flops": flops,
-        "bytes": most_bytes(device),
-        "first steps": prepared,
-        "busy": watch.found,
+        "busy": found,
     }
 
 
 def main():
+    lock(fcntl.LOCK_SH)
     name, *words = sys.argv[1:]
     kinds = [word for word in words if "=" not in word]
     options = dict(word.split("=") for word in words if "=" in word)
-    probe = {each.__name__: each for each in (numerics, peers, sizes, memory, inputs, gpt, loop)}[name]
-    turns.say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
+    probe = {each.__name__: each for each in (numerics, peers, sizes, memory, gpt, loop)}[name]
+    say(probe(*kinds, **{option: int(value) for option, value in options.items()}))
     if dist.is_initialized():
         gc.collect()  # a DDP object whose threads are left may abort the process at exit
         dist.destroy_process_group()
