@@ -140,7 +140,7 @@ def test_the_timeline_of_a_real_run_is_the_schedule(fork, schedule, processes):
     }
     check_order(values, schedule, processes, microbatches)
     check_times(values)
-    # On an ideal machine this order comes to the formula: see test_torch_schedules.py.
+    # On an ideal machine this order comes to it: test_idle_shares_are_those_of_torchs_lists.
     formula = (processes - 1) / (microbatches * chunks + processes - 1)
     assert timeline.idle_in_theory(values) == pytest.approx(formula, abs=1e-12)
     held = [max(event["held"] for event in row) for row in values["events"]]
