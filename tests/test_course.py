@@ -6,16 +6,13 @@ import json
 import subprocess
 import sys
 
-import pytest
-
-from lessons import ROOT
-
-sys.path.insert(0, str(ROOT / "tests" / "exercises"))
 import course
 import grade
 import judge
+import pytest
 
 import pages
+from lessons import ROOT
 
 THIRD, BOTH = "03_average_gradients.py", ("03", "04a")
 

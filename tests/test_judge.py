@@ -29,27 +29,22 @@ from pathlib import Path
 from textwrap import indent
 from xml.etree import ElementTree
 
-import numpy
-import pytest
-
-from lessons import ROOT
-from processes import wait_for
-
-sys.path.insert(0, str(ROOT / "tests" / "exercises"))
-
-
 import bundle
 import contain
 import course
 import grade
 import judge
+import numpy
 import nursery as inside_nursery
+import pytest
 import selftest
 import wire
 from judge import forbidden, seccomp, walls
 
 import pages
 import starters
+from lessons import ROOT
+from processes import wait_for
 
 EXERCISES = [one["id"] for one in judge.manifest()]
 STEMS = {one["stem"] for one in judge.manifest()}

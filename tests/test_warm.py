@@ -14,12 +14,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import warm
 
 from lessons import ROOT
 from processes import living, wait_for
-
-sys.path.insert(0, str(ROOT / "tests" / "exercises"))
-import warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process stays behind")
 WARM = "tests/exercises/warm.py"

@@ -66,6 +66,6 @@ def show_costs():
 
 if __name__ == "__main__":
     for path in sys.argv[1:]:
-        print(f"{path}: {', '.join(of_file(path))}")
+        print(f"{path}: {', '.join(of_file(path)) or 'in no room: add it to tests/rooms.toml'}")
     if not sys.argv[1:]:
         show_costs()

@@ -4,17 +4,14 @@ starts: see conftest.py, and tools/witness."""
 import json
 import os
 import shutil
-import sys
 
 import pytest
 
 import launcher
 import lessons
 import pretending
-from weights import lesson_with_a_bug
-
-sys.path.insert(0, str(launcher.ROOT / "notebooks"))
 from show import processes
+from weights import lesson_with_a_bug
 
 PROBE = launcher.ROOT / "tests" / "probes" / "leaves_its_group.py"
 INSIDE = launcher.ROOT / "notebooks/show/inside"

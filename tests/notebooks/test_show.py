@@ -26,12 +26,10 @@ import hosts
 import launcher
 import lessons
 import notebooks
+import show
 import workload
 from meshes import run_probe
 from processes import wait_for
-
-sys.path.insert(0, str(launcher.ROOT / "notebooks"))
-import show
 from show import collectives, mixtures, nodes, replicas, rings
 
 

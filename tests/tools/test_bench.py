@@ -243,6 +243,13 @@ def test_the_ways_of_the_all_reduce_are_right(tmp_path):
     assert sizes[0] == 2**10 and sizes[-1] == 2**26
 
 
+@pytest.mark.night
+@pytest.mark.parametrize("words", [("overlap.py", 2, 2), ("reduce.py",)], ids=lambda words: words[0])
+def test_overlap_and_all_reduce_come_from_two_processes(tmp_path, words):
+    script, *arguments = words
+    assert rows.start_ranks(script, tmp_path, *arguments)
+
+
 def test_what_loader_workers_can_do_follows_from_what_an_image_costs():
     prepare, train = workers.cost()
     assert 0 < prepare < train < 0.1, "on a CPU, lesson 08's step costs more than its augmentation"
