@@ -76,20 +76,8 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
         "def test_not_here(): pytest.skip('for a reason')\n"
     )
     environment = os.environ | {"ROWS": str(tmp_path / "rows"), "PYTHONPATH": str(TOOL)}
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "rows",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "1",
-        tmp_path,
-    ]
-    subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "each_test", "-p", "no:cacheprovider", "-n", "1"]
+    subprocess.run([*words, tmp_path], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
     assert [(name, verdict) for name, _, _, verdict in rows] == [
         ("a good one", "ok"),
@@ -106,10 +94,13 @@ def test_no_one_is_measured_beside_one_that_prepares_or_is_measured(check, tmp_p
 import fcntl, os, sys, time
 sys.path.insert(0, {str(TOOL)!r})
 import probes
-open("{tmp_path}/here-" + str(os.getpid()), "w")
-while sum("here-" in name for name in os.listdir({str(tmp_path)!r})) < 3:
-    time.sleep(0.01)
+def wait_for_all(what):
+    open("{tmp_path}/" + what + str(os.getpid()), "w")
+    while sum(what in name for name in os.listdir({str(tmp_path)!r})) < 3:
+        time.sleep(0.01)
+wait_for_all("here-")
 probes.lock(fcntl.LOCK_SH)
+wait_for_all("locked-")
 start = time.time()
 time.sleep(SECONDS)
 probes.wait_for_turn()
