@@ -76,19 +76,7 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
         "def test_not_here(): pytest.skip('for a reason')\n"
     )
     environment = os.environ | {"ROWS": str(tmp_path / "rows"), "PYTHONPATH": str(TOOL)}
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "rows",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "1",
-        tmp_path,
-    ]
+    words = [sys.executable, "-m", "pytest", "-p", "gpu_rows", "-p", "no:cacheprovider", "-n", "1"]
     subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
     assert [(name, verdict) for name, _, _, verdict in rows] == [

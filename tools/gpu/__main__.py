@@ -65,7 +65,7 @@ def tests(check: Check) -> None:
     """A row for each test of the lessons on GPUs that was not skipped, as soon as it has ended."""
     rows = check.folder / "rows"
     workers = max(1, check.at_once // 2)  # most runs have two ranks
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "rows", "-n", workers]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_rows", "-n", workers]
     words += ["--dist", "worksteal", "--tier", "quick" if check.is_rehearsal else "night"]
     words += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, ROOT / "tests/lessons/test_on_gpus.py"]
     rows.touch()
