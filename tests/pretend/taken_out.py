@@ -74,7 +74,7 @@ def cases(path):
     else:
         name = re.compile(rf"^(from|import) .*\b{path.stem}\b", re.M)
         users = [each for each in lessons.LESSONS if each.path == path or name.search(each.path.read_text())]
-    ids = (f"[{each.number}-2] or [{each.number} or [{each.stem}] or -{each.stem}]" for each in users[:2])
+    ids = (f"[{each.number}-2] or [{each.number}] or [{each.stem}] or -{each.stem}]" for each in users[:2])
     return f"({' or '.join(ids)}) and not documented"
 
 
