@@ -383,13 +383,6 @@ def test_every_line_that_a_lesson_adds_or_takes_away_has_its_sentence():
         assert {*own.values(), *lesson["gone"].values()} == set(range(len(lesson["sentences"])))
 
 
-def test_a_notebook_whose_diff_is_old_is_named(monkeypatch):
-    stored = diff.stored_diff
-    monkeypatch.setattr(diff, "stored_diff", lambda row: stored(row).replace("+ import os", "+ import so"))
-    with pytest.raises(sources.Broken, match=r"04_ddp_torchrun.ipynb has '\+ import so', .*: make diffs"):
-        diff.data()
-
-
 def test_a_notebook_may_show_some_of_the_changes(monkeypatch):
     """Each sentence leads to its place in the notebook, if it is there, and else to the notebook."""
     stored, whole, position = diff.stored_diff, diff.data()["lessons"], lessons.STEMS.index("05_snapshots")
@@ -397,24 +390,13 @@ def test_a_notebook_may_show_some_of_the_changes(monkeypatch):
     def some(lesson):
         if lesson.stem != "05_snapshots":
             return stored(lesson)
-        places = diff.PART.findall(stored(lesson))
-        return "head\n\n" + "\n\n".join("{}\n\n```diff\n{}```".format(*places[at]) for at in (0, 2, 3))
+        places = re.findall(r"(?ms)^\S[^\n]*\n\n```diff\n.*?^```$", stored(lesson))
+        return "head\n\n" + "\n\n".join(places[at] for at in (0, 2, 3))
 
     monkeypatch.setattr(diff, "stored_diff", some)
     part = diff.data()["lessons"][position]
     assert part["shown"] == [0, None, 1, 2, *[None] * (len(part["sentences"]) - 4)]
     assert part["sentences"] == whole[position]["sentences"], "no sentence is lost"
-
-
-def test_a_change_without_a_sentence_is_named():
-    before, after = list("abcdef"), list("AbcdeFG")
-    found = diff.parts_of(before, after, {"A": "One.", "F": "Two.", "+ G": "Three."})
-    assert [sentence for sentence, _ in found] == ["One.", "Two.", "Three."]
-    assert found[2][1] == [("+", "G", 6)]
-    with pytest.raises(sources.Broken, match="a change has no sentence"):
-        diff.parts_of(before, after, {"A": "One."})
-    with pytest.raises(sources.Broken, match=r"no change for '\+ H'"):
-        diff.parts_of(before, after, {"A": "One.", "F": "Two.", "+ H": "Three."})
 
 
 def test_docstrings_are_found():
@@ -426,12 +408,18 @@ SHOWN = """[...document.querySelectorAll("#widget tbody tr:not(.why):not(.fold)"
     row.querySelector(".sign").textContent + row.querySelector("code").textContent)"""
 
 
-def compare_drawn_with_python(page, pairs):
+PAIRS = list(itertools.permutations(lessons.STEMS, 2))
+
+
+@pytest.mark.quick("some")
+@pytest.mark.night
+@pytest.mark.parametrize("count", [8, len(PAIRS)], ids=["some", "all"])
+def test_the_page_draws_the_diffs_that_python_makes(page, count):
     page.open("widgets/diff.html")
     for name, is_wanted in (("columns", False), ("whole", True)):
         box = one(f"[name={name}]")
         page.ask(f"if ({box}.checked != {json.dumps(is_wanted)}) {box}.click()")
-    for before, after in pairs:
+    for before, after in random.Random(1).sample(PAIRS, count):
         page.ask(f"location.hash = '{before}..{after}'")
         head = f"{one('#widget th')}.textContent"
         page.until(f"{head} == '{before}.py to {after}.py'", f"the diff from {before} to {after}")
@@ -441,18 +429,6 @@ def compare_drawn_with_python(page, pairs):
         same = [line for line in rows(*sorted((before, after))) if line[0] == " "]
         assert [line for line in lines if line[0] == " "] == same, (before, after)
         assert before > after or lines == list(rows(before, after))
-
-
-PAIRS = list(itertools.permutations(lessons.STEMS, 2))
-
-
-def test_the_page_draws_the_diffs_that_python_makes(page):
-    compare_drawn_with_python(page, random.Random(1).sample(PAIRS, 8))
-
-
-@pytest.mark.night
-def test_the_page_draws_every_diff_that_python_makes(page_of_the_whole):
-    compare_drawn_with_python(page_of_the_whole, PAIRS)
 
 
 CHOSEN = f"{every('#widget select')}.map((choice) => choice.value)"

@@ -20,7 +20,6 @@ import live
 import models
 import sources
 import taken
-import vendor
 from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas, plans, report, search
@@ -126,12 +125,6 @@ def test_begins_and_ends_are_those_that_the_judge_works_out():
             )
             ours = [[(event["begin"], event["end"]) for event in row] for row in events]
             assert ours == judge.timeline(lines, forward, backward)
-
-
-def test_orders_in_which_all_wait_are_refused():
-    seconds = {"forward": [1, 1], "backward": [1, 1]}
-    with pytest.raises(ValueError, match="for ever"):
-        schedules.when([[(0, "backward", 0), (0, "forward", 0)], [(1, "forward", 0)]], seconds)
 
 
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
@@ -355,20 +348,6 @@ def test_each_page_says_where_no_script_runs_what_it_begins_with(tmp_path):
         assert re.findall(r"<td>(.*?)</td>", page) == cells
     for control in [control for widget in LIVE.values() for control in widget.CONTROLS]:
         assert control["start"] in [value for value, _ in control["values"]], control["name"]
-
-
-def test_a_browser_gets_only_the_functions_that_it_needs():
-    files = live.data(schedules)["files"]
-    assert "def most_held" in files[schedules.JUDGE] and "trial" not in files[schedules.JUDGE]
-    assert "torch" not in files[schedules.TIMELINE]
-    with pytest.raises(ValueError, match="has no function gone"):
-        taken.source(ROOT / schedules.JUDGE, ["gone"])
-
-
-def test_another_pyodide_is_refused(tmp_path):
-    (tmp_path / "pyodide.tgz").write_bytes(b"another")
-    with pytest.raises(SystemExit, match="not that of pyodide@"):
-        vendor.unpack(tmp_path / "pyodide.tgz", tmp_path)
 
 
 # ---- in a browser ----
