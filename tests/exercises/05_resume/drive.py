@@ -4,14 +4,13 @@
 there.
 """
 
-import hashlib
 import os
-import resource
 import shutil
 import signal
 from pathlib import Path
 
 import torch
+from folders import end_in_the_next_save, look  # noqa: F401
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Sampler, TensorDataset
@@ -90,19 +89,6 @@ def write_others(folder):
         Path(folder, name).write_text(f"{name} is a file of another run")
 
 
-def look(_, inputs, tools):
-    """What is in each folder: names, sizes, inodes, and a digest of the content."""
-    found = {}
-    for name in inputs["folders"]:
-        files = {}
-        for path in sorted(Path(tools.folder, name).glob("*")):
-            facts, plain = path.lstat(), path.is_file() and not path.is_symlink()
-            digest = hashlib.sha256(path.read_bytes()).hexdigest() if plain else "no file"
-            files[path.name] = {"size": facts.st_size, "inode": facts.st_ino, "digest": digest}
-        found[name] = files
-    return found
-
-
 def put_back(_, inputs, tools):
     """Snapshots as they were before a save that was killed; and in one folder a newer file beside it."""
     for disk, source in inputs["disks"].items():
@@ -133,12 +119,7 @@ def save_and_die(student, inputs, tools):
     if inputs["copy"]:
         shutil.copytree(Path(tools.folder, inputs["copy"]), Path(tools.folder, inputs["disk"]))
     snapshot = path_of(tools, inputs["disk"])
-    if inputs.get("largest"):
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (inputs["largest"], most))
-    else:
-        tools.count_file_events(kill_at=inputs["at"])
+    end_in_the_next_save(inputs, tools)
     student.save(snapshot, parts, inputs["epoch"], 0)
     return {}
 

@@ -11,15 +11,6 @@ def overlapped():
     """Keys and values travel while others are computed with, as a generator. Backward of each
     block is left to autograd. Which halves meet is found by their positions."""
 
-    def positions(length, rank, world_size):
-        every = torch.arange(length).reshape(2, world_size, -1)
-        return torch.stack([every[0, rank], every[1].flip(0)[rank]]).flatten()
-
-    def meetings(rank, owner):
-        if rank == owner:
-            return [(0, 0), (1, 0), (1, 1)]
-        return [(0, 0), (1, 0)] if owner < rank else [(1, 0), (1, 1)]
-
     def allowed(query_positions, key_positions):
         return query_positions.view(-1, 1) >= key_positions.view(1, -1)
 
