@@ -1,5 +1,6 @@
 """The site says what the repository says, needs nothing from outside, and can be read by everybody."""
 
+import contextlib
 import difflib
 import functools
 import itertools
@@ -68,17 +69,17 @@ def needs(is_there, what):
         pytest.skip(f"needs {what}: make tools installs it")
 
 
-def build(out, *words, address=""):
-    words = [str(VENV / "bin/python"), "tools/site/build.py", "--out", str(out), *words]
-    environment = os.environ | {"ADDRESS": address}
-    result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return str(out)
-
-
 def built(once, name, *words, address=""):
     needs((VENV / "ready").exists(), "tools/site/requirements.txt")
-    return Path(once(name, lambda folder: build(folder, *words, address=address)))
+
+    def build(out):
+        command = [VENV / "bin/python", "tools/site/build.py", "--out", out, *words]
+        more = {"env": os.environ | {"ADDRESS": address}, "text": True, "timeout": 600}
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, **more)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return str(out)
+
+    return Path(once(name, build))
 
 
 def small_site(once, address=""):
@@ -113,17 +114,11 @@ def every(chosen):
 
 
 class Reader(browser.Page):
-    """A page, and a server that has the site in a folder below its root."""
+    """A page, beside a server that has the site in a folder below its root."""
 
-    def __init__(self, chromium, out):
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Strict, directory=str(out)))
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.root = f"http://127.0.0.1:{self.server.server_port}/site/"
-        try:
-            super().__init__(chromium, "about:blank", width=1280)
-        except BaseException:
-            self.close_server()
-            raise
+    def __init__(self, chromium, port):
+        self.root = f"http://127.0.0.1:{port}/site/"
+        super().__init__(chromium, "about:blank", width=1280)
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -143,8 +138,7 @@ class Reader(browser.Page):
         return [*filter(None, errors), *(f"a request left the site: {url}" for url in left)]
 
     def look(self, width, colours="light", height=1000):
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": colours}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -166,27 +160,20 @@ class Reader(browser.Page):
         found = self.ask(f"axe.run(document, {json.dumps(options)}).then((result) => result.violations)")
         return [f"{row['id']}: {node['html'][:200]}" for row in found for node in row["nodes"]]
 
-    def close(self):
-        try:
-            super().close()
-        finally:
-            self.close_server()
-
-    def close_server(self):
-        self.server.shutdown()
-        self.server.server_close()
-
 
 def opened(request, out):
     """A page beside the site in this folder, which in the end must have nothing to complain of."""
     needs(browser.CHROMIUM, "Chromium")
-    page = Reader(request.getfixturevalue("chromium"), out)
-    try:
-        page.look(1280)
-        yield page
-        assert page.complaints() == []
-    finally:
-        page.close()
+    chromium, handler = request.getfixturevalue("chromium"), functools.partial(Strict, directory=str(out))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with contextlib.closing(Reader(chromium, server.server_port)) as page:
+                page.look(1280)
+                yield page
+                assert page.complaints() == []
+        finally:
+            server.shutdown()
 
 
 @pytest.fixture
@@ -221,7 +208,7 @@ def test_links_lead_to_pages_of_the_site():
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
-    (tmp_path / "there.html").write_text('<h1 id="here"></h1><img src="p.png" alt="A picture">')
+    (tmp_path / "there.html").write_text('<h1 id="here"></h1><img src="p.png">')
     (tmp_path / "p.png").touch()
     good = (
         '<a href="there.html#here"></a><a href="https://pytorch.org"></a><script src="there.html"></script>'
@@ -229,9 +216,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
     bad = (
         '<a href="gone.html"></a>',
         '<a href="there.html#gone"></a>',
-        '<script src="https://example.org/a.js"></script>',
-        '<link href="//example.org/a.css">',
-        '<img src="p.png" alt="">',
+        '<script src="gone.js"></script>',
     )
     for text, count in ((good, 0), *((good + one, 1) for one in bad)):
         (tmp_path / "page.html").write_text(text)

