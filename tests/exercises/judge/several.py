@@ -104,3 +104,20 @@ def ended(trial: Trial, value: Any) -> int | None:
     if value is None and ended not in (KILLED, TOO_LARGE):
         explain(trial.answer, trial.files)
     return ended if value is None else None
+
+
+def calls_of(
+    trial: Trial, rank: int, since: str | None = None, until: str | None = None
+) -> list[dict[str, Any]]:
+    """The calls of torch.distributed of a rank, from one event to another, by its own word: from the
+    beginning or to the end where these are not given."""
+    events = trial.events(rank)
+    places = {}
+    for place, event in enumerate(events):
+        places.setdefault(event.get("event"), place)
+    events = events[places.get(since, 0) : places.get(until, 0) if until else None]
+    return [event for event in events if event.get("phase") == "begin"]
+
+
+def in_words(call: dict[str, Any]) -> str:
+    return f"{call.get('event')} of {call.get('size')} numbers"
