@@ -10,10 +10,11 @@ import signal
 from pathlib import Path
 
 import torch
+from asking import Orders
 from folders import end_in_the_next_save, look  # noqa: F401
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 LR, MOMENTUM = 0.1, 0.9
 OTHERS = ["temporary", "tmp", "unfinished", "snapshot.tmp", "later.tmp", "later.temporary", "notes.txt"]
@@ -142,27 +143,12 @@ def copy_of(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-class Orders(Sampler):
-    """For each epoch an order of its own, which the judge has drawn."""
-
-    def __init__(self, orders):
-        self.orders, self.epoch = orders, 0
-
-    def __iter__(self):
-        return iter(self.orders[self.epoch - 1].tolist())
-
-    def __len__(self):
-        return len(self.orders[0])
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-
 def train(student, inputs, tools):
     """One process of a training: to its end, or to a kill."""
     parts = parts_of(Model(inputs["state"], inputs.get("die_in"), tools.event), inputs["epochs"])
     data = TensorDataset(torch.as_tensor(inputs["images"]), torch.as_tensor(inputs["labels"]))
-    loader = DataLoader(data, inputs["size"], sampler=Orders(inputs["orders"]))
+    *before, last = inputs["orders"]
+    loader = DataLoader(data, inputs["size"], sampler=Orders([last, *before]))  # epochs begin with 1
     model = nn.parallel.DistributedDataParallel(parts["model"])
 
     def train_epoch(epoch):
