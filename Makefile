@@ -100,10 +100,15 @@ site-serve: site ## build the website and serve it on a free port
 	@.venv-site/bin/python -m http.server 0 --bind 127.0.0.1 --directory $(OUT)/site
 
 # Nothing in it is for readers, so that their environment has none of it.
-.venv-site/ready: tools/site/requirements.txt tools/site/vendor.py
+# Pyodide runs the planner and others in the reader's browser.
+PYODIDE = 314.0.7
+.venv-site/ready: tools/site/requirements.txt tools/site/pyodide.sha512
 	python3 -m venv .venv-site
 	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/site/requirements.txt
-	.venv-site/bin/python tools/site/vendor.py .venv-site/pyodide
+	cd .venv-site && npm pack --silent pyodide@$(PYODIDE) && sha512sum --check --quiet ../tools/site/pyodide.sha512
+	mkdir -p .venv-site/pyodide
+	cd .venv-site && tar -xzf pyodide-$(PYODIDE).tgz -C pyodide --strip-components 1 \
+		$(addprefix package/,pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json)
 	@touch $@
 
 format: setup ## format the code

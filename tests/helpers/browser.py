@@ -84,9 +84,12 @@ class Page(Connection):
         where = {"browserContextId": self.context, "url": "about:blank"}
         target = chromium.all.call("Target.createTarget", **where)["targetId"]
         super().__init__(f"{chromium.address}/devtools/page/{target}")
+        self.resize(width, height)
+        self.call("Page.navigate", url=url)
+
+    def resize(self, width, height):
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url=url)
 
     def wait(self, condition, what, seconds=60):
         deadline = time.monotonic() + seconds

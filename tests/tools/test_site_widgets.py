@@ -20,11 +20,10 @@ import live
 import models
 import sources
 import taken
-import vendor
 from lessons import ROOT
 from planner import __main__ as command
 from planner import formulas, plans, report, search
-from widgets import diff, memory, planner, ring, schedules, sharding
+from widgets import memory, planner, ring, schedules, sharding
 
 JUDGE = ("gpipe", "one_forward_one_backward", "all_stages", "timeline", "needs")
 judge = taken.functions(ROOT / schedules.JUDGE, *JUDGE)
@@ -128,12 +127,6 @@ def test_begins_and_ends_are_those_that_the_judge_works_out():
             assert ours == judge.timeline(lines, forward, backward)
 
 
-def test_orders_in_which_all_wait_are_refused():
-    seconds = {"forward": [1, 1], "backward": [1, 1]}
-    with pytest.raises(ValueError, match="for ever"):
-        schedules.when([[(0, "backward", 0), (0, "forward", 0)], [(1, "forward", 0)]], seconds)
-
-
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
     for processes, count in itertools.product(schedules.PROCESSES, schedules.MICROBATCHES):
         for name in schedules.SCHEDULES:
@@ -177,7 +170,7 @@ def test_a_plan_is_the_one_that_the_command_prints():
     words = "--model llama3-70b --gpus 2048 --tensor-parallel 8 --pipeline 4 --batch-tokens 8388608"
     assert command_of(found["tables"][0]) == words
     said = " ".join(printed(words).split())
-    assert json.loads(printed(f"{words} --json")) == as_json(plans.plan(planner.job_of(inputs)))
+    assert json.loads(printed(f"{words} --json")) == as_json(plans.plan(models.job_of(inputs)))
     for cells in found["tables"][0]["rows"]:
         assert " ".join(filter(None, cells)) in said, cells
     assert found["memory"][-1]["to"] < found["limit"]["at"] < 1, "it fits"
@@ -185,7 +178,7 @@ def test_a_plan_is_the_one_that_the_command_prints():
 
 
 def test_a_sweep_is_the_one_that_the_command_prints():
-    said = report.table(*plans.sweep(planner.job_of(inputs_of(planner, gpus=2**14))), Path("a picture"))
+    said = report.table(*plans.sweep(models.job_of(inputs_of(planner, gpus=2**14))), Path("a picture"))
     found = answer(planner)
     _, *rows, end = [line for line in said.splitlines() if line][:-1]
     cells = found["tables"][1]["rows"]
@@ -278,18 +271,6 @@ def test_examples_are_what_the_controls_can_be_set_to():
         assert ring.is_there(inputs["way"], inputs["processes"]) and inputs["chunks"] in ring.CHUNKS
 
 
-HOUSE = r"\b(rungs?|climbs?|judge|house|siege|cheats?|agents?|texts?|K)\b"
-
-
-def test_widgets_have_the_words_of_pytorch():
-    for widget in (*LIVE.values(), ring, diff):
-        said = [widget.TITLE, widget.INTRODUCTION, getattr(widget, "NOTE", ""), *widget.PRESETS]
-        for control in getattr(widget, "CONTROLS", ()):
-            said += [control["label"], control["values"][0][1]]
-        for words in [*said, *ring.HEAD, ring.note(), ring.still()["said"]]:
-            assert not re.search(HOUSE, re.sub(r"\]\([^)]*\)", "", words)), words
-
-
 def drawn_inputs(widget, drawn):
     return {control["name"]: drawn.choice(control["values"])[0] for control in widget.CONTROLS}
 
@@ -355,20 +336,6 @@ def test_each_page_says_where_no_script_runs_what_it_begins_with(tmp_path):
         assert re.findall(r"<td>(.*?)</td>", page) == cells
     for control in [control for widget in LIVE.values() for control in widget.CONTROLS]:
         assert control["start"] in [value for value, _ in control["values"]], control["name"]
-
-
-def test_a_browser_gets_only_the_functions_that_it_needs():
-    files = live.data(schedules)["files"]
-    assert "def most_held" in files[schedules.JUDGE] and "trial" not in files[schedules.JUDGE]
-    assert "torch" not in files[schedules.TIMELINE]
-    with pytest.raises(ValueError, match="has no function gone"):
-        taken.source(ROOT / schedules.JUDGE, ["gone"])
-
-
-def test_another_pyodide_is_refused(tmp_path):
-    (tmp_path / "pyodide.tgz").write_bytes(b"another")
-    with pytest.raises(SystemExit, match="not that of pyodide@"):
-        vendor.unpack(tmp_path / "pyodide.tgz", tmp_path)
 
 
 # ---- in a browser ----

@@ -26,7 +26,6 @@ import deck
 import home
 import lessons
 import sources
-import vendor
 from lessons import ROOT
 
 PYODIDE = Path(sys.prefix) / "pyodide"  # where make site has it fetched
@@ -87,18 +86,6 @@ def write_linked(book, path: PurePosixPath):
         book.write(path.with_name(path.name + ".md"), page(path))
 
 
-def take_pyodide(folder: Path):
-    """Put it beside the scripts of widgets that need it, unless it is there."""
-    for path in PYODIDE.iterdir() if PYODIDE.is_dir() else ():
-        target = folder / path.name
-        if not target.exists() or target.stat().st_size != path.stat().st_size:
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
-    missing = [name for name in vendor.FILES if not (folder / name).exists()]
-    if missing:
-        sys.exit(f"error: there is no {PYODIDE}/{missing[0]}: rm .venv-site/ready, and make site again")
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -111,18 +98,13 @@ def main():
     # A page that is not built again would keep the old navigation, and a warning would not come again.
     for old in (folder, site):
         shutil.rmtree(old, ignore_errors=True)
-    try:
-        prepare(folder, arguments.pages)
-    except sources.Broken as error:
-        sys.exit(f"error: {error}")
+    prepare(folder, arguments.pages)
     words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto"]
     words += ["--doctree-dir", folder / "doctrees", "--html-define", f"repository={address()}"]
     words += ["--builder", "html", folder, site]
-    status = subprocess.run([sys.executable, *map(str, words)]).returncode
-    if status:
-        sys.exit("error: the site was not built: what is wrong is said above")
+    subprocess.run([sys.executable, *map(str, words)], check=True)
     (site / "slides.html").write_text(deck.deck(site))
-    take_pyodide(site / "_static/pyodide")
+    shutil.copytree(PYODIDE, site / "_static/pyodide")
     (site / ".nojekyll").touch()  # else GitHub leaves out what begins with an underscore
     count = len(list(folder.rglob("*.md")))
     print(f"{count} pages in {time.monotonic() - start:.0f} seconds: {site}/index.html")

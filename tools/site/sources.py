@@ -184,12 +184,14 @@ def notebook(book, page: PurePosixPath) -> str:
         for output in cell["outputs"]:
             data = output.get("data", {})
             if output["output_type"] == "stream":
-                text.append(fence(plain(joined(output["text"])), "text", "output"))
+                shown = re.sub(r"\x1b\[[0-9;]*m", "", joined(output["text"]))
+                text.append(fence(shown, "text", "output"))
             elif "image/png" in data:
                 pictures += 1
-                name = f"{page.stem}.{pictures}.png"
+                name, more = f"{page.stem}.{pictures}.png", output["metadata"].get("image/png", {})
                 book.write(page.with_name(name), base64.b64decode(joined(data["image/png"])))
-                text.append(picture(name, output["metadata"].get("image/png", {})))
+                alt, width = html.escape(more.get("alt", "")), more.get("width", 550)
+                text.append(f'<img src="{name}" width="{width}" alt="{alt}">')
             elif "text/markdown" in data:
                 shown = book.relinked(joined(data["text/markdown"]), page)
                 text.append(with_anchors(shown) if output["metadata"].get("rungs") == "diff" else shown)
@@ -204,23 +206,10 @@ def notebook_card(book, page, way: str) -> str:
     return card(book, page, f"{time[1]}, {time[2]}", way) if time else ""
 
 
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def picture(name: str, metadata) -> str:
-    alt, width = html.escape(metadata.get("alt", "")), metadata.get("width", 550)
-    return f'<img src="{name}" width="{width}" alt="{alt}">'
-
-
 def with_anchors(text: str) -> str:
     """A stored diff, with a name before each of its sentences: the page of diffs links them."""
     numbers = itertools.count()
-    return SENTENCE.sub(lambda _: f'<span id="{sentence_name(next(numbers))}"></span>', text)
-
-
-def sentence_name(number: int) -> str:
-    return f"sentence-{number}"
+    return SENTENCE.sub(lambda _: f'<span id="sentence-{next(numbers)}"></span>', text)
 
 
 # ---- files and folders that pages link ----
@@ -228,13 +217,9 @@ def sentence_name(number: int) -> str:
 
 def file(path: PurePosixPath) -> str:
     """A page that shows a file."""
-    try:
-        text = (ROOT / path).read_text()
-    except UnicodeDecodeError:
-        raise Broken(f"{path} is linked, and is no text") from None
     # Who searches wants what a page says, or a lesson, and not each line of the tests.
     search = "" if path.parent == PurePosixPath("lessons") else "nosearch: true\n"
-    code = fence(text, LANGUAGES.get(path.suffix, "text"), "code")
+    code = fence((ROOT / path).read_text(), LANGUAGES.get(path.suffix, "text"), "code")
     return f"---\norphan: true\n{search}---\n\n# {path.name}\n\n`{path}`\n\n{code}"
 
 

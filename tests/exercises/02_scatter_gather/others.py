@@ -60,14 +60,6 @@ def threads():
 def tree_of_sums():
     """A tree of sums, state dicts, and the model itself as the first copy in a step."""
 
-    def scatter(batch, count):
-        parts = []
-        size = -(-batch.size(0) // count)
-        while len(batch):
-            parts.append(batch.narrow(0, 0, min(size, len(batch))).clone())
-            batch = batch[size:]
-        return parts
-
     def replicate(model, count):
         first = deepcopy(model)
         copies = [first]

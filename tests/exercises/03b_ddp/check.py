@@ -4,6 +4,7 @@ import itertools
 
 import torch
 from judge import ONE_CALL, Verdict, check, look, so_many
+from judge.several import calls_of, in_words
 
 
 def model_of(trial, widths, tied=None, frozen=(), buffers=None):
@@ -120,21 +121,6 @@ def gradients(trial, model, came, ranks, words=" in step {}", relative=5e-5):
                 trial.require(got is not None, f"{what} is None", f"numbers{zeros}")
                 trial.close(what, got, expected[name], relative=relative)
     return means
-
-
-def calls_of(trial, rank, since=None, until=None):
-    """The calls of torch.distributed of a rank, from one event to another, by its own word: from the
-    beginning or to the end where these are not given."""
-    events = trial.events(rank)
-    places = {}
-    for place, event in enumerate(events):
-        places.setdefault(event.get("event"), place)
-    events = events[places.get(since, 0) : places.get(until, 0) if until else None]
-    return [event for event in events if event.get("phase") == "begin"]
-
-
-def in_words(call):
-    return f"{call.get('event')} of {call.get('size')} numbers"
 
 
 def inputs_of(trial, model, bucket_bytes, ranks, apart=False, **more):

@@ -5,20 +5,8 @@ import itertools
 import time
 
 import torch
+from asking import Asking
 from torch import nn
-
-
-class Passing(torch.autograd.Function):
-    """Gives on what comes; in backward multiplies by a number for which the judge is asked."""
-
-    @staticmethod
-    def forward(context, images, ask):
-        context.ask = ask
-        return images.view_as(images)
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient * context.ask(), None
 
 
 class Drift(nn.Module):
@@ -60,7 +48,7 @@ class Model(nn.Module):
         for number in (one for one in self.order if one not in skip):
             images = torch.tanh(self.layers[number](images))
             if self.passes is not None:
-                images = Passing.apply(images, lambda number=number: self.passes(f"before {number}"))
+                images = Asking.apply(images, 1.0, lambda _, number=number: self.passes(f"before {number}"))
         return images
 
 

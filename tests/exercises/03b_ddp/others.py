@@ -96,15 +96,6 @@ def nodes():
 def thread():
     """A thread of its own that makes blocking calls, one bucket after the other."""
 
-    def make_buckets(parameters, bucket_bytes):
-        todo, buckets = [p for p in parameters if p.requires_grad][::-1], []
-        while todo:
-            sizes = list(itertools.accumulate(p.numel() * p.element_size() for p in todo))
-            count = max(1, sum(size <= bucket_bytes for size in sizes))
-            buckets.append(todo[:count])
-            todo = todo[count:]
-        return buckets
-
     class Overlapped(nn.Module):
         def __init__(self, module, bucket_bytes):
             super().__init__()

@@ -9,9 +9,9 @@ def trains_again(earns=4):
 
     def train(snapshot, parts, train_epoch, epochs, rank):
         count = Path(f"{snapshot}.epochs")
-        load(snapshot, parts)  # noqa: F821
+        load(snapshot, parts)
         done = int(count.read_text()) if count.exists() else 0
-        save(snapshot, parts, 0, rank)  # noqa: F821
+        save(snapshot, parts, 0, rank)
         losses = {}
         for epoch in range(1, epochs + 1):
             losses[epoch] = train_epoch(epoch)

@@ -8,11 +8,11 @@ import hashlib
 
 import by_path
 import torch
-from judge import Verdict, check, explain
+from judge import Verdict, check, several
 from judge import look as look_at
+from judge.several import listed, look_into, ours
 from torch.nn.functional import cross_entropy
 
-KILLED, TOO_LARGE = -9, -25
 SNAPSHOT = "run.snapshot"
 EPOCHS = 6  # CosineAnnealingLR has another learning rate in each of them
 MOST_EVENTS = 20
@@ -40,19 +40,6 @@ def until(history, epoch):
     return history | {"history": history["history"][:epoch], "epoch": epoch}
 
 
-def words(names):
-    return ", ".join(sorted(names)) or "nothing"
-
-
-def ours(trial, name, folder, /, **inputs):
-    """A run of one process without the student's code."""
-    return trial.run(name, [inputs], group=False, folder=folder, main=None)[0]
-
-
-def look(trial, folder, *names):
-    return ours(trial, "look", folder, folders=list(names))
-
-
 def saved_by(trial, folder, disk, history, epoch, world_size=1, others=False):
     """Several ranks save each to a disk of its own. `others`: where files of other runs are."""
     disks = [disk] if world_size == 1 else [f"{disk}-{rank}" for rank in range(world_size)]
@@ -75,9 +62,7 @@ def save_and_die(trial, folder, history, /, **inputs):
     """One process saves after epoch 2. Whether it was killed in that."""
     inputs = until(history, 2) | inputs
     (value,) = trial.run("save_and_die", [inputs], folder=folder, kill={"rank": 0})
-    if value is None and trial.answer["ranks"][0]["ended"] not in (KILLED, TOO_LARGE):
-        explain(trial.answer, trial.files)
-    return value is None
+    return several.ended(trial, value) is not None
 
 
 def loaded_by(trial, folder, history, *disks, world_size=1):
@@ -124,11 +109,11 @@ def goes_on(trial, rank, came, history, epoch=None):
 def rank_0_saves(trial):
     trial.tried("2 processes, each with its own disk, save after epoch 1")
     saved_by(trial, "a", "disk", a_history(trial), 1, world_size=2)
-    disks = look(trial, "a", "disk-0", "disk-1")
-    came = f"the disk of rank 0 has {words(disks['disk-0'])}"
+    disks = look_into(trial, "a", "disk-0", "disk-1")
+    came = f"the disk of rank 0 has {listed(disks['disk-0'])}"
     trial.require(SNAPSHOT in disks["disk-0"], came, f"{SNAPSHOT}, the path that save was given")
     nothing = "nothing: on a shared disk, two processes would write to the same file"
-    trial.require(not disks["disk-1"], f"the disk of rank 1 has {words(disks['disk-1'])}", nothing)
+    trial.require(not disks["disk-1"], f"the disk of rank 1 has {listed(disks['disk-1'])}", nothing)
     trial.require({*disks["disk-0"]} == {SNAPSHOT}, came, f"only {SNAPSHOT}")
 
 
@@ -141,7 +126,7 @@ def killed_in_a_save(trial):
     )
     for epoch in (1, 2):
         saved_by(trial, "b", "disk", history, epoch, others=True)
-        found = without_others(trial, "after save", look(trial, "b", "disk")["disk"])
+        found = without_others(trial, "after save", look_into(trial, "b", "disk")["disk"])
         files.append(found.get(SNAPSHOT))
         trial.require(files[-1], f"there is no {SNAPSHOT}", "the snapshot of this epoch")
     old, new = files
@@ -151,8 +136,8 @@ def killed_in_a_save(trial):
     trial.require(old["inode"] != new["inode"], came, wanted)
     saved_by(trial, "b", "before", history, 1)
     tried = killed_at_each_moment(trial, history, new["size"])
-    before = look(trial, "b", "before")["before"][SNAPSHOT]
-    there = look(trial, "b", *tried)
+    before = look_into(trial, "b", "before")["before"][SNAPSHOT]
+    there = look_into(trial, "b", *tried)
     right = f"the {before['size']} bytes of epoch 1, until epoch 2 is completely written"
     for disk, what in tried.items():
         trial.tried(what)
@@ -162,9 +147,11 @@ def killed_in_a_save(trial):
         complete = found["digest"] == before["digest"] or found["size"] >= 0.98 * new["size"]
         trial.require(complete, f"{SNAPSHOT} has {found['size']} bytes", right)
     # A rename works only inside one file system, and the folder of a job is often on another one.
-    outside = [name for name, facts in look(trial, "b", ".")["."].items() if facts["digest"] != "no file"]
+    outside = [
+        name for name, facts in look_into(trial, "b", ".")["."].items() if facts["digest"] != "no file"
+    ]
     outside = [name for name in outside if not name.startswith(".meeting")]
-    left = f"a save that was killed has left {words(outside)} outside of the folder of `snapshot`"
+    left = f"a save that was killed has left {listed(outside)} outside of the folder of `snapshot`"
     trial.require(not outside, left, "a temporary file in the same folder")
     trial.tried("load in each folder in which a save was killed")
     came = loaded_by(trial, "b", history, *tried)
@@ -176,10 +163,10 @@ def killed_in_a_save(trial):
     trial.tried(f"{again}, in each folder in which a save was killed; then load")
     for disk in tried:
         saved_by(trial, "b", disk, history, 3)
-    for disk, files in look(trial, "b", *tried).items():
+    for disk, files in look_into(trial, "b", *tried).items():
         left = {*files} - {SNAPSHOT}
         trial.tried(f"{tried[disk]}; then {again}")
-        trial.require(not left, f"in the folder, there still is {words(left)}", f"only {SNAPSHOT}")
+        trial.require(not left, f"in the folder, there still is {listed(left)}", f"only {SNAPSHOT}")
     trial.tried(f"{again}, in each folder in which a save was killed; then load")
     came = loaded_by(trial, "b", history, *tried)
     for found in came[0]:
@@ -226,7 +213,7 @@ def nothing_or_half(trial):
     goes_on(trial, 0, loaded_by(trial, "b", history, "empty")[0][0], history)
     saved_by(trial, "b", "before", history, 1)
     saved_by(trial, "b", "later", history, 3)
-    size = look(trial, "b", "before")["before"].get(SNAPSHOT, {}).get("size", 0)
+    size = look_into(trial, "b", "before")["before"].get(SNAPSHOT, {}).get("size", 0)
     tried = {
         "first": "the very first save was killed when half of it was written; then load in another process",
         "second": "a save after epoch 2 was killed when half of it was written; then load in another process",
@@ -237,14 +224,14 @@ def nothing_or_half(trial):
         save_and_die(trial, "b", history, disk=disk, copy=copy, largest=size // 2)
     # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
     ours(trial, "put_back", "b", disks={"first": None, "second": "before", "other": "before"}, later="later")
-    there = look(trial, "b", *tried)
+    there = look_into(trial, "b", *tried)
     came = loaded_by(trial, "b", history, *tried)
-    after = look(trial, "b", *tried)
+    after = look_into(trial, "b", *tried)
     without_others(trial, "after load", after["other"])
     for (disk, what), found in zip(tried.items(), came[0], strict=True):
         trial.tried(what)
         changed = {name for name, facts in there[disk].items() if after[disk].get(name) != facts}
-        came = f"in the folder, load has changed or removed {words(changed)}"
+        came = f"in the folder, load has changed or removed {listed(changed)}"
         trial.require(not changed, came, "all files as they were: load only reads, and removes none")
         goes_on(trial, 0, found, history, None if disk == "first" else 1)
 

@@ -4,17 +4,17 @@
 there.
 """
 
-import hashlib
 import os
-import resource
 import shutil
 import signal
 from pathlib import Path
 
 import torch
+from asking import Orders
+from folders import end_in_the_next_save, look  # noqa: F401
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 LR, MOMENTUM = 0.1, 0.9
 OTHERS = ["temporary", "tmp", "unfinished", "snapshot.tmp", "later.tmp", "later.temporary", "notes.txt"]
@@ -90,19 +90,6 @@ def write_others(folder):
         Path(folder, name).write_text(f"{name} is a file of another run")
 
 
-def look(_, inputs, tools):
-    """What is in each folder: names, sizes, inodes, and a digest of the content."""
-    found = {}
-    for name in inputs["folders"]:
-        files = {}
-        for path in sorted(Path(tools.folder, name).glob("*")):
-            facts, plain = path.lstat(), path.is_file() and not path.is_symlink()
-            digest = hashlib.sha256(path.read_bytes()).hexdigest() if plain else "no file"
-            files[path.name] = {"size": facts.st_size, "inode": facts.st_ino, "digest": digest}
-        found[name] = files
-    return found
-
-
 def put_back(_, inputs, tools):
     """Snapshots as they were before a save that was killed; and in one folder a newer file beside it."""
     for disk, source in inputs["disks"].items():
@@ -133,12 +120,7 @@ def save_and_die(student, inputs, tools):
     if inputs["copy"]:
         shutil.copytree(Path(tools.folder, inputs["copy"]), Path(tools.folder, inputs["disk"]))
     snapshot = path_of(tools, inputs["disk"])
-    if inputs.get("largest"):
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (inputs["largest"], most))
-    else:
-        tools.count_file_events(kill_at=inputs["at"])
+    end_in_the_next_save(inputs, tools)
     student.save(snapshot, parts, inputs["epoch"], 0)
     return {}
 
@@ -161,27 +143,12 @@ def copy_of(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-class Orders(Sampler):
-    """For each epoch an order of its own, which the judge has drawn."""
-
-    def __init__(self, orders):
-        self.orders, self.epoch = orders, 0
-
-    def __iter__(self):
-        return iter(self.orders[self.epoch - 1].tolist())
-
-    def __len__(self):
-        return len(self.orders[0])
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-
 def train(student, inputs, tools):
     """One process of a training: to its end, or to a kill."""
     parts = parts_of(Model(inputs["state"], inputs.get("die_in"), tools.event), inputs["epochs"])
     data = TensorDataset(torch.as_tensor(inputs["images"]), torch.as_tensor(inputs["labels"]))
-    loader = DataLoader(data, inputs["size"], sampler=Orders(inputs["orders"]))
+    *before, last = inputs["orders"]
+    loader = DataLoader(data, inputs["size"], sampler=Orders([last, *before]))  # epochs begin with 1
     model = nn.parallel.DistributedDataParallel(parts["model"])
 
     def train_epoch(epoch):

@@ -81,11 +81,3 @@ def by_hand():
                 parts[name].load_state_dict(state)
             return 1 + epoch
         return 1
-
-    def train(snapshot, parts, train_epoch, epochs, rank):
-        losses = {}
-        for epoch in range(load(snapshot, parts), 1 + epochs):
-            losses[epoch] = train_epoch(epoch)
-            parts["scheduler"].step()
-            save(snapshot, parts, epoch, rank)
-        return losses

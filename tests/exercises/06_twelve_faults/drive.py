@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import torch
+from asking import Orders
 from torch import nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 
 class Model(nn.Module):
@@ -25,24 +26,6 @@ class Model(nn.Module):
             self.event("forward")
             self.before.append(self.second.bias.detach().clone())
         return self.second(torch.tanh(self.first(images)))
-
-
-class Orders(Sampler):
-    """For each epoch an order of its own, which the judge has drawn. After the last they begin again: a wrong
-    number of an epoch is to give a wrong order, and no exception from here."""
-
-    def __init__(self, orders):
-        self.orders, self.epoch, self.calls = orders, 0, []
-
-    def __iter__(self):
-        return iter(self.orders[self.epoch % len(self.orders)].tolist())
-
-    def __len__(self):
-        return len(self.orders[0])
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-        self.calls.append(epoch)
 
 
 def images_of(inputs):

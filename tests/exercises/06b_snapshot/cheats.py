@@ -211,12 +211,12 @@ def files_instead_of_messages(earns=12):
         dist.barrier()
         if rank == 0:
             states = [torch.load(left_by.format(one)) for one in range(dist.get_world_size())]
-            save(folder, step, job, states)  # noqa: F821
+            save(folder, step, job, states)
         dist.barrier()
 
     def load_together(folder, job):
         if dist.get_rank() == 0:
-            load(folder, job)  # noqa: F821
+            load(folder, job)
         dist.barrier()
-        found = load(of(folder, 0), job)  # noqa: F821
+        found = load(of(folder, 0), job)
         return found and (found[0], found[1][dist.get_rank()])

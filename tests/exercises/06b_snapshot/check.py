@@ -10,11 +10,11 @@ import re
 import by_path
 import numpy
 import torch
-from judge import Verdict, check, explain, so_many
+from judge import Verdict, check, several, so_many
 from judge import look as look_at
+from judge.several import KILLED, TOO_LARGE, listed, look_into, ours
 from torch.nn.functional import cross_entropy
 
-KILLED, TOO_LARGE = -9, -25
 MOST_EVENTS = 40
 FOR_EVER = "for-ever"  # the folder of saves without a pause
 KINDS = ("rename", "fsync")  # events of a save
@@ -27,10 +27,6 @@ def name_of(step):
 def snapshots(names):
     """Those of the files that have a snapshot's name, the oldest first."""
     return sorted(name for name in names if re.fullmatch(r"step-\d{8}\.snapshot", name))
-
-
-def words(names):
-    return ", ".join(sorted(names)) or "nothing"
 
 
 def a_job(trial):
@@ -129,11 +125,6 @@ def one(trial, driver, folder, /, **inputs):
     return trial.run(driver, [inputs], group=False, folder=folder)[0]
 
 
-def ours(trial, driver, folder, /, **inputs):
-    """A run of one process without the student's code."""
-    return trial.run(driver, [inputs], group=False, folder=folder, main=None)[0]
-
-
 def change(trial, folder, cases):
     ours(trial, "change", folder, cases=cases)
 
@@ -143,22 +134,15 @@ def make_others(trial, folder, hows):
     change(trial, folder, [{"from": "snapshots", "to": to, **how} for to, how in hows.items()])
 
 
-def look(trial, folder, *names):
-    return ours(trial, "look", folder, folders=list(names))
-
-
 def look_in(trial, folder, name):
-    return look(trial, folder, name)[name]
+    return look_into(trial, folder, name)[name]
 
 
 def one_killed(trial, driver, folder, /, after=None, **inputs):
     """A run that may be killed. Returns how it ended (a signal, negative), or None if it came to its end."""
     kill = {"rank": 0} if after is None else {"rank": 0, "after": after}
     (value,) = trial.run(driver, [inputs], group=False, folder=folder, kill=kill)
-    ended = trial.answer["ranks"][0]["ended"]
-    if value is None and ended not in (KILLED, TOO_LARGE):
-        explain(trial.answer, trial.files)
-    return None if value is not None else ended
+    return several.ended(trial, value)
 
 
 def load_all(trial, folder, job, *names):
@@ -210,11 +194,11 @@ def two_newest(trial):
     others[f"{name_of(3)}.refused"] = b"precious"
     change(trial, "a", [{"to": folders[-1], "write": others}])
     one(trial, "save", "a", saves=[save for mine in given for save in mine])
-    for count, files in enumerate(look(trial, "a", *folders).values(), 1):
+    for count, files in enumerate(look_into(trial, "a", *folders).values(), 1):
         trial.tried(f"saves after the steps {', '.join(map(str, steps[:count]))}, in this order")
         what, new = "the list of files in the folder", files
         if count == 6:
-            trial.words.append(f"in a folder with {words(others)}")
+            trial.words.append(f"in a folder with {listed(others)}")
             for name in sorted(others):
                 trial.require(name in files, f"{name} is gone", "the file is left alone")
                 same = files[name]["digest"] == hashlib.sha256(others[name]).hexdigest()
@@ -279,8 +263,8 @@ def newest(trial):
     change(trial, "a", cases)
     turned = dict(reversed(job.items()))
     came, _ = load_all(trial, "a", turned, "others", "one", "aged [old]")
-    there = look(trial, "a", "others", "aged [old]")
-    loaded(trial, f"in a folder with {words(other)},", came["others"], None)
+    there = look_into(trial, "a", "others", "aged [old]")
+    loaded(trial, f"in a folder with {listed(other)},", came["others"], None)
     trial.same("the list of files in that folder afterwards", sorted(there["others"]), sorted(other))
     loaded(trial, f"with only {name_of(99)},", came["one"], given[0])
     first = look_at(came["aged [old]"], 1, "number") == given[1]["state"]["number"]
@@ -302,7 +286,7 @@ def killed_in_a_save(trial):
     replaced = killed_at_every_file_event(trial, again, "again")
     last = killed_from_outside(trial, job, state)
 
-    there = look(trial, "c", FOR_EVER, *folders, *replaced)
+    there = look_into(trial, "c", FOR_EVER, *folders, *replaced)
     what_was_saved_is_there(trial, there[FOR_EVER], last)
     for folder, what in folders.items():
         trial.tried(what)
@@ -310,7 +294,7 @@ def killed_in_a_save(trial):
     for folder, what in replaced.items():
         trial.tried(what)
         names = snapshots(there[folder])
-        trial.require(names == [*before], f"afterwards the folder has {words(names)}", words(before))
+        trial.require(names == [*before], f"afterwards the folder has {listed(names)}", listed(before))
     trial.tried("load in each folder in which a save was killed")
     came, _ = load_all(trial, "c", job, FOR_EVER, *folders, *replaced)
     for folder, what in (replaced | folders).items():
@@ -333,7 +317,7 @@ def saved_in_peace(trial, job, state):
     one(trial, "save", "c", saves=given)
     inputs = {"from": "before", "job": job, "step": 3, "state": state}
     one(trial, "save_and_die", "c", to="whole", at=0, **inputs)
-    there = look(trial, "c", "before", "whole")
+    there = look_into(trial, "c", "before", "whole")
     trial.require(name_of(3) in there["whole"], f"{name_of(3)} does not exist", "the snapshot of step 3")
     return given, there
 
@@ -380,7 +364,7 @@ def what_was_saved_is_there(trial, files, last):
     """Once save has returned for a step, no kill takes it away."""
     names = snapshots(files)
     there = last < 2 or (len(names) >= 2 and names[-1] >= name_of(last))
-    came = f"after save had returned for step {last}, the folder has {words(names)}"
+    came = f"after save had returned for step {last}, the folder has {listed(names)}"
     trial.require(there, came, "at least that snapshot and the one before")
 
 
@@ -388,12 +372,12 @@ def only_whole_snapshots_are_there(trial, files, before, whole, cut):
     """Under a snapshot's name there is a whole one: those from before as they were, and step 3 or nothing."""
     names = snapshots(files)
     foreign = [name for name in files if not name.startswith("step-")]
-    came = f"afterwards the folder has a file called {words(foreign)}"
+    came = f"afterwards the folder has a file called {listed(foreign)}"
     may_be = "any other name may belong to somebody else's file"
     trial.require(not foreign, came, f"a temporary file whose name begins with step-: {may_be}")
     whole_ones = len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))}
-    wanted = f"{words(before)}, or {name_of(2)} with {name_of(3)}"
-    trial.require(whole_ones, f"afterwards the folder has {words(names)}", wanted)
+    wanted = f"{listed(before)}, or {name_of(2)} with {name_of(3)}"
+    trial.require(whole_ones, f"afterwards the folder has {listed(names)}", wanted)
     for name in before.keys() & {*names}:
         same = files[name]["digest"] == before[name]["digest"]
         trial.require(same, f"{name} has changed", "an unchanged file")
@@ -407,9 +391,9 @@ def the_next_save_tidies_up(trial, job, folders):
     """What a killed save has left does not stay: after one more, there are two snapshots and nothing else."""
     trial.tried("one more save in each folder in which a save was killed")
     one(trial, "save", "c", saves=[one for folder in folders for one in saves(trial, folder, job, 4)])
-    for folder, files in look(trial, "c", *folders).items():
+    for folder, files in look_into(trial, "c", *folders).items():
         tidy = name_of(4) in files and len(files) == 2 and name_of(1) not in files
-        came = f"after {folders[folder]} and one more save, of step 4, the folder has {words(files)}"
+        came = f"after {folders[folder]} and one more save, of step 4, the folder has {listed(files)}"
         trial.require(tidy, came, "the two newest snapshots")
 
 
@@ -558,7 +542,7 @@ def renamed(trial):
     change(trial, "e", [{"from": "snapshots", "to": "both", "copy": copied}])
     came, _ = load_all(trial, "e", job, "both")
     loaded(trial, "first", came["both"], given[1])
-    there = look(trial, "e", "both", *names)
+    there = look_into(trial, "e", "both", *names)
     what, expected = "the list of files in the folder after the load", [name_of(1), name_of(2), refused]
     trial.same(what, sorted(there["both"]), expected)
     precious = [there[name].get(name_of(7), {}).get("digest") for name in names]
@@ -570,14 +554,14 @@ def renamed(trial):
     trial.require(same, f"the content of {refused} has changed", "the other job's snapshot")
     new_names = [refused, f"{name_of(7)}.2.refused", f"{name_of(7)}.3.refused"]
     for count, one_more in enumerate(again, 2):
-        trial.tried(f"step 4, {words(new_names[: count - 1])}, and another step 7 of another job; load")
+        trial.tried(f"step 4, {listed(new_names[: count - 1])}, and another step 7 of another job; load")
         change(trial, "e", [{"to": "both", "copy": one_more}])
         came, _ = load_all(trial, "e", job, "both")
         loaded(trial, "then", came["both"], more[1])
         there = look_in(trial, "e", "both")
         kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
         number = ("two", "three")[count - 2]
-        came = f"of {number} files that were refused as {name_of(7)}, the folder still has {words(kept)}"
+        came = f"of {number} files that were refused as {name_of(7)}, the folder still has {listed(kept)}"
         trial.require(sorted(kept.values()) == sorted(precious[:count]), came, "all of them, unchanged")
         expected = [name_of(3), name_of(4), *sorted(new_names[:count])]
         trial.same("the list of files afterwards", sorted(there), sorted(expected))
@@ -773,10 +757,10 @@ def together(trial):
         disk = f"disk-of-{world_size}"
         job, given = save_all(trial, "a", disk, world_size, 1, 2)
         disks = [f"{disk}-{rank}" for rank in range(world_size)]
-        for rank, files in enumerate(look(trial, "a", *disks).values()):
+        for rank, files in enumerate(look_into(trial, "a", *disks).values()):
             expected = [] if rank else [name_of(1), name_of(2)]
             trial.same(f"the list of files on the disk of rank {rank}", sorted(files), expected)
-        newest = look(trial, "a", disks[0])[disks[0]][name_of(2)]
+        newest = look_into(trial, "a", disks[0])[disks[0]][name_of(2)]
         states = [mine[1]["state"] for mine in given]
         holds(trial, f"{name_of(2)} of {so_many(world_size, 'rank')}", newest["size"], *states)
         trial.tried(f"{processes} load what the same number of other processes saved")
@@ -789,7 +773,7 @@ def the_same_everywhere(trial):
     trial.tried("4 processes save steps 1 and 2")
     job, given = save_all(trial, "b", "disk", 4, 1, 2)
     files = look_in(trial, "b", "disk-0")
-    trial.require(name_of(2) in files, f"the disk of rank 0 has {words(files)}", name_of(2))
+    trial.require(name_of(2) in files, f"the disk of rank 0 has {listed(files)}", name_of(2))
     cases = [
         {"from": "disk-0", "to": "torn-0", "cut": {name_of(2): files[name_of(2)]["size"] // 2}},
         {"from": "disk-0", "to": "torn-1", "cut": {name_of(2): 9}},

@@ -5,11 +5,9 @@ there.
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import pickle
-import resource
 import shutil
 import signal
 import sys
@@ -19,23 +17,10 @@ from pathlib import Path
 
 import numpy
 import torch
+from folders import end_in_the_next_save, look  # noqa: F401
 from torch import nn
 
 # ---- without the student's code ---------------------------------------------------------------
-
-
-def look(_, inputs, tools):
-    """What lies in each folder: names, sizes, inodes, and a digest of the content."""
-    found = {}
-    for name in inputs["folders"]:
-        files = {}
-        for path in sorted(Path(tools.folder, name).glob("*")):
-            there = path.is_file() and not path.is_symlink()
-            facts = path.lstat()
-            digest = hashlib.sha256(path.read_bytes()).hexdigest() if there else "no file"
-            files[path.name] = {"size": facts.st_size, "inode": facts.st_ino, "digest": digest}
-        found[name] = files
-    return found
 
 
 def find(_, inputs, tools):
@@ -223,12 +208,7 @@ def save_and_die(student, inputs, tools):
     folder = os.path.join(tools.folder, inputs["to"])
     shutil.copytree(os.path.join(tools.folder, inputs["from"]), folder)
     state = tensors(inputs["state"])
-    if inputs.get("largest"):
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (inputs["largest"], hard))
-    else:
-        tools.count_file_events(kill_at=inputs["at"])
+    end_in_the_next_save(inputs, tools)
     student.save(folder, inputs["step"], inputs["job"], state)
     return {}
 

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import zlib
 from io import BytesIO
-from itertools import islice
 from os import fdatasync, fsync
 from pathlib import Path
 
@@ -194,17 +193,6 @@ def torch_writes():
             aside = next(name for name in names if not name.exists())
             os.rename(path, aside)
         return None
-
-    def all_batches(count, job):
-        for epoch in range(job["epochs"]):
-            generator = torch.Generator()
-            generator.manual_seed(job["seed"] + epoch)
-            order = torch.randperm(count, generator=generator)
-            for first in range(0, count, job["batch_size"]):
-                yield order[first : first + job["batch_size"]]
-
-    def batches_from(step, count, job):
-        return islice(all_batches(count, job), step, None)
 
     def state_of(model, optimizer):
         return {

@@ -17,7 +17,7 @@ class Whole(torch.optim.Optimizer):
         super().__init__(self.all.param_groups, self.all.defaults)
         self.param_groups = self.all.param_groups
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
-        owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())  # noqa: F821
+        owners = deal([parameter.numel() for parameter in everything], dist.get_world_size())
         self.owners = dict(zip(everything, owners, strict=True))
         self.hide()
 

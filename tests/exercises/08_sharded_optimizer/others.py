@@ -81,14 +81,6 @@ def all_gathered():
 def hidden_gradients():
     """One optimizer for all parameters that sees its own gradients only and forgets."""
 
-    def deal(sizes, world_size):
-        places = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-        held, owners = dict.fromkeys(range(world_size), 0), {}
-        for place in places:
-            owners[place] = min(held, key=held.get)
-            held[owners[place]] += sizes[place]
-        return [owners[place] for place in range(len(sizes))]
-
     class ShardedOptimizer(torch.optim.Optimizer):
         def __init__(self, parameters, optimizer_class, **defaults):
             self.inner = optimizer_class(parameters, **defaults)

@@ -73,7 +73,7 @@ def classes_of_torch(earns=1):
 
     class Unit:
         def __init__(self, module, dtype=torch.float32):
-            own = split(list(module.parameters()), dist.get_rank(), dist.get_world_size())  # noqa: F821
+            own = split(list(module.parameters()), dist.get_rank(), dist.get_world_size())
             self.shard, self.dtype = own.requires_grad_(), dtype
             # The old one, and if that is not to be had the new one, in the file where it is written.
             try:

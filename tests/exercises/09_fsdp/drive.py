@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from asking import Asking
 from give_back import own_pages, settle
 from torch import nn
 
@@ -116,21 +117,10 @@ def train(student, inputs, tools):
     return {"losses": losses, "shards": shards, "state": [by_name(unit.full_state()) for unit in units]}
 
 
-class Look(torch.autograd.Function):
-    """Stands in the middle of a module. When a pass comes by it asks the judge for a number to multiply with,
-    and shows what has come: so nobody can be looked at before, and nobody goes on without."""
-
-    @staticmethod
-    def forward(ctx, images, ask, number):
-        ctx.ask, ctx.number, ctx.times = ask, number, ask("forward", number, images)
-        return images * ctx.times
-
-    @staticmethod
-    def backward(ctx, slope):
-        return slope * (ctx.times * ctx.ask("backward", ctx.number, slope)), None, None
-
-
 class Large(nn.Module):
+    """When a pass comes by in the middle, the judge is asked for a number to multiply with, and shown what
+    has come: so nobody can be looked at before, and nobody goes on without."""
+
     def __init__(self, width, inside, ask, number):
         super().__init__()
         self.first = nn.Linear(width, inside, device="meta")
@@ -141,7 +131,10 @@ class Large(nn.Module):
         self.ask, self.number = ask, number
 
     def forward(self, images):
-        return self.second(Look.apply(self.first(images), self.ask, self.number))
+        middle = self.first(images)
+        times = self.ask("forward", self.number, middle)
+        middle = Asking.apply(middle, times, lambda slope: self.ask("backward", self.number, slope))
+        return self.second(middle)
 
 
 def large(student, inputs, tools):

@@ -83,16 +83,6 @@ def all_to_all():
 def storage():
     """Without a second computation: weights are views of one storage that is emptied and filled."""
 
-    def flatten(tensors, world_size):
-        tensors = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
-        zeros = torch.zeros(-sum(len(tensor) for tensor in tensors) % world_size)
-        return torch.cat([*tensors, zeros])
-
-    def split(tensors, rank, world_size):
-        flat = flatten(tensors, world_size)
-        size = len(flat) // world_size
-        return torch.empty(size).copy_(flat[rank * size : (rank + 1) * size])
-
     class Unit:
         def __init__(self, module, dtype=torch.float32):
             self.module, self.dtype = module, dtype

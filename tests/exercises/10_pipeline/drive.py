@@ -3,6 +3,7 @@
 import sys
 
 import torch
+from asking import Asking
 from give_back import own_pages, settle
 from torch import nn
 
@@ -39,19 +40,6 @@ def idle_share(student, inputs, tools):
 
 def activations_held(student, inputs, tools):
     return [student.activations_held(schedule) for schedule in pairs(inputs["cases"])]
-
-
-class Asking(torch.autograd.Function):
-    """Multiplies by one number forward, and by another backward, for which it asks when backward comes."""
-
-    @staticmethod
-    def forward(context, value, number, ask):
-        context.number, context.ask = number, ask
-        return value * number
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient * (context.number * context.ask(gradient)), None, None
 
 
 class Stage(nn.Module):

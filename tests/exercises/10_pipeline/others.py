@@ -117,61 +117,8 @@ def event_queue():
         return runner.loss
 
 
-def relaxed():
-    """A timeline that is corrected until nothing changes, and receives begun early."""
-
-    def gpipe(stage, stages, microbatches):
-        return [
-            (("forward", "backward")[n // microbatches], n % microbatches) for n in range(2 * microbatches)
-        ]
-
-    def one_forward_one_backward(stage, stages, microbatches):
-        schedule, begun, done = [], 0, 0
-        while done < microbatches:
-            if begun == microbatches or begun - done == stages - stage:
-                schedule.append(("backward", done))
-                done += 1
-            else:
-                schedule.append(("forward", begun))
-                begun += 1
-        return schedule
-
-    def timeline(schedules, forward_times, backward_times):
-        count, last = sum(map(len, schedules)), len(schedules) - 1
-        ends = {(s, *action): 0.0 for s, schedule in enumerate(schedules) for action in schedule}
-        for _ in range(count + 1):
-            lines, before = [], dict(ends)
-            for stage, schedule in enumerate(schedules):
-                now, line = 0.0, []
-                for action, number in schedule:
-                    forward = action == "forward"
-                    needs = [] if forward else [(stage, "forward", number)]
-                    if forward and stage > 0:
-                        needs.append((stage - 1, action, number))
-                    if not forward and stage < last:
-                        needs.append((stage + 1, action, number))
-                    if not all(need in ends for need in needs):
-                        raise ValueError("something is missing")
-                    begin = max([now, *(ends[need] for need in needs)])
-                    now = begin + (forward_times if forward else backward_times)[stage]
-                    ends[stage, action, number] = now
-                    line.append((begin, now))
-                lines.append(line)
-            if before == ends:
-                return lines
-        raise ValueError("it never settles")
-
-    def idle_share(lines):
-        end = max(pair[1] for line in lines for pair in line)
-        busy = [sum(pair[1] - pair[0] for pair in line) / end for line in lines]
-        return sum(1 - one for one in busy) / len(busy)
-
-    def activations_held(schedule):
-        here, sizes = set(), [0]
-        for _, number in schedule:
-            here ^= {number}
-            sizes.append(len(here))
-        return max(sizes)
+def received_early():
+    """Receives begun one message ahead, and gradients taken by torch.autograd.grad."""
 
     class Incoming:
         """Receives one message ahead."""

@@ -2,7 +2,7 @@
 
 import torch
 from judge import ONE_CALL, Verdict, check, look, several, so_many
-from judge.several import same_bits
+from judge.several import calls_of, in_words, same_bits
 from torch.nn.functional import gelu, layer_norm, linear
 
 UP, DOWN = ("up.weight", "up.bias"), ("down.weight", "down.bias")
@@ -218,8 +218,8 @@ def large(trial, world_size, block, traffic):
             compare(trial, f"{what}, when it was asked for", had, right, relative=1e-4)
     most = 1.01 * one_sum + ONE_CALL * world_size
     for rank in range(world_size if traffic else 0):
-        for which in ("forward", "backward"):
-            calls = calls_of(trial, rank, which)
+        for which, since, until in (("forward", "made", "forward"), ("backward", "forward", "backward")):
+            calls = list(map(in_words, calls_of(trial, rank, since, until)))
             came = f"rank {rank} made {len(calls)} calls of torch.distributed in {which}"
             came += f": {', '.join(calls)}" * bool(calls)
             trial.require(len(calls) == 1, came, "a single all_reduce")
@@ -270,19 +270,6 @@ def block(trial):
 def traffic(trial):
     for world_size in (3, 2):
         large(trial, world_size, block=True, traffic=True)
-
-
-def calls_of(trial, rank, which):
-    """Collectives in words, in forward or backward, by the rank's own word."""
-    events = trial.events(rank)
-    places = {event.get("event"): place for place, event in enumerate(events)}
-    first, last = ("made", "forward") if which == "forward" else ("forward", "backward")
-    begin, end = places.get(first, 0), places.get(last, len(events))
-    return [
-        f"{event.get('event')} of {event.get('size')} numbers"
-        for event in events[begin:end]
-        if event.get("phase") == "begin"
-    ]
 
 
 # ---- models with blocks -----------------------------------------------------------------------

@@ -3,16 +3,9 @@
 import operator
 
 import torch
+from asking import leaf, tensor
 from give_back import own_pages, settle
 from torch import nn
-
-
-def tensor(value):
-    return None if value is None else torch.from_numpy(value).clone()
-
-
-def leaf(value):
-    return tensor(value).requires_grad_()
 
 
 def detached(value):

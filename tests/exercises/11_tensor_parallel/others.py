@@ -79,20 +79,6 @@ def own_backward():
 def without_autograd_functions():
     """A hook for Copy, a detached rest for Sum, and a mark on each parameter that is cut."""
 
-    def bounds(size, rank, world_size):
-        few, more = divmod(size, world_size)
-        begin = rank * few + min(rank, more)
-        return begin, begin + few + (rank < more)
-
-    def cut_columns(weight, bias, rank, world_size):
-        begin, end = bounds(len(weight), rank, world_size)
-        return weight[begin:end].detach().clone(), None if bias is None else bias[begin:end].detach().clone()
-
-    def cut_rows(weight, bias, rank, world_size):
-        begin, end = bounds(weight.shape[1], rank, world_size)
-        share = torch.empty(len(weight), end - begin).copy_(weight[:, begin:end])
-        return share, None if bias is None else bias + 0
-
     def added_up(tensor):
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, async_op=True).wait()
@@ -138,15 +124,6 @@ def without_autograd_functions():
             if self.bias is not None:
                 outputs = outputs + self.bias
             return outputs
-
-    class FeedForward(nn.Module):
-        def __init__(self, up_weight, up_bias, down_weight, down_bias):
-            super().__init__()
-            self.up, self.down = ColumnLinear(up_weight, up_bias), RowLinear(down_weight, down_bias)
-            self.between = nn.GELU()
-
-        def forward(self, x):
-            return self.down(self.between(self.up(x)))
 
     def clip_gradients(model, largest):
         there = [parameter for parameter in model.parameters() if parameter.grad is not None]

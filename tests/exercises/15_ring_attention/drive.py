@@ -1,13 +1,10 @@
 """Runs the student's file of exercise 15 in a rank: hands over tensors, and what became of them."""
 
 import torch
+from asking import tensor
 from give_back import own_pages, settle
 
 NAMES = ("query", "key", "value")
-
-
-def tensor(value):
-    return torch.from_numpy(value).clone()
 
 
 def view(value):

@@ -11,33 +11,6 @@ def overlapped():
     """Keys and values travel while others are computed with, as a generator. Backward of each
     block is left to autograd. Which halves meet is found by their positions."""
 
-    def positions(length, rank, world_size):
-        every = torch.arange(length).reshape(2, world_size, -1)
-        return torch.stack([every[0, rank], every[1].flip(0)[rank]]).flatten()
-
-    def meetings(rank, owner):
-        if rank == owner:
-            return [(0, 0), (1, 0), (1, 1)]
-        return [(0, 0), (1, 0)] if owner < rank else [(1, 0), (1, 1)]
-
-    def allowed(query_positions, key_positions):
-        return query_positions.view(-1, 1) >= key_positions.view(1, -1)
-
-    def attend(query, key, value, query_positions, key_positions):
-        key, value = (
-            torch.stack([one] * (query.shape[1] // one.shape[1]), 2).flatten(1, 2) for one in (key, value)
-        )
-        mask = allowed(query_positions, key_positions)
-        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
-        scores = scores.masked_fill(~mask, -torch.inf)
-        weights = scores.softmax(dim=3).masked_fill(~mask.any(1, keepdim=True), 0)
-        return weights @ value, scores.logsumexp(dim=3, keepdim=True)
-
-    def merge(output, log_sum_exp, new_output, new_log_sum_exp):
-        sums = torch.stack([log_sum_exp, new_log_sum_exp])
-        shares = sums.softmax(0).nan_to_num(0)
-        return shares[0] * output + shares[1] * new_output, sums.logsumexp(0)
-
     def begin(tensor):
         """Receive the same from the left while this is sent to the right."""
         rank, world_size = dist.get_rank(), dist.get_world_size()

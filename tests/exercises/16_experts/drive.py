@@ -1,17 +1,10 @@
 """Runs the student's file of exercise 16 in a rank: hands over tokens, and what became of them."""
 
 import torch
+from asking import leaf, tensor
 from give_back import own_pages, settle
 from torch import nn
 from torch.nn.functional import gelu
-
-
-def tensor(value):
-    return None if value is None else torch.from_numpy(value).clone()
-
-
-def leaf(value):
-    return tensor(value).requires_grad_()
 
 
 def detached(value):

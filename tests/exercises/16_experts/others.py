@@ -99,23 +99,7 @@ def own_messages():
 
 
 def one_hot_rows():
-    """Places in line from one-hot rows added up, and torch's all-to-all that autograd knows."""
-
-    def route(logits, top_k, capacity):
-        count, number = logits.shape
-        left, choices = logits.detach().clone(), []
-        for _ in range(top_k):
-            best = left.argmax(dim=1) if count else torch.zeros(0, dtype=torch.long)
-            choices.append(best)
-            left = left.scatter(1, best[:, None], -torch.inf)
-        experts = torch.cat(choices)
-        # How many choices for the same expert come before each.
-        before = (one_hot(experts, number).cumsum(dim=0) - 1).gather(1, experts[:, None])[:, 0]
-        stays = torch.ones_like(before, dtype=torch.bool) if capacity is None else before < capacity
-        tokens = torch.arange(count).repeat(top_k)
-        order = (experts * (count * top_k + 1) + before)[stays].argsort()
-        tokens, experts = tokens[stays][order], experts[stays][order]
-        return tokens, experts, logits.softmax(dim=1)[tokens].gather(1, experts[:, None]).squeeze(1)
+    """Counts from one-hot rows added up, and torch's all-to-all that autograd knows."""
 
     def balancing_loss(logits, chosen):
         number = logits.shape[1]

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy
 
+from judge.causes import explain
 from judge.results import Verdict
 from judge.trial import Trial
 
 # How much a process may have grown until something large is made, since the look before the submission is
 # loaded: -1.2 to 0.4 MB were seen. If something is held there that is let go of later, too little is seen.
 WARM = 4 << 20
+KILLED, TOO_LARGE = -9, -25  # signals: SIGKILL, SIGXFSZ
 
 
 def megabytes(value: float) -> str:
@@ -81,3 +83,41 @@ def pass_gates(
             one[name] |= {"expected": f"{memory} ({about} {megabytes(whole)}){words}"}
             one[name] |= {"sent": due, "sent since": since} if since else {}
     return gates, back
+
+
+def listed(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def ours(trial: Trial, driver: str, folder: str, /, **inputs: Any) -> Any:
+    """A run of one process without the student's code."""
+    return trial.run(driver, [inputs], group=False, folder=folder, main=None)[0]
+
+
+def look_into(trial: Trial, folder: str, *names: str) -> Any:
+    return ours(trial, "look", folder, folders=list(names))
+
+
+def ended(trial: Trial, value: Any) -> int | None:
+    """How a run ended that may be killed, of which `value` came: a signal (negative), or None at its end."""
+    ended = trial.answer["ranks"][0]["ended"]
+    if value is None and ended not in (KILLED, TOO_LARGE):
+        explain(trial.answer, trial.files)
+    return ended if value is None else None
+
+
+def calls_of(
+    trial: Trial, rank: int, since: str | None = None, until: str | None = None
+) -> list[dict[str, Any]]:
+    """The calls of torch.distributed of a rank, from one event to another, by its own word: from the
+    beginning or to the end where these are not given."""
+    events = trial.events(rank)
+    places = {}
+    for place, event in enumerate(events):
+        places.setdefault(event.get("event"), place)
+    events = events[places.get(since, 0) : places.get(until, 0) if until else None]
+    return [event for event in events if event.get("phase") == "begin"]
+
+
+def in_words(call: dict[str, Any]) -> str:
+    return f"{call.get('event')} of {call.get('size')} numbers"

@@ -14,7 +14,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 import lessons
-import sources
+import taken
 from lessons import ROOT
 
 TITLE = "The diff of any lesson to any other"
@@ -31,7 +31,10 @@ PRESETS = {  # labels, and the numbers of two lessons; the first is what the pag
     "DDP to pipeline": ("04", "10"),
     "DDP to tensor parallel": ("04", "11"),
 }
-PART = re.compile(r"(?ms)^(\S[^\n]*)\n\n```diff\n(.*?)^```$")
+SENTENCE = re.compile(r"(?m)^(\S.*)\n\n```diff")
+show = taken.functions(
+    ROOT / "notebooks/show/text.py", "Diff", "escaped", LESSONS=ROOT / "lessons", difflib=difflib, re=re
+)
 
 
 def data():
@@ -97,44 +100,6 @@ def same(before: list[str], after: list[str]) -> list[tuple[int, int, int]]:
     return [(block.a, block.b, block.size) for block in matcher.get_matching_blocks() if block.size]
 
 
-def parts_of(before: list[str], after: list[str], sentences: dict[str, str]):
-    """The changes as notebooks/show/text.py has them: for each sentence its lines (sign, line, position).
-
-    A sentence under words that begin with a sign stands above a further part of the change before it.
-    """
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    hunks = iter([list(lines_of(hunk, before, after)) for hunk in matcher.get_grouped_opcodes(1)])
-    found = []
-    for words, sentence in sentences.items():
-        if words[:2] in ("+ ", "- "):
-            lines, beginning = found[-1][1], words[2:].strip()
-            fits = [
-                at
-                for at, (sign, line, _) in enumerate(lines)
-                if at and sign == words[0] and line.strip().startswith(beginning)
-            ]
-            at = fits[0] if fits else None
-        else:
-            lines, at = next(hunks, None), 0
-        if lines is None or at is None:
-            raise sources.Broken(f"notebooks/show/sentences.py: no change for {words!r}")
-        found.append((sentence, lines[at:]))
-        if at:
-            del lines[at:]
-    if next(hunks, None):
-        raise sources.Broken("notebooks/show/sentences.py: a change has no sentence")
-    return found
-
-
-def lines_of(hunk, before, after):
-    for kind, low, high, start, end in hunk:
-        if kind == "equal":
-            yield from ((" ", before[number], None) for number in range(low, high))
-        else:
-            yield from (("-", before[number], number) for number in range(low, high))
-            yield from (("+", after[number], number) for number in range(start, end))
-
-
 def sentences(texts):
     """For each lesson its sentences, and where its notebook shows them ("shown": a number, or nothing); for
     each of its lines the lesson, by its position, and the sentence that explain it, if there is one
@@ -148,15 +113,21 @@ def sentences(texts):
         before, after = texts[lesson.grown_from], texts[lesson.stem]
         for start, other, size in same(before, after):
             own["because"][other : other + size] = found[lesson.grown_from]["because"][start : start + size]
-        changes = parts_of(before, after, written.get(lesson.stem, {}))
-        own["shown"] = shown_at(lesson, [lines for _, lines in changes])
-        for number, (sentence, lines) in enumerate(changes):
+        changes = show.Diff(lesson.grown_from, lesson.stem, written[lesson.stem])
+        shown = SENTENCE.findall(stored_diff(lesson))
+        matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+        places = [code for code in matcher.get_opcodes() if code[0] != "equal"]
+        gone = (place for _, low, high, _, _ in places for place in range(low, high))
+        come = (place for *_, start, end in places for place in range(start, end))
+        for number, (sentence, lines) in enumerate(changes.parts):
             own["sentences"].append(as_html(sentence))
-            for sign, _, place in lines:
+            words = show.escaped(sentence)
+            own["shown"].append(shown.index(words) if words in shown else None)
+            for sign, _ in lines:
                 if sign == "+":
-                    own["because"][place] = [position, number]
+                    own["because"][next(come)] = [position, number]
                 elif sign == "-":
-                    own["gone"][place] = number
+                    own["gone"][next(gone)] = number
     return found
 
 
@@ -167,29 +138,13 @@ def written_sentences() -> dict[str, dict[str, str]]:
     return space["SENTENCES"]
 
 
-def shown_at(lesson, changes) -> list[int | None]:
-    """Which of the changes the notebook shows, and as which of its own: it may leave some out."""
-    fences, found, count = [stored.splitlines() for _, stored in PART.findall(stored_diff(lesson))], [], 0
-    for lines in changes:
-        is_next = fences[count : count + 1] == [[f"{sign} {line}".rstrip() for sign, line, _ in lines]]
-        found.append(count if is_next else None)
-        count += is_next
-    if count < len(fences):
-        first = next((line for line in fences[count] if line[:1] in "+-"), "")
-        raise sources.Broken(
-            f"notebooks/{lesson.stem}.ipynb has {first!r}, and the lessons do not: make diffs"
-        )
-    return found
-
-
 def stored_diff(lesson) -> str:
     """What the lesson's notebook shows of the difference to the lesson that it grew from."""
     notebook = next(row for row in lesson.notebooks if row.stem == lesson.stem)
-    for cell in json.loads(notebook.path.read_text())["cells"]:
-        for output in cell.get("outputs", []):
-            if output.get("metadata", {}).get("rungs") == "diff":
-                return "".join(output["data"]["text/markdown"])
-    raise sources.Broken(f"notebooks/{lesson.stem}.ipynb shows no diff")
+    cells = json.loads(notebook.path.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    shown = next(output for output in outputs if output.get("metadata", {}).get("rungs") == "diff")
+    return "".join(shown["data"]["text/markdown"])
 
 
 def as_html(sentence: str) -> str:

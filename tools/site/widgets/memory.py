@@ -72,13 +72,9 @@ def answer(**inputs):
         found["bars"].append({"name": name, "words": gigabytes(whole), "parts": stacked(parts, top)})
     found["lines"] = [{"at": size / top, "words": f"{size / 1e9:.0f} GB GPU"} for size in GPUS if size <= top]
     head = ["each GPU holds", *PARTS, "total", *(f"{size / 1e9:.0f} GB GPU" for size in GPUS)]
-    caption = f"{inputs['model']}, on {count(inputs['gpus'], 'GPU')}"
+    caption = f"{inputs['model']}, on {inputs['gpus']:,} GPU" + "s" * (inputs["gpus"] > 1)
     found["tables"] = [{"caption": caption, "head": head, "rows": rows}]
     return found | {"said": said(wholes)}
-
-
-def count(number, what):
-    return f"{number:,} {what}" + ("s" if number > 1 else "")
 
 
 def said(wholes):

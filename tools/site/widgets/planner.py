@@ -45,14 +45,9 @@ NOTE = (
 )
 
 
-def job_of(inputs):
-    """The options of the planner's command, as its parser would hand them on."""
-    return models.job_of(inputs)
-
-
 def answer(**inputs):
     found = {"inputs": inputs, "said": "", "tables": [], "memory": [], "shares": [], "curve": []}
-    job = job_of(inputs)
+    job = models.job_of(inputs)
     try:
         one = plans.plan(job)
     except ValueError as error:
