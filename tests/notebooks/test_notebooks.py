@@ -228,7 +228,15 @@ def test_code_that_changed_makes_a_notebook_stale_and_a_comment_does_not(tmp_pat
     digests.of_file.cache_clear()
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     (tmp_path / "lessons/__pycache__").mkdir(parents=True)
-    names = ("lessons/a.py", "lessons/b.txt", "lessons/new.py", "lessons/__pycache__/a.cpython-311.pyc")
+    (tmp_path / "out").mkdir()
+    (tmp_path / ".gitignore").write_text("__pycache__/\n/out/\n")
+    names = (
+        "lessons/a.py",
+        "lessons/b.txt",
+        "lessons/__pycache__/a.cpython-311.pyc",
+        "lessons/new.py",
+        "out/x.py",
+    )
 
     def stale_after(name, text):
         (tmp_path / name).write_text(text)
@@ -237,11 +245,12 @@ def test_code_that_changed_makes_a_notebook_stale_and_a_comment_does_not(tmp_pat
 
     for name in names:
         (tmp_path / name).write_text('def f():\n    """What f does."""\n    return "# 1"  # one\n')
+    (tmp_path / "lessons/new.py").write_text("x = 1\n")
     subprocess.run(["git", "add", names[0], names[1]], cwd=tmp_path, check=True)
     notebook = made("x", source="a.f()  # one")
     used = digests.used([f"{tmp_path}/{name}" for name in names[1:]] + ["/usr/lib/python3/x.py"])
-    # A cache is its source; what git does not know is out.
-    assert list(used) == ["lessons/a.py", "lessons/b.txt"]
+    # A cache is its source; a new file counts before `git add`, and what git ignores does not.
+    assert list(used) == ["lessons/a.py", "lessons/b.txt", "lessons/new.py"]
     notebook.metadata["rungs"] |= {"code": digests.of_code(notebook), "used": used}
     assert digests.stale(notebook) == []
     more = '# First.\n\ndef f():\n    """More on f."""\n\n    return "# 1"\n'
