@@ -252,6 +252,9 @@ def make(path):
 
 
 def main(stems):
+    there = [path.stem for path in NOTEBOOKS]
+    if unknown := set(stems) - set(there):
+        sys.exit(f"error: there is no notebook {', '.join(sorted(unknown))}: there are {', '.join(there)}")
     chosen = [FOLDER / f"{stem}.ipynb" for stem in stems] or NOTEBOOKS
     (ROOT / "out").mkdir(exist_ok=True)
     alone = [path for path in chosen if read(path).metadata.get("rungs", {}).get("alone")]

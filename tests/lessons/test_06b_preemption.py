@@ -408,6 +408,6 @@ def test_the_end_of_a_child_is_not_heard_as_ones_own():
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         workload.listen_for_the_end(1)
         subprocess.run(["true"])
-        time.sleep(3)
+        time.sleep(3)  # what takes SIGCHLD for SIGTERM ends the process before
         os._exit(0)
     assert os.waitpid(trainer, 0)[1] == 0

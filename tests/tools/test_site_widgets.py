@@ -127,6 +127,12 @@ def test_begins_and_ends_are_those_that_the_judge_works_out():
             assert ours == judge.timeline(lines, forward, backward)
 
 
+def test_orders_in_which_all_wait_are_refused():
+    seconds = {"forward": [1, 1], "backward": [1, 1]}
+    with pytest.raises(ValueError, match="for ever"):
+        schedules.when([[(0, "backward", 0), (0, "forward", 0)], [(1, "forward", 0)]], seconds)
+
+
 def test_processes_are_idle_as_the_formula_says_and_hold_what_the_notebook_says():
     for processes, count in itertools.product(schedules.PROCESSES, schedules.MICROBATCHES):
         for name in schedules.SCHEDULES:

@@ -93,11 +93,15 @@ def main():
     # A page that is not built again would keep the old navigation, and a warning would not come again.
     for old in (folder, site):
         shutil.rmtree(old, ignore_errors=True)
-    prepare(folder, arguments.pages)
+    try:
+        prepare(folder, arguments.pages)
+    except sources.Broken as error:
+        sys.exit(f"error: {error}")
     words = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--jobs", "auto"]
     words += ["--doctree-dir", folder / "doctrees", "--html-define", f"repository={address()}"]
     words += ["--builder", "html", folder, site]
-    subprocess.run([sys.executable, *map(str, words)], check=True)
+    if subprocess.run([sys.executable, *map(str, words)]).returncode:
+        sys.exit("error: the site was not built: what is wrong is said above")
     (site / "slides.html").write_text(deck.deck(site))
     shutil.copytree(PYODIDE, site / "_static/pyodide")
     (site / ".nojekyll").touch()  # else GitHub leaves out what begins with an underscore

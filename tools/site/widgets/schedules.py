@@ -94,6 +94,8 @@ def when(lines, seconds):
 
     while any(left):
         ready = [at for at, line in enumerate(left) if line and all(need in ends for need in needs(*line[0]))]
+        if not ready:
+            raise ValueError("the processes wait for each other for ever")
         for process in ready:
             stage, kind, number = left[process].pop(0)
             before = [ends[need] for need in needs(stage, kind, number)]
