@@ -106,6 +106,12 @@ def nested_function():
     mp.start_processes(lambda rank: None, nprocs=1, start_method="spawn")
 
 
+def no_operators():
+    """What torchvision does on import, in a new Python: the fork server has declared this operator."""
+    code = "import torch; torch.library.register_fake('torchvision::nms')(print)"
+    os.execv(sys.executable, [sys.executable, "-c", code])
+
+
 # ---- meeting ----
 
 
@@ -181,6 +187,33 @@ def peer_killed():
 def other_collective():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     sum_up(torch.ones(1 + RANK))
+
+
+def evaluates_alone():
+    model = ddp(nn.Sequential(linear(), nn.BatchNorm1d(2))).eval()
+    if RANK == 0:
+        model(torch.ones(1, 2))
+    else:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), dist.group.WORLD)
+    dist.barrier()
+
+
+def of_all_ranks(value):
+    """Print what each rank has, on rank 0, where there is no message."""
+    group()
+    values = [None] * WORLD
+    dist.all_gather_object(values, value)
+    dist.destroy_process_group()
+    if RANK == 0:
+        print(values)
+
+
+def own_plateau():
+    optimizer = torch.optim.SGD(linear().parameters(), lr=1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for epoch in range(2):
+        scheduler.step(1 - RANK * epoch)  # the loss of rank 0 stays, and that of rank 1 falls
+    of_all_ranks(optimizer.param_groups[0]["lr"])
 
 
 class Model(nn.Module):
@@ -280,12 +313,15 @@ CASES = {
     "client_missing": lambda: store(is_master=True),
     "device_ids": lambda: ddp(linear(), device_ids=[0]),
     "disk_full": lambda: torch.save(torch.ones(1000000), "/dev/full"),
+    "global_batch": lambda: nn.LSTM(3, 64, 2)(torch.ones(5, 10, 3), (torch.zeros(2, 20, 64),) * 2),
     "host_memory": lambda: torch.empty(1 << 50),
     "killed": kill,
     "module_names": lambda: linear().load_state_dict(ddp(linear()).state_dict()),
     "name_unknown": lambda: store("no-such-host.invalid"),
     "nccl_without_gpu": lambda: dist.init_process_group("nccl"),
     "no_group": lambda: dist.all_reduce(torch.ones(1)),
+    "no_cuda": lambda: torch.cuda.set_device(0),
+    "no_sampler": lambda: of_all_ranks(next(iter(DataLoader(range(4), batch_size=2))).tolist()),
     "none_unused": lambda: train(ddp(linear(), find_unused_parameters=True)),
     "nothing_to_train": lambda: ddp(linear().requires_grad_(False)),
     "one_example": lambda: nn.BatchNorm1d(2)(torch.randn(1, 2)),
