@@ -241,8 +241,9 @@ def test_a_small_site_is_built(once):
 
 # Of other programs, or as they were.
 FOREIGN = """--cpus-per-task --ntasks-per-node --time --short --pid --prefix --ulimit --shm-size --target
-    --file --durations --junitxml --logdir --display-name --region --worker-pool-spec
-    --scale-down-unneeded-time --local-rank --no_local_rank --dist-url --multiprocessing-distributed --rounds --sync-always"""
+    --file --durations --junitxml --logdir --display-name --region --worker-pool-spec --local-rank
+    --no_local_rank --dist-url --multiprocessing-distributed --scale-down-unneeded-time --rounds
+    --sync-always"""
 SMART = "[\u2013\u2014\u2018\u2019\u201c\u201d]"  # dashes and quotes that a builder may put in place of ours
 
 
