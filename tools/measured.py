@@ -41,7 +41,7 @@ NUMBER = re.compile(
     r"(?<![\w.])(?<!\d,)(?<![A-Za-z]-)(?P<digits>\d{1,3}(?:[,_]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e-?\d+)?)"
     rf"(?: ?{UNIT})?(?![.,]?\d|\.?[A-Za-z_])"
 )
-NAMED = re.compile(rf"(?<![\w'/]){UNIT}")
+NAMED = re.compile(rf"(?<![A-Za-z_'/]){UNIT}")
 NOT_PROSE = re.compile(
     r"(?ms)<!-- (?P<name>[^>]*?): written by.*?<!-- end of (?P=name) -->|^```.*?^```|^#+ .*?$"
 )
@@ -83,7 +83,8 @@ def is_among(number, unit, found, is_rounded=True) -> bool:
 
 def shown(notebook) -> tuple[list[str], list[str]]:
     """What a notebook shows, of pictures the alt texts; and its code, with source that it shows."""
-    results, code = [], [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    results, code = [], [re.sub(r":[^{}\s]*\}", "}", source) for source in cells]  # a format has no number
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
         metadata, data = output.get("metadata", {}), output.get("data", {})
         to = code if metadata.get("rungs") in ("diff", "source") else results
