@@ -53,7 +53,8 @@ class Option(NamedTuple):
 
 
 # The GPU is NVIDIA's H100 SXM (data sheet), the network is Llama 3's. Half of the peak is about
-# what Megatron-LM reaches before data parallelism (Korthikanti 2022, table 5: 0.44 to 0.57).
+# what Megatron-LM reaches before data parallelism (Korthikanti 2022, table 5: hardware FLOPs
+# utilization of 0.44 to 0.57 over a whole step).
 OPTIONS = {
     "params": Option(1, None, "parameters of the model, 7.5e9 for instance"),
     "gpus": Option(1, None, "in all; with --sweep, up to how many"),
