@@ -54,7 +54,9 @@ def train(rank, world_size, device, arguments):
     best = Best()
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
     settings = workload.settings(arguments, model.module) | options.settings(arguments)
-    snapshots = Snapshots(arguments, settings)
+    snapshots = Snapshots(
+        arguments.out, arguments.lesson, settings, arguments.time_limit, workload.told_to_stop
+    )
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
     every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
     state = snapshots.find_newest()

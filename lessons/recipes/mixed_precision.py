@@ -67,7 +67,9 @@ def train(rank, world_size, device, arguments):
         parts["scaler"] = scaler
     settings = workload.settings(arguments, model.module) | options.settings(arguments)
     settings["precision"] = arguments.precision
-    snapshots = Snapshots(arguments, settings)
+    snapshots = Snapshots(
+        arguments.out, arguments.lesson, settings, arguments.time_limit, workload.told_to_stop
+    )
     skipped = 0
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
     every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
