@@ -440,8 +440,8 @@ def test_a_copy_of_the_module_serves_a_script_that_has_nothing_else_of_ours(star
 
     run = start(STEM, words=words)
     run.wait_for(lambda: list(run.out.glob("own/*.snapshot")))
-    result = stop(run)
-    assert "exitcode  : 75" in result.stderr
+    assert stop(run).code != 0
+    assert not (run.out / "weights").exists()
     older, newest = sorted(run.out.glob("own/*.snapshot"))
     newest.write_bytes(newest.read_bytes()[:-100])
     again = start(STEM, words=words).finish()

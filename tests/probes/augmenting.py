@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before init_process_group, or gloo may abort the process at exit
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
