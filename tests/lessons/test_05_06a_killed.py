@@ -156,6 +156,8 @@ LINES = {
     "no seed": (SEED, "pass", (False, False, True)),
     "an unseeded generator": (SEED, UNSEEDED, (False, False, False)),
     "no random state": (RESTORE, "", (False, True, True)),
+    "too early": (RESTORE, f"                if step == 1:\n    {RESTORE}", (False, True, True)),
+    "persistent workers": ("num_workers=", "persistent_workers=True, num_workers=", (False, True, True)),
 }
 
 
@@ -165,7 +167,7 @@ LINES = {
     ("workers", "lines"),
     [
         *((0, "all"), (2, "all"), (0, "no seed, no workers"), (2, "no seed"), (2, "an unseeded generator")),
-        *((0, "no random state"), (2, "no random state")),
+        *((0, "no random state"), (2, "no random state"), (0, "too early"), (2, "persistent workers")),
     ],
 )
 def test_random_augmentation_goes_on_as_if_nobody_had_killed_the_run(forks, tmp_path, workers, lines):
