@@ -98,8 +98,9 @@ SENTENCES = {
         "let_the_first_speak": "When one process dies, the other processes fail too. "
         "`let_the_first_speak` makes them wait before they print.",
         "snapshots = Snapshots": "`Snapshots` locks the folder, knows the settings of the run, and sets "
-        "`told_to_stop` when a signal arrives. "
-        "`find_newest` skips damaged files and refuses a snapshot with different settings.",
+        "`told_to_stop` when a signal arrives.",
+        "+ state = snapshots.find": "`find_newest` skips damaged files and refuses a snapshot with different "
+        "settings.",
         "stop = snapshots.agree_to_stop()": "After each step the processes vote. If one process was told "
         "to stop, all processes save.",
         "+ processes = snapshots.gather": "`gather` and `save` are in the module. After saving, all "
@@ -129,9 +130,9 @@ SENTENCES = {
         "grown from lesson 06b": "The command.",
         "- You will see lesson 06a": "What you will see when you run it.",
         "from parts import loading": "Each part is in its own file, which you can read when you need it.",
-        "loading.Sampler": "Validation images are split off the training images. The sampler sends the epoch "
-        "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
-        "and the index.",
+        "loading.Sampler": "Validation images are split off the training images.",
+        "+ sampler = loading": "The sampler sends the epoch along with each index, because the augmentation "
+        "takes its random numbers from the seed, the epoch and the index.",
         "+ validation_loader = ": "Each process validates on its shard of the validation images.",
         "- model = workload": "The model is a ResNet whose batch norm uses the images of all processes.",
         "- optimizer = torch": "`--compile` is optional. The learning rate grows with the global batch and "
