@@ -36,16 +36,19 @@ import torch.distributed as dist
 class Snapshots:
     """The snapshots of a run. Every process must call every method.
 
-    `folder` is on a disk that all machines share. The names of the files begin with `name`.
+    `folder` is on a disk that all machines share, unless `shared` is False. The names of the files
+    begin with `name`.
     `settings` is a dict: a run with different settings is refused, instead of continuing this one.
     `time_limit` is how many seconds a process waits for the other processes.
+    `shared` is False if each machine has a disk of its own. Then each machine saves every snapshot, and
+    a new start sends the newest one to all: a machine may be lost with its disk, and replaced.
     `told_to_stop` is an event. To stop the run for a reason of your own, set it in any process.
 
     Until close(), no other run can use the folder. SIGTERM and Ctrl-C no longer end the process:
     they set `told_to_stop`.
     """
 
-    def __init__(self, folder, name, settings, time_limit=1800, told_to_stop=None):
+    def __init__(self, folder, name, settings, time_limit=1800, told_to_stop=None, shared=True):
         self.folder, self.name = Path(folder), name
         self.settings = settings
         self.told_to_stop = told_to_stop or threading.Event()
@@ -53,6 +56,8 @@ class Snapshots:
         self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=time_limit))
         self.vote = StopVote(self.control)
         self.has_saved = False
+        self.shared = shared
+        self.is_writer = (dist.get_rank() if shared else local_rank()) == 0
         self.lock = None
         self.lock_folder()
         listen_for_the_end(self.told_to_stop)
@@ -113,13 +118,14 @@ class Snapshots:
             old.unlink(missing_ok=True)
 
     def save(self, state):
-        """Save on rank 0. The state is the same in all processes, and has at least an epoch and a step.
+        """Save on rank 0, or once on each machine if these share no disk.
 
-        If you count only steps, the epoch is 0. Collect what differs between processes with gather().
+        The state is the same in all processes, and has at least an epoch and a step. If you count
+        only steps, the epoch is 0. Collect what differs between processes with gather().
         """
         path = self.path_of(state["epoch"], state["step"])
         temporary = path.with_suffix(f".{os.getpid()}.temporary")
-        if dist.get_rank() == 0:
+        if self.is_writer:
             data = seal(state | {"settings": self.settings})
             if not self.has_saved and unseal(data) is None:
                 raise TypeError("a snapshot can hold tensors, numbers, strings, and dicts and lists of them")
@@ -141,11 +147,18 @@ class Snapshots:
                 break
             damaged.append(path)
         self.refuse_if(problem)
-        # By now, all processes have read the files, so rank 0 can rename them.
-        if dist.get_rank() == 0:
+        # By now, all processes have read the files, so they can be renamed.
+        if self.is_writer:
             for path in damaged:
                 rename_damaged(path)
-        return state
+        return state if self.shared else self.newest_of_all(state)
+
+    def newest_of_all(self, state):
+        """The newest of the states that the machines have found on their disks."""
+        ages = self.gather((-1, -1) if state is None else (state["epoch"], state["step"]))
+        newest = [state]
+        dist.broadcast_object_list(newest, src=ages.index(max(ages)), group=self.control)
+        return newest[0]
 
     def problem_with(self, path, theirs):
         """An error message if a snapshot's settings differ from this run's settings, else None."""
