@@ -55,8 +55,14 @@ def train(rank, world_size, device, arguments):
     best = Best()
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
     settings = workload.settings(arguments, model.module) | options.settings(arguments)
-    limit, shared = arguments.time_limit, not arguments.own_disks
-    snapshots = Snapshots(arguments.out, arguments.lesson, settings, limit, workload.told_to_stop, shared)
+    snapshots = Snapshots(
+        arguments.out,
+        arguments.lesson,
+        settings,
+        arguments.time_limit,
+        workload.told_to_stop,
+        shared=not arguments.own_disks,
+    )
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
     every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
     state = snapshots.find_newest()
@@ -135,7 +141,7 @@ def check_shared(folder, rank, device):
         file.write_text(str(ticket.item()))
     dist.broadcast(ticket, src=0)
     if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a disk that all machines share: use one, or --own-disks")
+        workload.refuse(f"--out {folder} is not on a shared disk; 06b has --own-disks")
 
 
 @torch.no_grad()
@@ -153,7 +159,7 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
     parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
-    parser.add_argument("--own-disks", action="store_true", help="each machine keeps its own snapshots")
+    parser.add_argument("--own-disks", action="store_true", help="snapshots on each machine")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     options.add(parser)
     arguments = parser.parse_args()

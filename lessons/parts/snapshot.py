@@ -36,12 +36,12 @@ import torch.distributed as dist
 class Snapshots:
     """The snapshots of a run. Every process must call every method.
 
-    `folder` is on a disk that all machines share, unless `shared` is False. The names of the files
-    begin with `name`.
+    `folder` is on a disk that all machines share, unless `shared` is False.
+    The names of the files begin with `name`.
     `settings` is a dict: a run with different settings is refused, instead of continuing this one.
     `time_limit` is how many seconds a process waits for the other processes.
-    `shared` is False if each machine has a disk of its own. Then each machine saves every snapshot, and
-    a new start sends the newest one to all: a machine may be lost with its disk, and replaced.
+    `shared` is False if each machine has a disk of its own. Then each machine saves every
+    snapshot, and a new start sends the newest one to all machines.
     `told_to_stop` is an event. To stop the run for a reason of your own, set it in any process.
 
     Until close(), no other run can use the folder. SIGTERM and Ctrl-C no longer end the process:
@@ -120,8 +120,8 @@ class Snapshots:
     def save(self, state):
         """Save on rank 0, or once on each machine if these share no disk.
 
-        The state is the same in all processes, and has at least an epoch and a step. If you count
-        only steps, the epoch is 0. Collect what differs between processes with gather().
+        The state is the same in all processes, and has at least an epoch and a step. If you
+        count only steps, the epoch is 0. Collect what differs between processes with gather().
         """
         path = self.path_of(state["epoch"], state["step"])
         temporary = path.with_suffix(f".{os.getpid()}.temporary")
@@ -155,8 +155,8 @@ class Snapshots:
 
     def newest_of_all(self, state):
         """The newest of the states that the machines have found on their disks."""
-        ages = self.gather((-1, -1) if state is None else (state["epoch"], state["step"]))
-        newest = [state]
+        age = (-1, -1) if state is None else (state["epoch"], state["step"])
+        ages, newest = self.gather(age), [state]
         dist.broadcast_object_list(newest, src=ages.index(max(ages)), group=self.control)
         return newest[0]
 
