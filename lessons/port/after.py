@@ -134,7 +134,7 @@ def evaluate():
 for epoch in range(first_epoch, args.epochs + 1):
     model.train()
     sampler.set_epoch(epoch)
-    torch.manual_seed(1_000_000 * args.seed + 1_000 * epoch + rank)
+    torch.manual_seed(10**9 * args.seed + 10**3 * epoch + rank)  # for dropout and augmentation
     loss_sum = seen = 0
     for images, labels in tqdm(train_loader, f"epoch {epoch}", leave=False, disable=rank != 0):
         images, labels = images.to(device), labels.to(device)
