@@ -35,7 +35,9 @@ parser.add_argument("--out", default="out/port")
 args = parser.parse_args()
 
 rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+if torch.cuda.is_available():
+    torch.cuda.set_device(local_rank)  # from now on, "cuda" means this process's GPU
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 dist.init_process_group(dist.get_default_backend_for_device(device))  # NCCL for GPUs, gloo for CPUs
 torch.manual_seed(args.seed)
 
@@ -165,5 +167,5 @@ for epoch in range(first_epoch, args.epochs + 1):
 
 if rank == 0:
     print(f"best accuracy: {best:.1%}")
-del ddp_model, loss
+ddp_model = loss = None  # they refer to the process group
 dist.destroy_process_group()

@@ -29,13 +29,15 @@ parser.add_argument("--out", default="out/port")
 args = parser.parse_args()
 
 rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+if torch.cuda.is_available():
+    torch.cuda.set_device(local_rank)  # from now on, "cuda" means this process's GPU
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 dist.init_process_group(dist.get_default_backend_for_device(device))  # NCCL for GPUs, gloo for CPUs
 torch.manual_seed(args.seed)
 os.makedirs(args.out, exist_ok=True)
 
 numbers = random.Random(0)
-pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(20000)]
+pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(10000)]
 text = "".join(f"{a}+{b}={a + b};" for a, b in pairs)
 data = torch.tensor(list(text.encode())) - ord("+")
 train_data, val_data = data[:-10000], data[-10000:]
@@ -51,13 +53,13 @@ def get_batch(data, iteration, part):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width=64):
+    def __init__(self, width=32):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(19, width), nn.Embedding(length, width)
         layer = nn.TransformerEncoderLayer(
             width, 4, 4 * width, args.dropout, batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(width, 19)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
 
@@ -103,7 +105,7 @@ for iteration in range(first, args.iterations):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    if (iteration + 1) % 50 == 0:
+    if (iteration + 1) % 25 == 0:
         val_loss = evaluate()
         if rank == 0:
             print(f"iteration {iteration + 1} | val {val_loss:.4f} | lr {lr:.5f}")
@@ -112,5 +114,5 @@ for iteration in range(first, args.iterations):
             torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.new")
             os.replace(f"{args.out}/iterations.new", f"{args.out}/iterations.pt")
 
-del ddp_model, loss
+ddp_model = loss = None  # they refer to the process group
 dist.destroy_process_group()

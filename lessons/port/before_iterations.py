@@ -2,7 +2,7 @@
 
     python lessons/port/before_iterations.py
 
-It draws the batches at random from the text, prints a line every 50 iterations, and keeps the weights and
+It draws the batches at random from the text, prints a line every 25 iterations, and keeps the weights and
 all that --resume needs in iterations.pt.
 """
 
@@ -31,7 +31,7 @@ torch.manual_seed(args.seed)
 os.makedirs(args.out, exist_ok=True)
 
 numbers = random.Random(0)
-pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(20000)]
+pairs = [(numbers.randrange(10), numbers.randrange(10)) for _ in range(10000)]
 text = "".join(f"{a}+{b}={a + b};" for a, b in pairs)
 data = torch.tensor(list(text.encode())) - ord("+")
 train_data, val_data = data[:-10000], data[-10000:]
@@ -45,13 +45,13 @@ def get_batch(data):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width=64):
+    def __init__(self, width=32):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(19, width), nn.Embedding(length, width)
         layer = nn.TransformerEncoderLayer(
             width, 4, 4 * width, args.dropout, batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(width, 19)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
 
@@ -91,7 +91,7 @@ for iteration in range(first, args.iterations):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    if (iteration + 1) % 50 == 0:
+    if (iteration + 1) % 25 == 0:
         print(f"iteration {iteration + 1} | val {evaluate():.4f} | lr {lr:.5f}")
         checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(checkpoint | {"iteration": iteration + 1}, f"{args.out}/iterations.pt")
