@@ -385,7 +385,7 @@ ROWS = {
     ],
     "torch.compile": [
         {
-            "setup": "import warnings; warnings.simplefilter('ignore')  # the compiler uses what is deprecated",
+            "setup": "import warnings; warnings.simplefilter('ignore')  # it imports what is deprecated",
             "then": "assert model.state_dict().keys() == {'weight', 'bias'}",
             "without": "assert model.state_dict().keys() == {'_orig_mod.weight', '_orig_mod.bias'}",
         }
