@@ -1,4 +1,4 @@
-"""A page's card says how to run its lesson, what is new in it, and which lines to copy into another script."""
+"""A page's card says how to run its lesson, what is new in it, and which lines to copy into a script."""
 
 import html
 import re
@@ -29,8 +29,8 @@ with torch.no_grad():
 PLAN = re.search(
     r"(?s)plan = \{.*?\n\}\n", "\n".join(read(lessons.get("11_tensor_parallel").page.read_text())[2])
 )[0]
-# For each lesson: the processes (0: python starts one), what comes before the card's lines, and what must hold
-# after them.
+# For each lesson: the processes (0: python starts one), what comes before the card's lines, and what must
+# hold after them.
 PASTED = {
     "01": (0, "", "assert loss_now() < 0.8 * whole_loss"),
     "02": (0, "", "assert torch.load('weights.pt').keys() == model.module.state_dict().keys()"),
@@ -164,7 +164,11 @@ torch.testing.assert_close(loss.full_tensor(), cross_entropy(expected.flatten(0,
     ),
     "14": (
         0,
-        "import optuna\noptuna.logging.set_verbosity(optuna.logging.ERROR)\ntrain_one_epoch = lambda lr: 1 - lr\n",
+        """
+import optuna
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+train_one_epoch = lambda lr: 1 - lr
+""",
         "assert len(study.trials) == 20 and study.best_params['lr'] < 0.5",
     ),
     "15": (
@@ -206,7 +210,11 @@ assert grads[0][:2] == grads[1][:2] and grads[0][2:] != grads[1][2:]
     "17": (
         8,
         GROUP
-        + "loss_sum = torch.tensor(1.0)\nfor p in model.parameters():\n    p.grad = torch.full_like(p, float(rank))\n",
+        + """
+loss_sum = torch.tensor(1.0)
+for p in model.parameters():
+    p.grad = torch.full_like(p, float(rank))
+""",
         """
 assert loss_sum == 4
 pair = rank & ~2
