@@ -59,9 +59,10 @@ def train_one_epoch(ddp_model, loader, device):
 done = []
 def train_one_epoch(epoch):
     done.append(epoch)
+    optimizer.step()
     scheduler.step()
     if epoch == 3 and len(done) == 3:
-        raise KeyboardInterrupt
+        raise SystemExit(1)
 """,
         "",
     ),
@@ -107,7 +108,7 @@ patience, trained = 1, []
 train_one_epoch = trained.append
 """,
         """
-assert trained == [1, 2, 3] and best == (model(inputs).argmax(dim=1) == labels).sum().item()
+assert trained == [1, 2, 3] and best == (model(inputs).argmax(dim=1) == train_set.tensors[1]).sum()
 dist.barrier()
 assert torch.load("best.pt").keys() == model.state_dict().keys()
 """,

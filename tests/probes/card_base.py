@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         hidden = self.embedding(texts)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(hidden)
+        return self.head(hidden).clone()  # FSDP warns about a view
 
 
 def make_model():
