@@ -76,12 +76,14 @@ train_loader = DataLoader(train_set, 4, sampler=sampler)
 snapshot, temporary, every, first, done = Path("run.snapshot"), Path("run.temporary"), 3, 2, 4
 steps = []
 def train_step(images, labels):
-    steps.append((epoch, step))
+    steps.append((epoch, step, torch.rand(1).item()))
     cross_entropy(ddp_model(images), labels).backward()
     optimizer.step()
 """,
         """
-assert steps[:3] == [(2, 5), (2, 6), (3, 1)] and len(steps) == 2 + 3 * 6
+assert [step[:2] for step in steps[:3]] == [(2, 5), (2, 6), (3, 1)] and len(steps) == 2 + 3 * 6
+torch.manual_seed(2 * 10**9 + 4 * 10**3 + rank)  # after the four steps that were skipped
+assert torch.rand(1).item() == steps[0][2]
 dist.barrier()
 assert torch.load(snapshot)["epoch"] == 5
 """,
