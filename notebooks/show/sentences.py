@@ -107,9 +107,9 @@ SENTENCES = {
         "processes leave the training loop.",
         "return False": "At the end, `close` releases the lock. `False` means that nobody told the run to "
         "stop.",
-        "use one, or --own-disks": "This lesson also runs on machines that share no disk.",
         "end_with_parent": "If its launcher is killed, a process ends too.",
-        "--time-limit": "This is how long a process waits for a process that hangs.",
+        "--time-limit": "`--own-disks` is for machines that share no disk. `--time-limit` is how long a "
+        "process waits for a process that hangs.",
         "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
     },
     "07_mixed_precision": {
