@@ -2,10 +2,10 @@
 
 It writes only between pairs of markers. In lessons/pages: links to the neighboring pages, the command from
 the lesson's docstring, the diff from the lesson that it grew from, page 03's diff from lesson 01, the diff of
-lesson 07 in fp16, and the table of what can go wrong with lesson 06b. In notebooks: links and the time to
-read at both ends, and the diffs that a notebook shows, without executing it; with an address in the table of
-lessons, also badges for Colab and Kaggle, and the cell that fetches the repository there. In
-lessons/frameworks and lessons/older: diffs of the code, without docstrings. In README.md, lessons/README.md
+lesson 07 in fp16, the table of what can go wrong with lesson 06b, and the diffs of the two ports, with a
+sentence on each part. In notebooks: links and the time to read at both ends, and the diffs that a notebook
+shows, without executing it; with an address in the table of lessons, also badges for Colab and Kaggle, and
+the cell that fetches the repository there. In lessons/frameworks and lessons/older: diffs of the code, without docstrings. In README.md, lessons/README.md
 and notebooks/README.md: the lists of lessons, notebooks and exercises. In README.md also the clone command
 and page 03's program of one screen.
 """
@@ -35,6 +35,10 @@ HOPS = {  # the page's diffs, each from one script to another
     "fsdp": (OLDER / "fsdp1.py", OLDER / "fsdp2.py"),
     "horovod": (OLDER / "horovod_ddp.py", LESSON_04),
 }
+PORTS = [  # scripts for one process, and the same for several
+    tuple(ROOT / f"lessons/port/{name}{kind}.py" for name in ("before", "after"))
+    for kind in ("", "_iterations")
+]
 STARTED_BY = {
     "python": "`python`",
     "mp.spawn": "`python`, `mp.spawn`",
@@ -112,6 +116,24 @@ def link_exercises(lesson: Lesson, folder: str) -> list[str]:
         for notebook in lesson.notebooks
         for path in lessons.exercises(notebook.number)
     ]
+
+
+def annotated(before, after) -> str:
+    """The diff of two scripts, cut into its parts with a sentence on each. `patch` reads it too."""
+    shown = sentences_on(f"{before.parent.name}/{before.stem}", f"{after.parent.name}/{after.stem}")
+    more, less = (count(sign, before, after) for sign in "+-")
+    links = [f"[{path.name}](../{path.parent.name}/{path.name})" for path in (before, after)]
+    text = [
+        f"```sh\n{command(after)}\n```\n",
+        f"{links[1]} adds {more} lines to {links[0]} and takes {less} away.\n",
+    ]
+    lines = diff(before, after, around=1).splitlines()
+    for number, (sentence, part) in enumerate(shown.parts):
+        here = len(part) + (2 if number == 0 else 0)
+        here += lines[2 if number == 0 else 0].startswith("@@")  # the first part of a place
+        text.append(f"{sentence}\n\n```diff\n" + "\n".join(lines[:here]) + "\n```\n")
+        del lines[:here]
+    return "\n".join(text)
 
 
 def grown_from(lesson: Lesson) -> str:
@@ -285,12 +307,15 @@ SHOWN = re.compile(r'show\.diff\(\s*"(\w+)",\s*"(\w+)"(?:,\s*places=\[([\d, ]+)\
 
 def diff_of(cell):
     """What a cell that calls show.diff shows, of the lessons as they are."""
+    before, after, places = SHOWN.search(cell.source).groups()
+    return sentences_on(before, after, [int(place) for place in places.split(",")] if places else ())
+
+
+def sentences_on(before, after, chosen=()):
     sys.path.insert(0, str(ROOT / "notebooks"))
     from show.sentences import SENTENCES  # what they import takes a second
     from show.text import Diff
 
-    before, after, places = SHOWN.search(cell.source).groups()
-    chosen = [int(place) for place in places.split(",")] if places else ()
     try:
         return Diff(before, after, SENTENCES.get(after, {}), chosen)
     except ValueError as error:
@@ -338,6 +363,7 @@ def pages():
         ROOT / "lessons/launch/README.md": {"links": links.listed()},
         ROOT / "lessons/launch/free_gpus.md": {"clone": clone_in_a_cell()},
         words.PAGE: {"words": words.index()},
+        ROOT / "lessons/pages/port.md": {after.stem: annotated(before, after) for before, after in PORTS},
         FRAMEWORKS[0].parent / "README.md": {path.stem: from_lesson(path) for path in frameworks},
         OLDER / "README.md": {name: hop(*scripts) for name, scripts in HOPS.items()},
     }

@@ -197,8 +197,9 @@ def script(path, words):
     module.__file__ = path
     sys.modules["__main__"] = module
     beside = Path(path).resolve().parent
+    if beside != LESSONS:
+        sys.path.insert(0, str(beside))  # as Python does
     if (beside / "workload").is_dir() and beside != LESSONS:  # a changed copy of all lessons
-        sys.path.insert(0, str(beside))
         for name in [name for name in sys.modules if name.partition(".")[0] == "workload"]:
             del sys.modules[name]
     try:

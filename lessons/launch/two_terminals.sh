@@ -5,12 +5,13 @@
 #   bash lessons/launch/two_terminals.sh 0        one in this terminal,
 #   bash lessons/launch/two_terminals.sh 1        and the other in a second one, in the same folder
 #
-# Other arguments go to the lesson: two_terminals.sh 0 --epochs 20. PROCESSES=2 starts two processes per launcher.
+# SCRIPT=my.py starts your own script instead of lesson 06.
+# Other arguments go to the script: two_terminals.sh 0 --epochs 20. PROCESSES=2 starts two processes per launcher.
 # With fewer GPUs than processes, all processes use the CPU, or share the GPUs if you set SHARE_GPU=1.
-# PORT is the port where the launchers meet; LESSON is another script to start.
+# PORT is the port where the launchers meet.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-lesson=${LESSON:-$here/../06_multinode.py}
+script=${SCRIPT:-$here/../06_multinode.py}
 processes=${PROCESSES:-1}
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # The launcher that ends last finds the other launcher's store gone, and would print twenty lines about that.
@@ -30,7 +31,7 @@ launch() {  # launch NODE ARGUMENTS...
     fi
     exec torchrun --nnodes 1:2 --nproc-per-node "$processes" --max-restarts 3 --rdzv-backend c10d \
         --rdzv-endpoint "localhost:$port" --rdzv-id rungs --rdzv-conf join_timeout=60 \
-        "$lesson" "${@:2}"
+        "$script" "${@:2}"
 }
 
 if [ "${1-}" = 0 ] || [ "${1-}" = 1 ]; then

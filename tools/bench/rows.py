@@ -96,7 +96,7 @@ def lesson(stem, processes, folder, *arguments, variant="", **more):
         if script in words:
             words[words.index(script)] = HERE / "variant.py"
         else:
-            environment["LESSON"] = str(HERE / "variant.py")  # for two_terminals.sh
+            environment["SCRIPT"] = str(HERE / "variant.py")  # for two_terminals.sh
     return start(words, folder, **environment)
 
 

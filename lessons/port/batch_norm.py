@@ -1,0 +1,53 @@
+"""Batch norm over the images of all processes, on CPUs too. Copy this file beside your script.
+
+nn.SyncBatchNorm refuses tensors on the CPU. The class here computes the same, and is slower.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class SumOfRanks(torch.autograd.Function):
+    """dist.all_reduce has no backward pass. The backward pass of a sum is the sum of the gradients."""
+
+    @staticmethod
+    def forward(context, values):
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context, gradient):
+        return SumOfRanks.forward(context, gradient)
+
+
+class BatchNorm(nn.modules.batchnorm._BatchNorm):
+    def _check_input_dim(self, values):
+        pass  # images, sequences and plain vectors
+
+    def forward(self, values):
+        if not self.training or not dist.is_initialized():
+            return super().forward(values)
+        dims = [0, *range(2, values.dim())]  # all but the channels
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        count = SumOfRanks.apply(values.new_tensor(values.numel() / values.shape[1]))
+        mean = SumOfRanks.apply(values.sum(dims)) / count
+        centered = values - mean.view(shape)
+        variance = SumOfRanks.apply(centered.square().sum(dims)) / count
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return centered * scale.view(shape) + self.bias.view(shape)
+
+
+def convert(model, device):
+    """Let every batch norm of a model, at any depth, use the images of all processes."""
+    if device.type != "cpu":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.__class__ = BatchNorm  # the parameters and buffers stay, the forward pass is another one
+    return model

@@ -1,0 +1,137 @@
+"""The port of a whole script on the page "Your own script": it keeps what the lessons promise."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import diffs
+import launcher
+import pretending
+
+FOLDER = launcher.ROOT / "lessons/port"
+PAGE = launcher.ROOT / "lessons/pages/port.md"
+# For each script: a short run, what it saves, and what makes it the same on any number of processes.
+SCRIPTS = {
+    "after": (("--epochs", 2, "--workers", 1), "checkpoint.pt", ("--no-augment", "--dropout", 0)),
+    "after_iterations": (("--iterations", 50), "iterations.pt", ("--dropout", 0)),
+}
+BOTH = pytest.mark.parametrize("name", SCRIPTS)
+RESTARTS = "05_snapshots"  # the lesson that is started by the same command
+# On the last rank, in the middle of the second epoch.
+KILLED = """
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == world_size - 1 and {where}:
+        os.kill(os.getpid(), 9)
+"""
+
+
+def weights(result, name):
+    return torch.load(result.out / "port" / SCRIPTS[name][1])["model"]
+
+
+def command(script, processes, *arguments):
+    return launcher.command(RESTARTS, processes, *arguments, script=script)
+
+
+@BOTH
+def test_the_diff_on_the_page_turns_a_script_into_its_port(tmp_path, name):
+    before, after = FOLDER / f"{name.replace('after', 'before')}.py", FOLDER / f"{name}.py"
+    block = PAGE.read_text().split(f"<!-- {name}: ")[1].split(f"<!-- end of {name} -->")[0]
+    copy = tmp_path / before.name
+    copy.write_text(before.read_text())
+    text = "".join(re.findall(r"```diff\n(.*?)```", block, re.S))
+    subprocess.run(["patch", "-s", copy], input=text, text=True, check=True)
+    assert copy.read_text() == after.read_text()
+
+
+def test_a_script_as_people_write_it_is_100_to_140_lines_and_has_nothing_of_ours():
+    text = (FOLDER / "before.py").read_text()
+    assert 100 <= len(text.splitlines()) <= 140
+    imported = {line.split()[1].split(".")[0] for line in text.splitlines() if re.match("import|from", line)}
+    assert imported - set(sys.stdlib_module_names) == {"torch", "tqdm"}
+
+
+@BOTH
+def test_the_script_before_learns_and_goes_on(forked, name):
+    before = FOLDER / f"{name.replace('after', 'before')}.py"
+    whole, again = (
+        forked([sys.executable, before, *SCRIPTS[name][0], *more]) for more in ((), ("--resume",))
+    )
+    assert whole.code == again.code == 0, whole.stderr + again.stderr
+    losses = re.findall(r"(?:\d \| loss|\d \| val) ([\d.]+)", whole.stdout)
+    assert losses == sorted(losses, reverse=True) and len(losses) == 2
+    assert not re.search(" val ", again.stdout), "nothing is left to do"
+
+
+@BOTH
+def test_the_weights_are_the_same_on_1_2_and_4_processes(forked, tmp_path, name):
+    """In 64 bits, without what each rank draws for itself: dropout and augmentation."""
+    options, _, same = SCRIPTS[name]
+    script = tmp_path / f"{name}.py"
+    text = (FOLDER / script.name).read_text()
+    script.write_text(text.replace("args = ", "torch.set_default_dtype(torch.float64)\nargs = ", 1))
+    (tmp_path / "batch_norm.py").write_text((FOLDER / "batch_norm.py").read_text())
+    found = {}
+    for processes in (1, 2, 4):
+        words, environment = command(script, processes, *options, *same)
+        result = forked(words, environment, folder=str(processes))
+        assert result.code == 0, result.stderr
+        found[processes] = weights(result, name)
+    for processes in (2, 4):
+        for part, expected in found[1].items():
+            torch.testing.assert_close(found[processes][part], expected, rtol=1e-9, atol=1e-9)
+
+
+@BOTH
+def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, name):
+    """On three processes, where the order of a sum matters."""
+    options, file, _ = SCRIPTS[name]
+    script = tmp_path / f"{name}.py"
+    (tmp_path / "batch_norm.py").write_text((FOLDER / "batch_norm.py").read_text())
+    text = (FOLDER / script.name).read_text()
+    where = "epoch == 2 and seen > 500" if name == "after" else "iteration == 35"
+    line = "        optimizer.step()\n" if name == "after" else "    optimizer.step()\n"
+    assert text.count(line) == 1
+    indent = line[: -len(line.lstrip())]
+    killed = re.sub("(?m)^    ", indent, KILLED.format(where=where).lstrip("\n"))
+    script.write_text(text.replace(line, line + killed))
+    files = {}
+    for folder, path in (("whole", FOLDER / script.name), ("killed", script)):
+        words, environment = command(path, 3, *options, "--resume")
+        result = forked(words, environment, folder=folder)
+        assert result.code == 0, result.stderr
+        files[folder] = (result.out / "port" / file).read_bytes()
+    assert "SIGKILL" in result.stderr
+    assert files["killed"] == files["whole"]
+
+
+@pytest.mark.long
+@BOTH
+def test_two_launchers_end_with_the_bytes_of_one(start, name):
+    """Each by the command that a reader types, and no process leaves a thread behind: see conftest.py."""
+    options, file, _ = SCRIPTS[name]
+    words, environment = command(FOLDER / f"{name}.py", 2, *options, "--resume")
+    documented = diffs.command(FOLDER / f"{name}.py").replace("\\\n", " ").split()
+    assert [*documented[1:-2], *words[-len(options) - 2 :]] == ["torchrun", *words[1:]]
+    one = start(None, words=words, environment=environment, folder="one").finish()
+    words, environment = launcher.command("06_multinode", 2, *options, "--resume")
+    environment["SCRIPT"] = str(FOLDER / f"{name}.py")
+    two = start(None, words=words, environment=environment, folder="two").finish()
+    assert one.code == two.code == 0, one.stderr + two.stderr
+    assert two.stdout.count("node 0 | ") == len(two.stdout.splitlines()), "only rank 0 prints"
+    assert len({(result.out / "port" / file).read_bytes() for result in (one, two)}) == 1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
+@BOTH
+def test_gpus_are_used_by_the_same_lines(forked, name):
+    options, _, same = SCRIPTS[name]
+    words, environment = command(FOLDER / f"{name}.py", 2, *options, *same)
+    found = [forked(words, environment, folder=str(gpus), gpus=gpus) for gpus in (0, 2)]
+    assert [result.code for result in found] == [0, 0], found[0].stderr + found[1].stderr
+    cpu, gpu = (weights(result, name) for result in found)
+    for part in cpu:
+        torch.testing.assert_close(gpu[part].cpu(), cpu[part], rtol=1e-2, atol=1e-2)
