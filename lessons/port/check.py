@@ -13,8 +13,7 @@ script writes at absolute paths is not caught. Runs use CPUs if there are fewer 
 `torch.compile` does nothing in these runs.
 
 --exact compares the gradients of one process and of several to nine digits. For these two runs it sets float64,
-the seed 0 at the start, dropout 0 and autocast off, lets BatchNorm use its running statistics, and draws the
-augmentation of an example from its number.
+the seed 0 at the start, dropout 0 and autocast off, and draws the augmentation of an example from its number.
 """
 
 import argparse
@@ -242,12 +241,11 @@ class Run:
         self.ranks = {}
         for path in self.seen.glob("*.seen"):
             rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-            if (
-                rows
-                and (rank := rows[0]["rank"]) not in self.ranks
-                or rows[0]["time"] > self.ranks[rank][0]["time"]
-            ):
-                self.ranks[rank] = rows
+            if not rows:
+                continue
+            before = self.ranks.get(rows[0]["rank"], rows)
+            if rows[0]["time"] >= before[0]["time"]:
+                self.ranks[rows[0]["rank"]] = without_zeroed(rows)
         self.printed = {}
         for path in sorted(self.logs.glob("*/*/attempt_*/*/std*.log")):
             rank = int(path.parent.name)
@@ -286,6 +284,18 @@ class Run:
                 errors[rank] = f"rank {rank} failed in {(own or ['?'])[-1]}: {found[-1][:200]}"
         first = sorted(errors.values(), key=lambda words: "onnection" in words)
         return "wrong", first[0] if first else "a process ended with an error", "the-ten-lines"
+
+
+def without_zeroed(rows):
+    """Leave out passes whose gradients were set to zero before a step used them, such as one to warm up."""
+    kept, pending = [], []
+    for row in rows:
+        if row["kind"] == "zero":
+            pending = [row for row in pending if row["kind"] not in ("forward", "loss")]
+        pending.append(row)
+        if row["kind"] == "step":
+            kept, pending = kept + pending, []
+    return kept + pending
 
 
 def start(words, folder, environment, log):
@@ -357,6 +367,10 @@ def same_weights(many):
                     words = f"buffer {first} of rank {other} is not rank 0's in step {mine['step']}"
                     return "wrong", words, "batch-norm"
             compared += 1
+        for mine, its in zip(many.rows(0, "plateau"), many.rows(other, "plateau"), strict=False):
+            if mine["metric"] != its["metric"]:
+                words = f"ReduceLROnPlateau gets {mine['metric']:.4g} on rank 0, {its['metric']:.4g} on rank {other}"
+                return "wrong", f"{words} in {many.short(mine['line'])}", "reducelronplateau"
         if len(ranks[0]) != len(ranks[other]) and not many.failed:
             words = f"rank 0 took {len(ranks[0])} steps, rank {other} {len(ranks[other])}"
             return "wrong", words, "early-stopping-and-the-best-model"
@@ -439,10 +453,11 @@ def epochs(run, ranks):
     """For each epoch how often each example was used by these ranks, if rows or columns are examples."""
     result = []
     for rank in ranks:
-        epoch, is_new = -1, True
+        epoch, is_new = -1, None
         for row in run.ranks[rank]:
-            is_new |= row["kind"] == "loader"
-            if row["kind"] == "forward" and (epoch >= 0 or run.rows(rank, "loader")):
+            if row["kind"] == "loader":
+                is_new = True
+            if row["kind"] == "forward" and is_new is not None:
                 epoch, is_new = epoch + is_new, False
                 result += [(Counter(), Counter())] if len(result) <= epoch else []
                 for counter, samples in zip(result[epoch], row["samples"], strict=False):
@@ -510,22 +525,24 @@ def same_gradients(one, many, exact):
         forwards = step["forwards"] + [forward for each in theirs for forward in each["forwards"]]
         noisy = any(forward["draws"] or (forward["has_norm"] and not exact) for forward in forwards)
         loss = sum(each["loss"] for each in theirs) / len(theirs)
-        if noisy:
-            if abs(loss - step["loss"]) > 0.3 * abs(step["loss"]):
-                words = (
-                    f"the mean loss of step {number + 1} is {loss:.4g}, one process's is {step['loss']:.4g}"
-                )
-                return "wrong", words, "an-incomplete-last-batch"
-            compared = number + 1
+        what, (name, off) = max(
+            (
+                (what, furthest(step.get(what, {}), theirs[0].get(what, {})))
+                for what in ("gradients", "values")
+            ),
+            key=lambda found: found[1][1],
+        )
+        if off > limit and not noisy:
+            words = f"{what} of {name} differ by {off:.1e} in step {number + 1} (allowed: {limit:.0e})"
+            return "wrong", words, row_of(step, theirs)
+        if noisy and abs(loss - step["loss"]) > 0.3 * abs(step["loss"]):
+            words = f"the mean loss of step {number + 1} is {loss:.4g}, one process's is {step['loss']:.4g}"
+            return "wrong", words, "an-incomplete-last-batch"
+        if off > limit:
             break
-        for what in ("gradients", "values"):
-            name, off = furthest(step.get(what, {}), theirs[0].get(what, {}))
-            worst = max(worst, off)
-            if off > limit:
-                words = f"{what} of {name} differ by {off:.1e} in step {number + 1} (allowed: {limit:.0e})"
-                return "wrong", words, row_of(step, theirs)
+        worst, noisy = max(worst, off), False
         compared = number + 1
-    if not compared:
+    if not compared and not noisy:
         words = (
             "step 1 uses other examples (order or augmentation), so only the number of examples was compared"
         )
@@ -534,7 +551,7 @@ def same_gradients(one, many, exact):
             words + ("" if exact else "; try --exact"),
             "a-shuffled-dataloader" if many.rows(0, "loader") else "no-dataloader",
         )
-    if noisy:
+    if not compared:
         return (
             "not seen",
             "dropout or BatchNorm: only the first loss was compared, within 30%"
@@ -549,6 +566,8 @@ def same_gradients(one, many, exact):
 
 
 def row_of(step, theirs):
+    if any(forward["has_norm"] for forward in step["forwards"]):
+        return "batch-norm"
     sizes = {sum(forward["shape"][0] for forward in each["forwards"]) for each in theirs}
     if len(sizes) > 1:
         return "an-incomplete-last-batch"

@@ -18,11 +18,9 @@ import time
 import weakref
 from pathlib import Path
 
-COLLECTIVES = (
-    "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter "
-    "reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier all_gather_object "
-    "broadcast_object_list gather_object scatter_object_list new_group"
-).split()
+COLLECTIVES = """all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter
+reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier all_gather_object
+broadcast_object_list gather_object scatter_object_list new_group""".split()
 COMPARED_STEPS = 12  # gradients of so many steps are written down
 FEW = 4096  # samples of a batch that are hashed one by one
 
@@ -37,7 +35,7 @@ class Watch:
         self.stack = open(Path(folder, f"{name}.stack"), "w")  # noqa: SIM115
         self.models = {}  # id of a model: its name and a weak reference, as DDP must die when the script drops it
         self.steps, self.depth, self.is_backward, self.has_optimizer = 0, 0, False, False
-        self.is_due = False  # a backward pass has come since the last step
+        self.is_due, self.weights = False, {}  # whether a backward pass has come since the last step
         self.fresh = set()  # models that have been called since the last step
 
     def write(self, kind, **values):
@@ -147,6 +145,7 @@ def random_state():
 def watch_torch(watch):
     import torch
     import torch.distributed as dist
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import DataLoader, DistributedSampler
 
@@ -173,8 +172,7 @@ def watch_torch(watch):
             watch.seen["buffers"] = {name: hash_of(buffer) for name, buffer in module.named_buffers()}
         if not outermost or next(module.parameters(), None) is None or os.getpid() != watch.pid:
             return module_call(module, *args, **kwargs)
-        if watch.is_due and not watch.has_optimizer:
-            stepped(None)  # a script that changes its weights by hand has done so by now
+        changed_by_hand()
         model, is_ddp = inner(module)
         inputs = tensors((args, kwargs))
         if not inputs or any(tensor.requires_grad for tensor in inputs):  # what another model has made
@@ -195,7 +193,8 @@ def watch_torch(watch):
             "has_norm": any(m.training and type(m) is not torch.nn.SyncBatchNorm for m in norms),
         }
         if not watch.steps and name not in watch.fresh:
-            watch.write("weights", step=0, weights=weights(), values=values("weights"))
+            watch.weights = weights()
+            watch.write("weights", step=0, weights=watch.weights, values=values("weights"))
         watch.waiting = model if model.training and name not in watch.fresh else None
         watch.fresh.add(name)
         watch.depth += 1
@@ -229,6 +228,20 @@ def watch_torch(watch):
         found = {name: tensor if what == "weights" else tensor.grad for name, tensor in named_weights()}
         return {name: projections(tensor) for name, tensor in found.items() if tensor is not None}
 
+    def changed_by_hand():
+        """A script without an optimizer has changed its weights before its next forward pass or zero_grad."""
+        if watch.is_due and not watch.has_optimizer and weights() != watch.weights:
+            stepped(None)
+
+    def zero(function):
+        def call(owner, *args, **kwargs):
+            changed_by_hand()
+            watch.is_due = False
+            watch.write("zero")
+            return function(owner, *args, **kwargs)
+
+        return call
+
     def stepped(optimizer, args=(), kwargs=None):
         if os.getpid() != watch.pid:
             return
@@ -236,7 +249,8 @@ def watch_torch(watch):
         watch.steps += 1
         watch.is_due = False
         watch.fresh.clear()
-        seen = {"step": watch.steps, "weights": weights()}
+        watch.weights = weights()
+        seen = {"step": watch.steps, "weights": watch.weights}
         if optimizer:
             seen["rates"] = [float(group.get("lr", 0)) for group in optimizer.param_groups]
         if watch.steps <= COMPARED_STEPS:
@@ -274,6 +288,10 @@ def watch_torch(watch):
         watch.write("sampler", shuffle=sampler.shuffle, epoch=sampler.epoch)
         return sampler_iter(sampler)
 
+    def look_at_plateau(scheduler, metrics, *args, **kwargs):
+        watch.write("plateau", metric=float(metrics), line=caller())
+        return plateau_step(scheduler, metrics, *args, **kwargs)
+
     def collective(name, function):
         def call(*args, **kwargs):
             given = [*args, *kwargs.values()]
@@ -290,9 +308,12 @@ def watch_torch(watch):
 
         return call
 
+    plateau_step, ReduceLROnPlateau.step = ReduceLROnPlateau.step, look_at_plateau
     torch.nn.Module.__call__ = call
     torch.autograd.backward = backward_and_look
     torch.save = save_and_look
+    for owner in (torch.nn.Module, torch.optim.Optimizer):
+        owner.zero_grad = zero(owner.zero_grad)
     DataLoader.__iter__, DistributedSampler.__iter__ = load, sample
     register_optimizer_step_post_hook(stepped)
     for name in COLLECTIVES if dist.is_available() else ():
@@ -327,8 +348,6 @@ def make_exact():
         for part in module.modules() if torch.is_grad_enabled() else ():
             if isinstance(getattr(part, "dropout", None), float):  # of an RNN, of attention
                 part.dropout = 0.0
-            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-                part.training = False  # it normalizes by its running statistics, one process's and N's alike
         return module_call(module, *wide(args), **wide(kwargs))
 
     class Fixed:

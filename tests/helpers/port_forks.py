@@ -6,6 +6,7 @@ python port_forks.py [options of check.py] -- SCRIPT ...
 import os
 import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -66,8 +67,6 @@ def start(words, folder, environment, log):
     except SystemExit as ended:
         os._exit(ended.code if isinstance(ended.code, int) else 1)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
@@ -78,7 +77,11 @@ def worker(path, words):
     seen = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0]).parent / "seen"
     sys.path.insert(0, str(Path(path).resolve().parent))
     watch.begin(str(seen))
-    forks.script(path, words)
+    try:
+        forks.script(path, words)
+    except Exception:
+        traceback.print_exc()  # where torchrun puts the errors of a process, and not in the launcher's report
+        sys.exit(1)
 
 
 def processes_of(folder, mark=""):
