@@ -3,6 +3,7 @@
 python port_forks.py [options of check.py] -- SCRIPT ...
 """
 
+import importlib.util
 import os
 import signal
 import sys
@@ -18,7 +19,6 @@ import torch.distributed.run
 sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("tools", "lessons/port")]
 import check
 import forks
-import watch
 from processes import living
 
 leaders = {}  # a run's folder: the sessions of its launchers
@@ -76,6 +76,9 @@ def worker(path, words):
     forks.pass_the_gate()
     seen = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0]).parent / "seen"
     sys.path.insert(0, str(Path(path).resolve().parent))
+    spec = importlib.util.spec_from_file_location("port_watch", check.HERE / "watch.py")
+    watch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(watch)
     watch.begin(str(seen))
     try:
         forks.script(path, words)
