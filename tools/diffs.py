@@ -5,9 +5,9 @@ the lesson's docstring, the diff from the lesson that it grew from, page 03's di
 lesson 07 in fp16, the table of what can go wrong with lesson 06b, and the diffs of the two ports, with a
 sentence on each part. In notebooks: links and the time to read at both ends, and the diffs that a notebook
 shows, without executing it; with an address in the table of lessons, also badges for Colab and Kaggle, and
-the cell that fetches the repository there. In lessons/frameworks and lessons/older: diffs of the code, without docstrings. In README.md, lessons/README.md
-and notebooks/README.md: the lists of lessons, notebooks and exercises. In README.md also the clone command
-and page 03's program of one screen.
+the cell that fetches the repository there. In lessons/frameworks and lessons/older: diffs of the code,
+without docstrings. In README.md, lessons/README.md and notebooks/README.md: the lists of lessons, notebooks
+and exercises. In README.md also the clone command and page 03's program of one screen.
 """
 
 import difflib

@@ -441,56 +441,58 @@ SENTENCES = {
     },
     "port/after": {
         "before.py on several": "`torchrun` starts the script, and starts it again after a crash.",
-        "import torch.distributed as dist": "Everything new comes from PyTorch, except `batch_norm.py`, a file "
-        "that you can copy.",
-        "rank, local_rank": "Each process reads its rank, chooses its GPU and joins the process group. The line "
-        "that sets `device` stays as it was.",
-        "if rank == 0 and not": "Only rank 0 draws the pictures. Otherwise several processes would write the "
-        "same files at the same time.",
-        "dist.barrier()": "Each process waits here for all others, so nobody reads a file that rank 0 is still "
-        "writing.",
+        "import torch.distributed as dist": "Everything new comes from PyTorch, except `batch_norm.py`, "
+        "a file that you can copy.",
+        "rank, local_rank": "Each process reads its rank, chooses its GPU and joins the process group. "
+        "The line that sets `device` stays as it was.",
+        "if rank == 0 and not": "Only rank 0 draws the pictures. Otherwise several processes would write "
+        "the same files at the same time.",
+        "dist.barrier()": "Each process waits here for all others, so nobody reads a file that rank 0 is "
+        "still writing.",
         "DistributedSampler(train_set": "Each process trains on its share of every global batch. For "
-        "validation, rank 0 of two processes takes pictures 0, 2, 4 and so on. A `DistributedSampler` might "
-        "repeat a picture there, which would count twice.",
+        "validation, rank 0 of two processes takes pictures 0, 2, 4 and so on. A `DistributedSampler` "
+        "might repeat a picture there, which would count twice.",
         "batch_norm.convert": "Batch norm now uses the pictures of all processes. `convert` keeps the "
         "parameters, and it comes before DDP.",
-        "if args.resume and": "`torchrun` repeats the same command after a crash, so `--resume` is also given "
-        "at the first start, when there is no file. Each process loads the file to its own GPU.",
+        "if args.resume and": "`torchrun` repeats the same command after a crash, so `--resume` is also "
+        "given at the first start, when there is no file. Each process loads the file to its own GPU.",
         "DistributedDataParallel(model)": "DDP wraps the model after it has loaded its weights. The name "
-        "`model` still means the plain model, so the lines that evaluate and save it stay as they are. The next "
-        "three lines run one backward pass and discard its gradients. After its first backward pass, DDP adds "
-        "up gradients in a different order. Without these lines, a killed run on three or more processes would "
-        "end with other last digits.",
-        "+ def sum_of_ranks": "This function adds up numbers over all processes, and every process gets the "
-        "sums.",
-        "sum_of_ranks(loss_sum, correct)": "All processes get the same validation loss and accuracy. So they "
-        "all lower the learning rate, or none does, and they agree on the best epoch.",
-        "sampler.set_epoch": "Every epoch has a new order. Every process draws its own random numbers, and "
-        "they depend only on the seed, the epoch and the rank. So a resumed run needs no saved random state.",
+        "`model` still means the plain model, so the lines that evaluate and save it stay as they are. "
+        "The next three lines run one backward pass and discard its gradients. After its first backward "
+        "pass, DDP adds up gradients in a different order. Without these lines, a killed run on three or "
+        "more processes would end with other last digits.",
+        "+ def sum_of_ranks": "This function adds up numbers over all processes, and every process gets "
+        "the sums.",
+        "sum_of_ranks(loss_sum, correct)": "All processes get the same validation loss and accuracy. So "
+        "they all lower the learning rate, or none does, and they agree on the best epoch.",
+        "sampler.set_epoch": "Every epoch has a new order. Every process draws its own random numbers, "
+        "and they depend only on the seed, the epoch and the rank. So a resumed run needs no saved "
+        "random state.",
         "seen += len(labels)": "The training loss is the mean over the pictures of all processes. If the "
         "sampler repeats a picture, `seen` counts it too.",
         'print(f"epoch': "One process prints.",
         'torch.save(model.state_dict(), f"': "One process writes the best weights.",
-        "checkpoint.new": "One process writes the checkpoint, into a new file that then replaces the old one. "
-        "If the process is killed while it writes, the old file is still there.",
-        '- print(f"best': "At the end, nothing may refer to the process group any more. Otherwise a process "
-        "that uses gloo may abort after its work is done.",
+        "checkpoint.new": "One process writes the checkpoint, into a new file that then replaces the old "
+        "one. If the process is killed while it writes, the old file is still there.",
+        '- print(f"best': "At the end, nothing may refer to the process group any more. Otherwise a "
+        "process that uses gloo may abort after its work is done.",
     },
     "port/after_iterations": {
         "before_iterations.py on several": "`torchrun` starts this script too.",
-        "from contextlib import nullcontext": "There is no `DistributedSampler`, because the script has no "
-        "DataLoader.",
+        "from contextlib import nullcontext": "There is no `DistributedSampler`, because the script has "
+        "no DataLoader.",
         "rank, local_rank": "These lines are the same as in `after.py`.",
-        "def get_batch(data, iteration, part)": "The global batch depends only on the seed, the iteration and "
-        "the number of the micro-batch. All processes draw the same batch, and each takes its rows.",
-        "get_batch(val_data, 0, part)": "Each process evaluates its rows, and an all-reduce adds up the means. "
-        "All shares have the same size, so the mean of the means is right.",
+        "def get_batch(data, iteration, part)": "The global batch depends only on the seed, the "
+        "iteration and the number of the micro-batch. All processes draw the same batch, and each takes "
+        "its rows.",
+        "get_batch(val_data, 0, part)": "Each process evaluates its rows, and an all-reduce adds up the "
+        "means. All shares have the same size, so the mean of the means is right.",
         "if args.resume and": "`--resume` also works when there is no file yet.",
-        "DistributedDataParallel(model)": "As in `after.py`, a first backward pass lets DDP find its order of "
-        "summation.",
-        "no_sync": "DDP sends gradients only in the last micro-batch of an iteration. Clipping comes after it, "
-        "when all processes hold the same gradients, and doesn't change.",
-        "val_loss = evaluate()": "`evaluate` contains an all-reduce, so every process calls it. Rank 0 prints "
-        "the result and writes the file.",
+        "DistributedDataParallel(model)": "As in `after.py`, a first backward pass lets DDP find its "
+        "order of summation.",
+        "no_sync": "DDP sends gradients only in the last micro-batch of an iteration. Clipping comes "
+        "after it, when all processes hold the same gradients, and doesn't change.",
+        "val_loss = evaluate()": "`evaluate` contains an all-reduce, so every process calls it. Rank 0 "
+        "prints the result and writes the file.",
     },
 }

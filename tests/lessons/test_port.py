@@ -15,7 +15,11 @@ FOLDER = launcher.ROOT / "lessons/port"
 PAGE = launcher.ROOT / "lessons/pages/port.md"
 # For each script: a short run, what it saves, and what makes it the same on any number of processes.
 SCRIPTS = {
-    "after": (("--epochs", 2, "--workers", 1), "checkpoint.pt", ("--no-augment", "--dropout", 0)),
+    "after": (
+        ("--epochs", 2, "--workers", 1),
+        "checkpoint.pt",
+        ("--no-augment", "--dropout", 0, "--workers", 0),
+    ),
     "after_iterations": (("--iterations", 50), "iterations.pt", ("--dropout", 0)),
 }
 BOTH = pytest.mark.parametrize("name", SCRIPTS)
@@ -28,11 +32,24 @@ KILLED = """
 
 
 def weights(result, name):
-    return torch.load(result.out / "port" / SCRIPTS[name][1])["model"]
+    return torch.load(result.out / "port" / SCRIPTS[name][1], map_location="cpu")["model"]
 
 
 def command(script, processes, *arguments):
     return launcher.command(RESTARTS, processes, *arguments, script=script)
+
+
+def copied(folder, name, old, new):
+    """A copy of a script with a change."""
+    text = (FOLDER / f"{name}.py").read_text()
+    assert text.count(old) == 1
+    (folder / f"{name}.py").write_text(text.replace(old, new))
+    (folder / "batch_norm.py").write_text((FOLDER / "batch_norm.py").read_text())
+    return folder / f"{name}.py"
+
+
+def in_64_bits(folder, name):
+    return copied(folder, name, "\nargs = ", "\ntorch.set_default_dtype(torch.float64)\nargs = ")
 
 
 @BOTH
@@ -69,10 +86,7 @@ def test_the_script_before_learns_and_goes_on(forked, name):
 def test_the_weights_are_the_same_on_1_2_and_4_processes(forked, tmp_path, name):
     """In 64 bits, without what each rank draws for itself: dropout and augmentation."""
     options, _, same = SCRIPTS[name]
-    script = tmp_path / f"{name}.py"
-    text = (FOLDER / script.name).read_text()
-    script.write_text(text.replace("args = ", "torch.set_default_dtype(torch.float64)\nargs = ", 1))
-    (tmp_path / "batch_norm.py").write_text((FOLDER / "batch_norm.py").read_text())
+    script = in_64_bits(tmp_path, name)
     found = {}
     for processes in (1, 2, 4):
         words, environment = command(script, processes, *options, *same)
@@ -88,15 +102,11 @@ def test_the_weights_are_the_same_on_1_2_and_4_processes(forked, tmp_path, name)
 def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, name):
     """On three processes, where the order of a sum matters."""
     options, file, _ = SCRIPTS[name]
-    script = tmp_path / f"{name}.py"
-    (tmp_path / "batch_norm.py").write_text((FOLDER / "batch_norm.py").read_text())
-    text = (FOLDER / script.name).read_text()
     where = "epoch == 2 and seen > 500" if name == "after" else "iteration == 35"
-    line = "        optimizer.step()\n" if name == "after" else "    optimizer.step()\n"
-    assert text.count(line) == 1
-    indent = line[: -len(line.lstrip())]
+    step = "        optimizer.step()\n" if name == "after" else "    optimizer.step()\n"
+    indent = step[: -len(step.lstrip())]
     killed = re.sub("(?m)^    ", indent, KILLED.format(where=where).lstrip("\n"))
-    script.write_text(text.replace(line, line + killed))
+    script = copied(tmp_path, name, step, step + killed)
     files = {}
     for folder, path in (("whole", FOLDER / script.name), ("killed", script)):
         words, environment = command(path, 3, *options, "--resume")
@@ -105,13 +115,16 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, 
         files[folder] = (result.out / "port" / file).read_bytes()
     assert "SIGKILL" in result.stderr
     assert files["killed"] == files["whole"]
+    words, environment = command(path, 3, *options, "--resume")
+    assert forked(words, environment, folder="killed").code == 0, "nothing is left to do"
 
 
 @pytest.mark.long
 @BOTH
 def test_two_launchers_end_with_the_bytes_of_one(start, name):
     """Each by the command that a reader types, and no process leaves a thread behind: see conftest.py."""
-    options, file, _ = SCRIPTS[name]
+    options, file, same = SCRIPTS[name]
+    options += same  # workers need sockets, and their paths would be too long here
     words, environment = command(FOLDER / f"{name}.py", 2, *options, "--resume")
     documented = diffs.command(FOLDER / f"{name}.py").replace("\\\n", " ").split()
     assert [*documented[1:-2], *words[-len(options) - 2 :]] == ["torchrun", *words[1:]]
@@ -127,11 +140,45 @@ def test_two_launchers_end_with_the_bytes_of_one(start, name):
 @pytest.mark.long
 @pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
 @BOTH
-def test_gpus_are_used_by_the_same_lines(forked, name):
+def test_gpus_are_used_by_the_same_lines(forked, tmp_path, name):
     options, _, same = SCRIPTS[name]
-    words, environment = command(FOLDER / f"{name}.py", 2, *options, *same)
+    words, environment = launcher.command("04_ddp_torchrun", 2, *options, *same, script=FOLDER / f"{name}.py")
+    environment["PYTHONWARNINGS"] = "default"  # barrier says that it uses the current device
     found = [forked(words, environment, folder=str(gpus), gpus=gpus) for gpus in (0, 2)]
     assert [result.code for result in found] == [0, 0], found[0].stderr + found[1].stderr
     cpu, gpu = (weights(result, name) for result in found)
     for part in cpu:
-        torch.testing.assert_close(gpu[part].cpu(), cpu[part], rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(gpu[part], cpu[part], rtol=1e-9, atol=1e-9)
+
+
+def test_each_row_of_the_page_does_what_it_says(forked):
+    """Its lines, on two processes, and what one sees without them."""
+    words, _ = launcher.command("04_ddp_torchrun", 2, script=launcher.ROOT / "tests/probes/port_rows.py")
+    result = forked(words)
+    assert result.code == 0, result.stdout + result.stderr
+
+
+TO_PORT = """
+import torch
+torch.manual_seed(0)
+inputs = torch.randn(48, 3)
+train_set = torch.utils.data.TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+batch_size, seed, epochs, model, loss_function = 8, 0, 3, torch.nn.Linear(3, 1), torch.nn.functional.mse_loss
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+
+
+def test_the_ten_lines_train_the_same_model_on_1_and_2_processes(forked, tmp_path):
+    text = PAGE.read_text().partition("\n## The ten lines\n")[2]
+    lines = re.search(r"(?s)```python\n(.*?)```", text)[1]
+    assert re.findall(r"  # (\d+)", lines) == [str(number) for number in range(1, 11)]
+    script = tmp_path / "my.py"
+    script.write_text(TO_PORT + lines)
+    found = []
+    for processes in (1, 2):
+        words, _ = launcher.command("04_ddp_torchrun", processes, script=script)
+        result = forked(words, folder=str(processes))
+        assert result.code == 0, result.stderr
+        found.append(torch.load(tmp_path / str(processes) / "weights.pt"))
+    for name in found[0]:
+        torch.testing.assert_close(found[1][name], found[0][name])
