@@ -8,12 +8,13 @@ under two launchers, of which one loses a process. The table has a line for each
 `not seen`, with the reason and the row of lessons/pages/port.md that helps.
 
 Your script and its folder stay as they are: each run gets a copy of the folder, so it finds no snapshot of
-another run. Folders that you name after --link, such as those of data sets, are linked and not copied. Files that
-the script writes at absolute paths are not kept apart. `torch.compile` is off. If there are fewer GPUs than
-processes, the runs use the CPU.
+another run. Folders that you name after --link, for example those of data sets, are linked. Files that the
+script writes at absolute paths are not kept apart. With fewer GPUs than processes, the runs use the CPU.
+`torch.compile` is off.
 
---exact compares one process and several to nine digits. In these two runs everything is float64, the seed is 0
-until your script sets one, dropout and autocast are off, and an example's augmentation depends on its index.
+--exact compares one process and several to nine digits. In these two runs everything is float64, the seed is
+0 until your script sets one, dropout and autocast are off, and the augmentation of an example depends only on
+its index.
 """
 
 import argparse
@@ -175,7 +176,7 @@ class Run:
         store = dist.TCPStore(
             "localhost", 0, is_master=True, wait_for_workers=False
         )  # the system's free port
-        self.launchers, self.waiting, begin = [], {}, time.monotonic()
+        self.launchers, self.waiting, self.stacks, begin = [], {}, "", time.monotonic()
         for node in range(launchers):
             share = range(node * processes // launchers, (node + 1) * processes // launchers)
             visible = ",".join(gpus[i] for i in share) if len(gpus) >= processes else ""
@@ -236,6 +237,7 @@ class Run:
         stacks = {}
         for path, rank in ranks.items():
             last = path.read_text().rpartition("hread 0x")[2]  # the main thread comes last
+            self.stacks += last
             frames = re.findall(r'File "(.*)", line (\d+) in', last) or [("?", "0")]
             own = [frame for frame in frames if str(self.work) in frame[0]] or frames
             stacks[rank] = self.short(":".join(own[0])), f"{os.sep}torch{os.sep}" in frames[0][0]
@@ -274,25 +276,23 @@ class Run:
         return steps
 
     def reason(self):
-        """Why the run has failed."""
+        """Why the run has failed, with the row that fits what the processes were doing then."""
         if self.waiting:
             lines = [f"rank {rank} waits in {line}" for rank, line in sorted(self.waiting.items())]
             lines += [f"rank {rank} has ended" for rank in self.ranks if rank not in self.waiting]
-            return wrong(f"after {self.seconds:.0f} s the run hangs: {', '.join(lines)}", "evaluation")
-        errors = []
-        for (rank, _), text in self.printed.items():
-            found = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*$", text, re.M)
-            lines = [
-                line for line in re.findall(r'File "(.*)", line (\d+)', text) if not os.path.isabs(line[0])
-            ]
-            if found:
-                errors.append(
-                    f"rank {rank} failed in {':'.join(lines[-1]) if lines else '?'}: {found[-1][:200]}"
-                )
-        errors.sort(
-            key=lambda words: "onnection" in words
-        )  # that of the rank whose peer has failed comes last
-        return wrong(errors[0] if errors else f"the run failed after {self.seconds:.0f} s", "evaluation")
+            reason, text = f"after {self.seconds:.0f} s the run hangs: {', '.join(lines)}", self.stacks
+        else:
+            reason, text = f"the run failed after {self.seconds:.0f} s", ""
+            # If a process fails, its peers fail too, because their connections are closed.
+            for (rank, _), text in sorted(self.printed.items(), key=lambda item: "onnection" in item[1]):
+                if found := re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*$", text, re.M):
+                    lines = [":".join(line) for line in re.findall(r'File "(.*)", line (\d+)', text)]
+                    own = [line for line in lines if not line.startswith("/")] or lines or ["?"]
+                    reason = f"rank {rank} failed in {own[-1]}: {found[-1][:200]}"
+                    break
+        if "FileNotFound" in reason or "FileExists" in reason:
+            return wrong(reason, "downloads-and-preparations")
+        return wrong(reason, "an-incomplete-last-batch" if "backward" in text else "evaluation")
 
 
 def start(words, folder, environment, log):
@@ -367,7 +367,7 @@ def same_weights(many):
                 if name := differing(*(forward.get("buffers", {}) for forward in forwards)):
                     return wrong(f"the buffer {name} {when}", "batch-norm")
         for mine, its in zip(many.rows(0, "plateau"), many.rows(other, "plateau"), strict=False):
-            if mine["metric"] != its["metric"]:
+            if str(mine["metric"]) != str(its["metric"]):  # as text, because nan is not equal to nan
                 values = f"{mine['metric']:.4g} on rank 0, {its['metric']:.4g} on rank {other}"
                 return wrong(
                     f"ReduceLROnPlateau gets {values} in {many.short(mine['line'])}", "reducelronplateau"
@@ -409,8 +409,9 @@ def own_batches(one, many, same):
         return wrong("two epochs have the same order: set_epoch was not called with another number", row)
     if not many.rows(0, "forward"):
         return unseen("no model was called with tensors")
-    is_same = matching(one, same)
-    if is_same and all(is_same):
+    if not (is_same := matching(one, same)):
+        return unseen("several processes took no step")
+    if all(is_same):
         return ok(f"the examples of each of {len(is_same)} steps are those of one process")
     first = [examples([run.steps(rank)[0] for rank in run.ranks]) for run in (one, same)]
     dim = int(first[0][0] != first[1][0] and first[0][1] == first[1][1])  # whether columns are the examples
@@ -443,7 +444,7 @@ def once(alone, together, run, batch):
         f"in an epoch, one process uses {alone.total()} examples, {run.world_size} use {together.total()}"
     )
     if more >= batch or again > max(0, more):
-        return wrong(f"{numbers}, {again} of them again", "")
+        return wrong(f"{numbers}, {again} of them again" if again else numbers, "")
     if not new and missing >= batch:
         return wrong(f"{numbers}, {missing} are missing", "")
     if 2 * new > together.total():
