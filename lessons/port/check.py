@@ -289,6 +289,9 @@ class Run:
                     lines = [":".join(line) for line in re.findall(r'File "(.*)", line (\d+)', text)]
                     own = [line for line in lines if not line.startswith("/")] or lines or ["?"]
                     reason = f"rank {rank} failed in {own[-1]}: {found[-1][:200]}"
+                    gone = [str(other) for other in self.ranks if not self.printed.get((other, "stderr"))]
+                    if "onnection" in found[-1] and gone:
+                        reason = f"rank {rank} waits in {own[-1]}, but rank {', '.join(gone)} has ended"
                     break
         if "FileNotFound" in reason or "FileExists" in reason:
             return wrong(reason, "downloads-and-preparations")
@@ -469,8 +472,9 @@ def same_gradients(one, many, exact):
     ranks, is_same = [many.steps(rank) for rank in many.ranks], matching(one, many)
     if not is_same:
         return unseen("several processes took no step")
+    early = 1 if one.rows(0, "loader") else EARLY  # without a DataLoader, the sizes of batches may be random
     alone, together = (
-        [examples(steps) for steps in zip(*run, strict=False)][:EARLY] for run in ([one.steps(0)], ranks)
+        [examples(steps) for steps in zip(*run, strict=False)][:early] for run in ([one.steps(0)], ranks)
     )
     if [[rows * len(ranks), columns * len(ranks)] for rows, columns in alone] == together:
         words = f"a step of one process uses {alone[0][0]} examples, of {len(ranks)}: {together[0][0]}"

@@ -17,9 +17,9 @@ import torch.distributed.nn
 import torch.distributed.run
 
 sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("tools", "lessons/port")]
-import check
-import forks
-from processes import living
+import check  # noqa: E402
+import forks  # noqa: E402
+from processes import living  # noqa: E402
 
 leaders = {}  # a run's folder: the sessions of its launchers
 

@@ -21,7 +21,7 @@ TRUE, FORKED = PORT / "check.py", ROOT / "tests/helpers/port_forks.py"  # the se
 
 @pytest.fixture
 def check(tmp_path):
-    """Check a script with `old` replaced by `new`. Answers with the status and the verdict on each promise."""
+    """Check a script in which `new` stands for `old`: the status, and the verdict on each promise."""
 
     def check(program, script, options, old="", new="", words=(), environment=None):
         mine, temporary = tmp_path / "mine", tmp_path / "temporary"
@@ -96,5 +96,5 @@ def test_as_a_reader_types_it(check, tmp_path):
 @pytest.mark.long
 def test_a_hang_is_named_within_seconds(check):
     case = WRONG["a barrier for one rank"]
-    code, verdicts, text = check(FORKED, "after.py", ["--only", "collectives"], case["old"], case["new"])
+    _, verdicts, text = check(FORKED, "after.py", ["--only", "collectives"], case["old"], case["new"])
     assert "rank 1 waits in my.py:" in verdicts["4."][1], text
