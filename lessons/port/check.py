@@ -239,8 +239,8 @@ class Run:
             last = path.read_text().rpartition("hread 0x")[2]  # the main thread comes last
             self.stacks += last
             frames = re.findall(r'File "(.*)", line (\d+) in', last) or [("?", "0")]
-            own = [frame for frame in frames if str(self.work) in frame[0]] or frames
-            stacks[rank] = self.short(":".join(own[0])), f"{os.sep}torch{os.sep}" in frames[0][0]
+            own = [frame for frame in frames if str(self.work) in frame[0] or not os.path.isabs(frame[0])]
+            stacks[rank] = self.short(":".join((own or frames)[0])), f"{os.sep}torch{os.sep}" in frames[0][0]
         return stacks
 
     def short(self, words):
@@ -446,7 +446,10 @@ def once(alone, together, run, batch):
     numbers = (
         f"in an epoch, one process uses {alone.total()} examples, {run.world_size} use {together.total()}"
     )
-    if more >= batch or again > max(0, more):
+    natural = alone.total() - len(
+        alone
+    )  # those that one process has used again: the data may hold them twice
+    if more >= batch or again > max(0, more) + natural:
         return wrong(f"{numbers}, {again} of them again" if again else numbers, "")
     if not new and missing >= batch:
         return wrong(f"{numbers}, {missing} are missing", "")
