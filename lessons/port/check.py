@@ -99,7 +99,8 @@ def main():
     parser.add_argument("--limit", type=int, default=600, help="seconds that a run may take")
     arguments = parser.parse_args(words[:split])
     arguments.script = words[split + 1 : -1]
-    if not arguments.script or not (Path.cwd() / arguments.script[0]).resolve().is_relative_to(Path.cwd()):
+    script = Path.cwd() / (arguments.script or ["."])[0]
+    if not script.is_file() or not script.resolve().is_relative_to(Path.cwd()):
         parser.error("name a script of this folder after --, as in: check.py -- my.py --epochs 2")
     arguments.script[0] = os.path.relpath(arguments.script[0])
     with tempfile.TemporaryDirectory(prefix="port-check-") as folder:
@@ -280,7 +281,7 @@ class Run:
         if self.waiting:
             lines = [f"rank {rank} waits in {line}" for rank, line in sorted(self.waiting.items())]
             lines += [f"rank {rank} has ended" for rank in self.ranks if rank not in self.waiting]
-            reason, text = f"after {self.seconds:.0f} s the run hangs: {', '.join(lines)}", self.stacks
+            reason, text = f"the run hangs: {', '.join(lines)}", self.stacks
         else:
             reason, text = f"the run failed after {self.seconds:.0f} s", ""
             # If a process fails, its peers fail too, because their connections are closed.

@@ -98,3 +98,10 @@ def test_a_hang_is_named_within_seconds(check):
     case = WRONG["a barrier for one rank"]
     _, verdicts, text = check(FORKED, "after.py", ["--only", "collectives"], case["old"], case["new"])
     assert "rank 1 waits in my.py:" in verdicts["4."][1], text
+
+
+def test_it_names_rows_that_the_page_has():
+    rows = set(re.findall(r'"([a-z]+(?:-[a-z]+)+|reducelronplateau|evaluation)"', TRUE.read_text()))
+    headings = re.findall(r"^##+ (.*)", (ROOT / "lessons/pages/port.md").read_text(), re.M)
+    there = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert len(rows) > 10 and rows <= there
