@@ -86,7 +86,7 @@ def check_shared(folder, rank, device):
         file.write_text(str(ticket.item()))
     dist.broadcast(ticket, src=0)
     if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a disk that all machines share")
+        workload.refuse(f"--out {folder} is not on a disk that all machines share: use one, or lesson 06b")
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ You will see the run resume after step 90 of epoch 3. It ends with the same byte
 
 import os
 import time
-from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,6 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    train_loader.generator = torch.Generator()  # or each new iterator would use up a random number
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
@@ -47,7 +45,6 @@ def train(rank, world_size, device, arguments):
         for name, part in parts.items():
             part.load_state_dict(state[name])
         first, done, processes = state["epoch"], state["step"], state["processes"]
-        workload.set_random_state(processes[rank % len(processes)]["random"], device)
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
@@ -55,8 +52,11 @@ def train(rank, world_size, device, arguments):
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # otherwise every epoch has the same order
-        batches = islice(workload.progress(train_loader, epoch), done, None)
-        for step, (images, labels) in enumerate(batches, done + 1):
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or ranks draw the same numbers
+        for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
+            if step <= done:  # trained on before; loading it may use up random numbers
+                workload.set_random_state(processes[rank % len(processes)]["random"], device)
+                continue
             images, labels = images.to(device), labels.to(device)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -90,7 +90,7 @@ def train(rank, world_size, device, arguments):
 
 
 def settle(model, images):
-    """DDP changes its order of summation after the first backward pass: run that pass now."""
+    """DDP adds up in another order after its first backward pass: run that pass now."""
     model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
@@ -105,7 +105,7 @@ def check_shared(folder, rank, device):
         file.write_text(str(ticket.item()))
     dist.broadcast(ticket, src=0)
     if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a disk that all machines share")
+        workload.refuse(f"--out {folder} is not on a disk that all machines share: use one, or lesson 06b")
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 import os
 import time
 from datetime import timedelta
-from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,8 @@ from parts.snapshot import Snapshots
 
 @workload.let_the_first_speak
 def train(rank, world_size, device, arguments):
-    check_shared(arguments.out, rank, device)
+    if not arguments.own_disks:
+        check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     train_set, validation_set = workload.split(train_set, arguments.validation_size)
@@ -36,7 +36,6 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
     train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
-    train_loader.generator = torch.Generator()  # or each new iterator would use up a random number
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
@@ -56,7 +55,8 @@ def train(rank, world_size, device, arguments):
     best = Best()
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "best": best}
     settings = workload.settings(arguments, model.module) | options.settings(arguments)
-    snapshots = Snapshots(arguments, settings)
+    limit, shared = arguments.time_limit, not arguments.own_disks
+    snapshots = Snapshots(arguments.out, arguments.lesson, settings, limit, workload.told_to_stop, shared)
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
     every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
     state = snapshots.find_newest()
@@ -64,7 +64,6 @@ def train(rank, world_size, device, arguments):
         for name, part in parts.items():
             part.load_state_dict(state[name])
         first, done, processes = state["epoch"], state["step"], state["processes"]
-        workload.set_random_state(processes[rank % len(processes)]["random"], device)
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
@@ -75,8 +74,11 @@ def train(rank, world_size, device, arguments):
             break  # all processes break here, or none: one left alone would wait
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # otherwise every epoch has the same order
-        batches = islice(workload.progress(train_loader, epoch), done, None)
-        for step, (images, labels) in enumerate(batches, done + 1):
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or ranks draw the same numbers
+        for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
+            if step <= done:  # trained on before; loading it may use up random numbers
+                workload.set_random_state(processes[rank % len(processes)]["random"], device)
+                continue
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -108,7 +110,7 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # once: these images chose nothing
+    correct = count_correct(model.module, test_loader, device)  # once, at the end
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0:  # all ranks hold the same weights, and would write the same file
@@ -118,7 +120,7 @@ def train(rank, world_size, device, arguments):
 
 
 def settle(model, images):
-    """DDP changes its order of summation after the first backward pass: run that pass now."""
+    """DDP adds up in another order after its first backward pass: run that pass now."""
     model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
@@ -133,7 +135,7 @@ def check_shared(folder, rank, device):
         file.write_text(str(ticket.item()))
     dist.broadcast(ticket, src=0)
     if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a disk that all machines share")
+        workload.refuse(f"--out {folder} is not on a disk that all machines share: use one, or --own-disks")
 
 
 @torch.no_grad()
@@ -151,6 +153,7 @@ if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
     parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
+    parser.add_argument("--own-disks", action="store_true", help="each machine keeps its own snapshots")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     options.add(parser)
     arguments = parser.parse_args()

@@ -27,9 +27,9 @@ from torch.nn.functional import cross_entropy
 def scatter(batch, count):
     """Cut a tensor along its first dimension into at most `count` parts: a list or a tuple, in order.
 
-    All parts have the same size, except that the last part may be smaller. Choose the smallest size for
-    which `count` parts are enough. No part is empty. So 10 images for 4 copies make parts of 3, 3, 3 and 1
-    images, and 5 images make parts of 2, 2 and 1.
+    The batch contains at least one image. All parts have the same size, except that the last part may be
+    smaller. Choose the smallest size for which `count` parts are enough. No part is empty. So 10 images for
+    4 copies make parts of 3, 3, 3 and 1 images, and 5 images make parts of 2, 2 and 1.
     """
     # cut 02.1: scatter: cut the batch
     return list(batch.chunk(count))

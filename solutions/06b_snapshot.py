@@ -35,6 +35,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+# `folder.glob(SNAPSHOTS)` finds the snapshots in a folder. `step-*.snapshot` would also find
+# `step-old.snapshot`, which is not a snapshot of any step.
+SNAPSHOTS = "step-" + 8 * "[0-9]" + ".snapshot"
+
 
 def save(folder, step, job, state):
     """Save `state`, the state after step number `step`, so that `load` finds it. The folder exists.
@@ -43,7 +47,8 @@ def save(folder, step, job, state):
     number never has more than eight digits. A file with such a name must always be complete and on the
     disk. If there is already a snapshot of this step, replace it.
 
-    Keep the two snapshots with the highest step numbers, and remove older snapshots. Leave no temporary
+    Keep the two snapshots with the highest step numbers, and remove older snapshots. A file without a step
+    number, such as `step-old.snapshot`, is not one of the two, and you may remove it. Leave no temporary
     file behind, not even the temporary file of an earlier save that was killed. All other files in the
     folder stay: the files that `load` has refused, and every file whose name does not begin with `step-`.
     So the name of your temporary file must begin with `step-` too. Once there are two snapshots, there must
@@ -58,7 +63,7 @@ def save(folder, step, job, state):
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    for old in sorted(path.parent.glob("step-*.snapshot"))[:-2]:
+    for old in sorted(path.parent.glob(SNAPSHOTS))[:-2]:
         old.unlink()
     # end
 
@@ -75,7 +80,7 @@ def load(folder, job):
     alone all files whose names do not begin with `step-`.
     """
     # cut 06b.2: find the newest snapshot that is good
-    for path in sorted(Path(folder).glob("step-*.snapshot"), reverse=True):
+    for path in sorted(Path(folder).glob(SNAPSHOTS), reverse=True):
         try:
             data = path.read_bytes()
             if zlib.crc32(data[:-4]).to_bytes(4) != data[-4:]:

@@ -86,7 +86,7 @@ def balancing_loss(logits, chosen):
     number = logits.shape[1]
     counts = torch.cat([chosen.bincount(minlength=number), torch.tensor([len(logits)])])
     dist.all_reduce(counts)
-    load = counts[:number] / counts[:number].sum()
+    load = counts[:number].to(logits.dtype) / counts[:number].sum()
     return number * (load * logits.softmax(dim=1).sum(dim=0)).sum() / counts[number]
     # end
 

@@ -32,6 +32,8 @@ def pytest_addoption(parser):
     )
     words = "run the tests of a room of rooms.toml only"
     parser.addoption("--room", action="append", default=[], choices=list(rooms.ROOMS), help=words)
+    words = "leave out the tests that passed in the last run without this option"
+    parser.addoption("--not-again", action="store_true", help=words)
     parser.addoption("--since", help="also run the later tests of rooms that have changed since this commit")
 
 
@@ -94,6 +96,9 @@ def pytest_runtest_protocol(item):
 
 def pytest_sessionfinish(session):
     is_main = not hasattr(session.config, "workerinput")
+    if is_main and not session.config.getoption("--not-again"):
+        reports = session.config.pluginmanager.get_plugin("terminalreporter").stats.get("passed", [])
+        session.config.cache.set(tiers.PASSED, [report.nodeid for report in reports])
     if is_main and skips(session.config)[1] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

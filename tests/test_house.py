@@ -234,6 +234,16 @@ def test_the_ladder_compares_with_lesson_01_if_that_was_run(tmp_path, first, los
     assert rows[1].is_different() == (loss == 2.0)
 
 
+@pytest.mark.parametrize(("speed", "slower"), [(90, "03_ddp_spawn"), (110, None)])
+def test_make_run_says_why_two_processes_are_slower_only_if_they_are(speed, slower):
+    rows = [ladder.Climbed(lessons.get(stem), 2, 1.0) for stem in ("01_single_gpu", "03_ddp_spawn")]
+    rows[0].processes = 1
+    for row, images_per_second in zip(rows, (100, speed), strict=True):
+        row.curve = [{"images_per_second": images_per_second}]
+    found = ladder.find_slower(rows)
+    assert (found and found.lesson.stem) == slower
+
+
 def run_ladder(folder, numbers, *more):
     sizes = ("--epochs", "1", "--train-size", "242", "--test-size", "30", *more)
     environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder)}

@@ -39,7 +39,7 @@ import nursery as inside_nursery
 import pytest
 import selftest
 import wire
-from judge import forbidden, seccomp, walls
+from judge import forbidden, seccomp, several, walls
 
 import pages
 import starters
@@ -653,6 +653,13 @@ def test_a_rank_knows_nothing_from_which_the_judge_draws(nursery):
     assert all(str(trial.seed) not in word for words in outputs for word in words)
     assert [one != other for one, other in zip(*outputs, strict=True)] == [True, True, False, True]
     nursery.forget(trial.folders)
+
+
+def test_the_secrets_of_two_ranks_are_never_nearly_equal():
+    trial = judge.Trial(None, judge.exercise("08"), "08.3c", {}, 0)
+    for _ in range(1000):
+        numbers = [gates["before"]["value"] for gates in several.gates_of(trial, 4, "before")]
+        assert min(abs(one - other) for one, other in itertools.combinations(numbers, 2)) > 0.12
 
 
 # ---- comparing --------------------------------------------------------------------------------

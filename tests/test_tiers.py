@@ -102,6 +102,24 @@ def test_a_tier_has_the_tests_that_it_should(pytest_in, words, expected):
     assert ("left out" in said) == ("--tier" in words)
 
 
+def test_what_has_passed_is_not_run_again(pytest_in, tmp_path):
+    """CI runs the quick tests with requirements.txt alone, and all other tests after `make tools`."""
+    body = """
+        import pathlib, pytest
+        def test_passes(): pass
+        @pytest.mark.skipif(not pathlib.Path("tool").exists(), reason="needs a tool")
+        def test_needs_a_tool(): pass
+        @pytest.mark.long
+        def test_long(): pass
+    """
+    few = ("-n", "2")
+    assert "1 passed, 1 skipped" in pytest_in(body, "--tier", "quick", *few).stdout
+    (tmp_path / "tool").touch()
+    for _ in range(2):
+        said = pytest_in(body, "--tier", "long", "--not-again", *few).stdout
+        assert set(re.findall(r"PASSED \S*::test_(\w+)", said)) == {"needs_a_tool", "long"}
+
+
 def test_a_mark_that_names_no_case_is_an_error(pytest_in):
     run = pytest_in(TESTS.replace('"4", "5"', '"4", "7"'), "--tier", "quick")
     assert run.returncode == pytest.ExitCode.USAGE_ERROR

@@ -8,6 +8,7 @@ python tools/ladder.py --epochs 2 --out elsewhere
 import argparse
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +25,10 @@ import workload
 
 NUMBERS = ("processes", "final loss", "accuracy", "images/s", "seconds")  # to the right of their column
 COLUMNS = ("lesson", "launched by", *NUMBERS, "same curve")
+WHY_SLOWER = """
+Two processes are slower here ({lesson}): lesson 01's one process already computes with {cores} threads, while
+two processes share the cores and wait for each other in every step of this tiny model. DDP pays when each
+process has a GPU of its own, or when the model is larger: tools/bench/README.md measures both."""
 # Okabe and Ito's colours, told apart by colour-blind people too.
 COLOURS = [ink.INK, "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#F0E442", "#0072B2"]
 
@@ -41,6 +46,10 @@ class Climbed:
     def is_different(self) -> bool:
         return self.verdict.startswith("no:")
 
+    def speed(self) -> float:
+        """Images per second, the median of the epochs."""
+        return statistics.median(point["images_per_second"] for point in self.curve)
+
 
 def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     gpus = workload.gpu_count()
@@ -56,10 +65,13 @@ def climb(arguments: argparse.Namespace, rest: list[str]) -> None:
     if not rows:
         sys.exit(f"error: no lesson can run: {left_out[0].stem} needs {left_out[0].needs}")
     show(rows)
+    if not gpus and (slower := find_slower(rows)):
+        print(WHY_SLOWER.format(lesson=slower.lesson.stem, cores=os.cpu_count()))
     for lesson in left_out:
         print(f"left out: {lesson.stem} needs {lesson.needs}")
     picture(rows, arguments.out / "ladder.svg")
     print(f"\nThe curves of all lessons: {arguments.out / 'ladder.svg'}")
+    print("Now read notebooks/01_single_gpu.ipynb: on the web, or with `make lab`.")
     if failed := [row.lesson.stem for row in rows if not row.curve]:
         sys.exit(f"error: failed: {', '.join(failed)}")
     if different := [row.lesson.stem for row in rows if row.is_different()]:
@@ -145,11 +157,11 @@ def cells(row: Climbed) -> dict[str, str]:
     found["seconds"] = f"{row.seconds:.0f}"
     found["same curve"] = row.verdict
     if row.curve:
-        last, speeds = row.curve[-1], sorted(point["images_per_second"] for point in row.curve)
+        last = row.curve[-1]
         found["final loss"] = f"{last['loss']:.4f}"
         found["accuracy"] = f"{last['accuracy']:.1%}"
         items = "" if row.lesson.items == "images" else f" {row.lesson.items}"
-        found["images/s"] = f"{speeds[len(speeds) // 2]:,.0f}{items}"
+        found["images/s"] = f"{row.speed():,.0f}{items}"
     return found
 
 
@@ -163,6 +175,14 @@ def show(rows: list[Climbed]) -> None:
             for column, width in widths.items()
         ]
         print("  ".join(words).rstrip())
+
+
+def find_slower(rows: list[Climbed]) -> Climbed | None:
+    """The first lesson in which several processes train fewer images per second than lesson 01's process."""
+    rows = [row for row in rows if row.curve and row.lesson.curve.of == Curve.of]
+    first = next((row for row in rows if row.lesson.stem == Curve.of), None)
+    slower = (row for row in rows if first and row.processes > 1 and row.speed() < first.speed())
+    return next(slower, None)
 
 
 def picture(rows: list[Climbed], path: Path) -> None:

@@ -5,7 +5,8 @@
 
 You will see one line for each notebook, with the seconds it took. Two at a time; those that measure
 something (marked "alone" in their metadata) one after the other, when the others are done.
-A notebook that fails, or breaks a rule that test_notebooks.py checks, is not written.
+A notebook that fails, or breaks a rule that test_notebooks.py checks, is not written. Where one is written
+whose prose has numbers that its new outputs lack, the last lines name the sentences: see measured.py.
 """
 
 import base64
@@ -23,6 +24,7 @@ from nbclient.exceptions import CellExecutionError
 import diffs
 import digests
 import lessons
+import measured
 import words
 from lessons import ROOT
 
@@ -233,12 +235,12 @@ def png(output):
 
 
 def make(path):
-    """Execute one notebook and write it, if it is in order. Returns what is not."""
+    """Execute one notebook and write it, if it is in order. Returns what is not, and which numbers moved."""
     start = time.monotonic()
     try:
         notebook = execute(path)
     except CellExecutionError as error:
-        return [f"{path.name}: {error}"]
+        return [f"{path.name}: {error}"], []
     row = next(row for row in lessons.NOTEBOOKS if row.path == path)
     words.link(words.number(row), notebook)
     temporary = path.with_suffix(".temporary")
@@ -248,7 +250,7 @@ def make(path):
     temporary.replace(ROOT / "out" / f"{path.stem}.refused.ipynb" if found else path)
     state = "not written" if found else "written"
     print(f"{path.name:36} {time.monotonic() - start:4.0f} s  {state}", flush=True)
-    return found
+    return found, [f"{path.name}, {line}" for line in measured.unfounded(path, notebook)[0]]
 
 
 def main(stems):
@@ -258,15 +260,19 @@ def main(stems):
     chosen = [FOLDER / f"{stem}.ipynb" for stem in stems] or NOTEBOOKS
     (ROOT / "out").mkdir(exist_ok=True)
     alone = [path for path in chosen if read(path).metadata.get("rungs", {}).get("alone")]
-    bad = []
+    bad, moved = [], []
     for group, jobs in (([path for path in chosen if path not in alone], 2), (alone, 1)):
         with ProcessPoolExecutor(jobs) as pool:
-            bad += [line for found in pool.map(make, group) for line in found]
+            for found, numbers in pool.map(make, group):
+                bad += found
+                moved += numbers
     if bad:
         sys.exit("error: " + "\n".join([*bad, "What was not written is in out, as NAME.refused.ipynb"]))
     for name, (stem, _) in PICTURES.items():
         if FOLDER / f"{stem}.ipynb" in chosen:
             (ROOT / "lessons/pictures" / name).write_bytes(picture(name))
+    if moved:
+        sys.exit("error: " + "\n".join(["correct these sentences, or print their numbers:", *moved]))
 
 
 if __name__ == "__main__":

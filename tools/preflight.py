@@ -7,11 +7,15 @@ You will see what all ranks have (versions, memory, clocks, addresses) and where
 each link of a ring, and that of an all-reduce. What is wrong comes last, one line each with what to do,
 and the exit status is then 1. (torchrun adds a report of its own to stderr: 2>/dev/null.) It needs nothing
 from the lessons: copy this one file to a cluster.
+
+With --script train.py, --data FOLDER and --shared FOLDER it also compares the script and the data set on all
+machines, and checks that all see one and the same folder for snapshots, with room on its disk.
 """
 
 import argparse
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -31,7 +35,9 @@ import torch.distributed as dist
 SLOW = 5  # a link that is so many times slower than the best of its kind is called slow
 FAR = 1.0  # seconds that clocks may be apart
 LITTLE = 2**30  # bytes of free memory
-SAME = ("python", "torch", "cuda", "nccl", "driver", "device")  # what should not differ
+# What should not differ, and what to do if it does.
+SAME = dict.fromkeys(("python", "torch", "cuda", "nccl", "driver", "device"), "Install")
+SAME |= {"script": "Copy", "data": "Copy"}
 NO_ADDRESS = "none"
 
 
@@ -164,7 +170,27 @@ def free_memory() -> int:
     return int(re.search(r"MemAvailable: +(\d+)", text)[1]) * 1024
 
 
-def look(device: torch.device) -> dict:
+def describe_script(path: Path | None) -> str | None:
+    """The first digits of the hash of a file."""
+    if path is None:
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "missing"
+
+
+def describe_data(folder: Path | None) -> str | None:
+    """How many files and bytes are in a folder, and a hash of the names and sizes of the files."""
+    if folder is None:
+        return None
+    files = sorted(
+        (str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*") if path.is_file()
+    )
+    names = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:12]
+    return (
+        f"{len(files):,} files of {sum(size for _, size in files):,} bytes ({names})" if files else "missing"
+    )
+
+
+def look(device: torch.device, options: argparse.Namespace) -> dict:
     """What this rank has."""
     found = interfaces()
     is_gpu = device.type == "cuda"
@@ -184,6 +210,8 @@ def look(device: torch.device) -> dict:
         "interfaces": found,
         "address": offered_address(found),
         "route": route_to(os.environ["MASTER_ADDR"]),
+        "script": describe_script(options.script),
+        "data": describe_data(options.data),
     }
 
 
@@ -209,6 +237,39 @@ def share_gpus(rank: int, seen: list[dict]) -> None:
     if rank in sharing:
         # NCCL does not let two processes of a machine share a GPU, so pretend to be another machine.
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
+
+
+def check_shared(page: Page, store, rank: int, seen: list[dict], folder: Path, seconds: float) -> None:
+    """Whether each rank finds what rank 0 writes into this folder, and how much room its disk has."""
+    ticket, free = folder / "preflight.ticket", None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(folder).free
+    if rank == 0:
+        with contextlib.suppress(OSError):
+            ticket.write_text(str(time.time_ns()))
+    written = ticket.read_text() if rank == 0 and ticket.is_file() else None
+    written = gather(store, "written", rank, len(seen), written, seconds)[0]
+    is_there, deadline = False, time.monotonic() + 3  # a network file system may be some seconds behind
+    while not is_there and time.monotonic() < deadline:
+        is_there = written is not None and ticket.is_file() and ticket.read_text() == written
+        time.sleep(0.1)
+    found = gather(store, "shared", rank, len(seen), [is_there, free], seconds)
+    if rank == 0:
+        ticket.unlink(missing_ok=True)
+    if written is None:
+        page.problems.append(
+            f"{seen[0]['host']} cannot write into --shared {folder}: create it, or look at its owner"
+        )
+        return
+    blind = {one["host"] for one, (there, _) in zip(seen, found, strict=True) if not there}
+    for host in sorted(blind):
+        page.problems.append(
+            f"{host} does not see in {folder} what {seen[0]['host']} wrote there: mount the same disk on both"
+        )
+    least = min(room for _, room in found if room is not None)
+    page.lines.append(f"  {'shared':10} {folder}: at least {in_gb(least)} free")
+    if least < LITTLE:
+        page.problems.append(f"the disk of --shared {folder} has {in_gb(least)} free: snapshots need more")
 
 
 # ---- the links --------------------------------------------------------------------------------
@@ -381,12 +442,16 @@ def compare(page: Page, seen: list[dict]) -> None:
     """What the ranks have, and what is wrong with it."""
     for name in SAME:
         values = by_value(seen, name)
+        if None in values:  # nobody asked
+            continue
         said = "; ".join(f"{value} on {ranks_in_words(ranks)}" for value, ranks in values.items())
         page.lines.append(
             f"  {name:10} {said if len(values) > 1 else next(iter(values)) + ', the same on all'}"
         )
         if len(values) > 1:
-            page.problems.append(f"{name} differs: {said}. Install the same everywhere")
+            page.problems.append(f"{name} differs: {said}. {SAME[name]} the same everywhere")
+        elif "missing" in values:
+            page.problems.append(f"--{name} is missing on all ranks: name a path that every machine has")
     for name, words in (
         ("memory", "of free memory: look who has the rest"),
         ("/dev/shm", "free in /dev/shm, which NCCL and loader workers use"),
@@ -461,6 +526,9 @@ def main() -> bool:
     expect = "Gbit/s that a link between machines should carry: less than half is slow"
     parser.add_argument("--expect", type=float, help=expect)
     parser.add_argument("--seconds", type=float, default=10, help="to wait for a rank or a link (10)")
+    parser.add_argument("--script", type=Path, help="a file that must have the same content on all machines")
+    parser.add_argument("--data", type=Path, help="a folder with the same files on all machines")
+    parser.add_argument("--shared", type=Path, help="a folder on a disk that all machines share")
     options = parser.parse_args()
     read_environment()
     if "RANK" not in os.environ:
@@ -474,13 +542,15 @@ def main() -> bool:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     store = connect_store(rank, world_size, 3 * options.seconds)
-    seen = gather(store, "seen", rank, world_size, look(device), 3 * options.seconds)
+    seen = gather(store, "seen", rank, world_size, look(device, options), 3 * options.seconds)
     share_gpus(rank, seen)
     backend = dist.get_default_backend_for_device(device)
     hosts = len(by_value(seen, "host"))
     page = Page()
     page.lines.append(f"{count(world_size, 'rank')} on {count(hosts, 'host')}, by {backend}")
     compare(page, seen)
+    if options.shared:
+        check_shared(page, store, rank, seen, options.shared, 3 * options.seconds)
     show_addresses(page, seen)
     if world_size == 1:
         return page.finish(rank)

@@ -15,10 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+try:
+    from accelerate import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r lessons/frameworks/requirements.txt")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 

@@ -14,17 +14,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from accelerate import (
-    Accelerator,
-    DataLoaderConfiguration,
-    DistributedType,
-    FullyShardedDataParallelPlugin,
-    InitProcessGroupKwargs,
-)
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+try:
+    from accelerate import (
+        Accelerator,
+        DataLoaderConfiguration,
+        DistributedType,
+        FullyShardedDataParallelPlugin,
+        InitProcessGroupKwargs,
+    )
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r lessons/frameworks/requirements.txt")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 

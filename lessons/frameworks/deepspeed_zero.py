@@ -14,12 +14,15 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
+try:
+    import deepspeed
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r lessons/frameworks/requirements.txt")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
+try:
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r lessons/frameworks/requirements.txt")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 

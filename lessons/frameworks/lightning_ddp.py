@@ -20,8 +20,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 
 workload.import_torchvision()  # Lightning's metrics import it, and fail if it does not fit torch
-from pytorch_lightning import LightningModule, Trainer  # noqa: E402
-from pytorch_lightning.strategies import DDPStrategy  # noqa: E402
+try:
+    from pytorch_lightning import LightningModule, Trainer
+    from pytorch_lightning.strategies import DDPStrategy
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r lessons/frameworks/requirements.txt")
 
 
 class Classifier(LightningModule):

@@ -12,15 +12,18 @@ import tempfile
 import time
 from pathlib import Path
 
-import ray
-import ray.train.torch
 import torch
 import torch.distributed as dist
-from ray.train import FailureConfig, RunConfig, ScalingConfig
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
+try:
+    import ray
+    import ray.train.torch
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r lessons/frameworks/ray.txt")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 

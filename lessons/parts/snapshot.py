@@ -1,17 +1,29 @@
-"""Lesson 06b's snapshots, and which part of this module handles which problem:
+"""Lesson 06b's snapshots. This file needs only PyTorch, so you can copy it and use it in your own script:
+
+    snapshots = Snapshots("out", "my_run", {"lr": 0.1})  # after init_process_group
+    state = snapshots.find_newest()                      # None if there is no snapshot yet
+    stop = snapshots.agree_to_stop()                     # after each step
+    snapshots.save({"epoch": epoch, "step": step, "model": model.module.state_dict()})
+    snapshots.close()                                    # before destroy_process_group
+
+Which part of this module handles which problem:
 
 Snapshots.lock_folder   somebody starts a second run in the same folder
 seal, unseal            a file is truncated, damaged or hostile
 Snapshots.find_newest   a snapshot is from a run with different settings
 survive_a_full_disk     the disk is full: the run loses this snapshot and nothing else
-StopVote                a scheduler sends SIGTERM: all processes stop after the same step
+listen_for_the_end      a scheduler sends SIGTERM, or somebody presses Ctrl-C
+StopVote                all processes stop after the same step
 """
 
 import contextlib
 import fcntl
 import io
 import os
+import signal
 import socket
+import sys
+import threading
 import time
 import zlib
 from datetime import timedelta
@@ -20,25 +32,35 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import workload
-
 
 class Snapshots:
     """The snapshots of a run. Every process must call every method.
 
-    Until close(), no other run can use the folder, and SIGTERM does not end the process.
+    `folder` is on a disk that all machines share, unless `shared` is False. The names of the files
+    begin with `name`.
+    `settings` is a dict: a run with different settings is refused, instead of continuing this one.
+    `time_limit` is how many seconds a process waits for the other processes.
+    `shared` is False if each machine has a disk of its own. Then each machine saves every snapshot, and
+    a new start sends the newest one to all: a machine may be lost with its disk, and replaced.
+    `told_to_stop` is an event. To stop the run for a reason of your own, set it in any process.
+
+    Until close(), no other run can use the folder. SIGTERM and Ctrl-C no longer end the process:
+    they set `told_to_stop`.
     """
 
-    def __init__(self, arguments, settings):
-        self.folder, self.lesson = arguments.out, arguments.lesson
+    def __init__(self, folder, name, settings, time_limit=1800, told_to_stop=None, shared=True):
+        self.folder, self.name = Path(folder), name
         self.settings = settings
+        self.told_to_stop = told_to_stop or threading.Event()
         # On the CPU, so that these messages do not wait behind the gradients of a GPU.
-        timeout = timedelta(seconds=arguments.time_limit)
-        self.control = dist.new_group(backend="gloo", timeout=timeout)
+        self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=time_limit))
         self.vote = StopVote(self.control)
+        self.has_saved = False
+        self.shared = shared
+        self.is_writer = (dist.get_rank() if shared else local_rank()) == 0
         self.lock = None
         self.lock_folder()
-        workload.listen_for_the_end()
+        listen_for_the_end(self.told_to_stop)
 
     def close(self):
         """Release the folder, so that other runs can use it."""
@@ -52,13 +74,14 @@ class Snapshots:
         me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
         run = self.gather(me)[0]  # a run is named after its rank 0
         problem = None
-        if dist.get_node_local_rank() == 0:
-            self.lock = open(self.folder / f"{self.lesson}.lock", "a+")  # noqa: SIM115
+        if local_rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = open(self.folder / f"{self.name}.lock", "a+")  # noqa: SIM115
             holder = wait_for_lock(self.lock, run)
             if holder != run:
                 problem = f"{self.folder} is in use by {holder}: end it, or name another --out"
             else:
-                for temporary in self.folder.glob(f"{self.lesson}.epoch*.temporary"):
+                for temporary in self.folder.glob(f"{self.name}.epoch*.temporary"):
                     temporary.unlink(missing_ok=True)  # left by a process that was killed while saving
         self.refuse_if(problem)
 
@@ -69,25 +92,25 @@ class Snapshots:
         return values
 
     def refuse_if(self, problem):
-        """If any process has a problem, all processes end, and rank 0 prints the problem."""
+        """If any process has a problem, all processes end, and one on each machine prints the problem."""
         for words in self.gather(problem):
             if words:
-                workload.refuse(words)
+                refuse(words)
 
     def agree_to_stop(self):
         """Whether all processes stop after this step, because one of them was told to stop earlier."""
         stop = self.vote.last_answer()
         if not stop:
-            self.vote.ask(workload.told_to_stop.is_set())
+            self.vote.ask(self.told_to_stop.is_set())
         return stop
 
     def path_of(self, epoch, step):
         """A name that sorts by age. With one fixed name, a new snapshot would replace the previous one."""
-        return self.folder / f"{self.lesson}.epoch{epoch:04}-step{step:06}.snapshot"
+        return self.folder / f"{self.name}.epoch{epoch:04}-step{step:09}.snapshot"
 
     def find_all(self):
         """The paths of all snapshots, newest first."""
-        return sorted(self.folder.glob(f"{self.lesson}.epoch*.snapshot"), reverse=True)
+        return sorted(self.folder.glob(f"{self.name}.epoch*.snapshot"), reverse=True)
 
     def keep_two(self):
         """Keep the newest snapshot and the previous one, in case the newest one is damaged."""
@@ -95,12 +118,20 @@ class Snapshots:
             old.unlink(missing_ok=True)
 
     def save(self, state):
-        """Save on rank 0. The state is the same in all processes."""
+        """Save on rank 0, or once on each machine if these share no disk.
+
+        The state is the same in all processes, and has at least an epoch and a step. If you count
+        only steps, the epoch is 0. Collect what differs between processes with gather().
+        """
         path = self.path_of(state["epoch"], state["step"])
         temporary = path.with_suffix(f".{os.getpid()}.temporary")
-        if dist.get_rank() == 0:
+        if self.is_writer:
+            data = seal(state | {"settings": self.settings})
+            if not self.has_saved and unseal(data) is None:
+                raise TypeError("a snapshot can hold tensors, numbers, strings, and dicts and lists of them")
+            self.has_saved = True
             with survive_a_full_disk(path, temporary), open(temporary, "wb") as file:
-                file.write(seal(state | {"settings": self.settings}))
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())  # without it, a power cut after the rename could leave an empty file
                 temporary.replace(path)
@@ -112,15 +143,32 @@ class Snapshots:
         for path in self.find_all():
             state = unseal(path.read_bytes())
             if state is not None:
-                problem = workload.problem_with(path, state["settings"], self.settings)
+                problem = self.problem_with(path, state["settings"])
                 break
             damaged.append(path)
         self.refuse_if(problem)
-        # By now, all processes have read the files, so rank 0 can rename them.
-        if dist.get_rank() == 0:
+        # By now, all processes have read the files, so they can be renamed.
+        if self.is_writer:
             for path in damaged:
                 rename_damaged(path)
-        return state
+        return state if self.shared else self.newest_of_all(state)
+
+    def newest_of_all(self, state):
+        """The newest of the states that the machines have found on their disks."""
+        ages = self.gather((-1, -1) if state is None else (state["epoch"], state["step"]))
+        newest = [state]
+        dist.broadcast_object_list(newest, src=ages.index(max(ages)), group=self.control)
+        return newest[0]
+
+    def problem_with(self, path, theirs):
+        """An error message if a snapshot's settings differ from this run's settings, else None."""
+        differences = []
+        for name, value in self.settings.items():
+            if theirs.get(name) != value:
+                differences.append(f"{name} {theirs.get(name)}, not {value}")
+        if not differences:
+            return None
+        return f"{path} has {'; '.join(differences)}: remove it, or name another --out"
 
 
 class StopVote:
@@ -147,6 +195,32 @@ class StopVote:
         if self.question is not None:
             self.question.wait()
             self.question = None
+
+
+def listen_for_the_end(told_to_stop, limit=15):
+    """From now on, SIGTERM and Ctrl-C only set told_to_stop. They no longer end the process.
+
+    Python calls `remember` only between two of its own instructions. A process that waits in torch for a
+    process that is gone never reaches the next instruction, and torchrun would kill it after 30 seconds.
+    So a thread also listens for the signal and gives a long step `limit` seconds to finish.
+    """
+
+    def remember(number, frame):
+        told_to_stop.set()
+
+    def watch():
+        while os.read(heard, 1)[0] not in (signal.SIGTERM, signal.SIGINT):
+            pass  # a DataLoader's workers send SIGCHLD when they end
+        if not told_to_stop.wait(limit):
+            say(f"told to stop, but the step did not end within {limit} seconds: exiting without saving")
+            os._exit(1)
+
+    heard, signals = os.pipe()
+    os.set_blocking(signals, False)
+    signal.set_wakeup_fd(signals)
+    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGTERM, remember)
+    signal.signal(signal.SIGINT, remember)
 
 
 def wait_for_lock(file, run):
@@ -193,13 +267,13 @@ def unseal(data):
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:
         return None
-    expected = {"settings", "epoch", "step", "processes"}
+    expected = {"settings", "epoch", "step"}
     return state if isinstance(state, dict) and state.keys() >= expected else None
 
 
 def rename_damaged(path):
     """Rename a damaged file, so that it does not count as one of the two snapshots to keep."""
-    workload.say(f"refused {path}: damaged, or not from this lesson; taking the one before")
+    say(f"refused {path}: damaged, or not from this lesson; taking the one before")
     number, new = 1, Path(f"{path}.refused")
     while new.exists():  # do not overwrite an earlier refused file of the same step
         number += 1
@@ -214,6 +288,29 @@ def survive_a_full_disk(path, temporary):
     try:
         yield
     except OSError as error:
-        workload.say(f"{path} is not saved ({error.strerror}); going on without it")
+        say(f"{path} is not saved ({error.strerror}); going on without it")
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def refuse(problem):
+    """Print the problem and end this process with status 2. On each machine, one process prints it."""
+    if local_rank() != 0:
+        # torchrun ends all processes as soon as one has ended, so let local rank 0 print first.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(10)
+    elif os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        # torchrun also restarts a run that cannot work, so print the problem only once.
+        say(f"error: {problem}")
+    sys.stdout.flush()
+    # Immediately. If another machine failed while Python is still shutting down, torchrun would
+    # restart this process without counting the restart here, and the problem would be printed again.
+    os._exit(2)
+
+
+def say(message):
+    print(message, file=sys.stderr, flush=True)
+
+
+def local_rank():
+    return dist.get_node_local_rank(fallback_rank=dist.get_rank())  # mp.spawn does not set LOCAL_RANK

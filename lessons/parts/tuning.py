@@ -20,11 +20,11 @@ import workload
 
 try:
     import optuna
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
 except ModuleNotFoundError:
     needed = os.path.relpath(Path(__file__).with_suffix(".txt"))
     workload.refuse(f"this lesson needs Optuna: pip install -r {needed}")
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # the lesson prints its own line per trial
 

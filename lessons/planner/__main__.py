@@ -1,4 +1,4 @@
-"""Does it fit, how fast, how many GPUs are worth it, how often will it break, what does
+r"""Does it fit, how fast, how many GPUs are worth it, how often will it break, what does
 it cost?
 
     python lessons/planner --params 7.5e9 --gpus 64
@@ -6,6 +6,12 @@ it cost?
     python lessons/planner --model llama3-70b --gpus 512 --tensor-parallel 8 --sequence-parallel
     python lessons/planner --model llama3-405b --gpus 16384 --seq 8192 --search
     python lessons/planner --params 70e9 --gpus 1024 --tensor-parallel 8 --play 1
+    python lessons/planner --params 11.7e6 --seconds-per-example 4e-4 \
+        --activations-per-example 24e6 --batch-examples 1024 --gpus 8
+
+The plans are for transformers like GPT and Llama. For any other model, such as a ResNet,
+the last command plans DDP from what a run on one GPU measured: the seconds and the bytes
+of activations that one example takes.
 
 Formulas only: those of formulas.py, which tests hold against published figures. What
 they leave out: stragglers, congestion, the data, a pipeline's own messages, and memory
@@ -22,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from planner import plans, report
+from planner import measured, plans, report
 
 CHOICES = {  # the first is what a plan assumes
     "recompute": (
@@ -47,7 +53,8 @@ class Option(NamedTuple):
 
 
 # The GPU is NVIDIA's H100 SXM (data sheet), the network is Llama 3's. Half of the peak is about
-# what Megatron-LM reaches before data parallelism (Korthikanti 2022, table 5: 0.44 to 0.57).
+# what Megatron-LM reaches before data parallelism (Korthikanti 2022, table 5: hardware FLOPs
+# utilization of 0.44 to 0.57 over a whole step).
 OPTIONS = {
     "params": Option(1, None, "parameters of the model, 7.5e9 for instance"),
     "gpus": Option(1, None, "in all; with --sweep, up to how many"),
@@ -86,6 +93,11 @@ OPTIONS = {
     "save-seconds": Option(0.0, 60.0, "that a checkpoint holds training up (%(default)s)"),
     "restart-seconds": Option(0.0, 300.0, "from an interruption to the next step (%(default)s)"),
     "spares": Option(0, 16, "machines in reserve, for --play (%(default)s)"),
+    "seconds-per-example": Option(0.0, None, "of any model, measured on one GPU: forward, backward, update"),
+    "activations-per-example": Option(
+        0.0, None, "bytes, measured: what a larger batch adds for each example"
+    ),
+    "batch-examples": Option(1, None, "with --seconds-per-example: examples in a step of all GPUs"),
     "repair-hours": Option(0.0, 24.0, "until an interrupted machine is back, for --play (%(default)s)"),
 }
 
@@ -108,6 +120,24 @@ def number(least: float, text: str) -> float:
     if type(least) is int and value != int(value):
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text}")
     return int(value) if type(least) is int else value
+
+
+MEASURED = ("seconds_per_example", "activations_per_example", "batch_examples")
+
+
+def check_measured(parser: argparse.ArgumentParser, job: dict, given_otherwise: bool) -> bool:
+    """Whether to plan any model from measurements. A few parameters without a shape are no transformer."""
+    given = [job[name] is not None for name in MEASURED]
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in MEASURED)
+    if any(given) and (not all(given) or given_otherwise):
+        parser.error(f"a measured model needs --params, --gpus, {options}, and takes no other way to plan")
+    guessed = job["layers"] is None and job["hidden"] is None
+    if not any(given) and guessed and job["params"] < 1e8:
+        parser.error(
+            f"--params {job['params']:g} is small for a transformer: give its --layers and --hidden; "
+            f"for another model, give what you measured: {options}"
+        )
+    return all(given)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -158,10 +188,13 @@ def main(words: list[str] | None = None) -> None:
                     f"--model {model} has its own {option}: leave that out, or give --params and all sizes"
                 )
         job |= sizes
+    is_measured = check_measured(parser, job, given_otherwise=model or swept or searched or seed is not None)
     try:
         if (job["stage"] or 0) > 3 or job["mfu"] > 1:
             raise ValueError("--stage is 0 to 3, and --mfu a share: at most 1")
-        if swept:
+        if is_measured:
+            found = measured.plan(job)
+        elif swept:
             rows, end = plans.sweep(job)
             picture = report.draw(rows, out)
         elif searched:
@@ -176,7 +209,9 @@ def main(words: list[str] | None = None) -> None:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"cannot write to --out {out} ({error.strerror}): name a folder that you own")
-    if swept and as_json:
+    if is_measured:
+        print(json.dumps(found) if as_json else measured.text(found))
+    elif swept and as_json:
         print(json.dumps({"rows": rows, "end": end, "picture": str(picture)}))
     elif swept:
         print(report.table(rows, end, picture))

@@ -55,7 +55,7 @@ def text(found: Plan) -> str:
     hidden_or_not = duration(found["data_parallel_seconds"])
     return "\n".join(
         [
-            f"{count(job['params'])} parameters, {shape}",
+            f"a transformer of {count(job['params'])} parameters, {shape}",
             f"{job['gpus']:,} GPUs: {ways}\n",
             f"fits: {fits} {verdict}",
             *(line(name, f"{size / 1e9:,.2f} GB") for name, size in memory.items()),

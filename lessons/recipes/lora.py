@@ -15,11 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+try:
+    from safetensors.torch import load_file, save_file
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r lessons/parts/fine_tuning.txt")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import workload
 

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from datetime import timedelta
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -41,7 +40,6 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
     train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
-    train_loader.generator = torch.Generator()  # or each new iterator would use up a random number
     indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
@@ -69,7 +67,9 @@ def train(rank, world_size, device, arguments):
         parts["scaler"] = scaler
     settings = workload.settings(arguments, model.module) | options.settings(arguments)
     settings["precision"] = arguments.precision
-    snapshots = Snapshots(arguments, settings)
+    snapshots = Snapshots(
+        arguments.out, arguments.lesson, settings, arguments.time_limit, workload.told_to_stop
+    )
     skipped = 0
     first, done, loss_sum = 1, 0, torch.zeros((), dtype=torch.float64, device=device)
     every = min(arguments.snapshot_every or len(train_loader), len(train_loader))
@@ -78,7 +78,6 @@ def train(rank, world_size, device, arguments):
         for name, part in parts.items():
             part.load_state_dict(state[name])
         first, done, processes = state["epoch"], state["step"], state["processes"]
-        workload.set_random_state(processes[rank % len(processes)]["random"], device)
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
@@ -89,8 +88,11 @@ def train(rank, world_size, device, arguments):
             break  # all processes break here, or none: one left alone would wait
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # otherwise every epoch has the same order
-        batches = islice(workload.progress(train_loader, epoch), done, None)
-        for step, (images, labels) in enumerate(batches, done + 1):
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or ranks draw the same numbers
+        for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
+            if step <= done:  # trained on before; loading it may use up random numbers
+                workload.set_random_state(processes[rank % len(processes)]["random"], device)
+                continue
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             with autocast:
                 loss = cross_entropy(model(images), labels)
@@ -128,7 +130,7 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # once: these images chose nothing
+    correct = count_correct(model.module, test_loader, device)  # once, at the end
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0 and fp16:
@@ -147,7 +149,7 @@ class FloatSyncBatchNorm(resnet.SyncBatchNorm):
 
 
 def settle(model, images):
-    """DDP sums in another order after its first backward pass: run that pass now."""
+    """DDP adds up in another order after its first backward pass: run that pass now."""
     model.eval()  # leaves batch norm and the random state as they are
     model(images).sum().backward()
     model.train()
@@ -162,7 +164,7 @@ def check_shared(folder, rank, device):
         file.write_text(str(ticket.item()))
     dist.broadcast(ticket, src=0)
     if not file.exists() or file.read_text() != str(ticket.item()):
-        workload.refuse(f"--out {folder} is not on a disk that all machines share")
+        workload.refuse(f"--out {folder} is not on a disk that all machines share: use one, or lesson 06b")
 
 
 @torch.no_grad()

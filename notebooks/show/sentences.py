@@ -74,15 +74,15 @@ SENTENCES = {
     "06a_any_step": {
         "--snapshot-every 30 --crash-at 3": "This lesson runs on one machine again.",
         "- You will see lesson 01's losses": "This is what you will see.",
-        "import islice": "`islice` skips batches.",
-        "train_loader.generator": "A DataLoader draws a random number each time it starts. With its own "
-        "generator, it takes none of the numbers that dropout would get.",
         "settle(model, train_set": "Run DDP's first backward pass before training. `settle` is defined "
         "further down.",
         "done, loss_sum = 1, 0": "`done` is the number of steps already done in the first epoch.",
-        "processes[rank % len(processes)]": "Each process takes its own random state from the snapshot. It "
-        "begins with the mean of the saved loss sums, which keeps the mean loss of the epoch right.",
-        "islice(workload.progress": "The epoch continues after the steps that are already done.",
+        "first, done, processes": "Each process begins with the mean of the saved loss sums, which keeps "
+        "the mean loss of the epoch right.",
+        "torch.manual_seed": "Each epoch gives each process a new seed, from which the workers of its "
+        "DataLoader get theirs. A resumed epoch therefore augments its images as before. The loop skips the "
+        "steps that are already done. Loading their batches may use up random numbers, so each process "
+        "takes its own random state from the snapshot afterwards.",
         "if step % every == 0": "After every `every` steps, each process hands over its random state and "
         "its loss sum,",
         "+ state = {name": "and rank 0 saves everything.",
@@ -97,14 +97,17 @@ SENTENCES = {
         "import record": "`let_the_first_speak` includes `record`.",
         "let_the_first_speak": "When one process dies, the other processes fail too. "
         "`let_the_first_speak` makes them wait before they print.",
-        "snapshots = Snapshots": "`Snapshots` locks the folder and knows the settings of the run. "
-        "`find_newest` skips damaged files and refuses a snapshot with different settings.",
+        "snapshots = Snapshots": "`Snapshots` locks the folder, knows the settings of the run, and sets "
+        "`told_to_stop` when a signal arrives.",
+        "+ state = snapshots.find": "`find_newest` skips damaged files and refuses a snapshot with different "
+        "settings.",
         "stop = snapshots.agree_to_stop()": "After each step the processes vote. If one process was told "
         "to stop, all processes save.",
         "+ processes = snapshots.gather": "`gather` and `save` are in the module. After saving, all "
         "processes leave the training loop.",
         "return False": "At the end, `close` releases the lock. `False` means that nobody told the run to "
         "stop.",
+        "use one, or --own-disks": "This lesson also runs on machines that share no disk.",
         "end_with_parent": "If its launcher is killed, a process ends too.",
         "--time-limit": "This is how long a process waits for a process that hangs.",
         "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
@@ -128,10 +131,10 @@ SENTENCES = {
         "grown from lesson 06b": "The command.",
         "- You will see lesson 06a": "What you will see when you run it.",
         "from parts import loading": "Each part is in its own file, which you can read when you need it.",
-        "loading.Sampler": "Validation images are split off the training images. The sampler sends the epoch "
-        "along with each index, because the augmentation takes its random numbers from the seed, the epoch "
-        "and the index.",
-        "validation_loader = ": "Each process validates on its shard of the validation images.",
+        "loading.Sampler": "Validation images are split off the training images.",
+        "+ sampler = loading": "The sampler sends the epoch along with each index, because the augmentation "
+        "takes its random numbers from the seed, the epoch and the index.",
+        "+ validation_loader = ": "Each process validates on its shard of the validation images.",
         "- model = workload": "The model is a ResNet whose batch norm uses the images of all processes.",
         "- optimizer = torch": "`--compile` is optional. The learning rate grows with the global batch and "
         "follows a formula, step by step.",

@@ -40,7 +40,7 @@ SMALL = {stem: tuple(words.split()) for stem, words in SMALL.items()}
 # What they leave in addition to the curve and the weights.
 LEFT = {
     **dict.fromkeys(("05_snapshots", "06_multinode", "06a_any_step"), ("snapshot",)),
-    "06b_preemption": ["lock", *(f"epoch000{epoch}-step000010.snapshot" for epoch in (1, 2))],
+    "06b_preemption": ["lock", *(f"epoch000{epoch}-step000000010.snapshot" for epoch in (1, 2))],
     "09_fsdp": [f"epoch000{epoch}" for epoch in (1, 2, 3)],
     **{
         stem: [f"epoch000{epoch}-step000000.snapshot" for epoch in (2, 3)]

@@ -18,6 +18,7 @@ from rooms import TIERS
 
 SECONDS = rooms.TABLE["since"]["core_seconds"]
 NEW = 60  # core seconds that a test which is long, or the night's, is taken to cost until it is measured
+PASSED = "rungs/passed"  # the name, in pytest's cache, of the tests that passed
 AFRESH = "tests/notebooks/test_notebooks.py::test_it_runs_afresh_and_shows_what_is_stored"
 
 
@@ -64,6 +65,8 @@ class Selection:
         within = [item for item in items if not self.rooms or rooms.of_test(item.nodeid) in self.rooms]
         kept = {item.nodeid for item in within if TIERS.index(item.tier) <= TIERS.index(self.tier)}
         kept |= set(self.added([item.nodeid for item in within if item.nodeid not in kept]))
+        if config.getoption("--not-again"):
+            kept -= set(config.cache.get(PASSED, []))
         gone = [item for item in items if item.nodeid not in kept]
         items[:] = [item for item in items if item.nodeid in kept]
         config.hook.pytest_deselected(items=gone)

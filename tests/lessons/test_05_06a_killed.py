@@ -3,6 +3,7 @@
 import importlib
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -104,7 +105,7 @@ BOTH = {
         '"model": nn.ParameterDict({k.replace(".", "_"): p for k, p in model.module.named_parameters()}),',
     ),
 }
-RANDOM = '        workload.set_random_state(processes[rank % len(processes)]["random"], device)\n'
+RANDOM = '                workload.set_random_state(processes[rank % len(processes)]["random"], device)\n'
 FORGETS = {
     EPOCHS: BOTH | {"epoch": ('first = state["epoch"] + 1', "first = 1")},
     STEPS: BOTH
@@ -115,7 +116,6 @@ FORGETS = {
         "epoch": ('= state["epoch"],', '= state["epoch"] - 1,'),
         "loss so far": ("loss_sum += sum(", "0 * sum("),
         "order of the gradients": ("    settle(model, train_set.images[:1].to(device))\n", ""),
-        "random number of the loader": ("    train_loader.generator", "    train_set.generator"),
     },
 }
 
@@ -143,6 +143,64 @@ def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, stem, part):
         assert result.code == 0, result.stderr
         results.append(((result.out / f"{stem}.pt").read_bytes(), curve_of(result.out, stem)))
     assert (results[0] == results[1]) == (part == "nothing")
+
+
+# A script that has these lines of the lesson, and random augmentation. Without one of them: does a killed run
+# end with the same bytes, do two ranks' images differ, and does --seed change them?
+SEED = "torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)"
+RESTORE = RANDOM.replace("workload.set_random_state", "torch.set_rng_state").replace(", device", "")
+UNSEEDED = "train_loader.generator = train_loader.generator or torch.Generator()"
+LINES = {
+    "all": ("", "", (True, True, True)),
+    "no seed, no workers": (SEED, "pass", (True, False, True)),
+    "no seed": (SEED, "pass", (False, False, True)),
+    "an unseeded generator": (SEED, UNSEEDED, (False, False, False)),
+    "no random state": (RESTORE, "", (False, True, True)),
+    "too early": (RESTORE, f"                if step == 1:\n    {RESTORE}", (False, True, True)),
+    "persistent workers": ("num_workers=", "persistent_workers=True, num_workers=", (False, True, True)),
+}
+
+
+@pytest.mark.quick("0-all", "2-all")
+@pytest.mark.night
+@pytest.mark.parametrize(
+    ("workers", "lines"),
+    [
+        *((0, "all"), (2, "all"), (0, "no seed, no workers"), (2, "no seed"), (2, "an unseeded generator")),
+        *((0, "no random state"), (2, "no random state"), (0, "too early"), (2, "persistent workers")),
+    ],
+)
+def test_random_augmentation_goes_on_as_if_nobody_had_killed_the_run(forks, tmp_path, workers, lines):
+    lesson = lessons.get(STEPS).path.read_text()
+    script, (left_out, instead, expected) = tmp_path / "augmenting.py", LINES[lines]
+    text = (launcher.ROOT / "tests/probes/augmenting.py").read_text()
+    assert SEED in lesson and SEED in text and RANDOM in lesson and RESTORE in text
+    script.write_text(text.replace(left_out, instead) if left_out else text)
+    weights, drawn = {}, {}
+    runs = {"whole": (), "killed": ("--crash-at", 2), "another seed": ("--seed", 1)}
+    for name, options in runs.items():
+        words, environment = launcher.command(EPOCHS, 2, "--workers", workers, *options, script=script)
+        result = forks.finish(words, tmp_path / name, environment)
+        assert result.code == 0, result.stderr
+        assert result.stdout.count("resumed in epoch 2 after step 4\n") == 2 * (name == "killed")
+        weights[name] = (result.out / "weights").read_bytes()
+        assert torch.load(result.out / "weights")["0.weight"].isfinite().all()
+        drawn[name] = [torch.load(result.out / f"drawn{rank}") for rank in range(2)]
+    one, two = drawn["whole"]
+    found = (
+        weights["killed"] == weights["whole"],
+        not torch.equal(one, two),
+        not torch.equal(one, drawn["another seed"][0]),
+    )
+    assert found == expected
+
+
+def test_no_two_ranks_or_epochs_of_usual_runs_have_the_same_seed():
+    """torch's generator on the CPU uses only the lower half of the 64 bits."""
+    seed, epoch, rank = np.ogrid[:5, :200, :5000]
+    assert np.unique((seed * 10**7 + epoch * 10**4 + rank) % 2**32).size == 5 * 200 * 5000
+    seed, epoch, rank = np.ogrid[2**31 - 1 : 2**31, :200, :5000]
+    assert np.unique((seed * 10**7 + epoch * 10**4 + rank) % 2**32).size == 200 * 5000
 
 
 def test_the_pass_that_does_not_count_leaves_no_mark(tmp_path):

@@ -84,7 +84,7 @@ def test_a_disk_that_is_not_shared_is_refused(start):
     assert [result.stdout for result in results] == ["", ""]
     (said,) = [result.stderr for result in results if "error: " in result.stderr]  # of the one without rank 0
     assert re.findall("^error: .*", said, re.M) == [
-        "error: --out out is not on a disk that all machines share"
+        "error: --out out is not on a disk that all machines share: use one, or lesson 06b"
     ]
     assert not re.search(r'File ".*/lessons/', said), "a stack trace through the lesson"
 

@@ -1,6 +1,6 @@
 """Lesson 06b's promises, one by one: what is refused, what a full disk costs, and how a run ends."""
 
-import argparse
+import ast
 import fcntl
 import io
 import os
@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -21,7 +22,6 @@ import torch.distributed as dist
 
 import launcher
 import lessons
-import workload
 from lines import refusal
 from parts import snapshot
 from processes import alive, stat, trained, wait_for
@@ -61,13 +61,10 @@ class Hostile:
 def alone(tmp_path, monkeypatch):
     """A run of this process only, with two snapshots in its folder."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr(workload, "listen_for_the_end", lambda: None)  # pytest wants to hear it
+    monkeypatch.setattr(snapshot, "listen_for_the_end", lambda told: None)  # pytest wants to hear it
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    out = tmp_path / "out"
-    out.mkdir()
-    arguments = argparse.Namespace(out=out, lesson=STEM, time_limit=10)
-    snapshots = snapshot.Snapshots(arguments, {"lr": 0.1})
-    state = {"settings": {"lr": 0.1}, "step": 0, "processes": [{}], "model": WEIGHTS}
+    snapshots = snapshot.Snapshots(tmp_path / "out", STEM, {"lr": 0.1}, time_limit=10)
+    state = {"settings": {"lr": 0.1}, "step": 0, "model": WEIGHTS}
     for epoch in (2, 3):
         snapshots.path_of(epoch, 0).write_bytes(snapshot.seal(state | {"epoch": epoch}))
     yield snapshots
@@ -135,7 +132,7 @@ def test_a_run_takes_the_snapshot_before_or_starts_anew_and_ends_with_the_same_b
     sizes = (*SMALL, "--snapshot-every", 8)
     out = fork(STEM, 2, *sizes).out
     weights, (_, newest) = (out / f"{STEM}.pt").read_bytes(), snapshots(out)
-    assert newest.name == f"{STEM}.epoch0003-step000016.snapshot"
+    assert newest.name == f"{STEM}.epoch0003-step000000016.snapshot"
     newest.write_bytes(newest.read_bytes()[:-100])
     again = fork(STEM, 2, *sizes)
     lines = [line for line in again.stderr.splitlines() if "refused" in line]
@@ -165,7 +162,7 @@ def test_a_run_that_died_after_the_last_step_of_an_epoch_goes_on_without_a_warni
 def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork):
     out = fork(STEM, 2, *SMALL).out
     before = {path.name: path.read_bytes() for path in snapshots(out)}
-    newest = f"out/{STEM}.epoch0003-step000020.snapshot"
+    newest = f"out/{STEM}.epoch0003-step000000020.snapshot"
     line = refusal(fork(STEM, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
     assert line == f"error: {newest} has lr 0.04, not 0.1; seed 0, not 1: remove it, or name another --out"
     # The same settings, and a model of another size.
@@ -246,10 +243,17 @@ def test_a_snapshot_is_on_the_disk_before_it_takes_its_name(alone, monkeypatch):
         fsync(number)
 
     monkeypatch.setattr(os, "fsync", note)
-    alone.save({"epoch": 3, "step": 1, "processes": [{}], "model": WEIGHTS})
+    alone.save({"epoch": 3, "step": 1, "model": WEIGHTS})
     assert on_disk == [path.read_bytes()]
     assert torch.equal(alone.find_newest()["model"], WEIGHTS)
     assert [old.name for old in alone.find_all()] == [path.name, alone.path_of(3, 0).name]
+
+
+def test_what_could_not_be_read_again_is_not_saved(alone):
+    """weights_only refuses it, and after a crash each snapshot would count as damaged."""
+    with pytest.raises(TypeError, match="a snapshot can hold tensors, numbers, strings, and dicts and lists"):
+        alone.save({"epoch": 3, "step": 1, "data": Path("images")})
+    assert len(alone.find_all()) == 2
 
 
 # ---- how a run ends ---------------------------------------------------------------------------
@@ -311,13 +315,12 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
 
 def test_a_run_that_is_going_down_is_waited_for(alone):
     alone.close()
-    arguments = argparse.Namespace(out=alone.folder, lesson=STEM, time_limit=10)
     path = alone.folder / f"{STEM}.lock"
     words = ["flock", path, "sh", "-c", "echo another run | tee $0; sleep 1", path]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline()
         began = time.monotonic()
-        run = snapshot.Snapshots(arguments, {})
+        run = snapshot.Snapshots(alone.folder, STEM, {})
         assert 0.5 < time.monotonic() - began < 4
     assert path.read_text().startswith(f"process {os.getpid()} of ")
     run.close()
@@ -406,8 +409,44 @@ def test_the_end_of_a_child_is_not_heard_as_ones_own():
     trainer = os.fork()
     if trainer == 0:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        workload.listen_for_the_end(1)
+        snapshot.listen_for_the_end(threading.Event(), limit=1)
         subprocess.run(["true"])
         time.sleep(3)  # what takes SIGCHLD for SIGTERM ends the process before
         os._exit(0)
     assert os.waitpid(trainer, 0)[1] == 0
+
+
+# ---- a script of a reader's own ---------------------------------------------------------------
+
+
+def test_the_module_needs_only_pytorch():
+    tree, names = ast.parse(Path(snapshot.__file__).read_text()), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {getattr(node, "module", None) or node.names[0].name}
+    assert {name.split(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
+
+
+@pytest.mark.long
+def test_a_copy_of_the_module_serves_a_script_that_has_nothing_else_of_ours(start, tmp_path):
+    """Told to stop, the newest file damaged, and started again: it ends with an undisturbed run's bytes."""
+    project = tmp_path / "project"
+    project.mkdir()
+    script = shutil.copy(launcher.ROOT / "tests/probes/own_script.py", project)
+    shutil.copy(snapshot.__file__, project)
+    words, _ = launcher.command("04_ddp_torchrun", 2, script=script)
+    whole = start(STEM, words=words, folder="whole").finish()
+    assert whole.code == 0, whole.stderr
+
+    run = start(STEM, words=words)
+    run.wait_for(lambda: list(run.out.glob("own/*.snapshot")))
+    assert stop(run).code != 0
+    assert not (run.out / "weights").exists()
+    older, newest = sorted(run.out.glob("own/*.snapshot"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    again = start(STEM, words=words).finish()
+    assert again.code == 0, again.stderr
+    assert again.stderr.count(f"refused out/own/{newest.name}: damaged") == 1
+    step = int(re.search(r"step(\d+)", older.name).group(1))
+    assert again.stdout.count(f"resumed after step {step}\n") == 2
+    assert (again.out / "weights").read_bytes() == (whole.out / "weights").read_bytes()

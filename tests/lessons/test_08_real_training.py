@@ -380,7 +380,7 @@ def test_with_workers(run, fork):
     assert "resumed in epoch 3 after step 5\n" in result.stdout
     assert {path.name for path in result.out.iterdir()} == {
         f"{STEM}{end}" for end in (".jsonl", ".pt", ".run.json", ".lock", ".tensorboard", ".trace.json.gz")
-    } | {f"{STEM}.epoch000{epoch}-step000005.snapshot" for epoch in (2, 3)} | {"ticket"}
+    } | {f"{STEM}.epoch000{epoch}-step000000005.snapshot" for epoch in (2, 3)} | {"ticket"}
     plain = fork(STEM, 2, *SMALL, "--epochs", 3, folder="plain")
     assert curve(plain) == curve(result)
     assert (plain.out / f"{STEM}.pt").read_bytes() == (result.out / f"{STEM}.pt").read_bytes()

@@ -53,6 +53,15 @@ def test_the_heading_is_what_torch_prints(forked, name):
     assert says(result.stderr, ENTRIES[message][0]), result.stderr
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "values"), [("no_sampler", "[[0, 1], [0, 1]]\n"), ("own_plateau", "[0.1, 1]\n")]
+)
+def test_no_message_at_all(forked, name, values):
+    result = forked([*TORCHRUN, name])
+    assert (result.code, result.stdout) == (0, values), result.stderr
+
+
 UNGUARDED = "import torch.multiprocessing as mp\ndef train(rank): pass\nmp.spawn(train, nprocs=1)\n"
 SPAWNED = "process ... terminated with exit code 1"
 

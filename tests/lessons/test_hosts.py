@@ -6,6 +6,7 @@ seen, are the rows of faults.py.
 
 import itertools
 import re
+import shutil
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import faults
 import hosts
 import launcher
 from lines import check_curve
+from processes import wait_for as wait_for_condition
 
 LESSON = "06b_preemption"
 SIZES = ("--train-size", 1200, "--test-size", 300, "--snapshot-every", 5)
@@ -99,6 +101,42 @@ def test_three_hosts_have_lesson_01s_curve(network, reference):
     net = network(3)
     curve = check_the_end(net, train(net, (1, 2, 3), *sizes, nodes=3), reference, *sizes)
     assert {row["world_size"] for row in curve} == {3}
+
+
+@pytest.mark.long
+def test_machines_without_a_shared_disk_lose_nothing_when_one_is_replaced(network, kept):
+    """A process is killed, then both hosts, and one of these comes back with an empty disk."""
+    sizes = (*SIZES, "--epochs", 12)
+    net = network(2)
+    words, environment = hosts.torchrun(*sizes, "--own-disks", "--out", "out", nodes=2, conf=faults.CONF)
+
+    def start():
+        return [net.run(number, *words, environment=environment) for number in (1, 2)]
+
+    def wait_for(text, after):
+        """Rank 0, which prints, may be on either host."""
+        pairs = list(zip(both, after, strict=True))
+        wait_for_condition(lambda: any(text in command.output()[old:] for command, old in pairs), 120)
+
+    both = start()
+    wait_for("epoch  3 |", [0, 0])
+    before = lengths(both)
+    both[1].kill(both[1].workers()[0])
+    wait_for("resumed in epoch", before)
+    wait_for("| loss ", lengths(both))
+    for command in both:
+        for pid in command.alive():
+            command.kill(pid)
+        command.process.wait()
+    shutil.rmtree(net.folder / "host1/out")
+    both = start()
+    wait_for("resumed in epoch", [0, 0])
+    for command in both:
+        assert command.finish(150) == 0, command.output()
+    (weights,) = net.folder.glob("host?/out/*.pt")
+    expected = kept(LESSON, 2, *sizes).out / f"{LESSON}.pt"
+    assert weights.read_bytes() == expected.read_bytes()
+    assert {len(list((net.folder / f"host{number}/out").glob("*.snapshot"))) for number in (1, 2)} == {2}
 
 
 @pytest.mark.night

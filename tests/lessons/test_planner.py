@@ -812,7 +812,9 @@ def call(*words, cwd=ROOT):
 def test_the_command_prints_a_report(capsys):
     command.main(["--params", "7.5e9", "--gpus", "64", "--seq", "1024"])
     said = capsys.readouterr().out
-    assert said.startswith("7.5 billion parameters, 34 layers of 4,352 with 34 heads\n64 GPUs: 64 data x 1 t")
+    assert said.startswith(
+        "a transformer of 7.5 billion parameters, 34 layers of 4,352 with 34 heads\n64 GPUs: 64 data x 1 t"
+    )
     for words in ("fits: yes (needs 36.6 GB of 80 GB a GPU)", "a step: ", "150 billion tokens: 2.7 days"):
         assert words in said
     named = ("compute", "exposed data-parallel communication", "idle share of a pipeline stage", "cost")
@@ -822,6 +824,25 @@ def test_the_command_prints_a_report(capsys):
     command.main(["--params", "7.5e9", "--gpus", "64", "--stage", "0"])
     said = capsys.readouterr().out
     assert "fits: no (needs 130.3 GB of 80 GB a GPU); cut it by --stage 3, --recompute full, " in said
+
+
+def test_any_model_is_planned_from_what_one_process_measured(capsys):
+    words = (
+        "--params 25e6 --seconds-per-example 1e-3 --activations-per-example 1e8 --batch-examples 4096 --json"
+    )
+    words += " --algorithm ring --bandwidth-network 1e9"
+    plan = {}
+    for gpus in ("1", "8", "256"):
+        command.main([*words.split(), "--gpus", gpus])
+        plan[gpus] = json.loads(capsys.readouterr().out)
+    assert sum(plan["8"]["memory_bytes"].values()) == 16 * 25e6 + 512 * 1e8
+    assert plan["1"]["step_seconds"]["compute"] == pytest.approx(4.096)
+    assert plan["1"]["data_parallel_seconds"] == 0
+    # The gradients, 100 MB, are all-reduced at 1 GB/s. Backward hides it with 512 examples, not with 16.
+    assert plan["8"]["data_parallel_seconds"] == pytest.approx(2 * 7 / 8 * 0.1, rel=0.01)
+    assert plan["8"]["of_linear"] == 1 and plan["256"]["of_linear"] < 0.1
+    command.main([*words.replace(" --json", "").split(), "--gpus", "1"])
+    assert "fits: no (needs 410.0 GB of 80 GB a GPU); use more GPUs" in capsys.readouterr().out
 
 
 def test_the_command_gives_json_without_pytorch():
@@ -902,8 +923,9 @@ def check_refusal(main, words, error, capsys):
 
 
 def test_the_commands_in_the_docstring_run(tmp_path):
-    commands = [line.split()[2:] for line in command.__doc__.splitlines() if line.startswith("    python ")]
-    assert len(commands) == 5
+    documented = command.__doc__.replace("\\\n", " ").splitlines()
+    commands = [line.split()[2:] for line in documented if line.startswith("    python ")]
+    assert len(commands) == 6
     for words in commands:
         assert call(*words, cwd=tmp_path).returncode == 0
 

@@ -142,7 +142,9 @@ def test_two_launchers_end_with_the_bytes_of_one(start, name):
 @BOTH
 def test_gpus_are_used_by_the_same_lines(forked, tmp_path, name):
     options, _, same = SCRIPTS[name]
-    words, environment = launcher.command("04_ddp_torchrun", 2, *options, *same, script=FOLDER / f"{name}.py")
+    words, environment = launcher.command(
+        "04_ddp_torchrun", 2, *options, *same, script=in_64_bits(tmp_path, name)
+    )
     environment["PYTHONWARNINGS"] = "default"  # barrier says that it uses the current device
     found = [forked(words, environment, folder=str(gpus), gpus=gpus) for gpus in (0, 2)]
     assert [result.code for result in found] == [0, 0], found[0].stderr + found[1].stderr

@@ -4,10 +4,10 @@ import itertools
 import math
 import random
 import re
+from importlib.util import find_spec
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import launcher
 import workload
@@ -214,10 +214,15 @@ def test_fused_sgd_still_needs_the_warning_on_the_page():
 # ---- LoRA
 
 
+@pytest.mark.skipif(
+    not find_spec("safetensors"), reason="needs lessons/parts/fine_tuning.txt: make tools installs it"
+)
 @pytest.mark.long("2")
 @pytest.mark.night
 @pytest.mark.parametrize("processes", [2, 3])
 def test_lora_has_one_processs_losses_and_its_file_the_names_it_began_with(recipe, tmp_path, processes):
+    from safetensors.torch import load_file
+
     few = ("--epochs", 2, "--train-size", 192, "--test-size", 100)
     one = recipe("lora", 1, *few, folder="one")
     lines = recipe("lora", processes, *few, folder="run")

@@ -14,6 +14,7 @@ import pytest
 import diffs
 import digests
 import lessons
+import measured
 import notebooks
 import pretending
 import words
@@ -110,6 +111,7 @@ RULES = {
     "its links lead somewhere": dead_links,
     "it repeats no well-known error": well_known_errors,
     "the first use of each word is linked or explained": unlinked_words,
+    "its numbers are in what it shows": lambda row, notebook: measured.unfounded(row.path, notebook)[0],
 }
 
 
@@ -312,6 +314,34 @@ def test_what_no_output_may_hold_is_found(text, what):
     found = notebooks.shown("n.ipynb", made(text))
     assert any(what in line for line in found) if what else found == []
     assert what != "a stack trace" or notebooks.shown("n.ipynb", made(text, tags=["stack-trace"])) == []
+
+
+SHOWN = "ms of a step: 16.3\nspeedup 1.78, of a step 0.4389, 4,800,000 bytes, 9e-08"
+
+
+@pytest.mark.parametrize(
+    ("prose", "wrong"),
+    [
+        ("Here it was 44% and 1.8 times, in 16 ms, with 4.8 MB and at most 9e-08.", []),
+        (
+            "It was 43%, 1.88 times, in 15 ms, with 4.9 MB and at most 8e-08.",
+            ["43%", "1.88", "15", "4.9", "8e-08"],
+        ),
+        ("It was 16% and 44 s.", ["16%", "44 s"]),  # the digits are there, of another unit
+        ("Lesson 12 and lessons 13 to 17 of 2026 have `x = 99`, on PyTorch 2.13.\n\n## 99", []),
+        ("It took 99 rows and 98.5 of them.", ["98.5"]),  # 99 stands in the code, 98.5 would round to it
+        ("[They](https://arxiv.org/abs/1706.02677) had 8,192. Others had 8,193.", ["8,193"]),
+        ("Of [12,282,282 rows](linked.md), 12.3 million are there.", []),
+        ("A ring of 1,024 takes 2,046 messages. <!-- exact: 2,046 -->", ["1,024"]),
+    ],
+)
+def test_numbers_that_prose_gets_wrong_are_found(tmp_path, prose, wrong):
+    (tmp_path / "linked.md").write_text("| rows | 12282282 |")
+    notebook = made(SHOWN, source="rows = 99")
+    notebook.cells.append(nbformat.v4.new_markdown_cell(prose))
+    found, count = measured.unfounded(tmp_path / "n.ipynb", notebook)
+    assert count >= len(wrong) == len(found)
+    assert all(f"cell 2: {number}" in line for number, line in zip(wrong, found, strict=True))
 
 
 def test_long_cells_failed_cells_and_old_runs_are_found(tmp_path):

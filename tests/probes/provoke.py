@@ -1,9 +1,12 @@
 """Runs into one of the errors that lessons/pages/errors.md lists, as a reader would: the argument names it.
 
-test_errors.py starts it, with torchrun where an error needs two processes, and reads what it prints.
+test_errors.py and test_statements.py start it, with torchrun where it needs two processes, and read what it
+prints.
 """
 
+import atexit
 import io
+import json
 import os
 import resource
 import signal
@@ -20,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn  # before init_process_group, or gloo may abort the process at exit
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -106,6 +110,12 @@ def nested_function():
     mp.start_processes(lambda rank: None, nprocs=1, start_method="spawn")
 
 
+def no_operators():
+    """What torchvision does on import, in a new Python: the fork server has declared this operator."""
+    code = "import torch; torch.library.register_fake('torchvision::nms')(print)"
+    os.execv(sys.executable, [sys.executable, "-c", code])
+
+
 # ---- meeting ----
 
 
@@ -181,6 +191,33 @@ def peer_killed():
 def other_collective():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     sum_up(torch.ones(1 + RANK))
+
+
+def evaluates_alone():
+    model = ddp(nn.Sequential(linear(), nn.BatchNorm1d(2))).eval()
+    if RANK == 0:
+        model(torch.ones(1, 2))
+    else:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), dist.group.WORLD)
+    dist.barrier()
+
+
+def of_all_ranks(value):
+    """Print what each rank has, on rank 0, where there is no message."""
+    group()
+    values = [None] * WORLD
+    dist.all_gather_object(values, value)
+    dist.destroy_process_group()
+    if RANK == 0:
+        print(values)
+
+
+def own_plateau():
+    optimizer = torch.optim.SGD(linear().parameters(), lr=1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for epoch in range(2):
+        scheduler.step(1 - RANK * epoch)  # the loss of rank 0 stays, and that of rank 1 falls
+    of_all_ranks(optimizer.param_groups[0]["lr"])
 
 
 class Model(nn.Module):
@@ -271,24 +308,105 @@ def too_many_files():
     list(DataLoader(NUMBERS, num_workers=1, batch_size=None))
 
 
+# ---- what pages say, where there is no message ----
+
+
+def only_rank_0(correct):
+    """Rank 0 calls a collective alone, and then all processes sum up the loss."""
+    group()
+    if RANK == 0:
+        dist.all_reduce(correct)
+        print("correct:", correct.item(), flush=True)
+    dist.all_reduce(torch.tensor([0.25]))
+    os._exit(0)  # rank 1: as a fork it would otherwise wait for rank 0
+
+
+@record
+def slow_to_end():
+    """Both processes raise in the same second, rank 0 first; but torchrun sees rank 1 end first."""
+    time.time = lambda: 0  # the clock of the report, which otherwise might begin a second in between
+    if RANK == 0:
+        atexit.register(time.sleep, 60)
+    else:
+        time.sleep(0.5)
+    raises()
+
+
+def environment():
+    print(json.dumps(dict(os.environ)))
+
+
+def waits_for_rank_2(rank, port):
+    store = dist.TCPStore("localhost", port, 3, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    if rank == 1:
+        dist.new_group([1, 2], timeout=SECOND)
+    time.sleep(60)  # until rank 1 has failed
+
+
+def part_never_joins():
+    """Ranks 1 and 2 of three are to make a group, but only rank 1 comes."""
+    mp.start_processes(waits_for_rank_2, (free_port(),), nprocs=3, start_method="fork")
+
+
+def tied(and_parent):
+    """The difference of two tied weights after a step, if each is sharded by its own call."""
+    group()
+    model = nn.Sequential(linear(bias=False), linear(bias=False))
+    model[1].weight = model[0].weight
+    for module in (*model, model) if and_parent else model:
+        fully_shard(module, mesh=dist.init_device_mesh("cpu", (WORLD,)))
+    model(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=1).step()
+    difference = model[0].weight.full_tensor() - model[1].weight.full_tensor()
+    print(difference.abs().max().item() > 0)
+
+
+def padded():
+    """The bytes of a shard and those of its storage, for a weight of three rows and its gradient."""
+    group()
+    model = fully_shard(linear(3, bias=False), mesh=dist.init_device_mesh("cpu", (WORLD,)))
+    model(torch.ones(1, 2)).sum().backward()
+    for tensor in (model.weight.to_local(), model.weight.grad.to_local()):
+        print(RANK, tensor.nbytes, tensor.untyped_storage().nbytes())
+
+
+def buffers(option):
+    """A buffer of each process after DDP has wrapped the model."""
+    model = nn.BatchNorm1d(1)
+    model.running_mean.fill_(RANK)
+    ddp(model, **{option: False})
+    print(RANK, model.running_mean.item())
+
+
 # ---- what one expression runs into ----
 
 CASES = {
+    "also_shards_the_parent": lambda: tied(and_parent=True),
     "attribute_of_the_model": lambda: ddp(nn.Sequential(linear())).fc,
+    "buffers_at_first": lambda: buffers("forward_sync_buffers"),
+    "buffers_never": lambda: buffers("broadcast_buffers"),
+    "child_exits": lambda: child(lambda: sys.exit(1)),
     "child_killed": lambda: child(kill),
     "child_raises": lambda: child(raises),
     "client_missing": lambda: store(is_master=True),
     "device_ids": lambda: ddp(linear(), device_ids=[0]),
     "disk_full": lambda: torch.save(torch.ones(1000000), "/dev/full"),
+    "global_batch": lambda: nn.LSTM(3, 64, 2)(torch.ones(5, 10, 3), (torch.zeros(2, 20, 64),) * 2),
     "host_memory": lambda: torch.empty(1 << 50),
     "killed": kill,
     "module_names": lambda: linear().load_state_dict(ddp(linear()).state_dict()),
     "name_unknown": lambda: store("no-such-host.invalid"),
     "nccl_without_gpu": lambda: dist.init_process_group("nccl"),
     "no_group": lambda: dist.all_reduce(torch.ones(1)),
+    "no_cuda": lambda: torch.cuda.set_device(0),
+    "no_sampler": lambda: of_all_ranks(next(iter(DataLoader(range(4), batch_size=2))).tolist()),
     "none_unused": lambda: train(ddp(linear(), find_unused_parameters=True)),
+    "not_the_parent": lambda: tied(and_parent=False),
     "nothing_to_train": lambda: ddp(linear().requires_grad_(False)),
     "one_example": lambda: nn.BatchNorm1d(2)(torch.randn(1, 2)),
+    "only_rank_0_counts": lambda: only_rank_0(torch.tensor([80])),
+    "only_rank_0_sums": lambda: only_rank_0(torch.tensor([80.0])),
     "other_count_of_parameters": lambda: ddp(nn.Sequential(*[linear() for _ in range(1 + RANK)])),
     "other_model": lambda: linear().load_state_dict(linear(3).state_dict()),
     "other_shape_of_parameters": lambda: ddp(linear(2 + RANK)),

@@ -68,7 +68,8 @@ def test_what_fails_is_a_failed_row_and_the_rest_goes_on(check, tmp_path):
 def test_a_test_that_fails_is_a_failed_row(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
-        "def test_a_good_one(record_property): record_property('off by', 3)\n"
+        "@pytest.mark.parametrize('stem', ['05_snapshots'])\n"
+        "def test_a_good_one(stem, record_property): record_property('off by', 3)\n"
         "def test_bad(): assert 1 == 2\n"
         "@pytest.fixture\n"
         "def broken(): raise ValueError('no such thing')\n"
@@ -80,7 +81,7 @@ def test_a_test_that_fails_is_a_failed_row(tmp_path):
     subprocess.run([*words, tmp_path], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
     assert [(name, verdict) for name, _, _, verdict in rows] == [
-        ("a good one", "ok"),
+        ("a good one[05_snapshots]", "ok"),
         ("bad", "failed"),
         ("not begun", "failed"),
     ]

@@ -105,6 +105,31 @@ def test_a_dead_link_is_named(three):
     assert [command.process.returncode for command in (first, *others)] == [1, 1, 1]
 
 
+def test_a_different_script_other_data_and_a_folder_of_its_own_are_named(three, tmp_path):
+    """Each host has a folder of its own at the same relative path, as a machine without a shared disk has."""
+    before = {}
+    for rank in range(3):
+        home = tmp_path / f"host{rank + 1}"
+        (home / "data").mkdir(parents=True)
+        (home / "shared").mkdir()
+        (home / "train.py").write_text("print(1)" if rank < 2 else "print(2)")
+        (home / "data/images").write_bytes(b"0" * (100 if rank != 1 else 99))
+        before[rank] = f"import os; os.chdir({str(home)!r})"
+    options = ("--script", "train.py", "--data", "data", "--shared", "shared", "--seconds", 5)
+    found = problems(fly(three, *options, before=before)[0])
+    assert re.match(
+        r"script differs: \w{12} on ranks 0 to 1; \w{12} on rank 2. Copy the same everywhere", found[0]
+    )
+    assert re.match(
+        r"data differs: 1 files of 100 bytes \(\w+\) on ranks 0, 2; 1 files of 99 bytes", found[1]
+    )
+    assert [line.split()[0] for line in found[2:]] == ["host2", "host3"]
+    assert found[2].endswith("does not see in shared what host1 wrote there: mount the same disk on both")
+    assert not list(tmp_path.glob("host?/shared/*")), "nothing is left behind"
+    alike = dict.fromkeys(range(3), before[0])
+    assert problems(fly(three, *options, before=alike)[0]) == []
+
+
 @pytest.mark.parametrize(
     ("names", "device", "expected", "slow"),
     [

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import html
 import itertools
 import json
 import os
@@ -14,13 +15,16 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 
 import pytest
+from torch.distributed import run as torchrun
 
 import browser
 import build as builder
 import crawl
+import home
 import lessons
 import sources
 from lessons import ROOT
+from planner import __main__ as planner
 from widgets import diff, ring
 
 VENV = ROOT / ".venv-site"
@@ -205,7 +209,8 @@ def test_links_lead_to_pages_of_the_site():
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
-    (tmp_path / "there.html").write_text('<h1 id="here"></h1><img src="p.png">')
+    icon = '<link rel="icon" href="p.png">'
+    (tmp_path / "there.html").write_text(f'{icon}<h1 id="here"></h1><img src="p.png">')
     (tmp_path / "p.png").touch()
     good = (
         '<a href="there.html#here"></a><a href="https://pytorch.org"></a><script src="there.html"></script>'
@@ -215,7 +220,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
         '<a href="there.html#gone"></a>',
         '<script src="gone.js"></script>',
     )
-    for text, count in ((good, 0), *((good + one, 1) for one in bad)):
+    for text, count in ((icon + good, 0), (good, 1), *((icon + good + one, 1) for one in bad)):
         (tmp_path / "page.html").write_text(text)
         assert len(crawl.problems(tmp_path)) == count, text
 
@@ -232,6 +237,46 @@ def test_a_small_site_is_built(once):
     home = (site / "index.html").read_text()
     assert "In a hurry?" in home and "Ctrl+K" in home
     assert "In a hurry?" in (site / "syllabus.html").read_text()
+
+
+# Of other programs, or as they were.
+FOREIGN = """--cpus-per-task --ntasks-per-node --time --short --pid --prefix --ulimit --shm-size --target
+    --file --durations --junitxml --logdir --display-name --region --worker-pool-spec --local-rank
+    --no_local_rank --dist-url --multiprocessing-distributed --scale-down-unneeded-time --rounds
+    --sync-always"""
+SMART = "[\u2013\u2014\u2018\u2019\u201c\u201d]"  # dashes and quotes that a builder may put in place of ours
+
+
+def options():
+    """All options of our parsers and of torchrun's."""
+    files = [path for name in ("lessons", "tools", "tests") for path in (ROOT / name).rglob("*.py")]
+    added = r'(?:add_argument|addoption|option)\(\s*(?:"-\w", )?"(--[\w-]+)"'
+    found = {option for path in files for option in re.findall(added, path.read_text())}
+    found |= {f"--{name}" for name in (*planner.OPTIONS, *planner.CHOICES)}
+    return found | set(torchrun.get_args_parser()._option_string_actions) | set(FOREIGN.split())
+
+
+def article(page):
+    """What a page says, without blocks of code, which nothing changes."""
+    text = re.search(r"(?s)<article.*</article>", page.read_text())[0]
+    text = re.sub(r"(?s)<pre.*?</pre>|<(?!/?(?:a|code|span|em|strong)\b)[^>]+>", " ", text)
+    return html.unescape(re.sub(r"<[^>]+>", "", text))
+
+
+@pytest.mark.quick("small")
+@pytest.mark.long("whole")
+@pytest.mark.parametrize("size", ["small", "whole"])
+def test_an_option_that_is_copied_from_the_site_works(once, size):
+    out = small_site(once) if size == "small" else built(once, "whole_site")
+    known, found, count = options(), [], 0
+    for source in sorted((out / "site-sources").rglob("*.md")):
+        name = source.relative_to(out / "site-sources").with_suffix(".html")
+        text = article(out / "site" / name)
+        said = re.findall(r"(?<![\w-])--[a-z][\w-]*", text)
+        count += len(said)
+        changed = {*re.findall(SMART, text)} - {*source.read_text()}
+        found += [f"{name}: {what}" for what in sorted(changed | {*said} - known)]
+    assert found == [] and count >= 20, count
 
 
 @pytest.mark.parametrize("address", ["", f"{ADDRESS}/"], ids=["no address", "address"])
@@ -284,7 +329,8 @@ def test_the_first_screen_says_what_it_is_and_what_to_do_next(page, width, heigh
     assert max(first, *parts) <= height, "below the fold"
     assert page.count(".cards > *") == page.count(".cards > * > :is(img, svg, .lines)") == 4
     page.until(f"{every('.cards img')}.every((one) => one.naturalWidth > 0)", "pictures")
-    assert "has run on a real GPU yet" in page.ask(f"{one('.status-box')}.textContent")
+    said = re.sub(r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", home.tested())
+    assert said in page.ask(f"{one('.status-box')}.textContent") and "H100" in said
     assert page.ask(WIDTH) <= width
 
 

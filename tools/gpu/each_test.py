@@ -8,7 +8,8 @@ from pathlib import Path
 class Rows:
     def pytest_runtest_logreport(self, report):
         if not report.skipped and (report.when == "call" or report.failed):
-            name = report.nodeid.partition("::test_")[2].replace("_", " ")
+            test, bracket, case = report.nodeid.partition("::test_")[2].partition("[")
+            name = test.replace("_", " ") + bracket + case
             seen = [f"{what} {value}" for what, value in report.user_properties if what != "cost"]
             said = report.longreprtext.splitlines() or ["it failed"]
             value, verdict = (

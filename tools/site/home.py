@@ -105,8 +105,14 @@ def home(book) -> str:
         kill=link(notebook_page(lessons.get("05_snapshots").notebooks[0])),
         curve=curve(book.widgets["planner"]),
         changed=changed_lines(),
+        tested=tested(),
         navigation=navigation(book),
     )
+
+
+def tested() -> str:
+    """What README.md says about where all this has run, so that the home page cannot say something else."""
+    return re.search(r"(?m)^> (\*\*Tested on\*\* .*)", (ROOT / "README.md").read_text())[1]
 
 
 def curve(planner, model="Llama 3 405B", gpus="16,384") -> dict:

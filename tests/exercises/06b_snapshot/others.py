@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import re
 import struct
 import sys
 import tempfile
@@ -31,9 +32,7 @@ def hard_links():
 
         def names(self):
             names = sorted(os.scandir(self.place), key=lambda entry: entry.name)
-            return [
-                one.path for one in names if one.name.startswith("step-") and one.name.endswith(".snapshot")
-            ]
+            return [one.path for one in names if re.fullmatch(r"step-\d{8}\.snapshot", one.name)]
 
         def tidy(self, keep):
             for entry in list(os.scandir(self.place)):
@@ -166,7 +165,7 @@ def torch_writes():
         place = os.open(folder, os.O_RDONLY)
         fsync(place)
         os.close(place)
-        for old in sorted(folder.glob("step-*.snapshot"), reverse=True)[2:]:
+        for old in sorted(folder.glob(SNAPSHOTS), reverse=True)[2:]:
             old.unlink()
 
     def look_into(path, job):
@@ -181,7 +180,7 @@ def torch_writes():
         return ("of another job", None) if of_job != job else ("", (step, state))
 
     def load(folder, job):
-        paths = sorted(Path(folder).glob("step-*.snapshot"))
+        paths = sorted(Path(folder).glob(SNAPSHOTS))
         while paths:
             path = paths.pop()
             reason, found = look_into(path, job)

@@ -50,7 +50,7 @@ class Stage(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.from_numpy(inputs["weight"]))
         self.tools, self.calls, self.settles = tools, 0, inputs.get("settles", [])
-        self.most = len(inputs["schedule"]) // 2
+        self.most, self.transposes = len(inputs["schedule"]) // 2, inputs.get("transposes", False)
 
     def forward(self, data):
         place, self.calls = self.calls, self.calls + 1
@@ -64,6 +64,8 @@ class Stage(nn.Module):
 
         number = ask("forward", data)
         output = torch.tanh(data @ self.weight)
+        if self.transposes:  # the same numbers, column after column in memory
+            output = output.T.contiguous().T
         return Asking.apply(output, number, lambda gradient: ask("backward", gradient))
 
 

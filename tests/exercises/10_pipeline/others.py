@@ -88,9 +88,9 @@ def event_queue():
         def forward(self, number):
             if self.rank > 0:
                 received = self.receive(torch.empty(*self.shape), self.rank - 1)
-                output = self.module(received.requires_grad_())
+                output = self.module(received.requires_grad_()).contiguous()
             else:
-                received, output = None, self.module(self.inputs[number])
+                received, output = None, self.module(self.inputs[number]).contiguous()
             if self.last:
                 output = self.loss_function(output, self.targets[number]) / self.count
                 self.loss += output.item()
@@ -155,7 +155,7 @@ def received_early():
                     result = loss_function(result, targets[number]).div(count)
                     mean += float(result)
                 else:
-                    sent = dist.isend(result.detach().clone(), rank + 1)
+                    sent = dist.isend(result.detach().contiguous(), rank + 1)
                     gradients = gradients or Incoming(rank + 1, count, tuple(result.shape))
                 graphs[number] = given, result, sent
                 continue

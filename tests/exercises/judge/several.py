@@ -51,7 +51,8 @@ def as_if(verdict: Verdict, known: list[str]) -> None:
 
 def gates_of(trial: Trial, world_size: int, *names: str) -> list[dict[str, dict[str, Any]]]:
     """For each rank the gates of these names, each with a number that nobody knows before."""
-    return [{name: {"value": trial.secret()} for name in names} for _ in range(world_size)]
+    numbers = {name: trial.secrets(world_size) for name in names}
+    return [{name: {"value": numbers[name][rank]} for name in names} for rank in range(world_size)]
 
 
 def pass_gates(

@@ -136,6 +136,12 @@ class Trial:
         """A number for a gate, near 1, that no code of a student can know before it has passed the gate."""
         return float(numpy.float32(self.unknown.uniform(0.6, 1.6)))
 
+    def secrets(self, count: int) -> list[float]:
+        """A secret for each rank, any two of them at least 1/(2 count) apart. Exercise 08 tells by them which
+        rank updated a parameter: from two secrets that nearly agree, it named the wrong rank."""
+        places = self.unknown.permutation(count) + self.unknown.uniform(0, 0.5, count)
+        return (0.6 + places / count).astype("float32").tolist()
+
     def asked(self, rank: int, name: str) -> dict[str, Any]:
         """What a rank gave to the judge when it asked at a gate ("with"), and what was seen from outside when
         the gate opened: sent, memory (bytes)."""

@@ -17,6 +17,7 @@ html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 # A shortcut of one letter would be in the way of those who speak to their machine: site.js has Ctrl+K.
 html_theme_options = {"navigation_with_keys": True, "enable_search_shortcuts": False}
+smartquotes = False  # it makes one dash of the two of an option: --no-reshard, copied, would fail
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
