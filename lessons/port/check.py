@@ -554,8 +554,11 @@ def same_after_kill(folder, arguments, many, runs):
         row = "snapshots-for-your-script" if launchers == 1 else "many-machines"
         if run.failed:
             return wrong(f"{words[-1]}, and then {run.reason()[1]}", row)
-        steps = run.steps(0)
-        if name := differing(final, steps[-1]["weights"] if steps else {}):
+        # With --steps, a run that goes on from a snapshot ends later than the one without a kill.
+        steps, name = run.steps(0), "no weight"
+        while steps and (name := differing(final, steps[-1]["weights"])) and arguments.steps:
+            steps.pop()
+        if name:
             again = Run(folder, arguments, "again") if launchers == 1 else many
             if again.failed or differing(final, again.steps(0)[-1]["weights"]):
                 return unseen("two runs without a kill end with different weights", "seeds-and-dropout")

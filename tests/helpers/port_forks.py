@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -55,6 +56,7 @@ def start(words, folder, environment, log):
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        tempfile.tempdir = None  # Python remembers this process's
         torch._dynamo.config.disable = True
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
