@@ -1,0 +1,107 @@
+"""check.py names what is wrong with a port, accuses no right one, and leaves nothing behind."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from lessons import ROOT
+
+PORT = ROOT / "lessons/port"
+WRONG = tomllib.loads((ROOT / "tests/lessons/wrong_ports.toml").read_text())
+OPTIONS = {
+    "after.py": ["--epochs", "2", "--batch-size", "320", "--workers", "0", "--resume"],
+    "after_iterations.py": ["--iterations", "8", "--resume"],
+}
+TRUE, FORKED = PORT / "check.py", ROOT / "tests/helpers/port_forks.py"  # the second one starts faster
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Check a script in which `new` stands for `old`: the status, and the verdict on each promise."""
+
+    def check(program, script, options, old="", new="", **environment):
+        mine, temporary = tmp_path / "mine", tmp_path / "temporary"
+        for folder in (mine, temporary):
+            folder.mkdir()
+        text = re.sub(r"% \d+ == 0", "% 4 == 0", (PORT / script).read_text())  # it saves more often
+        assert old in text, "the script has changed"
+        (mine / "my.py").write_text(text.replace(old, new) if old else text)
+        shutil.copy(PORT / "batch_norm.py", mine)
+        before = {path.name: path.read_bytes() for path in mine.iterdir()}
+        command = [sys.executable, program, *options, "--", "my.py", *OPTIONS[script]]
+        environment = os.environ | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"} | environment
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "cache")
+        done = subprocess.run(command, cwd=mine, env=environment, capture_output=True, text=True, timeout=900)
+        assert {path.name: path.read_bytes() for path in mine.iterdir()} == before
+        assert not list(temporary.iterdir())
+        lines = done.stdout.splitlines()
+        verdicts = {
+            line[10:12]: (line[:8].strip(), reason.strip())
+            for line, reason in zip(lines[::2], lines[1::2], strict=True)
+        }
+        return done.returncode, verdicts, done.stdout + done.stderr
+
+    return check
+
+
+NUMBERS = {name: f"{number}." for number, name in enumerate(
+    ("weights", "batches", "gradients", "collectives", "restarts", "output"), 1)}  # fmt: skip
+QUICK = "no DDP", "all ranks draw the same", "all ranks print"
+LONG = "own batch norm", "a barrier for one rank", "no optimizer in the checkpoint"
+
+
+@pytest.mark.quick(*QUICK)
+@pytest.mark.long(*LONG)
+@pytest.mark.night
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_port_is_named(check, name):
+    case = WRONG[name]
+    promise, script = case["promise"], case.get("script", "after.py")
+    options = ["--only", promise, *(["--exact"] if promise == "gradients" else [])]
+    code, verdicts, text = check(FORKED, script, options, case["old"], case["new"])
+    assert verdicts[NUMBERS[promise]][0] == "wrong" and code == 1, text
+
+
+@pytest.mark.quick("after_iterations.py")
+@pytest.mark.long
+@pytest.mark.parametrize("script", OPTIONS)
+def test_a_right_port_keeps_all_promises(check, script):
+    code, verdicts, text = check(FORKED, script, ["--exact"])
+    assert code == 0 and [word for word, _ in verdicts.values()] == ["ok"] * 6, text
+
+
+@pytest.mark.long
+def test_as_a_reader_types_it(check, tmp_path):
+    """True launches; a sitecustomize that was there before is still imported."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import os\nos.environ['THERE'] = 'yes'\n")
+    new = "assert os.environ['THERE'] == 'yes'\nrank, local_rank"
+    code, verdicts, text = check(
+        TRUE,
+        "after_iterations.py",
+        ["--steps", "6"],
+        "rank, local_rank",
+        new,
+        PYTHONPATH=str(other),
+    )
+    assert code == 0 and "wrong" not in [word for word, _ in verdicts.values()], text
+
+
+@pytest.mark.long
+def test_a_hang_is_named_within_seconds(check):
+    case = WRONG["a barrier for one rank"]
+    _, verdicts, text = check(FORKED, "after.py", ["--only", "collectives"], case["old"], case["new"])
+    assert "rank 1 waits in my.py:" in verdicts["4."][1], text
+
+
+def test_it_names_rows_that_the_page_has():
+    rows = set(re.findall(r'"([a-z]+(?:-[a-z]+)+|reducelronplateau|evaluation)"', TRUE.read_text()))
+    headings = re.findall(r"^##+ (.*)", (ROOT / "lessons/pages/port.md").read_text(), re.M)
+    there = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert len(rows) > 10 and rows <= there
