@@ -24,7 +24,7 @@ def positions_of(rank, size, order, length):
 
 
 def ring_attention(query, key, value, group, order):
-    """Attention of this process's queries over all keys, with at most three shards in memory."""
+    """Attention of this process's queries over all keys, with only a few shards in memory."""
     return RingAttention.apply(query, key, value, group, order)
 
 

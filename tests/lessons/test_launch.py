@@ -114,7 +114,7 @@ def check_kubernetes(text):
 
 def torchrun_options(command):
     words = shlex.split(command.replace("$((JOB_COMPLETION_INDEX == 0))", "INDEX"))
-    assert words[:2] == ["exec", "torchrun"], "without exec, bash does not pass SIGTERM on"
+    assert words[:2] == ["exec", "torchrun"], "without exec, bash may stay and not pass SIGTERM on"
     return dict(itertools.pairwise(words))
 
 

@@ -39,7 +39,7 @@ ALWAYS = {"08_real_training": ("--double",)}
 TWO = min(2, pretending.real() or 2)
 # Without these, NCCL and cuBLAS may add up in another order in the next run.
 SAME_BYTES = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-# On an H100 these had the losses of 01 within 1.7e-7, and 01 those of the CPU within 8.3e-8.
+# On an H100 these had their losses of one process within 1.7e-7, and 01 those of the CPU within 8.3e-8.
 ON_H100 = ("01", "02", "03", "04", "05", "06", "06b", "09", "10", "11", "12")
 
 
