@@ -1,7 +1,7 @@
 """The other half of lesson 09: checkpoints that a thread writes while training continues.
 
-Each process writes its own shards of all tensors and reads only the rows that it needs, so a run on any
-number of processes can resume from a checkpoint.
+Each process writes its own shards of all tensors and reads only the shards that contain rows that it needs,
+so a run on any number of processes can resume from a checkpoint.
 """
 
 from datetime import timedelta
