@@ -10,10 +10,13 @@ python=$venv/bin/python
 out=${OUT:-out}/newest/$(basename "$venv")
 mkdir -p "$out"
 
-sed "s/^torch==.*/torch${TORCH:+==$TORCH}/; s/^torchvision==.*/torchvision${TORCHVISION:+==$TORCHVISION}/" \
-    requirements.txt >"$out/requirements.txt"
-python3 -m venv "$venv" && "$python" -m pip install --quiet -r "$out/requirements.txt" || exit 1
-sh tools/install.sh "$python" "$out/requirements.txt"
+if [ ! -e "$venv/ready" ]; then
+    sed "s/^torch==.*/torch${TORCH:+==$TORCH}/; s/^torchvision==.*/torchvision${TORCHVISION:+==$TORCHVISION}/" \
+        requirements.txt >"$out/requirements.txt"
+    python3 -m venv "$venv" && "$python" -m pip install --quiet -r "$out/requirements.txt" || exit 1
+    sh tools/install.sh "$python" "$out/requirements.txt"
+    touch "$venv/ready"
+fi
 
 failed=0
 : >"$out/table"
@@ -28,7 +31,7 @@ run() {
 }
 tests() { "$python" -m pytest -q -n "${PROCESSES:-2}" --dist worksteal "$@"; }
 
-run lessons "$python" tools/ladder.py --lessons all --epochs 2 --out "$out/lessons"
+run lessons "$python" tools/ladder.py --lessons all --epochs 2 --train-size 1200 --test-size 300 --out "$out/lessons"
 run errors tests tests/lessons/test_errors.py
 run recipes tests tests/lessons/test_recipes.py
 run frameworks tests tests/lessons/test_frameworks.py tests/lessons/test_older.py
