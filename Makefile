@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-room test-all costs tools check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-room test-all costs tools newest check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,6 +42,9 @@ costs: setup ## run all tests and write the CPU seconds of each to tests/costs.j
 
 tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chromium, frameworks)
 	@sh tools/install.sh $(PYTHON)
+
+newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISION=0.29.1, before a release
+	@sh tools/newest.sh
 
 # To a person at a terminal the report says it all: "make: *** [Makefile:63: check] Error 1" would say it worse.
 check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at every save), SUBMISSION=folder

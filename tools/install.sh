@@ -2,6 +2,7 @@
 # Install what some tests need beside Python: `make tools`. On Debian and Ubuntu; as root, or with sudo.
 # What cannot be installed is named, and its tests are skipped.
 PYTHON=${1:-.venv/bin/python}
+REQUIREMENTS=${2:-requirements.txt}
 PATH=$PATH:/usr/sbin:/sbin
 missing=
 for pair in slurmctld:slurm-wlm munged:munge ip:iproute2 chromium:chromium npm:npm bwrap:bubblewrap g++:g++; do
@@ -17,13 +18,13 @@ fi
 # The frameworks, Optuna for lesson 14, safetensors for notebook 09a, and the tools that check the recipes: the
 # same. None of them changes what requirements.txt has.
 pip="$PYTHON -m pip install --quiet --disable-pip-version-check"
-$pip -c requirements.txt -r lessons/frameworks/requirements.txt \
+$pip -c $REQUIREMENTS -r lessons/frameworks/requirements.txt \
     || echo "cannot install lessons/frameworks/requirements.txt: its tests will be skipped" >&2
-$pip -c requirements.txt -r lessons/frameworks/ray.txt \
+$pip -c $REQUIREMENTS -r lessons/frameworks/ray.txt \
     || echo "cannot install lessons/frameworks/ray.txt: its tests will be skipped" >&2
-$pip -c requirements.txt -r lessons/parts/tuning.txt \
+$pip -c $REQUIREMENTS -r lessons/parts/tuning.txt \
     || echo "cannot install lessons/parts/tuning.txt: its tests will be skipped" >&2
-$pip -c requirements.txt -r lessons/parts/fine_tuning.txt \
+$pip -c $REQUIREMENTS -r lessons/parts/fine_tuning.txt \
     || echo "cannot install lessons/parts/fine_tuning.txt: its tests will be skipped" >&2
 # What builds the site has an environment of its own. axe-core says there whether everybody can read the pages.
 AXE=axe-core-4.14.1

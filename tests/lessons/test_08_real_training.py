@@ -98,6 +98,18 @@ def test_torchs_own_refuses_the_cpu(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+def test_nms_is_declared_only_where_torchvisions_own_cannot_be_loaded():
+    """On a CPU build of torch, of which torchvision has none on PyPI, it cannot."""
+    operators = workload.import_torchvision().ops
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 1.9], [5.0, 5.0, 6.0, 6.0]])
+    scores = torch.tensor([0.9, 0.8, 0.7])
+    if hasattr(workload.import_torchvision, "declared"):
+        with pytest.raises(RuntimeError, match="Couldn't load custom C\\+\\+ ops"):
+            operators.nms(boxes, scores, 0.5)
+    else:
+        assert operators.nms(boxes, scores, 0.5).tolist() == [0, 2]
+
+
 def test_the_model_is_torchvisions_resnet_18_but_for_its_first_layers():
     torch.manual_seed(0)
     theirs = workload.import_torchvision().models.resnet18(num_classes=10)
