@@ -47,7 +47,9 @@ def train(rank, world_size, device, arguments):
 
     norm = FloatSyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
-    model = model.to(device, arguments.dtype, memory_format=torch.channels_last)
+    # On CPUs with AVX2, channels_last crashes in torch 2.13 if a layer has fewer than 8 channels.
+    layout = torch.channels_last if arguments.width >= 8 else torch.contiguous_format
+    model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:

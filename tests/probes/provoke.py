@@ -134,7 +134,7 @@ def addresses_of_an_old_run():
     first = mp.start_processes(joins, (path, 60), nprocs=2, join=False, start_method="fork")
     while not first.join():  # both end without a word, and leave the file
         pass
-    # Rank 0 alone: if rank 1 came too and was quick, rank 0 would read its new address, and all would be well.
+    # Rank 0 alone: if rank 1 came too and was quick, rank 0 would read its new address.
     mp.start_processes(joins, (path, 5), nprocs=1, start_method="fork")
 
 
