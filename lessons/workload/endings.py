@@ -122,8 +122,7 @@ def release_group():
         elif type(thing) is FunctionType and thing.__defaults__:
             forget_group(thing)
     gc.collect()  # a DDP object refers to its group, and also to itself
-    if "triton" not in sys.modules:  # triton 3.9 prints 40 lines about leaks if it is not freed
-        gc.freeze()  # otherwise Python spends half a second on garbage at exit
+    gc.freeze()  # otherwise Python spends half a second on garbage at exit
 
 
 def crash_once(now):
