@@ -2,8 +2,8 @@
 
     python lessons/older/hogwild.py --world-size 2
 
-You will see the accuracy at the end. It is close to lesson 01's, and different in each run, because the
-processes may overwrite each other's changes. This needs a CPU: no process waits for another, and none sends.
+You will see the accuracy at the end. It is close to lesson 01's. The weights differ from run to run, because
+the processes may overwrite each other's changes. No process waits for another, and none sends anything.
 """
 
 import sys
@@ -51,7 +51,7 @@ if __name__ == "__main__":
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
-    model.share_memory()  # without it, forked processes would train copies, and this one would learn nothing
+    model.share_memory()  # mp.spawn would do this as well, but forked processes would train copies
     before = count_correct(model, test_set)
     mp.spawn(worker, (arguments.world_size, model, arguments), nprocs=arguments.world_size)
     after = count_correct(model, test_set)

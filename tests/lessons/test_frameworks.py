@@ -319,6 +319,7 @@ PREPARED = "accelerator.prepare(\n        model, optimizer, train_loader, test_l
 # What the page says of each, and what a reader would not see at once: without our line, another curve.
 TRAPS = [
     ("accelerate_ddp", "train_loader.set_epoch(epoch)", "pass"),
+    ("accelerate_ddp", "use_seedable_sampler=True", "use_seedable_sampler=False"),
     ("accelerate_ddp", PREPARED, f"{PREPARED}\n    scheduler = accelerator.prepare(scheduler)"),
     ("accelerate_ddp", "accelerator.gather_for_metrics", "accelerator.gather"),
     ("fabric_ddp", "arguments.seed + 1", "arguments.seed"),
