@@ -99,6 +99,7 @@ SENTENCES = {
         "`let_the_first_speak` makes them wait before they print.",
         "snapshots = Snapshots": "`Snapshots` locks the folder, knows the settings of the run, and sets "
         "`told_to_stop` when a signal arrives.",
+        "+ shared=not": "With `--own-disks`, each machine keeps the snapshots on its own disk.",
         "+ state = snapshots.find": "`find_newest` skips damaged files and refuses a snapshot with different "
         "settings.",
         "stop = snapshots.agree_to_stop()": "After each step the processes vote. If one process was told "
@@ -108,8 +109,7 @@ SENTENCES = {
         "return False": "At the end, `close` releases the lock. `False` means that nobody told the run to "
         "stop.",
         "end_with_parent": "If its launcher is killed, a process ends too.",
-        "--time-limit": "`--own-disks` is for machines that share no disk. `--time-limit` is how long a "
-        "process waits for a process that hangs.",
+        "--time-limit": "This is how long a process waits for a process that hangs.",
         "stopped = train": "If the run was told to stop, `leave` ends the process with status 75.",
     },
     "07_mixed_precision": {
