@@ -29,7 +29,7 @@ NEW = {
     "06_multinode": 20,
     "06a_any_step": 35,
     "06b_preemption": 40,
-    "08_real_training": 45,
+    "08_real_training": 47,
     "09_fsdp": 80,
     "10_pipeline": 95,
     "11_tensor_parallel": 95,
