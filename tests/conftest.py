@@ -96,9 +96,10 @@ def pytest_runtest_protocol(item):
 
 def pytest_sessionfinish(session):
     is_main = not hasattr(session.config, "workerinput")
-    if is_main and not session.config.getoption("--not-again"):
+    cache = getattr(session.config, "cache", None)  # `make check` runs without it
+    if is_main and cache and not session.config.getoption("--not-again"):
         reports = session.config.pluginmanager.get_plugin("terminalreporter").stats.get("passed", [])
-        session.config.cache.set(tiers.PASSED, [report.nodeid for report in reports])
+        cache.set(tiers.PASSED, [report.nodeid for report in reports])
     if is_main and skips(session.config)[1] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
