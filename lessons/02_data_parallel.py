@@ -5,7 +5,7 @@
 You will see lesson 01's lines again. In every step, one process with one thread per GPU does this:
     scatter    GPU 0 splits the batch into one chunk per GPU
     replicate  GPU 0 copies the whole model to all other GPUs, again in every step
-    forward    the threads run the copies, but Python's lock (the GIL) lets only one thread run at a time
+    forward    the threads run the copies, but Python's lock (the GIL) lets only one thread run Python code
     gather     the outputs go back to GPU 0, which computes the loss
     backward   the gradients of all copies are added up on GPU 0, and the copies are discarded
     step       only GPU 0 updates its model

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import workload
 
 
-@record  # torchrun's report then names the first process that failed, with its host and traceback
+@record  # torchrun's report then has the traceback of the first process that failed
 def train(rank, world_size, device, arguments):
     check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)

@@ -4,7 +4,7 @@ r"""Lesson 06b: preemption and damage.
         --max-restarts 3 lessons/06b_preemption.py --snapshot-every 30 --crash-at 3
 
 You will see lesson 06a's lines again. Press Ctrl-C in another run: all processes save after the same step,
-and the run ends with status 75. parts/snapshot.py also handles damaged files, full disks and second runs.
+and each ends with status 75. parts/snapshot.py also handles damaged files, full disks and second runs.
 """
 
 import os

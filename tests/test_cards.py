@@ -272,7 +272,7 @@ def paste(forked, tmp_path):
 def test_the_lines_of_a_card_do_in_another_script_what_they_should(paste, number):
     """They run where the card says, in a script that has nothing of ours."""
     if number == "14":
-        pytest.importorskip("optuna", reason="needs optuna: make tools")
+        pytest.importorskip("optuna", reason="needs lessons/parts/tuning.txt: make tools installs it")
     processes, before, after = PASTED[number]
     if number == "05":  # killed in its third epoch, and then started again
         paste(number, processes, before, after, status=1)
