@@ -27,6 +27,7 @@ RESTARTS = "05_snapshots"  # the lesson that is started by the same command
 # On the last rank, in the middle of the second epoch.
 KILLED = """
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == world_size - 1 and {where}:
+        os.write(2, b"about to be killed\\n")
         os.kill(os.getpid(), 9)
 """
 
@@ -113,7 +114,8 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(forked, tmp_path, 
         result = forked(words, environment, folder=folder)
         assert result.code == 0, result.stderr
         files[folder] = (result.out / "port" / file).read_bytes()
-    assert "SIGKILL" in result.stderr
+    # torchrun may name another process instead, which failed in the same second because this one was gone.
+    assert "about to be killed" in result.stderr and "failed (exitcode: " in result.stderr
     assert files["killed"] == files["whole"]
     words, environment = command(path, 3, *options, "--resume")
     assert forked(words, environment, folder="killed").code == 0, "nothing is left to do"
