@@ -60,7 +60,7 @@ def train(arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Move to the CPU first: a file of GPU tensors would not load on a laptop.
+    # Move to the CPU first: without a GPU, a file of GPU tensors loads only with map_location.
     torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

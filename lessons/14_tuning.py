@@ -80,7 +80,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
         if epoch < arguments.epochs and trial.should_prune():
             raise optuna.TrialPruned  # worse than half of the complete trials at this epoch
 
-    # Move to the CPU first: a file of GPU tensors would not load on a laptop.
+    # Move to the CPU first: without a GPU, a file of GPU tensors loads only with map_location.
     torch.save(model.cpu().state_dict(), tuning.weights_of(arguments, trial.number))
     return accuracy
 

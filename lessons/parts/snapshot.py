@@ -79,7 +79,7 @@ class Snapshots:
             self.lock = open(self.folder / f"{self.name}.lock", "a+")  # noqa: SIM115
             holder = wait_for_lock(self.lock, run)
             if holder != run:
-                problem = f"{self.folder} is in use by {holder}: end it, or name another --out"
+                problem = f"{self.folder} is in use by {holder}: end it, or name another folder"
             else:
                 for temporary in self.folder.glob(f"{self.name}.epoch*.temporary"):
                     temporary.unlink(missing_ok=True)  # left by a process that was killed while saving
@@ -168,7 +168,7 @@ class Snapshots:
                 differences.append(f"{name} {theirs.get(name)}, not {value}")
         if not differences:
             return None
-        return f"{path} has {'; '.join(differences)}: remove it, or name another --out"
+        return f"{path} has {'; '.join(differences)}: remove it, or name another folder"
 
 
 class StopVote:
@@ -258,7 +258,7 @@ def seal(state):
 
 
 def unseal(data):
-    """The state in these bytes, or None if they are damaged or not from this lesson."""
+    """The state in these bytes, or None if they are damaged or not a snapshot of this kind."""
     content, checksum = data[:-4], data[-4:]
     if zlib.crc32(content).to_bytes(4) != checksum:
         return None
@@ -273,7 +273,7 @@ def unseal(data):
 
 def rename_damaged(path):
     """Rename a damaged file, so that it does not count as one of the two snapshots to keep."""
-    say(f"refused {path}: damaged, or not from this lesson; taking the one before")
+    say(f"refused {path}: damaged, or not a snapshot of this kind; taking the one before")
     number, new = 1, Path(f"{path}.refused")
     while new.exists():  # do not overwrite an earlier refused file of the same step
         number += 1

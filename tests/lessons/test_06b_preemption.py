@@ -80,7 +80,7 @@ def check_refused(alone, capfd, data):
     state = alone.find_newest()
     assert state["epoch"] == 2
     assert torch.equal(state["model"], WEIGHTS)
-    line = f"refused {newest}: damaged, or not from this lesson; taking the one before\n"
+    line = f"refused {newest}: damaged, or not a snapshot of this kind; taking the one before\n"
     assert capfd.readouterr().err == line
     assert not newest.exists()
 
@@ -136,7 +136,7 @@ def test_a_run_takes_the_snapshot_before_or_starts_anew_and_ends_with_the_same_b
     newest.write_bytes(newest.read_bytes()[:-100])
     again = fork(STEM, 2, *sizes)
     lines = [line for line in again.stderr.splitlines() if "refused" in line]
-    assert lines == [f"refused out/{newest.name}: damaged, or not from this lesson; taking the one before"]
+    assert lines == [f"refused out/{newest.name}: damaged, or not a snapshot of this kind; taking the one before"]
     assert "resumed in epoch 3 after step 8\n" in again.stdout
     assert (out / f"{STEM}.pt").read_bytes() == weights
     for path in snapshots(out):
@@ -164,7 +164,7 @@ def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork):
     before = {path.name: path.read_bytes() for path in snapshots(out)}
     newest = f"out/{STEM}.epoch0003-step000000020.snapshot"
     line = refusal(fork(STEM, 2, *SMALL, "--lr", 0.1, "--seed", 1, refused=True))
-    assert line == f"error: {newest} has lr 0.04, not 0.1; seed 0, not 1: remove it, or name another --out"
+    assert line == f"error: {newest} has lr 0.04, not 0.1; seed 0, not 1: remove it, or name another folder"
     # The same settings, and a model of another size.
     path = snapshots(out)[-1]
     state = torch.load(io.BytesIO(path.read_bytes()[:-4]), weights_only=True)
@@ -173,7 +173,7 @@ def test_a_snapshot_of_other_settings_or_of_another_model_is_refused(fork):
     state["settings"]["model"] = other
     path.write_bytes(saved(state))
     line = refusal(fork(STEM, 2, *SMALL, refused=True))
-    assert line == f"error: {newest} has model {other}, not {own}: remove it, or name another --out"
+    assert line == f"error: {newest} has model {other}, not {own}: remove it, or name another folder"
     path.write_bytes(before[path.name])
     assert {path.name: path.read_bytes() for path in snapshots(out)} == before
 
@@ -306,7 +306,7 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
     words, environment = launcher.command(STEM, 1, *SMALL[:-1], 100000, "--out", first.out)
     words[words.index("--max-restarts") + 1] = "0"  # each waits 5 seconds for the first run to go away
     second = start(STEM, words=words, environment=environment, folder="second").finish(120)
-    said = rf"error: {first.out} is in use by process \d+ of \S+, since [\d:]+: end it, or name another --out"
+    said = rf"error: {first.out} is in use by process \d+ of \S+, since [\d:]+: end it, or name another folder"
     assert re.fullmatch(said, refusal(second))
     assert first.process.poll() is None
     assert (first.out / f"{STEM}.jsonl").read_text().splitlines()[: len(before)] == before
