@@ -124,7 +124,7 @@ def install_cuda(torch, device):
         "current_device": device.current_device,
         "set_device": lambda where: device.set_device(index_of(where)),
         "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_maybe_exchange_device": lambda index: exchange(index),  # dynamo must tell it from the other
         "device": On,
         "synchronize": lambda where=None: note("synchronize"),
         "Stream": Stream,
