@@ -47,6 +47,7 @@ def train(rank, world_size, device, arguments):
     layout = torch.channels_last if arguments.width >= 8 else torch.contiguous_format
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
+    model.forward_sync_buffers = False  # synchronized batch norm: all ranks have the same buffers already
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))

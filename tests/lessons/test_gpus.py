@@ -18,6 +18,8 @@ from meshes import run_probe
 
 # They wait as long as PyTorch does. Lesson 06b says what that can cost, and has --time-limit.
 PATIENT = ("04_ddp_torchrun", "05_snapshots", "06_multinode", "06a_any_step", "07_mixed_precision")
+# One of their groups waits half an hour: for a snapshot, which may be written to a slow disk.
+SAVING = ("06b_preemption", "08_real_training")
 TOGETHER = [lesson for lesson in lessons.LESSONS if lesson.launcher in ("torchrun", "two agents")]
 
 
@@ -32,6 +34,8 @@ def test_a_lesson_takes_the_gpu_of_its_local_rank_and_waits_two_minutes_for_othe
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         assert seen["asked"] == [7]
         limit = 1800 if lesson.stem in PATIENT else 120
+        if lesson.stem in SAVING:
+            seen["seconds"].remove(1800)
         assert max(seen["seconds"]) <= limit, "a lesson that waits as long as PyTorch does belongs in PATIENT"
 
 
