@@ -1,6 +1,7 @@
 """Every lesson on GPUs: the machine's own, or simulated ones (tests/pretend). `make gpu` runs this file too,
 and shows a row for each test, with the properties that it records."""
 
+import json
 import os
 import re
 import shlex
@@ -73,7 +74,9 @@ def on_gpus(fork, start, tmp_path):
             environment |= dict.fromkeys(folders, str(tmp_path / "compiled"))
         options = {"gpus": gpus, "folder": folder, "environment": environment}
         if not (truly or pretending.real() or "data_parallel" in lesson.stem):
-            return fork(lesson.stem, processes, *arguments, refused=refused, **options)
+            result = fork(lesson.stem, processes, *arguments, refused=refused, **options)
+            check_memory(tmp_path / folder / ".reports", gpus, processes)
+            return result
         if refused:  # no restarts
             options["words"], _ = launcher.command(
                 "04_ddp_torchrun", processes, *arguments, script=lesson.path
@@ -83,6 +86,14 @@ def on_gpus(fork, start, tmp_path):
         return result
 
     return on_gpus
+
+
+def check_memory(reports, gpus, processes):
+    """Each process allocates memory on its own GPU only."""
+    peaks = [json.loads(path.read_text())["memory"] for path in reports.iterdir()]
+    used = [[number for number, peak in enumerate(each) if peak] for each in peaks]
+    assert all(len(each) <= 1 for each in used), used
+    assert {number for each in used for number in each} <= set(range(min(gpus, processes))), used
 
 
 @pytest.fixture
@@ -218,6 +229,17 @@ def test_ddp_on_one_screen_runs_on_gpus(start, tmp_path):
         assert result.code == 0, result.stderr
         found.append(re.findall(r"loss (\S+)", result.stdout))
     assert found[0] and found[0] == found[1]
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("number", ["04", "09", "11", "16"])
+def test_torch_itself_finds_no_difference_between_the_ranks(start, compare, number):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares each collective over the ranks before it begins."""
+    lesson = next(each for each in lessons.LESSONS if each.number == number)
+    environment = SAME_BYTES | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "SHARE_GPU": str(int(TWO < 2))}
+    result = start(lesson.stem, 2, *short(lesson), gpus=TWO, environment=environment).finish()
+    assert result.code == 0, result.stderr
+    compare(lesson, result, 2, *short(lesson))
 
 
 # ---- kills, and what is saved --------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Run a script on a disk that takes SLOW seconds to write the second file that is synced to it.
 
-    slow_disk.py SCRIPT
+slow_disk.py SCRIPT
 """
 
 import os
