@@ -53,6 +53,14 @@ def test_all_images_are_kept_on_the_device():
         assert texts[stem].count("workload.load_images(arguments, device)") == 1, stem
 
 
+def test_lessons_with_a_mesh_let_nccl_connect_at_the_start():
+    """With device_id, PyTorch splits this connection for the groups of the mesh."""
+    texts = {lesson.stem: lesson.path.read_text() for lesson in lessons.LESSONS}
+    with_mesh = {stem for stem, text in texts.items() if "make_mesh(" in text}
+    assert with_mesh > {"11_tensor_parallel", "12_mesh"}
+    assert with_mesh == {stem for stem in with_mesh if "device_id=device_id" in texts[stem]}
+
+
 @pytest.fixture
 def gpus(monkeypatch):
     """As if the machine had so many: only their count is replaced."""

@@ -392,14 +392,17 @@ def test_an_epoch_waits_once_in_addition_to_its_report_and_its_snapshot(on_gpus,
 
 @needs_pretended
 @pytest.mark.night
-def test_batch_norm_waits_for_the_gpu_as_often_as_the_page_says(fork):
+def test_batch_norm_waits_for_the_gpu_as_often_as_the_page_says(fork, tmp_path):
     """240 and 480 images are 9 and 18 steps: a tenth of them is for validation."""
-    stem, waits = "08_real_training", []
+    stem, waits, broadcasts = "08_real_training", [], []
     for images in (240, 480):
         sizes = ("--train-size", images, "--batch-size", 24, "--test-size", 60, "--epochs", 1)
         found = fork(stem, 2, *sizes, folder=str(images), gpus=2).waits
         waits.append(sum(count for place, count in found.items() if place.startswith("parts/resnet.py")))
+        logs = [json.loads(path.read_text()) for path in (tmp_path / str(images) / ".reports").iterdir()]
+        broadcasts.append(sum(" broadcast " in line for log in logs for line in log["operations"]))
     assert waits[1] - waits[0] == 9 * 60
+    assert broadcasts[1] == broadcasts[0] > 0  # DDP sends the buffers at the start only
     page = lessons.get(stem).page.read_text()
     assert "three times per layer, 60 times per step" in page and "In each of the 20 layers" in page
 

@@ -1,6 +1,7 @@
 """The recipes: what the page quotes is what the scripts print, and the cures have one process's numbers."""
 
 import itertools
+import json
 import math
 import random
 import re
@@ -34,6 +35,7 @@ def recipe(forked, start):
             result = start("", words=words, folder=folder, environment=environment, gpus=gpus).finish()
         else:
             result = forked(words, environment, folder, gpus)
+        recipe.waits = result.waits
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result.stdout.splitlines()
 
@@ -353,6 +355,23 @@ def test_a_recipe_has_the_cpus_curve_on_gpus(recipe, tmp_path, name, gpus):
     limits = Curve(early=1e-2, late=1e-2, accuracy=0.05)
     limits = limits if pretending.real() or name == "mixed_precision" else Curve(early=1e-5, late=1e-5)
     assert launcher.difference(on_gpus, cpu, limits) == ""
+    if not pretending.real():
+        reports = (json.loads(path.read_text()) for path in (tmp_path / "gpus/.reports").iterdir())
+        assert any(map(any, (report["memory"] for report in reports))), "it has used the CPU"
+
+
+@needs_gpus
+@pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
+@pytest.mark.night
+def test_a_step_in_fp16_waits_for_the_gpu_twice(recipe):
+    """For the scaler's decision and for its scale. Batch norm and the board have their own files."""
+    found = []
+    for images in (144, 264):  # 5 and 10 steps
+        words = ("--train-size", images, *SMALL[2:], "--epochs", 1, "--precision", "fp16", "--patience", 9)
+        recipe("mixed_precision", 2, *words, gpus=2, folder=str(images))
+        own = (count for place, count in recipe.waits.items() if place.startswith("recipes/"))
+        found.append(sum(own))
+    assert found[1] - found[0] == 5 * 2, recipe.waits
 
 
 @needs_gpus

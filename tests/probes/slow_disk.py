@@ -1,7 +1,4 @@
-"""Run a script on a disk that takes SLOW seconds to write the second file that is synced to it.
-
-slow_disk.py SCRIPT
-"""
+"""Run the script that the words name on a disk that takes SLOW seconds to sync its second file."""
 
 import os
 import runpy
