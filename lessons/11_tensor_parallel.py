@@ -5,8 +5,8 @@
 You will see which collectives a step needs, and then the same losses on 1, 2 or 4
 processes. The model is a small transformer that reads an image row by row. Each process
 holds some of the heads and neurons of every block, and computes their outputs for all images.
-Twice per block, the processes add up their results. With --sequence-parallel, each process
-also keeps only its shard of the rows outside attention and feed-forward.
+Twice per block, the processes add up their results. With --sequence-parallel, each
+process also keeps only its shard of the rows outside attention and feed-forward.
 """
 
 import os

@@ -45,11 +45,9 @@ def train(rank, mesh, device, arguments):
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
-    positions = positions_of(context_rank, context_size, arguments.order, arguments.length)
-    positions = positions.to(device)
+    positions = positions_of(context_rank, context_size, arguments.order, arguments.length).to(device)
     model = build_model(len(characters), arguments.length, arguments.width).to(device)
-    # The ring has groups of its own: NCCL runs the messages of a group one after the other, and
-    # FSDP's would wait for the ring's.
+    # In one group with the ring, NCCL would run FSDP's messages after the ring's.
     ring = workload.make_mesh(device, data=data_size, context=context_size).get_group("context")
     shard(model, mesh, ring, arguments.order)
     compare_orders(rank, mesh, ring, device, arguments)

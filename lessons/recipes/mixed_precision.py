@@ -47,11 +47,10 @@ def train(rank, world_size, device, arguments):
 
     norm = FloatSyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
-    # On CPUs with AVX2, channels_last crashes in torch 2.13 if a layer has fewer than 8 channels.
-    layout = torch.channels_last if arguments.width >= 8 else torch.contiguous_format
+    layout = resnet.layout_for(arguments.width)
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
-    model.forward_sync_buffers = False  # synchronized batch norm: all ranks have the same buffers already
+    model.forward_sync_buffers = False  # batch norm keeps them equal on all ranks
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
@@ -102,7 +101,7 @@ def train(rank, world_size, device, arguments):
                 loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
-            scaler.step(optimizer)  # skips the step if a gradient is not finite; to know, it waits for a GPU
+            scaler.step(optimizer)  # skips the step if a gradient is not finite
             scaler.update()  # halves the scale after such a step
             before, scale = scale, scaler.get_scale()  # waits for the GPU, too
             if scale < before:

@@ -183,9 +183,9 @@ if __name__ == "__main__":
         workload.refuse(f"{LANES} must divide by the number of processes, and --batch-size by {LANES}")
     if arguments.workers and LANES // world_size % arguments.workers:
         workload.refuse(f"the {LANES // world_size} lanes of a process must divide by --workers")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
-    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
+    backend = dist.get_default_backend_for_device(device)
+    device_id = None if device.type == "cpu" else device
     dist.init_process_group(backend, device_id=device_id)
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -121,10 +121,10 @@ def may_share():
 
 
 def has_gpus_of_its_own():
-    """Whether no other process sees the GPUs of this process, as under srun --gpus-per-task=1."""
+    """Whether no other process sees them, as under srun --gpus-per-task=1."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
     if tasks is None or tasks != os.environ.get("WORLD_SIZE"):
-        return False  # one srun task has started several processes, and they see the same GPUs
+        return False  # processes that one task has started see the same GPUs
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", tasks))
     return gpu_count() * processes <= int(os.environ.get("SLURM_GPUS_ON_NODE", 0))
 

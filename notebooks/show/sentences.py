@@ -338,7 +338,7 @@ SENTENCES = {
         "that share a text": "Processes that share a text load the same text, and each computes a part of "
         "it.",
         "positions_of": "The process determines its positions, and builds a model for longer texts.",
-        "+ # The ring has": "The ring gets groups of its own, so FSDP's messages do not wait for it.",
+        "+ # In one group": "The ring gets groups of its own, so FSDP's messages do not wait for it.",
         "few = min(60": "This lesson generates no text.",
         "with loss_parallel": "Each process has all scores of its positions, so it needs only the ordinary "
         "loss.",
