@@ -43,10 +43,10 @@ def train(rank, world_size, device, arguments):
 
     norm = resnet.SyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
-    # On CPUs with AVX2, channels_last crashes in torch 2.13 if a layer has fewer than 8 channels.
-    layout = torch.channels_last if arguments.width >= 8 else torch.contiguous_format
+    layout = resnet.layout_for(arguments.width)
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
+    model.forward_sync_buffers = False  # batch norm keeps them equal on all ranks
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))

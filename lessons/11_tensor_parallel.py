@@ -5,8 +5,8 @@
 You will see which collectives a step needs, and then the same losses on 1, 2 or 4
 processes. The model is a small transformer that reads an image row by row. Each process
 holds some of the heads and neurons of every block, and computes their outputs for all images.
-Twice per block, the processes add up their results. With --sequence-parallel, each process
-also keeps only its shard of the rows outside attention and feed-forward.
+Twice per block, the processes add up their results. With --sequence-parallel, each
+process also keeps only its shard of the rows outside attention and feed-forward.
 """
 
 import os
@@ -147,6 +147,7 @@ if __name__ == "__main__":
         workload.refuse(f"{world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
     device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    dist.init_process_group(backend, timeout=timedelta(minutes=2))
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

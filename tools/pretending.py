@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1] / "tests/pretend"
@@ -77,6 +78,19 @@ def environment(gpus, reports, before):
     }
 
 
+def check_that_they_agree(one, other):
+    """Two ranks ask the communicators that they share for the same operations, in one order for all of these.
+    One that was ended has asked for fewer. Messages between two ranks are not compared."""
+    common = {line.split()[0] for line in one} & {line.split()[0] for line in other}
+    logs = [
+        [line for line in log if line.split()[0] in common and " message " not in line]
+        for log in (one, other)
+    ]
+    for number, (line, their) in enumerate(zip(*logs, strict=False), 1):
+        words = "another order" if line.split()[0] != their.split()[0] else "another operation"
+        assert line == their, f"operation {number} of two ranks, {words}: {line}, and {their}"
+
+
 def waits(gpus, reports):
     """How often rank 0 would have waited for its GPU, by line. A command that did not find its GPUs has used
     the CPU, and must not pass."""
@@ -85,6 +99,9 @@ def waits(gpus, reports):
     seen = {path.name: json.loads(path.read_text()) for path in Path(reports).glob("*.json")}
     counts = [each["gpus"] for each in seen.values()]
     assert counts and max(counts) > 0, f"no process has seen {gpus} GPUs: {counts}"
+    logs = [each.get("operations", []) for each in seen.values()]
+    for one, other in combinations([log for log in logs if log], 2):
+        check_that_they_agree(one, other)
     found = Counter()
     for name, each in seen.items():
         if name.startswith("rank0."):

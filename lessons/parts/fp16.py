@@ -58,7 +58,7 @@ def train(rank, world_size, device, arguments):
                 loss_sum += loss.detach()
             scaler.unscale_(optimizer)  # otherwise clipping would see scaled gradients
             norm = nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
-            scaler.step(optimizer)  # skips the step if a gradient is not finite
+            scaler.step(optimizer)  # skips the step if a gradient is not finite; to know, it waits for a GPU
             scaler.update()  # halves the scale after such a step
             clipped += norm.isfinite() & (norm > arguments.clip_norm)
             skipped += ~norm.isfinite()

@@ -35,6 +35,13 @@ class ResNet18(nn.Sequential):
         return super().forward((images.to(self[0].weight.dtype) - 48) / 64)
 
 
+def layout_for(width):
+    """channels_last, except where it crashes in torch 2.13: on CPUs with AVX2, if a layer
+    has fewer than 8 channels.
+    """
+    return torch.channels_last if width >= 8 else torch.contiguous_format
+
+
 class SumOfAll(torch.autograd.Function):
     """The sum over all processes. The backward pass sums the gradients of all
     processes.

@@ -54,6 +54,8 @@ class Snapshots:
         self.told_to_stop = told_to_stop or threading.Event()
         # On the CPU, so that these messages do not wait behind the gradients of a GPU.
         self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=time_limit))
+        # A slow disk may take longer than `time_limit` to write a snapshot.
+        self.writing = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
         self.vote = StopVote(self.control)
         self.has_saved = False
         self.shared = shared
@@ -68,7 +70,7 @@ class Snapshots:
         if self.lock is not None:
             self.lock.close()
         # A group that outlives destroy_process_group can abort the process at exit.
-        self.control = self.vote = None
+        self.control = self.writing = self.vote = None
 
     def lock_folder(self):
         me = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%X')}"
@@ -136,6 +138,8 @@ class Snapshots:
                 os.fsync(file.fileno())  # without it, a power cut after the rename could leave an empty file
                 temporary.replace(path)
                 self.keep_two()
+        # Otherwise, the others would wait in the next all-reduce, which ends the run after `time_limit`.
+        dist.barrier(group=self.writing)
 
     def find_newest(self):
         """The state in the newest intact snapshot, or None if there is none."""

@@ -74,13 +74,14 @@ def with_ddp(model, order, counted):
 
 
 def with_fsdp2(model, order, counted):
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))  # by default, it would be for GPUs
     if order == "before":
         model.compile(backend=counted)
     for block in model.blocks:
         if order == "each block before":
             block.compile(backend=counted)
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     if order == "after":
         model.compile(backend=counted)
     return model

@@ -132,7 +132,7 @@ def write(model, folder, rank):
         (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def train(rank, world_size, arguments):
+def train(rank, world_size, device, arguments):
     folder = arguments.out / "lora"
     workload.set_seed(arguments.seed)
     if rank == 0:
@@ -141,21 +141,23 @@ def train(rank, world_size, arguments):
     workload.set_seed(arguments.seed)  # the adapters of all processes begin with the same numbers
     model = read_base(folder / "base.safetensors")
     add_adapters(model)
+    model = model.to(device)
+    mesh = dist.init_device_mesh(device.type, (world_size,))
     for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # The optimizer is made after fully_shard, which replaces the parameters by shards.
     optimizer = torch.optim.AdamW(trained, lr=arguments.lr)
 
     # The new task: the same digits upside down.
-    digits = workload.draw_digits(arguments.train_size or 960, seed=3)
+    digits = workload.draw_digits(arguments.train_size or 960, seed=3).to(device)
     images, labels = digits.images.flip(2), digits.labels
-    test = workload.draw_digits(arguments.test_size or 600, seed=4)
+    test = workload.draw_digits(arguments.test_size or 600, seed=4).to(device)
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
-        loss_sum, steps = torch.zeros(()), len(labels) // arguments.batch_size
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch)).to(device)
+        loss_sum, steps = torch.zeros((), device=device), len(labels) // arguments.batch_size
         for batch in order.split(arguments.batch_size)[:steps]:
             mine = batch[rank::world_size]
             loss = cross_entropy(model(images[mine]), labels[mine])
@@ -174,7 +176,7 @@ def train(rank, world_size, arguments):
     if rank == 0:
         adapters = sum(parameter.numel() for parameter in trained)
         print(f"trained {adapters:,} of {count:,} parameters", flush=True)
-        whole = read_base(folder / "model.safetensors")  # a model without adapters reads the file
+        whole = read_base(folder / "model.safetensors").to(device)  # a model without adapters reads the file
         with torch.no_grad():
             right = (whole(test.images.flip(2)).argmax(dim=1) == test.labels).float().mean().item()
         print(f"the merged file, read by one process: accuracy {right:.1%}", flush=True)
@@ -187,6 +189,9 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
-    train(rank, world_size, arguments)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    dist.init_process_group(backend, device_id=device_id)
+    train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -47,10 +47,10 @@ def train(rank, world_size, device, arguments):
 
     norm = FloatSyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
     model = resnet.ResNet18(train_set.images.shape[1:], arguments.width, norm)
-    # On CPUs with AVX2, channels_last crashes in torch 2.13 if a layer has fewer than 8 channels.
-    layout = torch.channels_last if arguments.width >= 8 else torch.contiguous_format
+    layout = resnet.layout_for(arguments.width)
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
+    model.forward_sync_buffers = False  # batch norm keeps them equal on all ranks
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
@@ -83,6 +83,7 @@ def train(rank, world_size, device, arguments):
         loss_sum += sum(process["loss_sum"] for process in processes) / len(processes)
         if rank == 0:
             print(f"resumed in epoch {first} after step {done}", flush=True)
+    scale = scaler.get_scale()
     board = Board(arguments, rank, first, model.module, optimizer, train_set.images[:1])
 
     for epoch in range(first, arguments.epochs + 1):
@@ -100,10 +101,10 @@ def train(rank, world_size, device, arguments):
                 loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
-            scale = scaler.get_scale()
             scaler.step(optimizer)  # skips the step if a gradient is not finite
             scaler.update()  # halves the scale after such a step
-            if scaler.get_scale() < scale:
+            before, scale = scale, scaler.get_scale()  # waits for the GPU, too
+            if scale < before:
                 skipped += 1
             else:
                 scheduler.step()  # at each step, since the warm-up is short

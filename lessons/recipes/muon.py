@@ -59,9 +59,9 @@ class ShardedMuon(torch.optim.Optimizer):
                     weight.to_local().add_(orthogonalize(update.to_local()), alpha=-group["lr"])
 
 
-def train(rank, world_size, arguments):
+def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
-    train_set, test_set = workload.load_images(arguments)
+    train_set, test_set = workload.load_images(arguments, device)
     width = 4 * arguments.width
     model = nn.Sequential(
         workload.model.Normalize(),
@@ -73,8 +73,8 @@ def train(rank, world_size, arguments):
         nn.Linear(2 * width, width, bias=False),
         nn.GELU(),
         nn.Linear(width, 10),
-    )
-    fully_shard(model)
+    ).to(device)
+    fully_shard(model, mesh=dist.init_device_mesh(device.type, (world_size,)))
     # Muon is for hidden matrices. The first and the last layer, and all vectors, get AdamW.
     matrices = [model[4].weight, model[6].weight]
     others = [*model[2].parameters(), *model[8].parameters()]
@@ -87,8 +87,8 @@ def train(rank, world_size, arguments):
     steps = len(train_set) // arguments.batch_size
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(epoch))
-        loss_sum = torch.zeros(())
+        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(epoch)).to(device)
+        loss_sum = torch.zeros((), device=device)
         for batch in order.split(arguments.batch_size)[:steps]:
             images, labels = train_set[batch[rank::world_size]]
             loss = cross_entropy(model(images), labels)
@@ -119,6 +119,9 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
-    train(rank, world_size, arguments)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    dist.init_process_group(backend, device_id=device_id)
+    train(rank, world_size, device, arguments)
     dist.destroy_process_group()

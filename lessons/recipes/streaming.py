@@ -92,7 +92,7 @@ def write_shards(folder, images):
     torch.save(sizes, folder / "sizes.pt")
 
 
-def train(rank, world_size, arguments):
+def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments)
     folder = arguments.out / "shards"
@@ -109,15 +109,15 @@ def train(rank, world_size, arguments):
     indices = range(rank, len(test_set), world_size)
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
-    model = workload.ConvNet(test_set.images.shape[1:], arguments.width)
+    model = workload.ConvNet(test_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
     snapshot = arguments.out / "streaming.snapshot"
-    first, done, totals = 1, 0, torch.zeros(2, dtype=torch.float64)
+    first, done, totals = 1, 0, torch.zeros(2, dtype=torch.float64, device=device)
     if snapshot.exists():
-        state = torch.load(snapshot)
+        state = torch.load(snapshot, map_location=device)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         first, done, totals = state["epoch"], state["step"], state["totals"]
@@ -132,12 +132,13 @@ def train(rank, world_size, arguments):
         with model.join() if arguments.join else nullcontext():
             for step in range(done + 1, steps + 1):
                 mine = [next(chunks) for _ in lanes]
-                images, labels = (torch.cat(tensors) for tensors in zip(*mine, strict=True))
+                images, labels = (torch.cat(tensors).to(device) for tensors in zip(*mine, strict=True))
                 loss = cross_entropy(model(images), labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                totals += torch.tensor([loss.item(), 1])
+                totals[0] += loss.detach()
+                totals[1] += 1
                 taken += 1
                 if taken == arguments.stop_after:
                     dist.all_reduce(totals)
@@ -151,7 +152,7 @@ def train(rank, world_size, arguments):
         dist.all_reduce(totals)
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader)
+        correct = count_correct(model.module, test_loader, device)
         dist.all_reduce(correct)
         if rank == 0:
             speed = (totals[1].item() / world_size - done) * arguments.batch_size / seconds
@@ -161,10 +162,10 @@ def train(rank, world_size, arguments):
 
 
 @torch.no_grad()
-def count_correct(model, test_loader):
-    correct = torch.zeros((), dtype=torch.int64)
+def count_correct(model, test_loader, device):
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
-        correct += (model(images).argmax(dim=1) == labels).sum()
+        correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
     return correct
 
 
@@ -182,6 +183,9 @@ if __name__ == "__main__":
         workload.refuse(f"{LANES} must divide by the number of processes, and --batch-size by {LANES}")
     if arguments.workers and LANES // world_size % arguments.workers:
         workload.refuse(f"the {LANES // world_size} lanes of a process must divide by --workers")
-    dist.init_process_group("gloo")
-    train(rank, world_size, arguments)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))
+    backend = dist.get_default_backend_for_device(device)
+    device_id = None if device.type == "cpu" else device
+    dist.init_process_group(backend, device_id=device_id)
+    train(rank, world_size, device, arguments)
     dist.destroy_process_group()

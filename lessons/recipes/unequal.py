@@ -29,10 +29,10 @@ def shares(speeds, batch_size):
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def train(rank, world_size, arguments):
+def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
-    train_set, test_set = workload.load_images(arguments)
-    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
+    train_set, test_set = workload.load_images(arguments, device)
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     speeds = arguments.speeds if arguments.split == "speed" else [1] * world_size
@@ -43,8 +43,8 @@ def train(rank, world_size, arguments):
     steps = len(train_set) // arguments.batch_size
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(epoch))
-        loss_sum = torch.zeros(())
+        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(epoch)).to(device)
+        loss_sum = torch.zeros((), device=device)
         for batch in order.split(arguments.batch_size)[:steps]:
             images, labels = train_set[batch.split(sizes)[rank]]
             time.sleep(len(images) * 0.001 / arguments.speeds[rank])  # as if the GPU were computing
@@ -80,6 +80,8 @@ if __name__ == "__main__":
     arguments.speeds = arguments.speeds or [1.0] * world_size
     if len(arguments.speeds) != world_size or min(arguments.speeds) <= 0:
         workload.refuse(f"--speeds needs {world_size} numbers above 0, one for each process")
-    dist.init_process_group("gloo")
-    train(rank, world_size, arguments)
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
+    dist.init_process_group(backend)
+    train(rank, world_size, device, arguments)
     dist.destroy_process_group()

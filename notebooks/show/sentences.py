@@ -136,6 +136,8 @@ SENTENCES = {
         "takes its random numbers from the seed, the epoch and the index.",
         "+ validation_loader = ": "Each process validates on its shard of the validation images.",
         "- model = workload": "The model is a ResNet whose batch norm uses the images of all processes.",
+        "+ model.forward_sync_buffers": "DDP need not send rank 0's running statistics, because all have "
+        "the same.",
         "- optimizer = torch": "`--compile` is optional. The learning rate grows with the global batch and "
         "follows a formula, step by step.",
         "+ best = Best": "`best` holds the best epoch and its weights. It is saved and restored like the "
@@ -232,6 +234,7 @@ SENTENCES = {
         "+ def gather": "`full_tensor()` gathers a `DTensor`. It is a collective.",
         "--sequence-parallel": "There is one more option.",
         "+ if HEADS": "The script refuses a number of processes that does not divide the number of heads.",
+        "+ device_id = None": "NCCL connects all processes at the start.",
     },
     "12_mesh": {
         "grown from lesson 11": "torchrun now starts four processes.",
@@ -256,7 +259,7 @@ SENTENCES = {
         "mesh is `data`.",
         "- if HEADS": "By default two processes share the heads.",
         "+ tensor_size": "The script refuses sizes that do not form a mesh.",
-        "- dist.init_process_group": "The mesh is created here. Neighbouring ranks are in one row, and each "
+        "make_mesh(device, data=": "The mesh is created here. Neighbouring ranks are in one row, and each "
         "dimension has a name. `make_mesh` calls PyTorch's `init_device_mesh`, and sets a time limit for "
         "each group.",
     },
@@ -335,6 +338,7 @@ SENTENCES = {
         "that share a text": "Processes that share a text load the same text, and each computes a part of "
         "it.",
         "positions_of": "The process determines its positions, and builds a model for longer texts.",
+        "+ # In one group": "The ring gets groups of its own, so FSDP's messages do not wait for it.",
         "few = min(60": "This lesson generates no text.",
         "with loss_parallel": "Each process has all scores of its positions, so it needs only the ordinary "
         "loss.",

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import launcher
 import lessons
+import pretending
 from lines import refusal
 from parts import snapshot
 from processes import alive, stat, trained, wait_for
@@ -30,6 +31,7 @@ from weights import lesson_with_a_bug
 STEM = "06b_preemption"
 WEIGHTS = torch.randn(900, generator=torch.Generator().manual_seed(0))
 SMALL = ("--train-size", 480, "--test-size", 20, "--batch-size", 24, "--epochs", 3)
+needs_gpus = pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2))
 
 
 def snapshots(out):
@@ -383,6 +385,16 @@ def test_a_stopped_process_is_noticed_after_the_time_limit(start):
     assert time.monotonic() - began > 3
     os.kill(stopped, signal.SIGCONT)
     stop(run)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gpus", [0, pytest.param(2, marks=needs_gpus)])
+def test_a_slow_disk_does_not_end_the_run(start, gpus):
+    """It takes longer to write a snapshot than --time-limit says, for which NCCL's groups wait, too."""
+    words, more = launcher.command(STEM, 2, *SMALL[:-1], 2, "--time-limit", 5, "--snapshot-every", 10)
+    words.insert(words.index(str(lessons.get(STEM).path)), launcher.ROOT / "tests/probes/slow_disk.py")
+    result = start("", words=words, environment=more | {"SLOW": "12"}, gpus=gpus).finish()
+    assert result.code == 0 and "resumed" not in result.stdout, result.stderr
 
 
 @pytest.mark.long

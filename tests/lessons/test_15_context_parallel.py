@@ -1,10 +1,12 @@
 """Lesson 15: attention that no process computes alone, even work, kill and resume."""
 
 import itertools
+import json
 import re
 
 import pytest
 
+import pretending
 from parts.ring_attention import positions_of
 from promises import SMALL as ALL
 
@@ -54,6 +56,21 @@ def test_ring_attention_is_attention(found, processes):
             back = steps + processes if processes > 1 else 0
             assert each["sent"] == [steps + back, 2 * (steps + back) * key_bytes]
             assert each["longest"] == [shard, (shard // 2) ** 2]  # never all keys, never all scores
+
+
+@pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2))
+@pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
+@pytest.mark.long
+def test_the_ring_shares_no_communicator_with_fsdp(fork, tmp_path):
+    """NCCL runs the operations of a communicator one after the other."""
+    fork(STEM, 2, *SMALL, gpus=2)
+    for path in (tmp_path / "run/.reports").glob("*.json"):
+        kinds = {}
+        for line in json.loads(path.read_text())["operations"]:
+            communicator, kind = line.split()[:2]
+            kinds.setdefault(communicator, set()).add(kind)
+        assert {"message"} in kinds.values() or not kinds
+        assert not any(each > {"message"} for each in kinds.values()), kinds
 
 
 def test_the_orders():

@@ -1,6 +1,7 @@
 """Every lesson on GPUs: the machine's own, or simulated ones (tests/pretend). `make gpu` runs this file too,
 and shows a row for each test, with the properties that it records."""
 
+import json
 import os
 import re
 import shlex
@@ -73,7 +74,9 @@ def on_gpus(fork, start, tmp_path):
             environment |= dict.fromkeys(folders, str(tmp_path / "compiled"))
         options = {"gpus": gpus, "folder": folder, "environment": environment}
         if not (truly or pretending.real() or "data_parallel" in lesson.stem):
-            return fork(lesson.stem, processes, *arguments, refused=refused, **options)
+            result = fork(lesson.stem, processes, *arguments, refused=refused, **options)
+            check_memory(tmp_path / folder / ".reports", gpus, processes)
+            return result
         if refused:  # no restarts
             options["words"], _ = launcher.command(
                 "04_ddp_torchrun", processes, *arguments, script=lesson.path
@@ -83,6 +86,14 @@ def on_gpus(fork, start, tmp_path):
         return result
 
     return on_gpus
+
+
+def check_memory(reports, gpus, processes):
+    """Each process allocates memory on its own GPU only."""
+    peaks = [json.loads(path.read_text())["memory"] for path in reports.iterdir()]
+    used = [[number for number, peak in enumerate(each) if peak] for each in peaks]
+    assert all(len(each) <= 1 for each in used), used
+    assert {number for each in used for number in each} <= set(range(min(gpus, processes))), used
 
 
 @pytest.fixture
@@ -218,6 +229,17 @@ def test_ddp_on_one_screen_runs_on_gpus(start, tmp_path):
         assert result.code == 0, result.stderr
         found.append(re.findall(r"loss (\S+)", result.stdout))
     assert found[0] and found[0] == found[1]
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("number", ["04", "09", "11", "16"])
+def test_torch_itself_finds_no_difference_between_the_ranks(start, compare, number):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares each collective over the ranks before it begins."""
+    lesson = next(each for each in lessons.LESSONS if each.number == number)
+    environment = SAME_BYTES | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "SHARE_GPU": str(int(TWO < 2))}
+    result = start(lesson.stem, 2, *short(lesson), gpus=TWO, environment=environment).finish()
+    assert result.code == 0, result.stderr
+    compare(lesson, result, 2, *short(lesson))
 
 
 # ---- kills, and what is saved --------------------------------------------------------------------
@@ -370,14 +392,17 @@ def test_an_epoch_waits_once_in_addition_to_its_report_and_its_snapshot(on_gpus,
 
 @needs_pretended
 @pytest.mark.night
-def test_batch_norm_waits_for_the_gpu_as_often_as_the_page_says(fork):
+def test_batch_norm_waits_for_the_gpu_as_often_as_the_page_says(fork, tmp_path):
     """240 and 480 images are 9 and 18 steps: a tenth of them is for validation."""
-    stem, waits = "08_real_training", []
+    stem, waits, broadcasts = "08_real_training", [], []
     for images in (240, 480):
         sizes = ("--train-size", images, "--batch-size", 24, "--test-size", 60, "--epochs", 1)
         found = fork(stem, 2, *sizes, folder=str(images), gpus=2).waits
         waits.append(sum(count for place, count in found.items() if place.startswith("parts/resnet.py")))
+        logs = [json.loads(path.read_text()) for path in (tmp_path / str(images) / ".reports").iterdir()]
+        broadcasts.append(sum(" broadcast " in line for log in logs for line in log["operations"]))
     assert waits[1] - waits[0] == 9 * 60
+    assert broadcasts[1] == broadcasts[0] > 0  # DDP sends the buffers at the start only
     page = lessons.get(stem).page.read_text()
     assert "three times per layer, 60 times per step" in page and "In each of the 20 layers" in page
 

@@ -1,17 +1,21 @@
 """The recipes: what the page quotes is what the scripts print, and the cures have one process's numbers."""
 
 import itertools
+import json
 import math
 import random
 import re
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
 import launcher
+import pretending
 import workload
-from lessons import ROOT
+from lessons import ROOT, Curve
 from lines import check_curve
 from parts import loading
 from recipes import faults, skip, streaming, unequal
@@ -20,13 +24,18 @@ PAGE = (ROOT / "lessons/pages/recipes.md").read_text()
 
 
 @pytest.fixture
-def recipe(forked):
+def recipe(forked, start):
     """Run a recipe by torchrun; answers with the lines that it printed."""
 
-    def recipe(name, processes, *arguments, restarts=0, folder="run", environment=None):
+    def recipe(name, processes, *arguments, restarts=0, folder="run", environment=None, gpus=0):
         words = ["torchrun", "--standalone", "--nproc-per-node", processes, "--max-restarts", restarts]
         words += [ROOT / f"lessons/recipes/{name}.py", *arguments]
-        result = forked(words, environment, folder)
+        if gpus and pretending.real():  # CUDA cannot fork
+            words[0] = Path(sys.executable).parent / "torchrun"
+            result = start("", words=words, folder=folder, environment=environment, gpus=gpus).finish()
+        else:
+            result = forked(words, environment, folder, gpus)
+        recipe.waits = result.waits
         assert result.code == 0, f"status {result.code}\n{result.stdout}\n{result.stderr}"
         return result.stdout.splitlines()
 
@@ -315,3 +324,63 @@ def test_what_torch_compile_compiles_is_what_the_page_says(recipe):
     shares = {line.split(" | ")[1].strip(): int(re.search(r"at +(\d+)%", line)[1]) for line in lines[:4]}
     whole = shares.pop("before, one graph")
     assert whole > 1.5 * max(shares.values())
+
+
+# ---- GPUs: the machine's own, or simulated ones
+
+needs_gpus = pytest.mark.skipif(bool(pretending.missing()), reason=pretending.missing())
+FEW_ON_GPUS = {
+    "lora": ("--epochs", 2, "--train-size", 192, "--test-size", 100),
+    "mixed_precision": (*SMALL, "--epochs", 2),
+    "muon": ("--epochs", 2, "--train-size", 1200, "--test-size", 100),
+    "streaming": FEW,
+    "unequal": ("--epochs", 2, "--train-size", 600, "--test-size", 100, "--speeds", 3, 1),
+}
+
+
+@needs_gpus
+@pytest.mark.quick("1-unequal", "2-muon")
+@pytest.mark.long("2-lora", "2-streaming")
+@pytest.mark.night
+@pytest.mark.parametrize("name", FEW_ON_GPUS)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_recipe_has_the_cpus_curve_on_gpus(recipe, tmp_path, name, gpus):
+    """On one GPU, the two processes share it, as in the lessons."""
+    if name == "lora" and not find_spec("safetensors"):
+        pytest.skip("needs lessons/parts/fine_tuning.txt: make tools installs it")
+    few = FEW_ON_GPUS[name]
+    recipe(name, 2, *few, folder="cpu")
+    recipe(name, 2, *few, folder="gpus", gpus=gpus, environment={"SHARE_GPU": "1"})
+    cpu, on_gpus = (launcher.read_curve(tmp_path / folder / "out", name) for folder in ("cpu", "gpus"))
+    limits = Curve(early=1e-2, late=1e-2, accuracy=0.05)
+    limits = limits if pretending.real() or name == "mixed_precision" else Curve(early=1e-5, late=1e-5)
+    assert launcher.difference(on_gpus, cpu, limits) == ""
+    if not pretending.real():
+        reports = (json.loads(path.read_text()) for path in (tmp_path / "gpus/.reports").iterdir())
+        assert any(map(any, (report["memory"] for report in reports))), "it has used the CPU"
+
+
+@needs_gpus
+@pytest.mark.skipif(pretending.real() > 0, reason="has real GPUs")
+@pytest.mark.night
+def test_a_step_in_fp16_waits_for_the_gpu_twice(recipe):
+    """For the scaler's decision and for its scale. Batch norm and the board have their own files."""
+    found = []
+    for images in (144, 264):  # 5 and 10 steps
+        words = ("--train-size", images, *SMALL[2:], "--epochs", 1, "--precision", "fp16", "--patience", 9)
+        recipe("mixed_precision", 2, *words, gpus=2, folder=str(images))
+        own = (count for place, count in recipe.waits.items() if place.startswith("recipes/"))
+        found.append(sum(own))
+    assert found[1] - found[0] == 5 * 2, recipe.waits
+
+
+@needs_gpus
+@pytest.mark.quick("your_model")
+@pytest.mark.night
+@pytest.mark.parametrize("name", ["your_model", "compile"])
+def test_a_recipe_that_computes_on_the_cpu_does_so_where_there_is_a_gpu(recipe, name):
+    def without_times(lines):
+        return [re.sub(r"at +\d+%", "at some share", line) for line in lines]
+
+    lines = recipe(name, 2, gpus=1, environment={"PYTHONWARNINGS": "default"})
+    assert without_times(lines) == without_times(quoted(name))

@@ -17,12 +17,16 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
+#include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 
 namespace {
 
@@ -45,7 +49,24 @@ DeviceIndex gpus() {  // asked anew each time: a fork may have another number th
 
 PyObject* listener = nullptr;  // called with whatever would make the processor wait for the GPU
 
+// Copies to the CPU that nothing has waited for: until then, what is read there is NaN.
+struct Sent {
+  at::Tensor to, data;
+};
+std::vector<Sent>& sent = *new std::vector<Sent>();
+std::mutex sent_mutex;
+
+void deliver() {
+  std::vector<Sent> ready;
+  {
+    std::lock_guard lock(sent_mutex);
+    ready.swap(sent);
+  }
+  for (auto& [to, data] : ready) std::memcpy(to.mutable_data_ptr(), data.const_data_ptr(), to.nbytes());
+}
+
 void wait_is_seen(const std::string& what) {
+  deliver();
   if (!listener) return;
   py::gil_scoped_acquire gil;
   py::reinterpret_borrow<py::object>(listener)(what);
@@ -85,8 +106,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *event = reinterpret_cast<void*>(1);
   }
   void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  bool queryStream(const c10::Stream&) const override { return true; }
+  bool queryEvent(void*) const override { return deliver(), true; }
+  bool queryStream(const c10::Stream&) const override { return deliver(), true; }
   void synchronizeStream(const c10::Stream&) const override { wait_is_seen("synchronize"); }
   void synchronizeEvent(void*) const override { wait_is_seen("synchronize"); }
   void synchronizeDevice(const DeviceIndex) const override { wait_is_seen("synchronize"); }
@@ -103,17 +124,42 @@ at::Generator& generator(DeviceIndex index) {  // each GPU has one, and none is 
   return made.at(index < 0 ? current : index);
 }
 
-c10::DataPtr held_by(void* data, c10::Storage keep, Device device) {
-  auto drop = [](void* kept) { delete static_cast<c10::Storage*>(kept); };
-  return c10::DataPtr(data, new c10::Storage(std::move(keep)), drop, device);
+struct Memory {  // of a GPU
+  std::atomic<int64_t> now = 0, most = 0;
+};
+std::array<Memory, MOST> memory;
+
+// What keeps a block of memory alive. A GPU's counts, in multiples of 512 bytes, as CUDA's allocator gives it.
+struct Kept {
+  c10::Storage storage;
+  c10::DataPtr data;
+  int64_t bytes;
+  Device device;
+
+  Kept(c10::Storage storage, c10::DataPtr data, size_t size, Device device)
+      : storage(std::move(storage)), data(std::move(data)), bytes((size + 511) / 512 * 512), device(device) {
+    if (!device.is_cuda()) return;
+    auto& [now, most] = memory.at(device.index());
+    now += bytes;
+    most = std::max<int64_t>(most, now);
+  }
+  ~Kept() {
+    if (device.is_cuda()) memory.at(device.index()).now -= bytes;
+  }
+};
+
+c10::DataPtr held_by(void* data, Kept* kept) {
+  return c10::DataPtr(data, kept, [](void* kept) { delete static_cast<Kept*>(kept); }, kept->device);
 }
 
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
+    return on(Device(CUDA, current), size);
+  }
+  c10::DataPtr on(Device device, size_t size) {
     auto made = c10::GetCPUAllocator()->allocate(size);
     auto* data = made.get();
-    auto drop = made.get_deleter();
-    return c10::DataPtr(data, made.release_context(), drop, Device(CUDA, current));
+    return held_by(data, new Kept({}, std::move(made), size, device));
   }
   void copy_data(void* to, const void* from, size_t size) const override { std::memcpy(to, from, size); }
 };
@@ -188,7 +234,7 @@ at::Tensor seen_from(const at::Tensor& tensor, Device device) {
   auto storage = tensor.storage();
   auto* data = storage.unsafeGetStorageImpl()->mutable_data();
   auto* allocates = device.is_cpu() ? c10::GetCPUAllocator() : &allocator;
-  auto pointer = held_by(data, storage, device);
+  auto pointer = held_by(data, new Kept(storage, {}, storage.nbytes(), device));
   c10::Storage seen(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(pointer), allocates, true);
   return with_storage(std::move(seen), tensor, device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
 }
@@ -227,7 +273,8 @@ struct Seen {
       auto* theirs = cpu.storage().unsafeGetStorageImpl();
       auto* ours = gpu.storage().unsafeGetStorageImpl();
       if (theirs->data() != ours->data() || theirs->nbytes() != ours->nbytes()) {
-        ours->set_data_ptr_noswap(held_by(theirs->mutable_data(), cpu.storage(), gpu.device()));
+        auto* kept = new Kept(cpu.storage(), {}, theirs->nbytes(), gpu.device());
+        ours->set_data_ptr_noswap(held_by(theirs->mutable_data(), kept));
         ours->set_nbytes(theirs->nbytes());
       }
       gpu.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
@@ -240,7 +287,22 @@ struct Seen {
 // Their result has a size or a value that only the GPU knows: the processor waits for it.
 const std::set<std::string> WAITS{
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::bincount", "aten::_unique2",
-    "aten::repeat_interleave",   "aten::equal",   "aten::histc"};
+    "aten::repeat_interleave",   "aten::equal",   "aten::histc",         "aten::multinomial", "aten::_unique",
+    "aten::unique_consecutive",  "aten::unique_dim"};
+// What CUDA's kernels refuse under use_deterministic_algorithms, and their names for it.
+const std::map<std::string, const char*> NOT_DETERMINISTIC{
+    {"aten::_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward_cuda"},
+    {"aten::_ctc_loss_backward", "ctc_loss_backward_gpu"},
+    {"aten::cumsum", "cumsum_cuda_kernel"},
+    {"aten::grid_sampler_2d_backward", "grid_sampler_2d_backward_cuda"},
+    {"aten::histc", "_histc_cuda"},
+    {"aten::kthvalue", "kthvalue CUDA"},
+    {"aten::max_unpool2d", "max_unpooling2d_forward_out"},
+    {"aten::nll_loss2d_forward", "nll_loss2d_forward_out_cuda_template"},
+    {"aten::put_", "put_"},
+    {"aten::reflection_pad2d_backward", "reflection_pad2d_backward_cuda"},
+    {"aten::upsample_bicubic2d_backward", "upsample_bicubic2d_backward_out_cuda"},
+    {"aten::upsample_bilinear2d_backward", "upsample_bilinear2d_backward_out_cuda"}};
 const std::set<std::string> INDEXES{
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"};
 
@@ -284,6 +346,10 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   IValue* values = stack->data() + stack->size() - arguments.size();
   Seen seen;
   if (WAITS.count(schema.name())) wait_is_seen(schema.name());
+  if (auto found = NOT_DETERMINISTIC.find(schema.name()); found != NOT_DETERMINISTIC.end()) {
+    bool is_exact = schema.name() == "aten::cumsum" && !values[0].toTensor().is_floating_point();
+    if (!is_exact) at::globalContext().alertNotDeterministic(found->second);
+  }
   for (size_t i = 0; i < arguments.size(); ++i) {
     IValue& value = values[i];
     change_tensors(value, [&](const at::Tensor& each) {
@@ -335,8 +401,16 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   // Without non_blocking the processor waits; a copy from memory that is not pinned may wait even with it.
   // (CUDA copies up to 64 KB away before it returns.)
   bool is_free = non_blocking && source.is_cpu() && (source.nbytes() <= 65536 || pinned.has(source.const_data_ptr()));
-  if (self.is_cpu() && !non_blocking) wait_is_seen("copy to the CPU");
-  if (source.is_cpu() && source.numel() > 1 && !is_free) wait_is_seen("copy to the GPU");
+  bool is_sent = non_blocking && self.is_cpu() && pinned.has(self.const_data_ptr()) && self.is_contiguous();
+  if (self.is_cpu() && !is_sent) wait_is_seen("copy to the CPU");
+  if (source.is_cpu() && !is_free) wait_is_seen("copy to the GPU");
+  if (is_sent) {
+    auto data = at::empty_like(self).copy_(on_cpu(source));
+    std::memset(self.mutable_data_ptr(), 0xff, self.nbytes());
+    std::lock_guard lock(sent_mutex);
+    sent.push_back({self, data});
+    return self;
+  }
   on_cpu(self).copy_(on_cpu(source));
   return self;
 }
@@ -361,8 +435,7 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 
 void resize_storage(const at::Tensor& tensor, int64_t size) {  // for UntypedStorage.resize_
   auto* storage = tensor.storage().unsafeGetStorageImpl();
-  auto made = allocator.allocate(size);
-  made.unsafe_set_device(tensor.device());
+  auto made = allocator.on(tensor.device(), size);
   if (size && storage->nbytes()) std::memcpy(made.get(), storage->data(), std::min<size_t>(size, storage->nbytes()));
   storage->set_data_ptr_noswap(std::move(made));
   storage->set_nbytes(size);
@@ -398,6 +471,19 @@ using Then = std::function<void()>;
 const std::set<at::ScalarType> TYPES{
     at::kChar, at::kByte, at::kBool, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kBFloat16,
     at::kFloat8_e5m2, at::kFloat8_e4m3fn};
+
+// What each communicator was asked to do, in the order of this process. A test compares those of all ranks.
+std::vector<std::string>& asked_for = *new std::vector<std::string>();
+std::mutex asked_mutex;
+
+std::string uuid(DeviceIndex index) {  // of a GPU, whose number depends on CUDA_VISIBLE_DEVICES
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!visible) return "GPU-" + std::to_string(index);
+  std::istringstream names(visible);
+  std::string name;
+  for (int i = 0; i <= index; ++i) std::getline(names, name, ',');
+  return "GPU-" + name;
+}
 
 struct GpuWork final : Work {
   std::vector<Handle> parts;
@@ -445,13 +531,60 @@ struct NCCL final : c10d::Backend {
   };
 
   c10::intrusive_ptr<c10d::Backend> gloo;
+  c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<Options> options;
   std::optional<Device> bound;
+  std::string communicator;  // its name, once it is connected
   std::vector<Handle> coalesced;
   bool is_coalescing = false;
 
-  NCCL(c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<Options> options)
-      : c10d::Backend(gloo->getRank(), gloo->getSize()), gloo(std::move(gloo)), options(std::move(options)) {}
+  NCCL(
+      c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+      c10::intrusive_ptr<Options> options)
+      : c10d::Backend(gloo->getRank(), gloo->getSize()),
+        gloo(std::move(gloo)),
+        store(std::move(store)),
+        options(std::move(options)) {}
+
+  // As ncclCommInitRank: no two ranks of a host on one GPU. NCCL_HOSTID says what a host is.
+  void connect() {
+    if (!communicator.empty()) return;
+    char name[256] = "";
+    gethostname(name, 255);
+    const char* told = std::getenv("NCCL_HOSTID");
+    auto key = [](int rank) { return "gpu of " + std::to_string(rank); };
+    auto text = [this](const std::string& key) {
+      store->wait({key}, options->timeout);
+      auto bytes = store->get(key);
+      return std::string(bytes.begin(), bytes.end());
+    };
+    auto own = std::string(told ? told : name) + " " + uuid(bound->index());
+    store->set(key(getRank()), std::vector<uint8_t>(own.begin(), own.end()));
+    if (getRank() == 0) {
+      static int made = 0;
+      auto id = std::to_string(getpid()) + "." + std::to_string(made++);
+      store->set("communicator", std::vector<uint8_t>(id.begin(), id.end()));
+    }
+    for (int other = 0; other < getSize(); ++other) {
+      if (other == getRank() || text(key(other)) != own) continue;
+      TORCH_CHECK_WITH(
+          DistBackendError, false,
+          "NCCL error in: pretended, invalid usage, NCCL version 2.29.7\nncclInvalidUsage: This usually reflects "
+          "invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank ",
+          getRank(), " and rank ", other, " both on CUDA device ", static_cast<int>(bound->index()));
+    }
+    communicator = text("communicator");
+  }
+  // For each collective. A message of two ranks alone connects only them, which is not looked at.
+  void ask(const std::string& what, const at::Tensor& tensor, bool is_alike = true) {
+    bool is_message = what == "message";
+    if (!is_message || is_coalescing) connect();
+    if (communicator.empty()) return;
+    auto size = is_message || !is_alike ? "" : " of " + std::to_string(tensor.numel());
+    std::lock_guard lock(asked_mutex);
+    if (asked_for.size() >= 20000) return;
+    asked_for.push_back(communicator + " " + what + size + " " + toString(tensor.scalar_type()));
+  }
 
   const std::string getBackendName() const override { return "nccl"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options; }
@@ -461,7 +594,10 @@ struct NCCL final : c10d::Backend {
     options->timeout = timeout;
     gloo->setTimeout(timeout);
   }
-  void eagerConnectSingleDevice(Device device) override { bound = device; }
+  void eagerConnectSingleDevice(Device device) override {
+    bound = device;
+    connect();
+  }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
   void shutdown() override {}
@@ -508,62 +644,75 @@ struct NCCL final : c10d::Backend {
 
   Handle broadcast(Tensors& tensors, const c10d::BroadcastOptions& asked) override {
     auto here = cpu(tensors);
+    ask("broadcast from " + std::to_string(asked.rootRank), tensors.at(0));
     return work(gloo->broadcast(here, asked), tensors);
   }
   Handle allreduce(Tensors& tensors, const c10d::AllreduceOptions& asked) override {
     auto here = cpu(tensors);
+    ask("all_reduce", tensors.at(0));
     return reduced(tensors, asked, [&](auto& own) { return gloo->allreduce(here, own); });
   }
   Handle reduce(Tensors& tensors, const c10d::ReduceOptions& asked) override {
     auto here = cpu(tensors);
+    ask("reduce to " + std::to_string(asked.rootRank), tensors.at(0));
     return work(gloo->reduce(here, asked), tensors);
   }
   Handle allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& asked) override {
     auto to = cpu(outputs);
     auto from = cpu(inputs);
+    ask("all_gather", inputs.at(0));
     return work(gloo->allgather(to, from, asked), outputs.at(0));
   }
   Handle _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& asked) override {
     TORCH_CHECK(input.scalar_type() == output.scalar_type(), "output tensor must have the same type as input tensor");
     auto to = cpu(output).view(-1), from = cpu(input).view(-1);  // NCCL sees no shapes
+    ask("all_gather", input);
     return work(gloo->_allgather_base(to, from, asked), {output});
   }
   Handle allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& asked) override {
     auto to = cpu(outputs), from = cpu(inputs);
+    for (auto& each : inputs) ask("all_gather", each);
     return work(gloo->allgather_into_tensor_coalesced(to, from, asked), outputs);
   }
   Handle gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& asked) override {
     auto to = cpu(outputs);
     auto from = cpu(inputs);
+    ask("gather to " + std::to_string(asked.rootRank), inputs.at(0));
     return work(gloo->gather(to, from, asked), outputs.empty() ? inputs : outputs.at(0));
   }
   Handle scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& asked) override {
     auto to = cpu(outputs);
     auto from = cpu(inputs);
+    ask("scatter from " + std::to_string(asked.rootRank), outputs.at(0));
     return work(gloo->scatter(to, from, asked), outputs);
   }
   Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& asked) override {
     auto to = cpu(output).view(-1), from = cpu(input).view(-1);
+    ask("reduce_scatter", output);
     return reduced({output}, asked, [&](auto& own) { return gloo->_reduce_scatter_base(to, from, own); });
   }
   Handle reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& asked) override {
     auto to = cpu(outputs), from = cpu(inputs);
+    for (auto& each : outputs) ask("reduce_scatter", each);
     return reduced(outputs, asked, [&](auto& own) { return gloo->reduce_scatter_tensor_coalesced(to, from, own); });
   }
   Handle alltoall_base(
       at::Tensor& output, at::Tensor& input, std::vector<int64_t>& to_sizes, std::vector<int64_t>& from_sizes,
       const c10d::AllToAllOptions& asked) override {
     auto to = cpu(output), from = cpu(input);
+    ask("all_to_all", input, from_sizes.empty());
     return work(gloo->alltoall_base(to, from, to_sizes, from_sizes, asked), {output});
   }
   Handle send(Tensors& tensors, int to, int tag) override {
     auto here = cpu(tensors);
+    ask("message", tensors.at(0));
     return work(gloo->send(here, to, tag), tensors);
   }
   Handle recv(Tensors& tensors, int from, int tag) override {
     auto here = cpu(tensors);
+    ask("message", tensors.at(0));
     return work(gloo->recv(here, from, tag), tensors);
   }
   Handle barrier(const c10d::BarrierOptions&) override {
@@ -581,8 +730,9 @@ struct NCCL final : c10d::Backend {
     theirs->group_name = own->group_name;
     auto part = gloo->split(store, ranks, theirs);
     if (!part) return nullptr;
-    auto made = c10::make_intrusive<NCCL>(part, own);
+    auto made = c10::make_intrusive<NCCL>(part, store, own);
     made->bound = bound;
+    made->communicator = communicator + "/" + own->group_name;
     return made;
   }
 };
@@ -602,6 +752,11 @@ PYBIND11_MODULE(pretend_cuda, m) {
   py::module_::import("torch.distributed");  // which declares the base classes
   m.def("listen", [](py::object each) { listener = each.release().ptr(); });
   m.def("gpus", &gpus);
+  m.def("uuid", [](int index) { return uuid(static_cast<DeviceIndex>(index)); });
+  m.def("wait", &wait_is_seen);
+  m.def("memory", [](int index) { return std::pair<int64_t, int64_t>(memory.at(index).now, memory.at(index).most); });
+  m.def("reset_peak", [](int index) { memory.at(index).most = memory.at(index).now.load(); });
+  m.def("operations", [] { return asked_for; });
   m.def("resize_storage", &resize_storage);
   m.def("generator", [](int index) { return generator(static_cast<DeviceIndex>(index)); });
   m.def("current_device", [] { return static_cast<int>(current); });
@@ -620,8 +775,9 @@ PYBIND11_MODULE(pretend_cuda, m) {
       .def_readwrite("global_ranks_in_group", &Options::global_ranks_in_group)
       .def_readwrite("group_name", &Options::group_name)
       .def("__deepcopy__", [](Options& self, py::dict) { return c10::make_intrusive<Options>(self); });
-  nccl.def(py::init([](c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<Options> options) {
-        return c10::make_intrusive<NCCL>(gloo, options);
+  nccl.def(py::init([](c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+                       c10::intrusive_ptr<Options> options) {
+        return c10::make_intrusive<NCCL>(gloo, store, options);
       }))
       .def_property_readonly("options", [](NCCL& self) { return self.options; })
       .def("perform_nocolor_split", [](NCCL&, Device) {})

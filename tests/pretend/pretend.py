@@ -71,7 +71,10 @@ def report():
     if folder := os.environ.get("PRETEND_REPORT"):
         import pretend_cuda
 
-        seen = {"gpus": pretend_cuda.gpus(), "waits": {" ".join(key): count for key, count in waits.items()}}
+        gpus = pretend_cuda.gpus()
+        seen = {"gpus": gpus, "waits": {" ".join(key): count for key, count in waits.items()}}
+        seen["memory"] = [pretend_cuda.memory(index)[1] for index in range(gpus)]
+        seen["operations"] = pretend_cuda.operations()
         with open(os.path.join(folder, f"rank{os.environ.get('RANK', 0)}.{os.getpid()}.json"), "w") as file:
             json.dump(seen, file)
     # A thread of autograd that frees a graph would ask for the lock of a Python that has ended.
@@ -124,9 +127,9 @@ def install_cuda(torch, device):
         "current_device": device.current_device,
         "set_device": lambda where: device.set_device(index_of(where)),
         "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_maybe_exchange_device": lambda index: exchange(index),  # dynamo must tell it from the other
         "device": On,
-        "synchronize": lambda where=None: note("synchronize"),
+        "synchronize": lambda where=None: device.wait("synchronize"),
         "Stream": Stream,
         "Event": Event,
         "current_stream": Stream,
@@ -144,12 +147,14 @@ def install_cuda(torch, device):
         "get_device_name": lambda where=None: PROPERTIES["name"],
         "get_device_capability": lambda where=None: (9, 0),
         "get_arch_list": lambda: ["sm_90"],
-        "get_device_properties": lambda where=None: SimpleNamespace(uuid=uuid(index_of(where)), **PROPERTIES),
+        "get_device_properties": lambda where=None: SimpleNamespace(
+            uuid=device.uuid(index_of(where)), **PROPERTIES
+        ),
         "is_bf16_supported": lambda including_emulation=True: True,
         "empty_cache": lambda: None,
-        "memory_allocated": lambda where=None: 0,
-        "max_memory_allocated": lambda where=None: 0,
-        "reset_peak_memory_stats": lambda where=None: None,
+        "memory_allocated": lambda where=None: device.memory(index_of(where))[0],
+        "max_memory_allocated": lambda where=None: device.memory(index_of(where))[1],
+        "reset_peak_memory_stats": lambda where=None: device.reset_peak(index_of(where)),
         "default_generators": tuple(device.generator(index) for index in range(64)),
     }
     for name, answer in answers.items():
@@ -177,12 +182,6 @@ def install_cuda(torch, device):
     torch._C._cuda_getDeviceCount = device.gpus
     torch._C._nccl_version = lambda: 2 << 32 | 29 << 16 | 7
     torch._C._nccl_version_suffix = lambda: b""
-
-
-def uuid(index):
-    """Of a GPU, whose number depends on CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(64)))).split(",")
-    return f"GPU-{visible[index]}"
 
 
 def install_storage(torch, device):
@@ -269,9 +268,10 @@ def install_nccl(torch, device):
 
         def __new__(cls, store, rank, size, options):
             gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
-            return device.ProcessGroupNCCL(gloo, options)
+            return device.ProcessGroupNCCL(gloo, store, options)
 
     c10d._NCCL_AVAILABLE = True
+    torch._C._distributed_c10d._hash_tensors = lambda tensors: 0  # for a line of the log, with DETAIL
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
     make = c10d._new_process_group_helper
@@ -286,27 +286,9 @@ def install_nccl(torch, device):
             name = group.group_name
             group._register_backend(cuda, dist.ProcessGroup.BackendType.CUSTOM, refusing)
             group._set_group_name(name)  # of all its backends, this one included
-        # With a device_id NCCL connects here. Without one it connects later, which is not looked at.
-        is_first = isinstance(group, dist.ProcessGroup) and len(c10d._world.pg_map) == 1
-        if is_first and group.bound_device_id and group.size() > 1:
-            refuse_duplicates(dist, group, store)
         return group, store
 
     c10d._new_process_group_helper = make_and_check
-
-
-def refuse_duplicates(dist, group, store):
-    """As ncclCommInitRank: no two ranks of a host on one GPU. NCCL_HOSTID says what a host is."""
-    host, index = os.environ.get("NCCL_HOSTID") or os.uname().nodename, group.bound_device_id.index
-    own = f"{host} {uuid(index)}"
-    store.set(f"gpu of {group.rank()}", own)
-    for other in range(group.size()):
-        if other != group.rank() and store.get(f"gpu of {other}").decode() == own:
-            raise dist.DistBackendError(
-                "NCCL error in: pretended, invalid usage, NCCL version 2.29.7\nncclInvalidUsage: "
-                "This usually reflects invalid usage of NCCL library.\nLast error:\n"
-                f"Duplicate GPU detected : rank {group.rank()} and rank {other} both on CUDA device {index}"
-            )
 
 
 sys.meta_path.insert(0, Finder())

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -27,10 +28,11 @@ def gather(output, input):
 def look(forked, tmp_path):
     """Run these lines on two pretended GPUs; what they print, or the last line of their error."""
 
-    def look(lines, **environment):
+    def look(lines, processes=0):
         path = tmp_path / "look.py"
         path.write_text(BEGIN + GROUP + lines)
-        result = forked([sys.executable, path], environment, folder=f"look{time.monotonic_ns()}", gpus=2)
+        words = ["torchrun", "--standalone", "--nproc-per-node", processes] if processes else [sys.executable]
+        result = forked([*words, path], folder=f"look{time.monotonic_ns()}", gpus=2)
         look.waits = result.waits
         return result.stdout.strip() if result.code == 0 else result.stderr.strip()
 
@@ -63,6 +65,8 @@ Tensors must be contiguous
     group('nccl'); dist.all_reduce(torch.ones(4, 4, device=one)[:, ::2])
 Tensor found on device cuda:1 but backend constrained to cuda:0
     group('nccl', device_id=one); dist.all_reduce(torch.ones(2, device=two))
+does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'
+    torch.use_deterministic_algorithms(True); torch.ones(4, device=one).cumsum(0)
 output tensor must have the same type as input tensor
     group('nccl', device_id=one); gather(torch.ones(2, device=one), torch.ones(2, device=one).int())
 """.strip().splitlines()
@@ -127,6 +131,9 @@ WAIT = [
     ("x.cpu()", "copy to the CPU"),
     ("torch.ones(20_000).to(one, non_blocking=True)", "copy to the GPU"),
     ("torch.ones(2).to(one)", "copy to the GPU"),
+    ("torch.ones(()).to(one)", "copy to the GPU"),
+    ("x.multinomial(1)", "aten::multinomial"),
+    ("x.unique_consecutive()", "aten::unique_consecutive"),
     ("x.nonzero()", "aten::nonzero"),
     ("x[x > 0] = x[:1].expand(20_000)", "aten::_index_put_impl_ with a mask"),
     ("torch.cuda.synchronize()", "synchronize"),
@@ -150,14 +157,15 @@ def test_the_processor_waits_where_cuda_makes_it_wait(look, line, what):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "devices", "said"),
+    ("hosts", "devices", "when", "said"),
     [
-        (("a", "a"), (0, 0), "Duplicate GPU detected : rank"),
-        (("a", "b"), (0, 0), "both"),
-        (("a", "a"), (0, 1), "both"),
+        (("a", "a"), (0, 0), "device_id=device", "Duplicate GPU detected : rank"),
+        (("a", "a"), (0, 0), "", "Duplicate GPU detected : rank"),  # by the first collective
+        (("a", "b"), (0, 0), "", "both"),
+        (("a", "a"), (0, 1), "device_id=device", "both"),
     ],
 )
-def test_two_ranks_of_a_host_cannot_share_a_gpu(look, hosts, devices, said):
+def test_two_ranks_of_a_host_cannot_share_a_gpu(look, hosts, devices, when, said):
     lines = f"""
 import torch.multiprocessing as mp
 def rank_of(rank):
@@ -165,7 +173,7 @@ def rank_of(rank):
     device = torch.device("cuda", {devices!r}[rank])
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", init_method="file://" + os.getcwd() + "/meet", rank=rank, world_size=2,
-                            device_id=device)
+                            {when})
     x = torch.full((2,), rank + 1.0, device=device)
     dist.all_reduce(x)
     assert x.tolist() == [3, 3]
@@ -174,6 +182,67 @@ mp.spawn(rank_of, nprocs=2)
 print("both")
 """
     assert said in look(lines)
+
+
+SAVED = "kept = torch.ones(4, device=one).to('cpu', non_blocking=True); "
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("print(kept.sum().item())", "nan"),  # a GPU may not have copied anything yet
+        ("torch.cuda.synchronize(); print(kept.sum().item())", "4.0"),
+        ("event = torch.cuda.Event(); event.record(); event.synchronize(); print(kept.sum().item())", "4.0"),
+    ],
+)
+def test_what_a_gpu_has_not_sent_yet_cannot_be_read(look, lines, said):
+    assert look(SAVED + lines) == said
+
+
+def test_memory_is_counted_for_each_gpu(look):
+    lines = """
+x = torch.ones(1000, 1000, device=one)
+y = x + x
+assert torch.cuda.memory_allocated(one) == 8_000_512, torch.cuda.memory_allocated(one)  # blocks of 512 bytes
+del y
+assert torch.cuda.memory_allocated(one) == 4_000_256
+assert torch.cuda.max_memory_allocated(one) == 8_000_512
+torch.cuda.reset_peak_memory_stats(one)
+assert torch.cuda.max_memory_allocated(one) == 4_000_256
+assert torch.cuda.max_memory_allocated(two) == 0
+print("as it should be")
+"""
+    assert look(lines) == "as it should be"
+
+
+OPERATIONS = """
+rank = int(os.environ["RANK"])
+device = torch.device("cuda", rank)
+dist.init_process_group("nccl", device_id=device)
+all, other = dist.group.WORLD, dist.new_group([0, 1])
+x = torch.ones(4, device=device)
+{}
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("dist.all_reduce(x if rank else x.int())", "all_reduce of 4 Int.* all_reduce of 4 Float"),
+        (
+            "works = [dist.all_reduce(x + 1, group=each, async_op=True) for each in "
+            "((all, other) if rank else (other, all))]; [work.wait() for work in works]",
+            "another order",
+        ),
+        ("dist.all_reduce(x); dist.broadcast(x, 0, group=other); dist.all_reduce(x[:2])", ""),
+    ],
+)
+def test_ranks_that_do_not_agree_on_an_operation_are_found(look, line, said):
+    """Gloo adds four bytes to four bytes, and takes two groups in any order: NCCL would hang."""
+    with pytest.raises(AssertionError, match=said) if said else nullcontext():
+        assert look(OPERATIONS.format(line), processes=2) == ""
 
 
 def test_a_command_that_does_not_find_its_gpus_fails(tmp_path):
