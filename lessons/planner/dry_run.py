@@ -392,4 +392,5 @@ def main(words: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-    gc.freeze()  # else Python scans all of torch's objects once more at exit, which takes 0.4 s
+    if "triton" not in sys.modules:  # it would print 40 lines about objects that are frozen: "nanobind: leaked"
+        gc.freeze()  # else Python scans all of torch's objects once more at exit, which takes 0.4 s

@@ -94,7 +94,8 @@ def release_group():
         elif type(thing) is FunctionType and thing.__defaults__:
             forget_group(thing)
     gc.collect()  # a DDP object refers to its group, and also to itself
-    gc.freeze()  # otherwise Python spends half a second on garbage at exit
+    if "triton" not in sys.modules:  # it would print 40 lines about objects that are frozen: "nanobind: leaked"
+        gc.freeze()  # otherwise Python spends half a second on garbage at exit
 
 
 def crash_once(now):
