@@ -9,9 +9,9 @@ under two launchers, of which one loses a process. There is a line for each prom
 that helps.
 
 Your script and its folder stay as they are: each run gets a copy of the current folder, so it finds no
-snapshot of another run. Folders that you name after --link, for example those of data sets, are linked. Files that the
-script writes at absolute paths are not kept apart. With fewer GPUs than processes, the runs use the CPU.
-`torch.compile` is off.
+snapshot of another run. Folders that you name after --link, for example those of data sets, are linked. Files
+that the script writes at absolute paths are not kept apart. With fewer GPUs than processes, the runs use the
+CPU. `torch.compile` is off.
 
 --exact compares one process and several to nine digits. In these two runs everything is float64, the seed is
 0 until your script sets one, dropout and autocast are off, and the augmentation of an example depends only on
