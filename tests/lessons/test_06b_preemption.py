@@ -138,7 +138,9 @@ def test_a_run_takes_the_snapshot_before_or_starts_anew_and_ends_with_the_same_b
     newest.write_bytes(newest.read_bytes()[:-100])
     again = fork(STEM, 2, *sizes)
     lines = [line for line in again.stderr.splitlines() if "refused" in line]
-    assert lines == [f"refused out/{newest.name}: damaged, or not a snapshot of this kind; taking the one before"]
+    assert lines == [
+        f"refused out/{newest.name}: damaged, or not a snapshot of this kind; taking the one before"
+    ]
     assert "resumed in epoch 3 after step 8\n" in again.stdout
     assert (out / f"{STEM}.pt").read_bytes() == weights
     for path in snapshots(out):
@@ -308,7 +310,9 @@ def test_a_second_run_in_the_same_folder_is_refused(start):
     words, environment = launcher.command(STEM, 1, *SMALL[:-1], 100000, "--out", first.out)
     words[words.index("--max-restarts") + 1] = "0"  # each waits 5 seconds for the first run to go away
     second = start(STEM, words=words, environment=environment, folder="second").finish(120)
-    said = rf"error: {first.out} is in use by process \d+ of \S+, since [\d:]+: end it, or name another folder"
+    said = (
+        rf"error: {first.out} is in use by process \d+ of \S+, since [\d:]+: end it, or name another folder"
+    )
     assert re.fullmatch(said, refusal(second))
     assert first.process.poll() is None
     assert (first.out / f"{STEM}.jsonl").read_text().splitlines()[: len(before)] == before
