@@ -274,8 +274,10 @@ def equal_to_the_whole(trial):
         raise
 
 
-OLD = "the parameters already have gradients, `spare` is a parameter that the model does not use, and `last.bias` "
-OLD += "is frozen"
+OLD = (
+    "the parameters already have gradients, the model does not use its parameter `spare`, and `last.bias` is"
+)
+OLD += " frozen"
 
 
 @check("01.1b")
@@ -310,7 +312,12 @@ def steps(trial, driver, groups, optimizer, norm=False, old=False, wide=False, f
         "filler": filler,
         "batches": list(map(list, batches)),
     }
-    inputs |= {"old": old_gradients(trial, old), "frozen": FROZEN if old else [], "optimizer": optimizer[0], "options": optimizer[1]}
+    inputs |= {
+        "old": old_gradients(trial, old),
+        "frozen": FROZEN if old else [],
+        "optimizer": optimizer[0],
+        "options": optimizer[1],
+    }
     (came,) = trial.run(driver, [inputs | cut], group=False, gates=[reference.gates])
     is_list = isinstance(came["loss"], list)
     trial.require(is_list, f"what train_epoch returns has the type {came['kind']}", "a list of floats")

@@ -128,8 +128,8 @@ def double(state):
 
 
 def computed(trial, count, sizes, evaluation=False):
-    """Returns what came, and a reference after its backward pass for each copy that has a part. In the case of
-    evaluation mode, everything is float64."""
+    """Returns what came, and a reference after its backward pass for each copy that has a part. In evaluation
+    mode, everything is float64."""
     states = [drawn_state(trial) for _ in range(count)]
     given = [trial.floats(size, 5) for size in sizes]
     upstream = trial.floats(sum(sizes), 4)

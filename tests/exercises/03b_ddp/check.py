@@ -327,8 +327,8 @@ def keep_buffers_equal(trial):
     passes = [[("training", True)] * 2 for _ in range(world_size)]
     trial.tried(
         f"{world_size} processes, different buffers on each rank before each forward; two passes in training"
-        " mode, then two in evaluation mode on the last rank alone, then one in training mode under no_grad();"
-        " all parameters are frozen"
+        " mode, then two in evaluation mode on the last rank alone, then one in training mode under"
+        " no_grad(); all parameters are frozen"
     )
     passes[-1] += [("evaluation", True), ("evaluation", False)]
     # As when the statistics of batch norm are computed once more, without gradients.

@@ -331,7 +331,9 @@ def killed_at_every_file_event(trial, inputs, name="at"):
     Returns the folders in which they were killed, and words for each."""
     folders, saved = {}, f"a save of step {inputs['step']}{' again' if name == 'again' else ''}"
     for at in range(1, MOST_EVENTS):
-        trial.tried(f"SIGKILL at number {at} of the moments at which {saved} opens, renames or removes a file")
+        trial.tried(
+            f"SIGKILL at number {at} of the moments at which {saved} opens, renames or removes a file"
+        )
         if one_killed(trial, "save_and_die", "c", to=f"{name}-{at}", at=at, **inputs) is None:
             break
         folders[f"{name}-{at}"] = f"SIGKILL just before {saved} {several.file_event(trial)}"
@@ -559,7 +561,7 @@ def renamed(trial):
     trial.same(what, sorted(there["both"]), expected)
     precious = [there[name].get(name_of(7), {}).get("digest") for name in names]
     more = saves(trial, "both", job, 3, 4)
-    zero = saves(trial, "zero", job, 0)
+    zero = saves(trial, "zero", job, 0, state=lambda _: {})
     one(trial, "save", "e", saves=more + zero)
     there = look_in(trial, "e", "both")
     trial.same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused])
@@ -571,7 +573,7 @@ def renamed(trial):
         change(trial, "e", [{"to": "both", "copy": one_more}])
         came, _ = load_all(trial, "e", job, "both", "zero")
         loaded(trial, "then", came["both"], more[1])
-        loaded(trial, f"in a folder with only {name_of(0)},", came["zero"], zero[0])
+        loaded(trial, f"in a folder with only {name_of(0)}, of an empty state,", came["zero"], zero[0])
         there = look_in(trial, "e", "both")
         kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
         number = ("two", "three")[count - 2]
@@ -657,7 +659,10 @@ class Training:
         given = {"job": self.job, "images": self.images, "labels": self.labels}
         given["weights"] = self.weights if first else self.some_weights()
         given["random"] = self.random if first else self.random + after
-        given |= {"lr": 0.1 if first else 0.5, "momentum": 0.9 if first else 0.2}  # its state has the right ones
+        given |= {
+            "lr": 0.1 if first else 0.5,
+            "momentum": 0.9 if first else 0.2,
+        }  # its state has the right ones
         return given | more
 
     def newest(self, folder):

@@ -392,7 +392,9 @@ def classes(trial):
 @check("08.3e")
 def without_gradient(trial):
     for world_size, name, options in ((2, "SGD", {"lr": 0.1, "momentum": 0.9}), (3, "AdamW", {"lr": 0.1})):
-        steps = f"3 steps of {name} with weight decay; parameters 1 and 4 are frozen, 4 after a backward pass;"
+        steps = (
+            f"3 steps of {name} with weight decay; parameters 1 and 4 are frozen, 4 after a backward pass;"
+        )
         trial.tried(f"{world_size} processes, {steps} parameter 0 has a gradient only in step 1,")
         trial.words.append("parameter 3 never, and parameter 2 not in step 1")
         given = drawn(trial, optimizer=name, options=options | {"weight_decay": 0.2}, frozen=[1, 4])
@@ -519,6 +521,11 @@ def state_in(trial):
         later["weights"] = [torch.from_numpy(weight).float() for weight in weights[-1]]
         before = [trial.floats(*shape) for shape in SHAPES]
         train(trial, later | {"before": before}, world_size, not_loaded(later, groups))
+    trial.tried("3 processes load the state of one Adam, with one parameter")
+    given = drawn(trial, [(4,)], 2, optimizer="Adam", options={"lr": 0.1})
+    weights, optimizer = unsharded(given)
+    given |= {"weights": [torch.from_numpy(one).float() for one in weights[-1]]}
+    train(trial, given | {"state": single(optimizer.state_dict())}, 3)
     shard_after(trial, "load_state_dict")
 
 

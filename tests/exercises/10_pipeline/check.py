@@ -167,6 +167,8 @@ def compare_lines(trial, cases):
             trial.require(found.get("refused") is True, came, "a ValueError")
             continue
         trial.require(found.get("refused") is False, f"{title} raises ValueError ({drawn})", "a timeline")
+        came = f"timeline has changed the schedules that it was given ({drawn})"
+        trial.require(found.get("changed") is False, came, "unchanged schedules")
         lines = listed(found.get("lines"), len(expected), f"the timeline of {title}")
         for stage, line in enumerate(expected):
             got = listed(lines[stage], len(line), f"the line of stage {stage}, {title},")
@@ -294,7 +296,9 @@ def held(trial):
     cases += parsed("F0 B0 F1 F2 B2 B1", "F0 F1 F2", "")
     (came,) = trial.run("activations_held", [{"cases": cases}], group=False)
     for schedule, got in zip(cases, listed(came, len(cases), "what came"), strict=True):
-        trial.same(f"activations_held of {words(schedule) or 'a stage without an action'}", got, most_held(schedule))
+        trial.same(
+            f"activations_held of {words(schedule) or 'a stage without an action'}", got, most_held(schedule)
+        )
 
 
 def most_held(schedule):
@@ -387,6 +391,8 @@ def run_batch(trial, batch, demands=None, **more):
             trial.require(not lost, f"the gradient of stage {rank}'s weight {gone}", wanted)
         same = numpy.array_equal(came.get("weight"), batch.weights[rank].numpy())
         trial.require(same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
+        same = came.get("schedule") == batch.schedules[rank]
+        trial.require(same, f"run has changed the schedule of rank {rank}", "an unchanged schedule")
         what = f"the gradient of stage {rank}'s weight, minus what was there before"
         trial.close(what, got, gradient, scale=0.05)
         got = came.get("loss")

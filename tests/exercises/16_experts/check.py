@@ -248,11 +248,13 @@ def balance(trial, gradients):
     cases = (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2), ((12000, 11000), 8, 1))
     for counts, number, top_k in cases[: 2 if gradients else 4]:
         world_size = len(counts)
-        logits = [distinct(trial, count, number) for count in counts]
+        logits, relative = [distinct(trial, count, number) for count in counts], 2e-5
+        if top_k == 2:
+            logits, relative = [one.double() for one in logits], 1e-10
         # Not those of the logits: what is asked for is what is done with them.
         chosen = [trial.integers(0, number - 1, count * top_k) for count in counts]
         processes = f"{so_many(world_size, 'process')} with {in_turn(counts)} tokens"
-        trial.tried(f"{processes}, {number} experts, top_k {top_k}")
+        trial.tried(f"{processes}, {number} experts, top_k {top_k}{' (float64)' * (top_k == 2)}")
         given = [[{"logits": one, "chosen": its}] for one, its in zip(logits, chosen, strict=True)]
         leaves = [one.double().requires_grad_() for one in logits]
         ranks, (right, known) = run(trial, "balance", given), parts(leaves, chosen)
@@ -263,10 +265,12 @@ def balance(trial, gradients):
             if gradients:
                 right[rank].backward()
                 what = f"the gradient of the logits on rank {rank}"
-                close(trial, what, look(came, 0, "gradient"), leaves[rank].grad)
+                close(trial, what, look(came, 0, "gradient"), leaves[rank].grad, relative=relative)
             else:
                 expected = f"{float(right[rank].detach()):.6g}"
-                close_or_named(trial, what, look(came, 0, "part"), right[rank], known[rank], expected)
+                close_or_named(
+                    trial, what, look(came, 0, "part"), right[rank], known[rank], expected, relative=relative
+                )
         # No process has told another one its logits, or which token has chosen what. A call for each expert's
         # count is enough for all, and which expert each token has chosen would be more, a byte each.
         for rank, other in pairs_of(world_size) if trial.counted else ():
@@ -641,8 +645,10 @@ def whole_layer(trial):
         trial.tried(
             f"{world_size} processes with {in_turn(counts)} tokens,"
             f" Mixture of {number} experts, top_k {top_k}, capacity {limit}, answers of {out} numbers"
+            f"{' (in evaluation mode)' * (limit is not None)}"
         )
-        given = [[{"layer": own_layer(layer, rank, world_size), "x": x}] for rank, x in enumerate(xs)]
+        more = {"evaluation": limit is not None}
+        given = [[{"layer": own_layer(layer, rank, world_size), "x": x} | more] for rank, x in enumerate(xs)]
         ranks = run(trial, "layer", given)
         layer, xs = doubled(layer), [x.double() for x in xs]
         outputs, balances = mixture(layer, xs)

@@ -116,7 +116,10 @@ def mixture_of(student, given):
 
 def layer(student, inputs, tools):
     """One Mixture, forward."""
-    came = [items(mixture_of(student, case["layer"])(leaf(case["x"]))) for case in inputs]
+    came = []
+    for case in inputs:
+        mixture = mixture_of(student, case["layer"]).train(not case["evaluation"])
+        came.append(items(mixture(leaf(case["x"]))))
     return [{"came": [detached(one) for one in some]} for some in came]
 
 
