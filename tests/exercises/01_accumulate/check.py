@@ -283,7 +283,7 @@ OLD += " frozen"
 @check("01.1b")
 def added(trial):
     for double in (False, True):
-        trial.tried(f"parts of 3, 1 and 6 images; {OLD}{' (everything is float64)' * double}")
+        trial.tried(f"parts of 3, 1 and 6 images; {OLD}{' (float64, images stored by columns)' * double}")
         came, expected = gradients(trial, [3, 1, 6], old=True, double=double)
         is_float(trial, "the mean loss", came, expected)
 

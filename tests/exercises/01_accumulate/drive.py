@@ -68,7 +68,10 @@ def warm_up():
 
 
 def pairs(batches):
-    return [(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in batches]
+    """Images of float64 are stored by columns: the same numbers in another order in memory."""
+    found = [(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in batches]
+    double = any(images.dtype == torch.float64 for images, _ in found)
+    return [(images.T.contiguous().T, labels) for images, labels in found] if double else found
 
 
 def gradients(student, inputs, tools):

@@ -82,7 +82,9 @@ def parts(trial):
             sizes = [len(part) if part.ndim else "no dimension" for part in parts]
             trial.require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
             for place, part in enumerate(batch.split(expected)):
-                trial.close(f"part {place + 1} of {len(expected)}", parts[place], part)
+                what, kind = f"part {place + 1} of {len(expected)}", part.numpy().dtype
+                trial.same(f"the dtype of {what}", str(parts[place].dtype), str(kind))
+                trial.close(what, parts[place], part)
 
 
 def replicated(trial, count, **more):
@@ -149,7 +151,7 @@ def computed(trial, count, sizes, evaluation=False):
     wanted = f"{words(sizes)}, and nothing for a copy without a part"
     trial.require(sorted(came["sizes"]) == sorted(sizes), called, wanted)
     outputs = torch.cat([output for _, output in expected])
-    trial.close("the output", came["outputs"], outputs, relative=1e-4)
+    trial.close("the output", came["outputs"], outputs, relative=1e-10 if evaluation else 1e-4)
     return came, [reference for reference, _ in expected]
 
 

@@ -88,7 +88,7 @@ check("11.1b")(lambda trial: cut(trial, False))
 
 
 def function(trial, name):
-    for world_size, shape in ((2, (3, 4)), (3, (2, 3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (1, 3))):
+    for world_size, shape in ((2, (2, 3, 4)), (3, (3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (2, 3))):
         trial.tried(f"{world_size} processes, {name}.apply(x) with x of {' x '.join(map(str, shape))}")
         columns = world_size > 2
         trial.words += ["in float64, stored by columns"] * columns
@@ -253,7 +253,8 @@ check("11.3c")(lambda trial: large(trial, 4, block=False, traffic=False))
 @check("11.4a")
 def block(trial):
     for world_size, width, hidden in ((3, 5, 7), (2, 4, 6)):
-        sizes = f"{width} inputs and {hidden} neurons, x of 2 x 3 x {width}, twice"
+        sizes = f"{width} inputs and {hidden} neurons, x of 2 x 3 x {width}, once in training"
+        sizes += " mode and once in evaluation mode"
         trial.tried(f"{world_size} processes, FeedForward with {sizes}")
         cases, expected = [], []
         for _ in range(2):

@@ -248,9 +248,9 @@ def balance(trial, gradients):
     cases = (((5, 8, 3), 4, 1), ((6, 0), 3, 2), ((7,), 5, 2), ((12000, 11000), 8, 1))
     for counts, number, top_k in cases[: 2 if gradients else 4]:
         world_size = len(counts)
-        logits, relative = [distinct(trial, count, number) for count in counts], 2e-5
+        logits = [distinct(trial, count, number) for count in counts]
         if top_k == 2:
-            logits, relative = [one.double() for one in logits], 1e-10
+            logits = [one.double() for one in logits]
         # Not those of the logits: what is asked for is what is done with them.
         chosen = [trial.integers(0, number - 1, count * top_k) for count in counts]
         processes = f"{so_many(world_size, 'process')} with {in_turn(counts)} tokens"
@@ -265,12 +265,13 @@ def balance(trial, gradients):
             if gradients:
                 right[rank].backward()
                 what = f"the gradient of the logits on rank {rank}"
-                close(trial, what, look(came, 0, "gradient"), leaves[rank].grad, relative=relative)
+                close(trial, what, look(came, 0, "gradient"), leaves[rank].grad)
+                kind = str(logits[rank].dtype).removeprefix("torch.")
+                got = str(getattr(look(came, 0, "part"), "dtype", "no tensor"))
+                trial.same(f"the dtype of the part of the balancing loss on rank {rank}", got, kind)
             else:
                 expected = f"{float(right[rank].detach()):.6g}"
-                close_or_named(
-                    trial, what, look(came, 0, "part"), right[rank], known[rank], expected, relative=relative
-                )
+                close_or_named(trial, what, look(came, 0, "part"), right[rank], known[rank], expected)
         # No process has told another one its logits, or which token has chosen what. A call for each expert's
         # count is enough for all, and which expert each token has chosen would be more, a byte each.
         for rank, other in pairs_of(world_size) if trial.counted else ():
@@ -323,7 +324,7 @@ class Journey(Plan):
         choices = so_many(sum(map(len, self.pairs)), "choice")
         self.words = (
             f"{so_many(self.world_size, 'process')} with {in_turn(counts)} tokens of {width} numbers"
-            f" (float{64 if double else 32}), {number} experts, {choices}"
+            f" (float{'64, stored by columns' if double else 32}), {number} experts, {choices}"
         )
 
     def case(self, rank, **more):
