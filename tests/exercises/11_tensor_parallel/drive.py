@@ -149,7 +149,7 @@ class Model(nn.Module):
 def ordinary(state):
     weight, bias = tensor(state["weight"]), tensor(state["bias"])
     made = nn.LayerNorm(len(bias)) if weight.ndim == 1 else nn.Linear(*reversed(weight.shape))
-    made.load_state_dict({"weight": weight, "bias": bias})
+    made.to(weight.dtype).load_state_dict({"weight": weight, "bias": bias})
     return made
 
 

@@ -164,7 +164,12 @@ def train(student, inputs, tools):
         gradients = gradients or named(model, gradient)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return {"losses": losses, "gradients": gradients, "weights": named(model, detached)}
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "weights": named(model, detached),
+        "dtype": str(balance.dtype),
+    }
 
 
 def large(student, inputs, tools):
