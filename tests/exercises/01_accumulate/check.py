@@ -310,6 +310,7 @@ def steps(trial, driver, groups, optimizer, norm=False, old=False, wide=False, f
         "norm": norm,
         "wide": wide,
         "filler": filler,
+        "empty": False,
         "batches": list(map(list, batches)),
     }
     inputs |= {
@@ -329,6 +330,8 @@ def steps(trial, driver, groups, optimizer, norm=False, old=False, wide=False, f
     if driver == "epoch" or len(groups) > 1:
         mode_kept(trial, came)
     right_state(trial, came, reference, state)
+    if cut.get("empty"):
+        trial.same("what train_epoch returns for an epoch without any batch", came["empty"], [[]])
     trial.same("the length of the list of losses", len(came["loss"]), len(losses))
     right_losses(trial, came, losses)
 
@@ -375,10 +378,10 @@ def groups_of_batches(trial):
 
 @check("01.3b")
 def last_group(trial):
-    for sizes, parts_per_step in (([4, 4, 4, 4, 1], 2), ([3, 3, 2], 5), ([3, 2], 1), ([], 2)):
-        batches = f"batches of {words(sizes)} images" if sizes else "no batches"
-        trial.tried(f"{batches}, parts_per_step {parts_per_step}, SGD")
-        epoch(trial, sizes, parts_per_step, SGD)
+    for sizes, parts_per_step in (([4, 4, 4, 4, 1], 2), ([3, 3, 2], 5), ([3, 2], 1)):
+        then = "; then an epoch without any batch" * (parts_per_step == 1)
+        trial.tried(f"batches of {words(sizes)} images, parts_per_step {parts_per_step}, SGD{then}")
+        epoch(trial, sizes, parts_per_step, SGD, empty=bool(then))
 
 
 @check("01.3c")

@@ -137,7 +137,12 @@ def step(student, inputs, tools):
 
 
 def epoch(student, inputs, tools):
-    def train(model, optimizer):
-        return student.train_epoch(model, optimizer, Batches(inputs, model), inputs["parts_per_step"])
+    empty = []
 
-    return trained(student, inputs, tools, train)
+    def train(model, optimizer):
+        losses = student.train_epoch(model, optimizer, Batches(inputs, model), inputs["parts_per_step"])
+        if inputs["empty"]:
+            empty.append(student.train_epoch(model, optimizer, iter(()), inputs["parts_per_step"]))
+        return losses
+
+    return trained(student, inputs, tools, train) | {"empty": empty}

@@ -2,7 +2,6 @@
 
 import numpy
 from judge import check, so_many
-from judge.several import right_without
 
 SHAPES = {"shift": (4,), "first.weight": (4, 5), "first.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
 SHAPES |= {"second.weight": (4, 4), "second.bias": (4,)}
@@ -67,16 +66,10 @@ def buffers(trial):
 
 @check("03.1c")
 def in_place(trial):
-    words = "2 processes; other code holds references to the model's tensors, as an optimizer does"
-    trial.tried(words)
-    overwritten(trial, states(trial, 2, buffers=True))
-    trial.tried(f"{words}; {COLUMNS}")
-    with right_without(COLUMNS):
-        overwritten(trial, list(map(double, states(trial, 2, buffers=True))), columns=True)
-
-
-def overwritten(trial, given, columns=False):
-    for rank, came in enumerate(trial.run("begin", [{"state": one, "columns": columns} for one in given])):
+    trial.tried("2 processes; other code holds references to the model's tensors, as an optimizer does;")
+    trial.words.append(COLUMNS)
+    given = list(map(double, states(trial, 2, buffers=True)))
+    for rank, came in enumerate(trial.run("begin", [{"state": one, "columns": True} for one in given])):
         for name in [*SHAPES, *BUFFERS, COUNTER]:
             what, got = f"{name} on rank {rank}, seen through a reference taken before", came["held"]
             if name == COUNTER:
@@ -157,11 +150,10 @@ def frozen(trial):
 
 @check("03.2c")
 def tied(trial):
-    trial.tried("3 processes; two layers share a weight")
-    average(trial, 3, [drawn(trial, 3)], tied=True)
-    trial.tried(f"3 processes; two layers share a weight; {COLUMNS}")
-    with right_without(COLUMNS):
-        average(trial, 3, [drawn(trial, 3)], tied=True, columns=True)
+    trial.tried(f"3 processes; two layers share a weight; {COLUMNS}; rank 2 has no gradient of first.weight")
+    gradients = drawn(trial, 3)
+    del gradients[2]["first.weight"]
+    average(trial, 3, [gradients], tied=True, columns=True)
 
 
 @check("03.2d")

@@ -117,7 +117,7 @@ def most_of_a_rank(sizes, world_size):
 def deal(trial):
     deals = [[trial.integers(1, 1000, 9).tolist(), world_size] for world_size in (1, 2, 3, 4)]
     deals += [[[5000, 1] * 6, 2], [[1, 1, 9000] * 5, 3], [sorted(trial.integers(1, 1000, 12).tolist()), 4]]
-    deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3]]
+    deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3], [[5, 0, 3], 2]]
     trial.tried(f"2 processes, {len(deals)} lists of sizes, for 1 to 4 ranks")
     ranks = trial.run("deal", [{"deals": deals}] * 2)
     for rank, came in enumerate(ranks):
