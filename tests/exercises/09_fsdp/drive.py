@@ -94,7 +94,7 @@ def use(student, inputs, tools):
         outputs = [through(units, torch.from_numpy(batch["images"])) for batch in inputs["together"]]
         slopes = [torch.from_numpy(batch["slope"]) for batch in inputs["together"]]
         # Seen by columns: so the gradient of an output is not contiguous.
-        pairs = [(output.mT.contiguous(), slope.mT) for output, slope in zip(outputs, slopes, strict=True)]
+        pairs = [[one.mT.contiguous() for one in pair] for pair in zip(outputs, slopes, strict=True)]
         sum((output * slope).sum() for output, slope in pairs).backward()
         answer["together"] = [seen(unit.shard.grad) for unit in units]
     answer["state"] = [by_name(unit.full_state()) for unit in units] if inputs.get("state") else []
