@@ -72,6 +72,7 @@ def parts(trial):
     for cases in (((8, 2), (10, 4), (7, 3), (5, 1)), ((3, 4), (1, 3), (5, 4), (9, 6)), drawn):
         trial.tried(" and ".join(f"{size} images for {count}" for size, count in cases) + " copies")
         batches = [trial.floats(size, 3, 2) for size, _ in cases]
+        batches[-1] = trial.integers(0, 10, cases[-1][0])  # labels
         counts = [count for _, count in cases]
         (came,) = trial.run("cut", [{"batches": batches, "counts": counts}], group=False)
         for (size, count), batch, one in zip(cases, batches, came, strict=True):
@@ -81,7 +82,9 @@ def parts(trial):
             sizes = [len(part) if part.ndim else "no dimension" for part in parts]
             trial.require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
             for place, part in enumerate(batch.split(expected)):
-                trial.close(f"part {place + 1} of {len(expected)}", parts[place], part)
+                what, kind = f"part {place + 1} of {len(expected)}", part.numpy().dtype
+                trial.same(f"the dtype of {what}", str(parts[place].dtype), str(kind))
+                trial.close(what, parts[place], part)
 
 
 def replicated(trial, count, **more):
@@ -122,17 +125,26 @@ def tied_and_frozen(trial):
         right_state(trial, f"in {copy}", came["seen"][place], state)
 
 
-def computed(trial, count, sizes):
-    """Returns what came, and a reference after its backward pass for each copy that has a part."""
+def double(state):
+    """In float64, with numbers that float32 does not have."""
+    return {name: value.double() / 3 if value.is_floating_point() else value for name, value in state.items()}
+
+
+def computed(trial, count, sizes, evaluation=False):
+    """Returns what came, and a reference after its backward pass for each copy that has a part. In evaluation
+    mode, everything is float64."""
     states = [drawn_state(trial) for _ in range(count)]
     given = [trial.floats(size, 5) for size in sizes]
     upstream = trial.floats(sum(sizes), 4)
     inputs = {"states": states, "parts": given, "upstream": upstream}
+    if evaluation:
+        inputs = {"states": list(map(double, states)), "evaluation": "all", "upstream": upstream.double()}
+        inputs["parts"] = [part.double() for part in given]
     (came,) = trial.run("compute", [inputs], group=False)
     right_type(trial, came, "compute_and_gather")
     expected = []
     for state, part, above in zip(states, given, upstream.split(sizes), strict=False):
-        reference = Reference(state)
+        reference = Reference(double(state) if evaluation else state).train(not evaluation)
         output = reference(part.double())
         output.backward(above.double())
         expected.append((reference, output.detach()))
@@ -140,7 +152,7 @@ def computed(trial, count, sizes):
     wanted = f"{words(sizes)}, and nothing for a copy without a part"
     trial.require(sorted(came["sizes"]) == sorted(sizes), called, wanted)
     outputs = torch.cat([output for _, output in expected])
-    trial.close("the output", came["outputs"], outputs, relative=1e-4)
+    trial.close("the output", came["outputs"], outputs, relative=1e-10 if evaluation else 1e-4)
     return came, [reference for reference, _ in expected]
 
 
@@ -155,8 +167,11 @@ def in_order(trial):
 
 @check("02.3b")
 def backward_reaches(trial):
-    trial.tried("3 copies with different weights, parts with 4 and 3 images, then backward()")
-    came, references = computed(trial, 3, [4, 3])
+    trial.tried(
+        "3 copies with different weights, parts with 4 and 3 images, then backward(); in evaluation mode,"
+    )
+    trial.words.append("copies and parts are tuples, and everything is float64")
+    came, references = computed(trial, 3, [4, 3], evaluation=True)
     trial.require(came["reaches"], "the output is not connected to the copies, so backward() reaches nothing")
     for place, reference in enumerate(references):
         for name, parameter in reference.named_parameters():
@@ -166,6 +181,9 @@ def backward_reaches(trial):
 
 def reduced(trial, gradients, old, **more):
     state, states = drawn_state(trial), [drawn_state(trial) for _ in gradients]
+    if more.get("evaluation"):  # float64 as well
+        state, old, *states = map(double, (state, old, *states))
+        gradients = list(map(double, gradients))
     inputs = {"state": state, "states": states, "gradients": gradients, "old": old, **more}
     (came,) = trial.run("add_up", [inputs], group=False)
     for name in SHAPES:
@@ -175,7 +193,8 @@ def reduced(trial, gradients, old, **more):
         if there:
             if len(there) > 1 and hasattr(got, "shape"):
                 not_of_one(trial, what, got, copied, name in old)
-            trial.close(what, got, sum(one.double() for one in there))
+            digits = 1e-12 if more.get("evaluation") else 2e-5
+            trial.close(what, got, sum(one.double() for one in there), digits)
         else:
             trial.require(got is None, f"{what} is not None", "None")
     right_state(trial, "after reduce", came["state"], {name: state[name] for name in SHAPES})
@@ -207,11 +226,13 @@ def added_up(trial):
 @check("02.4b")
 def hard_models(trial):
     trial.tried(
-        "3 copies: the last got no part, norm.bias has a gradient only in copy 2, second.bias in none"
+        "3 copies: the last got no part, norm.bias has a gradient only in copy 2, second.bias in none, and "
+        "that of first.bias, only in copy 1, is zeros"
     )
     names = [name for name in SHAPES if name not in ("norm.bias", "second.bias")]
     of_two = of_copies(trial, 2, [*names, "norm.bias"])
-    del of_two[0]["norm.bias"]
+    del of_two[0]["norm.bias"], of_two[1]["first.bias"]
+    of_two[0]["first.bias"] *= 0
     reduced(trial, [*of_two, {}], {})
     trial.tried(
         "2 copies without gradients for norm.bias and second.bias; the model has old gradients for both"
@@ -226,9 +247,10 @@ def hard_models(trial):
 def buffers(trial):
     trial.tried(
         "3 copies with different running means, variances and counters, and a buffer `scale` with "
-        "persistent=False"
+        "persistent=False;"
     )
-    came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {})
+    trial.words.append("in evaluation mode, and everything is float64")
+    came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {}, evaluation="all")
     expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
     right_state(trial, "in the model after reduce", came["state"], expected)
     right_state(trial, "in the model (through a reference taken before)", came["held"], expected)
@@ -250,9 +272,10 @@ OTHER_LOSSES = {
 }
 
 
-def learnt(state, batches, count, optimizer, options, tied, loss_of=loss_of_all):
-    """The model after all steps, in float64, and the loss of each."""
-    model = Reference(state, tied)
+def learnt(state, batches, count, optimizer, options, tied, evaluation, frozen, loss_of=loss_of_all):
+    """The model after all steps, in float64, and the loss of each. With `frozen`, first.bias is."""
+    model = Reference(state, tied).train(not evaluation)
+    model.first.bias.requires_grad_(not frozen)
     steps = Optimizer(optimizer, model.parameters(), options)
     losses = []
     for images, labels in batches:
@@ -278,13 +301,15 @@ def is_state(trial, came, expected):
         return False
 
 
-def trained(trial, sizes, count, optimizer, options, old=False, tied=False):
+def trained(trial, sizes, count, optimizer, options, old=False, tied=False, evaluation=False):
     state = drawn_state(trial)
     batches = [(trial.floats(size, 5), trial.integers(0, 4, size)) for size in sizes]
     inputs = {"state": state, "batches": list(map(list, batches)), "count": count, "tied": tied}
+    inputs |= {"evaluation": "all" if evaluation else "", "frozen": ["first.bias"] if old else []}
     inputs |= {"optimizer": optimizer, "options": options, "old": drawn_gradients(trial) if old else {}}
     (came,) = trial.run("train", [inputs], group=False)
-    model, losses = learnt(state, batches, count, optimizer, options, tied)
+    given = state, batches, count, optimizer, options, tied, evaluation, old
+    model, losses = learnt(*given)
     trial.same("the number of steps of the optimizer", came["steps"], len(sizes))
     for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
         expected = part_sizes(size, count)
@@ -292,13 +317,14 @@ def trained(trial, sizes, count, optimizer, options, old=False, tied=False):
         trial.require(sorted(calls["sizes"]) == sorted(expected), called, words(expected))
         called = f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called"
         trial.require(calls["copies"] == len(expected), called, f"{len(expected)}, one per part")
-    wanted = "training mode, as the model was given to your code"
+    modes = ("evaluation", "training") if evaluation else ("training", "evaluation")
+    wanted = f"{modes[0]} mode, as the model was given to your code"
     # With a check that needs the plain case: whoever misses it has one step right, and the next one wrong.
-    trained = came["training"] is True or len(sizes) == 1
-    trial.require(trained, "afterwards, the model is in evaluation mode", wanted)
+    kept = came["training"] is not evaluation or len(sizes) == 1
+    trial.require(kept, f"afterwards, the model is in {modes[1]} mode", wanted)
     if not is_state(trial, came["state"], model.state_dict()):
         for named, loss in OTHER_LOSSES.items():
-            other, _ = learnt(state, batches, count, optimizer, options, tied, loss)
+            other, _ = learnt(*given, loss)
             came_by = f"the weights after the last step are those that {named} leads to"
             wanted = "one mean over all images, computed from all outputs"
             trial.require(not is_state(trial, came["state"], other.state_dict()), came_by, wanted)
@@ -312,15 +338,16 @@ def trained(trial, sizes, count, optimizer, options, old=False, tied=False):
 @check("02.5a")
 def step(trial):
     for size, count in ((11, 3), (6, 1), (9, 4)):
-        trial.tried(f"one step of SGD with {size} images on {count} copies")
+        trial.tried(f"one step of SGD with {size} images on {so_many(count, 'copy', 'copies')}")
         trained(trial, [size], count, "SGD", {"lr": 0.1})
 
 
 @check("02.5b")
 def steps(trial):
     trial.tried(
-        "3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model already has gradients"
+        "3 steps of SGD with momentum on 1 copy, 8, 7 and 9 images; the model already has gradients, and"
+        " `first.bias` is frozen"
     )
-    trained(trial, [8, 7, 9], 2, "SGD", {"lr": 0.1, "momentum": 0.9}, old=True)
-    trial.tried("2 steps of Adam on 3 copies, 9 and 11 images; two layers share a weight")
-    trained(trial, [9, 11], 3, "Adam", {"lr": 0.05, "eps": 0.02}, tied=True)
+    trained(trial, [8, 7, 9], 1, "SGD", {"lr": 0.1, "momentum": 0.9}, old=True)
+    trial.tried("2 steps of Adam on 4 copies, 3 and 11 images, in evaluation mode; two layers share a weight")
+    trained(trial, [3, 11], 4, "Adam", {"lr": 0.05, "eps": 0.02}, tied=True, evaluation=True)

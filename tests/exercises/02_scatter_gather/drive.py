@@ -20,12 +20,15 @@ class Model(nn.Module):
             self.third = nn.Linear(4, 4, bias=False)
             self.third.weight = self.second.weight
         state = inputs["state"] if state is None else state
+        self.to(torch.from_numpy(state["first.weight"]).dtype)
         with torch.no_grad():
             for name, tensor in tensors(self).items():
                 tensor.copy_(torch.from_numpy(state[name]))
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in inputs.get("frozen", []))
         self.norm.train(not inputs.get("evaluation"))
+        if inputs.get("evaluation") == "all":
+            self.eval()
 
     def forward(self, images):
         CALLS.append((self.first.weight.data_ptr(), len(images)))
@@ -68,7 +71,10 @@ def sequence(value, kind):
 def cut(student, inputs, tools):
     came = []
     for batch, count in zip(inputs["batches"], inputs["counts"], strict=True):
-        parts = student.scatter(torch.from_numpy(batch), count)
+        batch = torch.from_numpy(batch)
+        if batch.ndim > 1:  # images are not contiguous: in memory, they are as with channels_last
+            batch = batch.mT.contiguous().mT
+        parts = student.scatter(batch, count)
         wrong = sequence(parts, torch.Tensor)
         came.append({"wrong": wrong, "parts": None if wrong else parts})
     return came
@@ -103,6 +109,8 @@ def compute(student, inputs, tools):
     """Models with weights that differ, in place of copies: each output says which of them it comes from."""
     replicas = [Model(inputs, state) for state in inputs["states"]]
     parts = [torch.from_numpy(part) for part in inputs["parts"]]
+    if inputs.get("evaluation"):
+        replicas, parts = tuple(replicas), tuple(parts)
     CALLS.clear()
     outputs = student.compute_and_gather(replicas, parts)
     if not isinstance(outputs, torch.Tensor):

@@ -17,6 +17,14 @@ def states(trial, world_size, buffers=False):
     return [one | ({COUNTER: trial.integers(1, 1 << 40)} if buffers else {}) for one in found]
 
 
+def double(tensors):
+    """In float64, with numbers that float32 does not have."""
+    return {name: one.double() / 3 if one.is_floating_point() else one for name, one in tensors.items()}
+
+
+COLUMNS = "float64, matrices stored by columns, and evaluation mode"
+
+
 def that_of_rank_0(trial, name, rank, came, given, frozen=""):
     """`given`: what each rank had before. Where another's has come, that is said."""
     what, got = f"{name} {frozen}on rank {rank}", came["state"].get(name)
@@ -58,36 +66,50 @@ def buffers(trial):
 
 @check("03.1c")
 def in_place(trial):
-    trial.tried("2 processes; other code holds references to the model's tensors, as an optimizer does")
-    given = states(trial, 2, buffers=True)
-    for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
+    trial.tried("2 processes; other code holds references to the model's tensors, as an optimizer does;")
+    trial.words.append(COLUMNS)
+    given = list(map(double, states(trial, 2, buffers=True)))
+    for rank, came in enumerate(trial.run("begin", [{"state": one, "columns": True} for one in given])):
         for name in [*SHAPES, *BUFFERS, COUNTER]:
-            what = f"{name} on rank {rank}, seen through a reference taken before"
-            equal = trial.same if name == COUNTER else trial.close
-            equal(what, came["held"].get(name), given[0][name])
+            what, got = f"{name} on rank {rank}, seen through a reference taken before", came["held"]
+            if name == COUNTER:
+                trial.same(what, got.get(name), given[0][name])
+            else:
+                trial.close(what, got.get(name), given[0][name], relative=1e-12)
             new = f"{name} is a new tensor afterwards"
             trial.require(name in came["same"], new, "the same tensor, overwritten")
 
 
-def average(trial, world_size, steps, tied=False, frozen=(), apart=False):
-    """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
-    buffers differ between the ranks, so that it is seen if they are exchanged."""
-    given = states(trial, world_size if apart else 1, buffers=apart)
-    inputs = [{"state": state, "tied": tied, "frozen": list(frozen)} for state in given]
+def average(trial, world_size, steps, tied=False, frozen=(), freeze=0, apart=False, columns=False):
+    """`steps` has, for each call of average_gradients, the gradients of each rank. `freeze`: the call before
+    which parameters are frozen. `apart`: weights and buffers differ between the ranks, so that it is seen if
+    they are exchanged."""
+    given, relative = states(trial, world_size if apart else 1, buffers=apart), 2e-5
+    if columns:
+        given, relative = list(map(double, given)), 1e-12
+        steps = [list(map(double, gradients)) for gradients in steps]
+    options = {"tied": tied, "frozen": list(frozen), "freeze": freeze, "columns": columns}
+    inputs = [{"state": one, **options} for one in given]
     inputs = inputs if apart else inputs * world_size
     ranks = [[gradients[rank] for gradients in steps] for rank in range(world_size)]
     inputs = [one | {"gradients": mine} for one, mine in zip(inputs, ranks, strict=True)]
-    for rank, came in enumerate(trial.run("average", inputs)):
+    ranks = trial.run("average", inputs)
+    for rank, came in enumerate(ranks):
         for number, gradients in enumerate(steps):
             call = f" (call {number + 1})" if len(steps) > 1 else ""
             for name in SHAPES:
-                got, of = came["gradients"][number].get(name), "(frozen) " if name in frozen else ""
+                still = name in frozen and number >= freeze
+                got, of = came["gradients"][number].get(name), "(frozen) " if still else ""
                 what = f"the gradient of {name} {of}on rank {rank}{call}"
-                expected = gradients[rank].get(name) if name in frozen else mean(gradients, name)
+                expected = gradients[rank].get(name) if still else mean(gradients, name)
                 if expected is None:
                     trial.require(got is None, f"{what} is not None", "None")
                 else:
-                    trial.close(what, got, expected)
+                    trial.close(what, got, expected, relative)
+                if columns:
+                    alike = numpy.array_equal(got, ranks[0]["gradients"][number][name])
+                    words = f"{what} is not the same as on rank 0: their last digits differ"
+                    trial.require(alike, words, "one mean for all ranks, or their models drift apart")
         trial.same(f"the list of weights and buffers that have changed on rank {rank}", came["moved"], [])
 
 
@@ -118,17 +140,20 @@ def averaged(trial):
 @check("03.2b")
 def frozen(trial):
     trial.tried(
-        "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 it has different "
-        "gradients on each rank, from before it was frozen; weights and buffers differ between the ranks"
+        "2 processes; the first layer is frozen before call 2; in call 2 it has no gradients, in call 3 "
+        "different ones on each rank, from before it was frozen; weights and buffers differ between the ranks"
     )
-    names = [name for name in SHAPES if name not in FIRST]
-    average(trial, 2, [drawn(trial, 2, names), drawn(trial, 2)], frozen=FIRST, apart=True)
+    others = [name for name in SHAPES if name not in FIRST]
+    steps = [drawn(trial, 2, names) for names in (SHAPES, others, SHAPES)]
+    average(trial, 2, steps, frozen=FIRST, freeze=1, apart=True)
 
 
 @check("03.2c")
 def tied(trial):
-    trial.tried("3 processes; two layers share a weight")
-    average(trial, 3, [drawn(trial, 3)], tied=True)
+    trial.tried(f"3 processes; two layers share a weight; {COLUMNS}; rank 2 has no gradient of first.weight")
+    gradients = drawn(trial, 3)
+    del gradients[2]["first.weight"]
+    average(trial, 3, [gradients], tied=True, columns=True)
 
 
 @check("03.2d")

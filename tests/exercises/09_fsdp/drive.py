@@ -7,7 +7,7 @@ from asking import Asking
 from give_back import own_pages, settle
 from torch import nn
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 class Layers(nn.Module):
@@ -47,6 +47,8 @@ def split(student, inputs, tools):
     found = []
     for case in inputs["cases"]:
         tensors = [torch.from_numpy(one).to(DTYPES[case["dtype"]], copy=True) for one in case["tensors"]]
+        if case.get("columns"):  # in memory column by column, as the gradients of some layers come
+            tensors = [one.mT.contiguous().mT if one.ndim > 1 else one for one in tensors]
         flat = student.flatten(tensors, case["world_size"])
         shards = [student.split(tensors, rank, case["world_size"]) for rank in range(case["world_size"])]
         for tensor in tensors:
@@ -91,7 +93,9 @@ def use(student, inputs, tools):
         # Each unit is called twice before any backward.
         outputs = [through(units, torch.from_numpy(batch["images"])) for batch in inputs["together"]]
         slopes = [torch.from_numpy(batch["slope"]) for batch in inputs["together"]]
-        sum((output * slope).sum() for output, slope in zip(outputs, slopes, strict=True)).backward()
+        # Seen by columns: so the gradient of an output is not contiguous.
+        pairs = [[one.mT.contiguous() for one in pair] for pair in zip(outputs, slopes, strict=True)]
+        sum((output * slope).sum() for output, slope in pairs).backward()
         answer["together"] = [seen(unit.shard.grad) for unit in units]
     answer["state"] = [by_name(unit.full_state()) for unit in units] if inputs.get("state") else []
     answer["computed"] = [sorted(str(one).removeprefix("torch.") for one in m.computed) for m in modules]

@@ -35,6 +35,8 @@ def cut(student, inputs, tools):
 def functions(student, inputs, tools):
     """Copy or Sum alone, in a residual sum, behind a function that needs its output, without gradients."""
     apply, x, above = getattr(student, inputs["name"]).apply, leaf(inputs["x"]), tensor(inputs["above"])
+    if inputs["columns"]:  # in memory column by column
+        x, above = x.detach().mT.contiguous().mT.requires_grad_(), above.mT.contiguous().mT
     output = apply(x)
     found = {"output": detached(output), "x after forward": detached(x)}
     output.backward(above)
@@ -87,10 +89,10 @@ def held(module, get, names=NAMES):
 
 
 def block(student, inputs, tools):
-    """A feed-forward block, forward and backward."""
+    """A feed-forward block, forward and backward; all but the first in evaluation mode."""
     found = []
     for case in inputs:
-        block, x = block_of(student, case["weights"]), leaf(case["x"])
+        block, x = block_of(student, case["weights"]).train(not found), leaf(case["x"])
         output = block(x)
         came = {"output": detached(output)}
         output.backward(tensor(case["above"]))
@@ -147,7 +149,7 @@ class Model(nn.Module):
 def ordinary(state):
     weight, bias = tensor(state["weight"]), tensor(state["bias"])
     made = nn.LayerNorm(len(bias)) if weight.ndim == 1 else nn.Linear(*reversed(weight.shape))
-    made.load_state_dict({"weight": weight, "bias": bias})
+    made.to(weight.dtype).load_state_dict({"weight": weight, "bias": bias})
     return made
 
 
@@ -193,6 +195,7 @@ def clip(student, inputs, tools):
         if case["kind"] == "shared":
             model.again = nn.Linear(*reversed(model.head.weight.shape), bias=False)
             model.again.weight = model.head.weight
+        model.head.requires_grad_(case["kind"] != "frozen")
         whole = by_itself(model) if case["kind"] == "renamed" else model
         norm = student.clip_gradients(whole, case["largest"])
         came = {"norm": float(norm), "kind": type(norm).__name__}
