@@ -131,7 +131,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, whole):
         """Load options and state from `whole`, which every rank is given. Each rank keeps only its shard.
 
-        `whole` may come from a run with any number of processes, or from one optimizer for all parameters.
+        `whole` may come from a run with any number of processes, or from one optimizer for all parameters. Do
+        not change it.
         """
         # cut 08.4: load this rank's shard of the whole state
         copy_options(whole["param_groups"], self.param_groups)

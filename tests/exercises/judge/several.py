@@ -118,6 +118,12 @@ def ended(trial: Trial, value: Any) -> int | None:
     return ended if value is None else None
 
 
+def file_event(trial: Trial) -> str:
+    """Before which file event rank 0 was killed, by its own word."""
+    events = trial.events(0, "killed")
+    return str(events[-1].get("before"))[:200] if events else "opens, renames or removes a file"
+
+
 def calls_of(
     trial: Trial, rank: int, since: str | None = None, until: str | None = None
 ) -> list[dict[str, Any]]:
