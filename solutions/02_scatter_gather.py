@@ -52,7 +52,7 @@ def compute_and_gather(copies, parts):
     the parts.
 
     There may be fewer parts than copies. The last copies then have nothing to do. A backward pass from the
-    result must reach the copies.
+    result must reach the copies, in training mode and in evaluation mode.
     """
     # cut 02.3: compute and gather: each part through its copy, and one output
     return torch.cat([one(part) for one, part in zip(copies, parts, strict=False)])
@@ -63,8 +63,9 @@ def reduce(model, copies):
     """After backward: add the gradients of all copies to the model's gradients, parameter by parameter.
 
     As with backward(), add to the gradients that the model already has. A copy whose gradient is None adds
-    nothing. If the gradient is None in all copies, the model's gradient stays as it was. Write the buffers
-    of the first copy into the model's buffers, in place. The parameters themselves do not change.
+    nothing, but zeros are not None. If the gradient is None in all copies, the model's gradient stays as it
+    was. In either mode, write the buffers of the first copy into the model's buffers, in place. The
+    parameters themselves do not change.
     """
     # cut 02.4: reduce: the gradients of the copies, added up in the model
     for one in copies:

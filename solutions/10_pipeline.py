@@ -118,7 +118,7 @@ def activations_held(schedule):
     """Return the largest number of micro-batches whose activations one stage holds at the same time.
 
     A stage holds the activations of a micro-batch from the beginning of its forward to the end of its
-    backward.
+    backward. A stage without an action holds none.
     """
     # cut 10.4: memory
     held = most = 0

@@ -265,8 +265,8 @@ def test_the_manifest_is_in_order():
             assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
             assert set(entry.get("needs", [])) <= seen, entry["id"]
             assert len(entry["hints"]) == 3 and entry["points"] > 0
-            for pattern, hint in entry.get("when", []):
-                assert re.compile(pattern) and isinstance(hint, str)
+            for pattern, *hints in entry.get("when", []):
+                assert re.compile(pattern) and len(hints) in (1, 3) and {*map(type, hints)} == {str}
             seen_by = ("visible", "hidden", "after_due_date", "after_published")
             assert entry.get("visibility", "visible") in seen_by
             assert callable(judge.check_function(entry["id"]))
@@ -278,6 +278,7 @@ def test_the_hint_follows_what_came():
     """The check's own `when` goes before a general kind, and that before the check's first hint."""
     assert set(KINDS) == set(judge.hints.ALWAYS | judge.hints.PLAIN) and len(HINTED) > 25
     entry = {"id": "03.1a", "hints": ["one", "two", "three"], "when": [["is 3", "own"], ["is 4", ""]]}
+    entry["when"].append(["is 6", "of", "another", "fault"])
 
     def shown(came, hints=1):
         result = judge.Result("03.1a", "", 1, status="failed", came=came)
@@ -286,6 +287,7 @@ def test_the_hint_follows_what_came():
 
     assert shown("it is 3") == ["own"] and shown("it is 4") == [] and shown("it is 5") == ["one"]
     assert shown("it is 3", 4) == ["own", "one", "two", "three"]
+    assert shown("it is 6", 4) == ["of", "another", "fault"]
     assert shown("it is 4", 4) == shown("not written yet: 03.1: it is 5", 4) == ["one", "two", "three"]
     assert shown("not written yet: 03.1: it is 5") == []
     # Of a loop without an end, the line comes first, and the check's own hint would mislead.

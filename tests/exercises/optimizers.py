@@ -17,7 +17,7 @@ def adam(gradient, weight, state, lr, eps):
 
 
 class Optimizer:
-    """One of them, by its name in torch.optim, for parameters that all have a gradient."""
+    """One of them, by its name in torch.optim."""
 
     def __init__(self, name, parameters, options):
         self.rule, self.parameters, self.options = {"SGD": sgd, "Adam": adam}[name], list(parameters), options
@@ -30,4 +30,5 @@ class Optimizer:
     @torch.no_grad()
     def step(self):
         for parameter, state in zip(self.parameters, self.states, strict=True):
-            parameter -= self.rule(parameter.grad, parameter, state, **self.options)
+            if parameter.grad is not None:
+                parameter -= self.rule(parameter.grad, parameter, state, **self.options)

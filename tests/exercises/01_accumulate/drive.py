@@ -20,6 +20,9 @@ class Model(nn.Module):
         self.first = nn.Linear(5, 6)
         self.norm = nn.BatchNorm1d(6, eps=0.1) if inputs.get("norm") else nn.Identity()
         self.last = nn.Linear(6, 3)
+        if "spare" in inputs["state"]:
+            self.spare = nn.Parameter(torch.zeros(4))  # in no pass
+        self.to(torch.from_numpy(inputs["state"]["first.weight"]).dtype)
         self.wide, self.ask, self.sizes = inputs.get("wide"), tools.ask, []
         self.asks = self.wide or inputs.get("filler")
         with torch.no_grad():
@@ -28,6 +31,8 @@ class Model(nn.Module):
                     tensor.copy_(torch.from_numpy(inputs["state"][name]))
                 if name in inputs.get("old", {}):
                     tensor.grad = torch.from_numpy(inputs["old"][name])
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in inputs.get("frozen", []))
 
     def forward(self, images):
         place = len(self.sizes)
@@ -102,7 +107,7 @@ class Batches:
     def each(self):
         for place, (images, labels) in enumerate(pairs(self.inputs["batches"])):
             if not self.inputs["filler"]:
-                yield images, labels
+                yield [images, labels]  # a list, as a DataLoader gives it
                 continue
             number = self.model.ask(f"take {place}", self.model.first.weight.detach())
             filler = torch.zeros(len(images), self.inputs["filler"])

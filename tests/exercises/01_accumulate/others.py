@@ -14,19 +14,23 @@ def sums_scaled_at_the_end():
         """Gradients and losses of the images so far."""
 
         def __init__(self, model):
-            self.model, self.parameters = model, list(model.parameters())
-            self.sums = [torch.zeros_like(parameter) for parameter in self.parameters]
+            self.model, self.parameters = model, [one for one in model.parameters() if one.requires_grad]
+            self.sums = [None] * len(self.parameters)
             self.loss = self.count = 0
 
         def take(self, images, labels):
             loss = sum_of_losses(self.model(images), labels)
-            for total, gradient in zip(self.sums, torch.autograd.grad(loss, self.parameters), strict=True):
-                total += gradient
+            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+            for place, gradient in enumerate(gradients):
+                if gradient is not None:
+                    self.sums[place] = gradient if self.sums[place] is None else self.sums[place] + gradient
             self.loss += loss.item()
             self.count += len(images)
 
         def give(self):
             for parameter, total in zip(self.parameters, self.sums, strict=True):
+                if total is None:
+                    continue
                 mean = total / self.count
                 parameter.grad = mean if parameter.grad is None else parameter.grad + mean
             return self.loss / self.count
@@ -38,7 +42,7 @@ def sums_scaled_at_the_end():
         return sums.give()
 
     def large_step(model, optimizer, images, labels, part_size):
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
         sums = Sums(model)
         for start in range(0, len(images), part_size):
             sums.take(images[start : start + part_size], labels[start : start + part_size])

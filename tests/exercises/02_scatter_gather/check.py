@@ -72,6 +72,7 @@ def parts(trial):
     for cases in (((8, 2), (10, 4), (7, 3), (5, 1)), ((3, 4), (1, 3), (5, 4), (9, 6)), drawn):
         trial.tried(" and ".join(f"{size} images for {count}" for size, count in cases) + " copies")
         batches = [trial.floats(size, 3, 2) for size, _ in cases]
+        batches[-1] = trial.integers(0, 10, cases[-1][0])  # labels
         counts = [count for _, count in cases]
         (came,) = trial.run("cut", [{"batches": batches, "counts": counts}], group=False)
         for (size, count), batch, one in zip(cases, batches, came, strict=True):
@@ -122,17 +123,25 @@ def tied_and_frozen(trial):
         right_state(trial, f"in {copy}", came["seen"][place], state)
 
 
-def computed(trial, count, sizes):
-    """Returns what came, and a reference after its backward pass for each copy that has a part."""
+def double(state):
+    return {name: value.double() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def computed(trial, count, sizes, evaluation=False):
+    """Returns what came, and a reference after its backward pass for each copy that has a part. In the case of
+    evaluation mode, everything is float64."""
     states = [drawn_state(trial) for _ in range(count)]
     given = [trial.floats(size, 5) for size in sizes]
     upstream = trial.floats(sum(sizes), 4)
     inputs = {"states": states, "parts": given, "upstream": upstream}
+    if evaluation:
+        inputs = {"states": list(map(double, states)), "evaluation": "all", "upstream": upstream.double()}
+        inputs["parts"] = [part.double() for part in given]
     (came,) = trial.run("compute", [inputs], group=False)
     right_type(trial, came, "compute_and_gather")
     expected = []
     for state, part, above in zip(states, given, upstream.split(sizes), strict=False):
-        reference = Reference(state)
+        reference = Reference(state).train(not evaluation)
         output = reference(part.double())
         output.backward(above.double())
         expected.append((reference, output.detach()))
@@ -155,17 +164,24 @@ def in_order(trial):
 
 @check("02.3b")
 def backward_reaches(trial):
-    trial.tried("3 copies with different weights, parts with 4 and 3 images, then backward()")
-    came, references = computed(trial, 3, [4, 3])
-    trial.require(came["reaches"], "the output is not connected to the copies, so backward() reaches nothing")
-    for place, reference in enumerate(references):
-        for name, parameter in reference.named_parameters():
-            what, got = f"the gradient of {name} in copy {place + 1}", came["gradients"][place].get(name)
-            trial.close(what, got, parameter.grad, relative=1e-4, scale=1.0)
+    for evaluation in (False, True):
+        trial.tried("3 copies with different weights, parts with 4 and 3 images, then backward()")
+        if evaluation:
+            trial.words.append("; in evaluation mode, copies and parts are tuples, and everything is float64")
+        came, references = computed(trial, 3, [4, 3], evaluation)
+        reaches = "the output is not connected to the copies, so backward() reaches nothing"
+        trial.require(came["reaches"], reaches)
+        for place, reference in enumerate(references):
+            for name, parameter in reference.named_parameters():
+                what, got = f"the gradient of {name} in copy {place + 1}", came["gradients"][place].get(name)
+                trial.close(what, got, parameter.grad, relative=1e-4, scale=1.0)
 
 
 def reduced(trial, gradients, old, **more):
     state, states = drawn_state(trial), [drawn_state(trial) for _ in gradients]
+    if more.get("evaluation"):  # float64 as well
+        state, old, *states = map(double, (state, old, *states))
+        gradients = list(map(double, gradients))
     inputs = {"state": state, "states": states, "gradients": gradients, "old": old, **more}
     (came,) = trial.run("add_up", [inputs], group=False)
     for name in SHAPES:
@@ -207,11 +223,13 @@ def added_up(trial):
 @check("02.4b")
 def hard_models(trial):
     trial.tried(
-        "3 copies: the last got no part, norm.bias has a gradient only in copy 2, second.bias in none"
+        "3 copies: the last got no part, norm.bias has a gradient only in copy 2, second.bias in none, and "
+        "that of first.bias, only in copy 1, is zeros"
     )
     names = [name for name in SHAPES if name not in ("norm.bias", "second.bias")]
     of_two = of_copies(trial, 2, [*names, "norm.bias"])
-    del of_two[0]["norm.bias"]
+    del of_two[0]["norm.bias"], of_two[1]["first.bias"]
+    of_two[0]["first.bias"] *= 0
     reduced(trial, [*of_two, {}], {})
     trial.tried(
         "2 copies without gradients for norm.bias and second.bias; the model has old gradients for both"
@@ -228,10 +246,14 @@ def buffers(trial):
         "3 copies with different running means, variances and counters, and a buffer `scale` with "
         "persistent=False"
     )
-    came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {})
-    expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
-    right_state(trial, "in the model after reduce", came["state"], expected)
-    right_state(trial, "in the model (through a reference taken before)", came["held"], expected)
+    for evaluation in ("", "all"):
+        if evaluation:
+            trial.words.append("; in evaluation mode, and everything is float64")
+        gradients = [drawn_gradients(trial) for _ in range(3)]
+        came, first = reduced(trial, gradients, {}, evaluation=evaluation)
+        expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
+        right_state(trial, "in the model after reduce", came["state"], expected)
+        right_state(trial, "in the model (through a reference taken before)", came["held"], expected)
 
 
 def loss_of_all(outputs, labels):
@@ -250,9 +272,9 @@ OTHER_LOSSES = {
 }
 
 
-def learnt(state, batches, count, optimizer, options, tied, loss_of=loss_of_all):
+def learnt(state, batches, count, optimizer, options, tied, evaluation, loss_of=loss_of_all):
     """The model after all steps, in float64, and the loss of each."""
-    model = Reference(state, tied)
+    model = Reference(state, tied).train(not evaluation)
     steps = Optimizer(optimizer, model.parameters(), options)
     losses = []
     for images, labels in batches:
@@ -278,13 +300,15 @@ def is_state(trial, came, expected):
         return False
 
 
-def trained(trial, sizes, count, optimizer, options, old=False, tied=False):
+def trained(trial, sizes, count, optimizer, options, old=False, tied=False, evaluation=False):
     state = drawn_state(trial)
     batches = [(trial.floats(size, 5), trial.integers(0, 4, size)) for size in sizes]
     inputs = {"state": state, "batches": list(map(list, batches)), "count": count, "tied": tied}
+    inputs["evaluation"] = "all" if evaluation else ""
     inputs |= {"optimizer": optimizer, "options": options, "old": drawn_gradients(trial) if old else {}}
     (came,) = trial.run("train", [inputs], group=False)
-    model, losses = learnt(state, batches, count, optimizer, options, tied)
+    given = state, batches, count, optimizer, options, tied, evaluation
+    model, losses = learnt(*given)
     trial.same("the number of steps of the optimizer", came["steps"], len(sizes))
     for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
         expected = part_sizes(size, count)
@@ -292,13 +316,14 @@ def trained(trial, sizes, count, optimizer, options, old=False, tied=False):
         trial.require(sorted(calls["sizes"]) == sorted(expected), called, words(expected))
         called = f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called"
         trial.require(calls["copies"] == len(expected), called, f"{len(expected)}, one per part")
-    wanted = "training mode, as the model was given to your code"
+    modes = ("evaluation", "training") if evaluation else ("training", "evaluation")
+    wanted = f"{modes[0]} mode, as the model was given to your code"
     # With a check that needs the plain case: whoever misses it has one step right, and the next one wrong.
-    trained = came["training"] is True or len(sizes) == 1
-    trial.require(trained, "afterwards, the model is in evaluation mode", wanted)
+    kept = came["training"] is not evaluation or len(sizes) == 1
+    trial.require(kept, f"afterwards, the model is in {modes[1]} mode", wanted)
     if not is_state(trial, came["state"], model.state_dict()):
         for named, loss in OTHER_LOSSES.items():
-            other, _ = learnt(state, batches, count, optimizer, options, tied, loss)
+            other, _ = learnt(*given, loss)
             came_by = f"the weights after the last step are those that {named} leads to"
             wanted = "one mean over all images, computed from all outputs"
             trial.require(not is_state(trial, came["state"], other.state_dict()), came_by, wanted)
@@ -324,3 +349,7 @@ def steps(trial):
     trained(trial, [8, 7, 9], 2, "SGD", {"lr": 0.1, "momentum": 0.9}, old=True)
     trial.tried("2 steps of Adam on 3 copies, 9 and 11 images; two layers share a weight")
     trained(trial, [9, 11], 3, "Adam", {"lr": 0.05, "eps": 0.02}, tied=True)
+    trial.tried("2 steps of SGD on 1 copy, 6 and 5 images; the model already has gradients")
+    trained(trial, [6, 5], 1, "SGD", {"lr": 0.1}, old=True)
+    trial.tried("2 steps of SGD on 4 copies, 3 and 2 images, with a model in evaluation mode")
+    trained(trial, [3, 2], 4, "SGD", {"lr": 0.1}, evaluation=True)

@@ -20,12 +20,15 @@ class Model(nn.Module):
             self.third = nn.Linear(4, 4, bias=False)
             self.third.weight = self.second.weight
         state = inputs["state"] if state is None else state
+        self.to(torch.from_numpy(state["first.weight"]).dtype)
         with torch.no_grad():
             for name, tensor in tensors(self).items():
                 tensor.copy_(torch.from_numpy(state[name]))
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in inputs.get("frozen", []))
         self.norm.train(not inputs.get("evaluation"))
+        if inputs.get("evaluation") == "all":
+            self.eval()
 
     def forward(self, images):
         CALLS.append((self.first.weight.data_ptr(), len(images)))
@@ -103,6 +106,8 @@ def compute(student, inputs, tools):
     """Models with weights that differ, in place of copies: each output says which of them it comes from."""
     replicas = [Model(inputs, state) for state in inputs["states"]]
     parts = [torch.from_numpy(part) for part in inputs["parts"]]
+    if inputs.get("evaluation"):
+        replicas, parts = tuple(replicas), tuple(parts)
     CALLS.clear()
     outputs = student.compute_and_gather(replicas, parts)
     if not isinstance(outputs, torch.Tensor):

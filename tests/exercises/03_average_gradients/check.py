@@ -2,6 +2,7 @@
 
 import numpy
 from judge import check, so_many
+from judge.several import right_without
 
 SHAPES = {"shift": (4,), "first.weight": (4, 5), "first.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
 SHAPES |= {"second.weight": (4, 4), "second.bias": (4,)}
@@ -15,6 +16,14 @@ def states(trial, world_size, buffers=False):
     shapes = SHAPES | (BUFFERS if buffers else {})
     found = [{name: trial.floats(*shape) for name, shape in shapes.items()} for _ in range(world_size)]
     return [one | ({COUNTER: trial.integers(1, 1 << 40)} if buffers else {}) for one in found]
+
+
+def double(tensors):
+    """In float64, with numbers that float32 does not have."""
+    return {name: one.double() / 3 if one.is_floating_point() else one for name, one in tensors.items()}
+
+
+COLUMNS = "float64, matrices stored by columns, and evaluation mode"
 
 
 def that_of_rank_0(trial, name, rank, came, given, frozen=""):
@@ -58,26 +67,39 @@ def buffers(trial):
 
 @check("03.1c")
 def in_place(trial):
-    trial.tried("2 processes; other code holds references to the model's tensors, as an optimizer does")
-    given = states(trial, 2, buffers=True)
-    for rank, came in enumerate(trial.run("begin", [{"state": state} for state in given])):
+    words = "2 processes; other code holds references to the model's tensors, as an optimizer does"
+    trial.tried(words)
+    overwritten(trial, states(trial, 2, buffers=True))
+    trial.tried(f"{words}; {COLUMNS}")
+    with right_without(COLUMNS):
+        overwritten(trial, list(map(double, states(trial, 2, buffers=True))), columns=True)
+
+
+def overwritten(trial, given, columns=False):
+    for rank, came in enumerate(trial.run("begin", [{"state": one, "columns": columns} for one in given])):
         for name in [*SHAPES, *BUFFERS, COUNTER]:
-            what = f"{name} on rank {rank}, seen through a reference taken before"
-            equal = trial.same if name == COUNTER else trial.close
-            equal(what, came["held"].get(name), given[0][name])
+            what, got = f"{name} on rank {rank}, seen through a reference taken before", came["held"]
+            if name == COUNTER:
+                trial.same(what, got.get(name), given[0][name])
+            else:
+                trial.close(what, got.get(name), given[0][name], relative=1e-12)
             new = f"{name} is a new tensor afterwards"
             trial.require(name in came["same"], new, "the same tensor, overwritten")
 
 
-def average(trial, world_size, steps, tied=False, frozen=(), apart=False):
+def average(trial, world_size, steps, tied=False, frozen=(), apart=False, columns=False):
     """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
     buffers differ between the ranks, so that it is seen if they are exchanged."""
-    given = states(trial, world_size if apart else 1, buffers=apart)
-    inputs = [{"state": state, "tied": tied, "frozen": list(frozen)} for state in given]
+    given, relative = states(trial, world_size if apart else 1, buffers=apart), 2e-5
+    if columns:
+        given, relative = list(map(double, given)), 1e-12
+        steps = [list(map(double, gradients)) for gradients in steps]
+    inputs = [{"state": one, "tied": tied, "frozen": list(frozen), "columns": columns} for one in given]
     inputs = inputs if apart else inputs * world_size
     ranks = [[gradients[rank] for gradients in steps] for rank in range(world_size)]
     inputs = [one | {"gradients": mine} for one, mine in zip(inputs, ranks, strict=True)]
-    for rank, came in enumerate(trial.run("average", inputs)):
+    ranks = trial.run("average", inputs)
+    for rank, came in enumerate(ranks):
         for number, gradients in enumerate(steps):
             call = f" (call {number + 1})" if len(steps) > 1 else ""
             for name in SHAPES:
@@ -87,7 +109,11 @@ def average(trial, world_size, steps, tied=False, frozen=(), apart=False):
                 if expected is None:
                     trial.require(got is None, f"{what} is not None", "None")
                 else:
-                    trial.close(what, got, expected)
+                    trial.close(what, got, expected, relative)
+                if columns:
+                    alike = numpy.array_equal(got, ranks[0]["gradients"][number][name])
+                    words = f"{what} is not the same as on rank 0: their last digits differ"
+                    trial.require(alike, words, "one mean for all ranks, or their models drift apart")
         trial.same(f"the list of weights and buffers that have changed on rank {rank}", came["moved"], [])
 
 
@@ -129,6 +155,9 @@ def frozen(trial):
 def tied(trial):
     trial.tried("3 processes; two layers share a weight")
     average(trial, 3, [drawn(trial, 3)], tied=True)
+    trial.tried(f"3 processes; two layers share a weight; {COLUMNS}")
+    with right_without(COLUMNS):
+        average(trial, 3, [drawn(trial, 3)], tied=True, columns=True)
 
 
 @check("03.2d")

@@ -19,12 +19,22 @@ class Model(nn.Module):
         if inputs.get("tied"):
             self.third = nn.Linear(4, 4, bias=False)
             self.third.weight = self.second.weight
+        self.to(torch.from_numpy(inputs["state"]["shift"]).dtype)
         with torch.no_grad():
             for name, tensor in tensors(self).items():
                 if name in inputs["state"]:
                     tensor.copy_(torch.from_numpy(inputs["state"][name]))
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in inputs.get("frozen", []))
+        if inputs.get("columns"):
+            self.eval()
+            for parameter in self.parameters():
+                parameter.data = by_columns(parameter.data)
+
+
+def by_columns(tensor):
+    """The same numbers in another order in memory, as channels_last has them."""
+    return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
 
 
 def tensors(model):
@@ -55,7 +65,8 @@ def average(student, inputs, tools):
     weights = {name: tensor.detach().clone() for name, tensor in others.items()}
     for given in inputs["gradients"]:
         for name, parameter in model.named_parameters():
-            parameter.grad = torch.from_numpy(given[name]) if name in given else None
+            gradient = torch.from_numpy(given[name]) if name in given else None
+            parameter.grad = by_columns(gradient) if gradient is not None and inputs["columns"] else gradient
         student.average_gradients(model)
         grads = {name: parameter.grad for name, parameter in model.named_parameters()}
         came.append({name: None if grad is None else grad.clone() for name, grad in grads.items()})

@@ -4,6 +4,7 @@ import itertools
 import sys
 
 import numpy
+import torch
 from judge import HEADER, Verdict, check
 
 MARGIN = 20  # numbers before and after a tensor, which the ring has nothing to do with
@@ -277,7 +278,7 @@ def in_words(shape):
 
 
 def equal(trial, what, got, wanted, parts):
-    if parts.dtype.kind == "i":
+    if parts.dtype.kind in "iu":
         trial.same(what, got.tolist(), wanted.tolist())
     else:
         relative = 1e-12 if parts.dtype == "float64" else 2e-5
@@ -320,8 +321,14 @@ def any_size(trial):
         raise
     trial.tried("3 processes, float64: 2 x 2 x 4 numbers")
     whole(trial, 3, trial.random.standard_normal, (2, 2, 4))
-    trial.tried("2 processes, int64: 9 large numbers")
-    whole(trial, 2, lambda count: trial.integers(1 << 58, 1 << 60, count), (9,))
+    trial.tried("2 processes: 9 large numbers of int64, then 9 of int32, 9 of uint8, and 4 of int16")
+    kinds = itertools.cycle([(torch.int64, 60), (torch.int32, 29), (torch.uint8, 7), (torch.int16, 13)])
+
+    def whole_numbers(count):
+        kind, bits = next(kinds)
+        return trial.integers(1 << (bits - 2), 1 << bits, count).to(kind)
+
+    whole(trial, 2, whole_numbers, (9,), (9,), (9,), (4,))
 
 
 @check("03a.4c")

@@ -99,6 +99,7 @@ def right(model, state, batches, factor, kept=None, images=None):
 
 def mean(model, state, ranks):
     """The mean over ranks of the gradients of `ranks`, a step each; None where no rank has one."""
+    model = model | {"frozen": [*model["frozen"], *ranks[0].get("freeze", [])]}
     all_of = [right(model, state, step["batches"], step["factor"], step.get("kept"))[1] for step in ranks]
     found = {}
     for name in names_of(model):
@@ -322,11 +323,12 @@ def begin_equal(trial):
 @check("03b.2b")
 def keep_buffers_equal(trial):
     world_size = 3
-    model = model_of(trial, [3, 3])
+    model = model_of(trial, [3, 3], frozen=["layers.0.weight", "layers.0.bias"])
     passes = [[("training", True)] * 2 for _ in range(world_size)]
     trial.tried(
         f"{world_size} processes, different buffers on each rank before each forward; two passes in training"
-        " mode, then two in evaluation mode on the last rank alone, then one in training mode under no_grad()"
+        " mode, then two in evaluation mode on the last rank alone, then one in training mode under no_grad();"
+        " all parameters are frozen"
     )
     passes[-1] += [("evaluation", True), ("evaluation", False)]
     # As when the statistics of batch norm are computed once more, without gradients.
@@ -399,7 +401,8 @@ def missing_on_some(trial):
 def missing_everywhere(trial):
     trial.tried(
         "3 processes, 4 steps; in step 1, no rank uses layers.1 and only rank 2 uses layers.2; in step 3, all"
-        " gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, and rank 2 has zeros"
+        " gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, rank 2 has zeros, and"
+        " layers.3.weight is now frozen"
     )
     model = model_of(trial, [5, 5, 5, 5])
     both = step_of(trial, model, 2)
@@ -408,7 +411,7 @@ def missing_everywhere(trial):
             step_of(trial, model, 3, skips=[[1] if rank == 2 else [1, 2]]),
             step_of(trial, model, 2),
             step_of(trial, model, 2, factor=0.0),
-            both | {"factor": (1.0, -1.0, 0.0)[rank]},
+            both | {"factor": (1.0, -1.0, 0.0)[rank], "freeze": ["layers.3.weight"]},
         ]
         for rank in range(3)
     ]
@@ -490,8 +493,9 @@ def shared_and_frozen(trial):
         trial.tried(
             f"{world_size} processes, 6 layers with {width} inputs and outputs; layers.4 shares the weight of"
             f" layers.1; frozen: {', '.join(frozen)}; backward continues after full buckets are sent"
+            f"{' (in evaluation mode)' * last_frozen}"
         )
-        model = model_of(trial, [width] * 7, tied={4: 1}, frozen=frozen)
+        model = model_of(trial, [width] * 7, tied={4: 1}, frozen=frozen) | {"evaluation": last_frozen}
         ranks = [[step_of(trial, model, 2 + rank)] for rank in range(world_size)]
         overlapped(trial, model, 4 * (2 * width * width + 4 * width), ranks)
 
@@ -560,14 +564,14 @@ def accumulated(trial):
 def curve(trial):
     """The same losses as one process with all images."""
     for world_size in (1, 2, 3, 4):
-        count, zeros = 4, world_size % 2 == 1
+        count, zeros, columns = 4, world_size % 2 == 1, world_size == 4
         cleared = "zero (not None)" if zeros else "None"
         trial.tried(
             f"{so_many(world_size, 'process')} with different weights at first, {count} steps of"
             f" gradient descent in 2 passes each, gradients set to {cleared} before each step;"
-            " compared with one process that has all images"
+            f" compared with one process that has all images{'; weights stored by columns' * columns}"
         )
-        model, rate = model_of(trial, [6, 5, 5, 3]), 0.1
+        model, rate = model_of(trial, [6, 5, 5, 3]) | {"columns": columns}, 0.1
         ranks = [
             [step_of(trial, model, 1 + rank % 3, 1 + (rank + 1) % 3) for _ in range(count)]
             for rank in range(world_size)

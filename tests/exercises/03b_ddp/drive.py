@@ -39,6 +39,8 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             parameter.data.copy_(torch.from_numpy(inputs["state"][name]))
             parameter.requires_grad_(name not in inputs.get("frozen", []))
+            if inputs.get("columns") and parameter.ndim > 1:  # in memory column by column, as channels_last
+                parameter.data = parameter.data.mT.contiguous().mT
         self.order = inputs.get("order", range(len(self.layers)))
         self.drift = Drift(inputs.get("buffers", {}))
         self.passes = None
@@ -99,7 +101,7 @@ class Trouble(Exception):
 def steps(student, inputs, tools):
     """Steps of training. Each has batches, the last of them outside of no_sync."""
     model = Model(inputs)
-    wrapped = student.Overlapped(model, inputs["bucket_bytes"])
+    wrapped = student.Overlapped(model, inputs["bucket_bytes"]).train(not inputs.get("evaluation"))
     parameters, found, given = dict(model.named_parameters()), [], []
 
     def ask(name, value=None):
@@ -115,7 +117,9 @@ def steps(student, inputs, tools):
         if step.get("fails"):
             with contextlib.suppress(Trouble), wrapped.no_sync():
                 raise Trouble
-        for parameter in parameters.values():
+        for name, parameter in parameters.items():
+            if name in step.get("freeze", []):
+                parameter.requires_grad_(False)
             if inputs.get("zeros") and parameter.grad is not None:
                 parameter.grad.zero_()
             else:

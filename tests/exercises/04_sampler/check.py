@@ -262,9 +262,9 @@ def random_state(trial):
 def other_epochs(trial):
     late = drawn(trial, 20, 200)
     epochs = (0, 1, 2, late)
-    trial.tried(f"400 or more images, 3 ranks, epochs {listed(epochs)}")
+    trial.tried(f"400 or more images, 3 ranks, seeds 0 and 1, epochs {listed(epochs)}")
     size = drawn(trial, 134, 150) * 3 + 1
-    cases = [case(trial, size, 3, drop_last, epochs) for drop_last in (False, True)]
+    cases = [case(trial, size, 3, bool(seed), epochs, seed) for seed in (0, 1)]
     for one, ranks in zip(cases, deal(trial, cases), strict=True):
         trial.tried(words_for(one) + f", epochs {listed(epochs)}")
         shards = [[rank["passes"][number] for rank in ranks] for number in range(len(epochs))]

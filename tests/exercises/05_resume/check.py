@@ -13,7 +13,7 @@ from judge import look as look_at
 from judge.several import listed, look_into, ours
 from torch.nn.functional import cross_entropy
 
-SNAPSHOT = "run.snapshot"
+SNAPSHOT = "run.v1.snapshot"
 EPOCHS = 6  # CosineAnnealingLR has another learning rate in each of them
 MOST_EVENTS = 20
 SHAPES = {"first.weight": (8, 6), "first.bias": (8,), "second.weight": (3, 8), "second.bias": (3,)}
@@ -178,11 +178,11 @@ def killed_at_each_moment(trial, history, size):
     are written. Returns the folders, with words for each."""
     tried, words = {}, "a save after epoch 2, killed"
     for at in range(1, MOST_EVENTS):
-        disk, what = f"at-{at}", f"{words} before file event {at} (open, rename or remove)"
-        trial.tried(what)
+        disk = f"at-{at}"
+        trial.tried(f"{words} at number {at} of the moments at which it opens, renames or removes a file")
         if not save_and_die(trial, "b", history, disk=disk, copy="before", at=at):
             break
-        tried[disk] = what
+        tried[disk] = f"{words} just before it {several.file_event(trial)}"
     trial.require(tried, "it was not killed, since it renamed no file", "a temporary file that is renamed")
     for part in (0.1, 0.5, 0.9):
         largest = int(size * part)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 LR, MOMENTUM = 0.1, 0.9
 OTHERS = ["temporary", "tmp", "unfinished", "snapshot.tmp", "later.tmp", "later.temporary", "notes.txt"]
+OTHERS += ["run.tmp", "run.temporary", "run"]  # our snapshot is run.v1.snapshot
 
 
 class Model(nn.Module):
@@ -81,7 +82,7 @@ def trained(inputs):
 def path_of(tools, name):
     folder = Path(tools.folder, name)
     folder.mkdir(exist_ok=True)
-    return folder / "run.snapshot"
+    return folder / "run.v1.snapshot"
 
 
 def write_others(folder):

@@ -331,10 +331,10 @@ def killed_at_every_file_event(trial, inputs, name="at"):
     Returns the folders in which they were killed, and words for each."""
     folders, saved = {}, f"a save of step {inputs['step']}{' again' if name == 'again' else ''}"
     for at in range(1, MOST_EVENTS):
-        trial.tried(f"SIGKILL at file event {at} (open, rename or remove) of {saved}")
+        trial.tried(f"SIGKILL at number {at} of the moments at which {saved} opens, renames or removes a file")
         if one_killed(trial, "save_and_die", "c", to=f"{name}-{at}", at=at, **inputs) is None:
             break
-        folders[f"{name}-{at}"] = f"SIGKILL at file event {at} of {saved}"
+        folders[f"{name}-{at}"] = f"SIGKILL just before {saved} {several.file_event(trial)}"
     came = "save has opened no file with open(), and renamed and removed none: there was no moment to kill it"
     trial.require(folders, came, "a temporary file that you open and write yourself, and then a rename")
     return folders
@@ -543,15 +543,24 @@ def renamed(trial):
     others = ((name, 7, lambda job, lr=lr: job | {"lr": lr}) for name, lr in rates.items())
     job, given = prepare(trial, "e", *others)
     copied, *again = ({name_of(7): f"{name}/{name_of(7)}"} for name in names)
-    change(trial, "e", [{"from": "snapshots", "to": "both", "copy": copied}])
-    came, _ = load_all(trial, "e", job, "both")
+    taken = {refused: b"the first", f"{name_of(7)}.3.refused": b"the third"}
+    cases = [{"from": "snapshots", "to": "both", "copy": copied}]
+    old = {"step-old.snapshot": b"no snapshot of any step"}  # load may refuse it, too
+    change(trial, "e", [*cases, cases[0] | {"to": "gap", "write": taken | old}])
+    came, _ = load_all(trial, "e", job, "both", "gap")
     loaded(trial, "first", came["both"], given[1])
+    loaded(trial, f"in a folder that also has {listed(taken | old)},", came["gap"], given[1])
+    for name, facts in look_in(trial, "e", "gap").items():
+        same = name not in taken or facts["digest"] == hashlib.sha256(taken[name]).hexdigest()
+        came_words = f"{name} was overwritten, in a folder that had {listed(taken)}"
+        trial.require(same, came_words, "a name that is free: a refused file may still matter to somebody")
     there = look_into(trial, "e", "both", *names)
     what, expected = "the list of files in the folder after the load", [name_of(1), name_of(2), refused]
     trial.same(what, sorted(there["both"]), expected)
     precious = [there[name].get(name_of(7), {}).get("digest") for name in names]
     more = saves(trial, "both", job, 3, 4)
-    one(trial, "save", "e", saves=more)
+    zero = saves(trial, "zero", job, 0)
+    one(trial, "save", "e", saves=more + zero)
     there = look_in(trial, "e", "both")
     trial.same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused])
     same = there[refused]["digest"] == precious[0]
@@ -560,8 +569,9 @@ def renamed(trial):
     for count, one_more in enumerate(again, 2):
         trial.tried(f"step 4, {listed(new_names[: count - 1])}, and another step 7 of another job; load")
         change(trial, "e", [{"to": "both", "copy": one_more}])
-        came, _ = load_all(trial, "e", job, "both")
+        came, _ = load_all(trial, "e", job, "both", "zero")
         loaded(trial, "then", came["both"], more[1])
+        loaded(trial, f"in a folder with only {name_of(0)},", came["zero"], zero[0])
         there = look_in(trial, "e", "both")
         kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
         number = ("two", "three")[count - 2]
@@ -587,6 +597,7 @@ def rest_of_epoch(trial):
     cases = []
     for count, size, epochs in ((12, 4, 2), (17, 5, 3), (3, 8, 2)):
         job = {"epochs": epochs, "batch_size": size, "seed": int(trial.integers(0, 10**6)), "every": 2}
+        job["seed"] *= count != 12
         steps = epochs * -(-count // size)
         inside = int(trial.integers(1, steps))
         wanted = sorted({0, inside, steps - 1, steps})
@@ -646,7 +657,7 @@ class Training:
         given = {"job": self.job, "images": self.images, "labels": self.labels}
         given["weights"] = self.weights if first else self.some_weights()
         given["random"] = self.random if first else self.random + after
-        given["lr"] = 0.1 if first else 0.5  # the optimizer's state has the right one
+        given |= {"lr": 0.1 if first else 0.5, "momentum": 0.9 if first else 0.2}  # its state has the right ones
         return given | more
 
     def newest(self, folder):

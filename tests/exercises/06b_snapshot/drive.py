@@ -257,8 +257,8 @@ class Model(nn.Module):
         return self.second(self.dropout(self.norm(self.first(images)).tanh()))
 
 
-def optimizer_of(model, lr=0.1):
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+def optimizer_of(model, lr=0.1, momentum=0.9):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
 def batches(student, inputs, tools):
@@ -273,7 +273,7 @@ def train(student, inputs, tools):
     """One process of a training: from its beginning, or going on, to its end, or to a kill."""
     torch.manual_seed(inputs["random"])
     model = Model(inputs["weights"], inputs.get("die_in"))
-    optimizer = optimizer_of(model, inputs.get("lr", 0.1))
+    optimizer = optimizer_of(model, inputs["lr"], inputs["momentum"])
     images, labels = tensors(inputs["images"]), tensors(inputs["labels"])
     folder = place(tools, "snapshots")
     if inputs.get("at"):

@@ -84,6 +84,8 @@ def train(trial, given, world_size, mistakes=()):
     for rank, came in enumerate(ranks):
         words = f"on rank {rank}, the parameters {came.get('moved')} are in other memory after step()"
         trial.require(came.get("moved") == [], words, "parameters updated in place")
+        words = f"on rank {rank}, load_state_dict has changed the dict that it was given"
+        trial.require(came.get("changed") is False, words, "a dict that others may load, too")
     return ranks, optimizer
 
 
@@ -380,20 +382,22 @@ def classes(trial):
         (4, "RMSprop", {"lr": 0.01, "centered": True}, {"alpha": 0.9, "weight_decay": 0.2}),
         (2, "Adagrad", {"lr": 0.1}, {"lr": 0.3, "lr_decay": 0.1}),
     ):
+        columns = name == "RMSprop"
         trial.tried(f"{world_size} processes, 3 steps of {name} with {options}; one of two groups with {own}")
-        given = drawn(trial, optimizer=name, options=options, groups=grouped(trial, **own))
+        trial.words += ["; matrices are stored by columns"] * columns
+        given = drawn(trial, optimizer=name, options=options, groups=grouped(trial, **own), columns=columns)
         train(trial, given, world_size)
 
 
 @check("08.3e")
 def without_gradient(trial):
     for world_size, name, options in ((2, "SGD", {"lr": 0.1, "momentum": 0.9}), (3, "AdamW", {"lr": 0.1})):
-        steps = f"3 steps of {name} with weight decay; parameters 1 and 4 are frozen;"
+        steps = f"3 steps of {name} with weight decay; parameters 1 and 4 are frozen, 4 after a backward pass;"
         trial.tried(f"{world_size} processes, {steps} parameter 0 has a gradient only in step 1,")
         trial.words.append("parameter 3 never, and parameter 2 not in step 1")
         given = drawn(trial, optimizer=name, options=options | {"weight_decay": 0.2}, frozen=[1, 4])
         for step, gradients in enumerate(given["gradients"]):
-            for number in (1, 3, 4, 0 if step else 2):
+            for number in (1, 3, *([0, 4] if step else [2])):
                 gradients[number] = None
         for rank, came in enumerate(train(trial, given, world_size)[0]):
             what = f"the list of parameters that still have a gradient after zero_grad() on rank {rank}"

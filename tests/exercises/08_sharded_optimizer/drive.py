@@ -15,6 +15,9 @@ def begin(inputs):
     parameters = [nn.Parameter(torch.from_numpy(weight).clone()) for weight in inputs["weights"]]
     for number in inputs.get("frozen", []):
         parameters[number].requires_grad_(False)
+    for parameter in parameters if inputs.get("columns") else ():
+        if parameter.ndim > 1:  # in memory column by column, as channels_last
+            parameter.data = parameter.data.mT.contiguous().mT
     if "groups" not in inputs:
         return parameters, (parameter for parameter in parameters)  # as model.parameters() does
     groups = [{**group, "params": [parameters[n] for n in group["params"]]} for group in inputs["groups"]]
@@ -61,6 +64,7 @@ def tensors(value):
 def train(student, inputs, tools):
     """Some steps with given gradients. What is changed before which step is said in the inputs."""
     parameters, given = begin(inputs)
+    changed = False
     optimizer = make(student, inputs, given)
     memory = [parameter.detach() for parameter in parameters]
     if "before" in inputs:
@@ -70,8 +74,12 @@ def train(student, inputs, tools):
         for there, weight in zip(memory, inputs["weights"], strict=True):
             there.copy_(torch.from_numpy(weight))
     if "state" in inputs:
-        optimizer.load_state_dict({**inputs["state"], "state": tensors(inputs["state"]["state"])})
-        del inputs["state"]
+        whole = {**inputs["state"], "state": tensors(inputs["state"]["state"])}
+        before = whole_state(whole)
+        optimizer.load_state_dict(whole)
+        after = whole_state(whole)
+        changed = str(before) != str(after)
+        del inputs["state"], whole, before, after
     scheduler = None
     if "gamma" in inputs:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, inputs["gamma"])
@@ -92,7 +100,7 @@ def train(student, inputs, tools):
             optimizer.state_dict()  # what is asked for in the middle must not change what comes
     moved = [n for n, p in enumerate(parameters) if p.data_ptr() != memory[n].data_ptr()]
     whole = whole_state(optimizer.state_dict()) if inputs.get("whole") else None
-    return {"weights": weights, "left": left, "whole": whole, "moved": moved}
+    return {"weights": weights, "left": left, "whole": whole, "moved": moved, "changed": changed}
 
 
 def whole_state(whole):

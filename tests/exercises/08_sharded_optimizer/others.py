@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector
 
 
 def all_gathered():
@@ -44,7 +43,7 @@ def all_gathered():
             mine = torch.zeros(self.length, dtype=next(iter(self.number)).dtype)
             shard = self.shard[dist.get_rank()]
             if shard:
-                vector = parameters_to_vector(shard)
+                vector = torch.cat([parameter.flatten() for parameter in shard])
                 mine[: len(vector)] = vector
             parts = [torch.empty_like(mine) for _ in self.shard]
             dist.all_gather(parts, mine)
@@ -105,15 +104,18 @@ def hidden_gradients():
             for parameter, gradient in zip(self.foreign, hidden, strict=True):
                 parameter.grad = gradient
             rank = dist.get_rank()
-            works = []
+            works, arrived = [], []
             for parameter, owner in zip(self.everything, self.owners, strict=True):
                 if owner == rank:
                     others = [other for other in range(dist.get_world_size()) if other != rank]
-                    works += [dist.isend(parameter.detach(), other) for other in others]
+                    works += [dist.isend(parameter.detach().contiguous(), other) for other in others]
                 else:
-                    works.append(dist.irecv(parameter.detach(), owner))
+                    arrived.append((parameter.detach(), torch.empty(parameter.shape, dtype=parameter.dtype)))
+                    works.append(dist.irecv(arrived[-1][1], owner))
             for work in works:
                 work.wait()
+            for parameter, value in arrived:
+                parameter.copy_(value)
 
         def state_dict(self):
             own = self.inner.state_dict()

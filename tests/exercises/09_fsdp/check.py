@@ -112,14 +112,17 @@ def split(trial):
     ]
     low = [one.bfloat16().float() for one in cases[-1]["tensors"]]
     cases[-1] |= {"tensors": low, "dtype": "bfloat16"}
+    some = [trial.floats(3, 4), trial.floats(2, 3, 2), trial.floats()]
+    cases.append({"tensors": some, "world_size": 2, "dtype": "float64", "columns": True})
     trial.tried(
-        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last list in bfloat16"
+        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last lists in bfloat16"
+        " and in float64 (there with matrices stored by columns, and with one number without dimensions)"
     )
     (came,) = trial.run("split", [{"cases": cases}], group=False)
     for number, case in enumerate(cases):
         n = case["world_size"]
         shapes = ", ".join("x".join(map(str, one.shape)) for one in case["tensors"])
-        shapes += " in bfloat16" if case["dtype"] == "bfloat16" else ""
+        shapes += f" in {case['dtype']}" if case["dtype"] != "float32" else ""
         expected = flat_of(case["tensors"], n)
         what = f"flatten of [{shapes}] for {so_many(n, 'process')}"
         tensor(trial, what, look(came, number, "flat"), expected)
@@ -359,7 +362,7 @@ def adding_up(trial):
     )
     units = [unit_of(trial, [4, 4, 4, 4]), unit_of(trial, [4, 4, 3])]
     skips = [[[1] if rank == 0 else [], [0]] for rank in range(world_size)]
-    passes = [[batch_of(trial, units, rank + 1) for rank in range(world_size)] for _ in range(4)]
+    passes = [[batch_of(trial, units, rank + 1 + one) for rank in range(world_size)] for one in range(4)]
     inputs = [
         {
             "units": [unit | {"skip": skip} for unit, skip in zip(units, skips[rank], strict=True)],

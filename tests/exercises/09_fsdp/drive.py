@@ -7,7 +7,7 @@ from asking import Asking
 from give_back import own_pages, settle
 from torch import nn
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 class Layers(nn.Module):
@@ -47,6 +47,8 @@ def split(student, inputs, tools):
     found = []
     for case in inputs["cases"]:
         tensors = [torch.from_numpy(one).to(DTYPES[case["dtype"]], copy=True) for one in case["tensors"]]
+        if case.get("columns"):  # in memory column by column, as the gradients of some layers come
+            tensors = [one.mT.contiguous().mT if one.ndim > 1 else one for one in tensors]
         flat = student.flatten(tensors, case["world_size"])
         shards = [student.split(tensors, rank, case["world_size"]) for rank in range(case["world_size"])]
         for tensor in tensors:

@@ -90,10 +90,14 @@ check("11.1b")(lambda trial: cut(trial, False))
 def function(trial, name):
     for world_size, shape in ((2, (3, 4)), (3, (2, 3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (1, 3))):
         trial.tried(f"{world_size} processes, {name}.apply(x) with x of {' x '.join(map(str, shape))}")
+        columns = world_size > 2
+        trial.words += ["in float64, stored by columns"] * columns
         given = [
-            {"name": name, "x": trial.floats(*shape), "above": trial.floats(*shape)}
+            {"name": name, "x": trial.floats(*shape), "above": trial.floats(*shape), "columns": columns}
             for _ in range(world_size)
         ]
+        for one in given if columns else ():
+            one |= {key: one[key].double() / 3 for key in ("x", "above")}
         ranks = trial.run("functions", given)
         sums = {key: sum(one[key].double() for one in given) for key in ("x", "above")}
         for rank, came in enumerate(ranks):
@@ -116,7 +120,7 @@ def function(trial, name):
                     same = same_bits(got, given[rank]["above" if key == "above" else "x"])
                     trial.require(same, what, "an unchanged tensor: add up in a copy")
                 else:
-                    compare(trial, what, got, right)
+                    compare(trial, what, got, right, relative=1e-12 if columns else 2e-5)
 
 
 check("11.2a")(lambda trial: function(trial, "Copy"))
@@ -371,6 +375,7 @@ KINDS = {
     "shared": ", of a model in which two ordinary layers share a weight",
     "zeros": ", where all gradients are zero",
     "tiny": ", where all gradients are tiny",
+    "frozen": ", where the head was frozen after backward",
 }
 TIMES = {"zeros": 0, "tiny": 1e-5}
 
@@ -476,9 +481,10 @@ def norm(trial):
     trial.words.append(
         "rank 3 has no shard; in call 4 the layers of the blocks have other names; in call 5 two"
     )
-    trial.words.append("ordinary layers share a weight; then all gradients are zero or None")
+    trial.words.append("ordinary layers share a weight; then all gradients are zero or None; in call 8 the head was")
+    trial.words.append("frozen after backward")
     cases = [(None, 3.0, ""), (NO_SECOND, 2.0, ""), (ONLY_SECOND, 2.0, ""), (None, 1.5, "renamed")]
-    cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, "")]
+    cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, ""), (None, 1.5, "frozen")]
     for words, came, right, gradients, wrong in clip(trial, 4, cases):
         right_norm(trial, words, look(came, "norm"), right, wrong)
         trial.same(f"the type of the norm {words}", look(came, "kind"), "float")
@@ -496,8 +502,9 @@ def norm(trial):
 @check("11.5b")
 def clipped(trial):
     trial.tried("2 processes, a model with two blocks of 7 and 3 neurons; the norm is too large, then small")
-    trial.words.append("enough, then too large while some gradients are None, or while all are tiny")
-    cases = [(None, 0.3, ""), (None, 1.5, ""), (NO_SECOND, 0.7, ""), (None, 0.3, "tiny")]
+    trial.words.append("enough, then too large while some gradients are None, or while all are tiny, or while the")
+    trial.words.append("head was frozen after backward")
+    cases = [(None, 0.3, ""), (None, 1.5, ""), (NO_SECOND, 0.7, ""), (None, 0.3, "tiny"), (None, 0.3, "frozen")]
     for words, came, _, gradients, _ in clip(trial, 2, cases):
         compare_gradients(trial, words, came, gradients)
     given = training(trial, (7, 2))

@@ -35,6 +35,8 @@ def cut(student, inputs, tools):
 def functions(student, inputs, tools):
     """Copy or Sum alone, in a residual sum, behind a function that needs its output, without gradients."""
     apply, x, above = getattr(student, inputs["name"]).apply, leaf(inputs["x"]), tensor(inputs["above"])
+    if inputs["columns"]:  # in memory column by column
+        x, above = x.detach().mT.contiguous().mT.requires_grad_(), above.mT.contiguous().mT
     output = apply(x)
     found = {"output": detached(output), "x after forward": detached(x)}
     output.backward(above)
@@ -193,6 +195,7 @@ def clip(student, inputs, tools):
         if case["kind"] == "shared":
             model.again = nn.Linear(*reversed(model.head.weight.shape), bias=False)
             model.again.weight = model.head.weight
+        model.head.requires_grad_(case["kind"] != "frozen")
         whole = by_itself(model) if case["kind"] == "renamed" else model
         norm = student.clip_gradients(whole, case["largest"])
         came = {"norm": float(norm), "kind": type(norm).__name__}

@@ -9,6 +9,7 @@ from judge import Verdict, check, look, several, so_many
 from judge.several import megabytes
 
 NAMES, PAIR = ("query", "key", "value"), ("output", "log_sum_exp")
+MERGED = (*PAIR, "new_output", "new_log_sum_exp")
 EVERY = (*NAMES, *PAIR, "gradient")
 
 # ---- what is right ----------------------------------------------------------------------------
@@ -205,7 +206,8 @@ def some_keys(trial, cases, relative=2e-5):
             trial.require(changed is False, f"attend{words} changed {name}", "an unchanged tensor")
         wrong = functools.partial(attend_mistakes, given)
         came = look(found, number, "came")
-        compare_pair(trial, f"attend{words}", came, attention(*given), relative, wrong)
+        its = relative if given[0].dtype == torch.float32 else 1e-10
+        compare_pair(trial, f"attend{words}", came, attention(*given), its, wrong)
 
 
 def attend_mistakes(given, place):
@@ -290,6 +292,8 @@ def shared_heads(trial):
         given = text(trial, 5, heads=6, shared=shared)
         words = f" for 6 heads of queries and {so_many(6 // shared, 'head')} of keys and values"
         cases.append((words, *attended(given), list(range(5)), list(range(5))))
+    words = " for float64"
+    cases.append((words, *(one.double() / 3 for one in attended(given)), list(range(5)), list(range(5))))
     some_keys(trial, cases)
 
 
@@ -305,11 +309,15 @@ def merged(trial, cases, relative=2e-5):
             given += attention(query, key[..., side, :], value[..., side, :], places, side)
         both = sorted(joined(sides))
         rights.append(attention(query, key[..., both, :], value[..., both, :], places, both))
-        inputs.append([one.float() for one in given])
+        inputs.append([one.to(query.dtype) for one in given])
     (found,) = trial.run("merged", [{"cases": inputs}], group=False)
     for number, (words, *_) in enumerate(cases):
         wrong = functools.partial(merge_mistakes, inputs[number])
-        compare_pair(trial, f"merge{words}", look(found, number), rights[number], relative, wrong)
+        its = relative if inputs[number][0].dtype == torch.float32 else 1e-10
+        compare_pair(trial, f"merge{words}", look(found, number, "came"), rights[number], its, wrong)
+        changes = look(found, number, "changed") or () if len(cases) > 1 else ()  # a check of its own: 15.3b
+        for name, changed in zip(MERGED, changes, strict=False):
+            trial.require(changed is False, f"merge{words} changed {name}", "an unchanged tensor")
 
 
 def merge_mistakes(given, place):
@@ -338,9 +346,11 @@ def merge(trial):
 @check("15.3b")
 def merge_nothing(trial):
     trial.tried("merge where some queries have no key in the old result; in the new result; in neither;")
-    trial.words.append("and where log_sum_exp is near 300 and -300")
+    trial.words.append("where log_sum_exp is near 300 and -300; and in float64")
     tensors, places = attended(text(trial, 12)), list(range(12))
+    double = [one.double() / 3 for one in tensors]
     cases = [
+        (" of float64", *double, places, [0, 1, 2], [3, 4, 5]),
         (", where some queries had no old key,", *tensors, places, [3, 4, 5], [0, 1, 2]),
         (", where some queries have no new key,", *tensors, places, [0, 1, 2], [9, 10]),
         (", where some queries have no key on either side,", *tensors, places, [6, 7], [4, 5]),
@@ -439,13 +449,18 @@ def ring_forward(trial):
 
 def ring_cases(trial):
     """Processes, a text, and by how much more than usual rounding may matter."""
-    for world_size, kind in ((2, ""), (3, ", of float64"), (4, ", with scores near 300"), (1, "")):
-        length = 6 * world_size
+    for world_size, shared, kind in (
+        (2, 2, ""),
+        (3, 4, ", of float64"),
+        (4, 2, ", with scores near 300"),
+        (1, 1, ""),
+    ):
+        length = 6 * world_size if world_size > 1 else 2
         trial.tried(
-            f"{so_many(world_size, 'process')}, 2 texts of {length} positions, 4 heads of queries and 2 of"
-            f" keys and values, of size 8{kind}"
+            f"{so_many(world_size, 'process')}, 2 texts of {length} positions, 4 heads of queries and"
+            f" {4 // shared} of keys and values, of size 8{kind}"
         )
-        given, scale = text(trial, length, heads=4, shared=2), 1
+        given, scale = text(trial, length, heads=4, shared=shared), 1
         if "float64" in kind:
             given, scale = {name: one.double() for name, one in given.items()}, 1e-5
         if "300" in kind:

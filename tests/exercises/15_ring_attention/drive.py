@@ -42,7 +42,13 @@ def some_keys(student, inputs, tools):
 
 def merged(student, inputs, tools):
     """merge, for several cases."""
-    return [several(student.merge(*map(tensor, case))) for case in inputs["cases"]]
+    found = []
+    for case in inputs["cases"]:
+        given = [tensor(one) for one in case]
+        came = several(student.merge(*given))
+        changed = [not one.equal(tensor(before)) for one, before in zip(given, case, strict=True)]
+        found.append({"came": came, "changed": changed})
+    return found
 
 
 def around(function, inputs, names):

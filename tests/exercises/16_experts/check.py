@@ -592,9 +592,10 @@ def clear_rows(trial, count, width, router, top_k):
     return stacked(rows, router, width)
 
 
-def layer_of(trial, width, inside, number, top_k, capacity=None):
+def layer_of(trial, width, inside, number, top_k, capacity=None, out=None):
+    out = out or width
     experts = [
-        {"up": trial.floats(width, inside) / width**0.5, "down": trial.floats(inside, width) / inside**0.5}
+        {"up": trial.floats(width, inside) / width**0.5, "down": trial.floats(inside, out) / inside**0.5}
         for _ in range(number)
     ]
     router = trial.floats(number, width)
@@ -617,7 +618,7 @@ def mixture(layer, xs):
     outputs = []
     for x, one in zip(xs, logits, strict=True):
         tokens, numbers = two(choices_of(one, layer["top_k"], layer["capacity"]))
-        scores, output = softmax(one), torch.zeros_like(x)
+        scores, output = softmax(one), x.new_zeros(len(x), layer["experts"][0]["down"].shape[1])
         for number, expert in enumerate(layer["experts"]):
             mine = tokens[numbers == number]
             answers = gelu(x[mine] @ expert["up"]) @ expert["down"]
@@ -628,13 +629,18 @@ def mixture(layer, xs):
 
 @check("16.4a")
 def whole_layer(trial):
-    for counts, number, top_k, limit in (((5, 6), 4, 1, None), ((4, 0, 7), 3, 2, None), ((8, 9), 2, 1, 3)):
+    # In the second case, some experts get no token, and their answers are wider than tokens.
+    for counts, number, top_k, limit, out in (
+        ((5, 6), 4, 1, None, 4),
+        ((2, 0, 3), 12, 2, None, 7),
+        ((8, 9), 2, 1, 3, 4),
+    ):
         world_size, width = len(counts), 4
-        layer = layer_of(trial, width, 6, number, top_k, limit)
+        layer = layer_of(trial, width, 6, number, top_k, limit, out)
         xs = [clear_rows(trial, count, width, layer["router"], top_k) for count in counts]
         trial.tried(
             f"{world_size} processes with {in_turn(counts)} tokens,"
-            f" Mixture of {number} experts, top_k {top_k}, capacity {limit}"
+            f" Mixture of {number} experts, top_k {top_k}, capacity {limit}, answers of {out} numbers"
         )
         given = [[{"layer": own_layer(layer, rank, world_size), "x": x}] for rank, x in enumerate(xs)]
         ranks = run(trial, "layer", given)

@@ -82,9 +82,21 @@ class Tools:
             if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link"):
                 self._file_events += 1
                 if self._file_events == kill_at:
+                    self.event("killed", before=file_event(event, arguments))
                     kill(pid, number)
 
         add_hook(hook)
+
+
+def file_event(event, arguments):
+    """What a process is about to do, in words: opens run.temporary for writing."""
+    names = [os.path.basename(os.fsdecode(one)) for one in arguments[:2] if isinstance(one, str | bytes)]
+    if event == "open":
+        flags = arguments[2] if isinstance(arguments[2], int) else 0
+        return f"opens {' '.join(names[:1])} for {'writing' if flags & (os.O_WRONLY | os.O_RDWR) else 'reading'}"
+    if event in ("os.rename", "os.link"):
+        return f"{'renames' if event == 'os.rename' else 'links'} {' to '.join(names)}"
+    return f"{'makes' if event == 'os.mkdir' else event.removeprefix('os.') + 's'} {' '.join(names[:1])}"
 
 
 def salted(salt):

@@ -79,9 +79,10 @@ def nearly(came: str, expected: str) -> bool:
 def fitting(entry: Entry, came: str, expected: str = "") -> list[str]:
     """The hints of a check that was not passed, the one to show first in front; it may be empty, for none.
 
-    A line of the check's own `when` goes before the general kinds, and they before the check's first hint."""
-    for pattern, hint in entry.get("when", []):
+    A line of the check's own `when` goes before the general kinds, and they before the check's first hint. One
+    with several hints is about another fault: the check's own hints do not follow."""
+    for pattern, *hints in entry.get("when", []):
         if re.search(pattern, came):
-            return [hint, *entry["hints"]]
+            return hints if len(hints) > 1 else [*hints, *entry["hints"]]
     found = kind(entry, came, expected)
     return [(ALWAYS | PLAIN)[found][1], *entry["hints"]] if found else entry["hints"]
