@@ -62,10 +62,10 @@ def large_step(model, optimizer, images, labels, part_size):
 def train_epoch(model, optimizer, batches, parts_per_step):
     """Take one step for every `parts_per_step` batches, and one step for the batches left at the end.
 
-    `batches` is an iterable of pairs (images, labels), like a DataLoader, perhaps without any. You can go through it only once,
-    and it may be too large for memory: fetch the batches of a step only when the previous step is done, and
-    do not keep them. Ignore gradients from before the call. Return a list of floats: the mean loss over the
-    images of each step.
+    `batches` is an iterable of pairs (images, labels), like a DataLoader; it may be empty. You can go through
+    it only once, and it may be too large for memory: fetch the batches of a step only when the previous step
+    is done, and do not keep them. Ignore gradients from before the call. Return a list of floats: the mean
+    loss over the images of each step.
     """
     # cut 01.3: an epoch over small batches, with a last group that is not full
     losses = []

@@ -48,8 +48,8 @@ def replicate(model, count):
 
 
 def compute_and_gather(copies, parts):
-    """Run each copy on the part with the same number, and return all outputs as one tensor, in the order of
-    the parts.
+    """Run each copy on the part with the same number, and return all outputs as one tensor of their dtype, in
+    the order of the parts.
 
     There may be fewer parts than copies. The last copies then have nothing to do. A backward pass from the
     result must reach the copies, in training mode and in evaluation mode.

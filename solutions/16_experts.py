@@ -171,8 +171,8 @@ class Mixture(nn.Module):
         """Send `x` through the router and the experts. Return (output, part of the balancing loss).
 
         The router returns the logits of a row. The balancing loss counts the choices before any of them is
-        dropped. The experts' answers, and so the output, may be wider or narrower than `x`. The weights of the
-        experts stay where they are.
+        dropped. The answers of the experts, and so the output, may be wider or narrower than `x`. The weights
+        of the experts stay where they are.
         """
         # cut 16.4: the layer
         logits = self.router(x)

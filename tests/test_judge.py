@@ -185,7 +185,6 @@ def test_a_cheat_that_does_not_find_what_it_attacks_is_found(nursery):
     assert (row["right"], row["came"]) == (False, "what it attacks is not there")
 
 
-@pytest.mark.long("one a channel")
 @pytest.mark.night
 @pytest.mark.parametrize("part", ["one a channel", 0, 1, 2, 3])
 def test_cheats_earn_nothing_and_harm_nothing(part, nursery):
@@ -1449,7 +1448,7 @@ def test_the_same_seed_gives_the_same_inputs(nursery, tmp_path):
     assert came[0] == came[1] != came[2]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_judge_that_is_ended_costs_nobody_a_grade(tmp_path):
     """As when the machine has no memory left: of two, one waits when the process that grades is ended."""
     for name in ("ada", "ben"):

@@ -154,7 +154,7 @@ def test_the_same_bytes_and_the_same_status(name, student):
     assert student.server() == there, "another server was needed"
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_same_on_a_terminal(student):
     """Of a check that fails: colours, and lines as wide as it is. As make does, with -q: without it, pytest
     tells a terminal how many tests it has found so far, twice a second."""
@@ -226,7 +226,6 @@ def test_what_it_is_made_of(clone, monkeypatch):
     assert warm.made_of() == seen[-1]
 
 
-@pytest.mark.long("9")
 @pytest.mark.night
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(number, student, tmp_path):

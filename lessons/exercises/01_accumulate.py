@@ -13,7 +13,8 @@ first part goes backward, you save no memory. The checks measure the memory of y
 
 As in real training, the model may contain batch norm, and it is and stays in training mode. Each part is
 then normalized by its own mean. The step is no longer the step for the whole batch, but it must still be
-the right step for these parts. The optimizer may be any optimizer of `torch.optim` except LBFGS, whose
+the right step for these parts. Some parameters may be frozen, or not used by the model: they get no gradient,
+and a step leaves them as they are. The optimizer may be any optimizer of `torch.optim` except LBFGS, whose
 `step()` needs a function that computes the loss.
 
     01.1 (4 points)  add up the gradients of all parts
@@ -48,9 +49,9 @@ def large_step(model, optimizer, images, labels, part_size):
 def train_epoch(model, optimizer, batches, parts_per_step):
     """Take one step for every `parts_per_step` batches, and one step for the batches left at the end.
 
-    `batches` is an iterable of pairs (images, labels), like a DataLoader. You can go through it only once,
-    and it may be too large for memory: fetch the batches of a step only when the previous step is done, and
-    do not keep them. Ignore gradients from before the call. Return a list of floats: the mean loss over the
-    images of each step.
+    `batches` is an iterable of pairs (images, labels), like a DataLoader; it may be empty. You can go through
+    it only once, and it may be too large for memory: fetch the batches of a step only when the previous step
+    is done, and do not keep them. Ignore gradients from before the call. Return a list of floats: the mean
+    loss over the images of each step.
     """
     raise NotImplementedError("01.3: an epoch over small batches, with a last group that is not full")

@@ -44,11 +44,11 @@ def replicate(model, count):
 
 
 def compute_and_gather(copies, parts):
-    """Run each copy on the part with the same number, and return all outputs as one tensor, in the order of
-    the parts.
+    """Run each copy on the part with the same number, and return all outputs as one tensor of their dtype, in
+    the order of the parts.
 
     There may be fewer parts than copies. The last copies then have nothing to do. A backward pass from the
-    result must reach the copies.
+    result must reach the copies, in training mode and in evaluation mode.
     """
     raise NotImplementedError("02.3: compute and gather: each part through its copy, and one output")
 
@@ -57,8 +57,9 @@ def reduce(model, copies):
     """After backward: add the gradients of all copies to the model's gradients, parameter by parameter.
 
     As with backward(), add to the gradients that the model already has. A copy whose gradient is None adds
-    nothing. If the gradient is None in all copies, the model's gradient stays as it was. Write the buffers
-    of the first copy into the model's buffers, in place. The parameters themselves do not change.
+    nothing, but zeros are not None. If the gradient is None in all copies, the model's gradient stays as it
+    was. In either mode, write the buffers of the first copy into the model's buffers, in place. The
+    parameters themselves do not change.
     """
     raise NotImplementedError("02.4: reduce: the gradients of the copies, added up in the model")
 

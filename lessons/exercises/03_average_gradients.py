@@ -8,7 +8,7 @@ Some models are harder than they look. A buffer, such as a running mean, is not 
 also be equal on all ranks at the start. A frozen parameter never gets a gradient on any rank. Two layers
 may share a parameter. A parameter may get a gradient on some ranks and none (`grad is None`) on others. The
 missing gradient then counts as zero. All ranks must call the same collectives in the same order, or they
-wait forever.
+wait forever. Models may have any dtype and any memory format, such as channels_last.
 
     03.1 (4 points)  all ranks begin with what rank 0 has
     03.2 (8 points)  average the gradients over all processes
@@ -24,7 +24,8 @@ def broadcast_model(model):
 
 
 def average_gradients(model):
-    """After backward: replace every gradient by its mean over all ranks, and change nothing else.
+    """After backward: replace every gradient by its mean over all ranks, and change nothing else. All ranks
+    get the same mean, to the last bit.
 
     If a parameter has no gradient on any rank, its gradient stays None. If it has a gradient on at least
     one rank, it has one on all ranks afterwards. Leave frozen parameters (`requires_grad` is False) alone.

@@ -27,8 +27,9 @@ layer to the first, so build the buckets in the reverse order of `module.paramet
 then also fills up first. Put a parameter into the current bucket unless the bucket would then hold more
 than `bucket_bytes`. In that case, start a new bucket. (A parameter larger than `bucket_bytes` gets its own
 bucket.) Parameters that are frozen when the wrapper is made belong to no bucket, and no bucket is empty.
-All parameters have the same dtype. There are no sparse gradients, such as those of
-`nn.Embedding(sparse=True)`.
+If all are frozen, there is no bucket. A parameter that is frozen later has no gradient from then on. All
+parameters have the same dtype, and any memory format, such as channels_last. There are no sparse gradients,
+such as those of `nn.Embedding(sparse=True)`.
 
 DDP itself differs in two ways. It closes a bucket once the bucket has reached its limit, so a bucket may
 exceed it. And after the first step it rebuilds the buckets in the order in which the gradients arrived.
@@ -36,8 +37,8 @@ exceed it. And after the first step it rebuilds the buckets in the order in whic
 Part 2, equal ranks. When the wrapper is made, all ranks get rank 0's parameters and buffers, including the
 buffers that are not in `state_dict()`. Later the buffers drift apart, for example running means, because
 every rank has different images. So all ranks get rank 0's buffers again before each forward pass in
-training mode, with or without gradients. In evaluation mode nothing is sent, so a rank may then call
-`forward` alone.
+training mode, with or without gradients. In evaluation mode, `forward` sends nothing, so a rank may then
+call it alone. A backward pass sends its gradients in both modes.
 
 Part 3, finish. Copy the gradients of a bucket into one flat tensor and start one `dist.all_reduce` of this
 tensor with `async_op=True`. The call returns an object at once, and the object's `wait()` returns when the

@@ -86,7 +86,8 @@ def state_of(model, optimizer):
     """Return everything that the next steps depend on, except the step number.
 
     Dropout uses torch's own random state (`torch.get_rng_state()`), batch norm has buffers, and an
-    optimizer may keep state from step to step. Its learning rate may have changed since it was made.
+    optimizer may keep state from step to step. Its learning rate and its other options may have changed since
+    it was made.
     """
     raise NotImplementedError("06b.3: everything that the next steps depend on")
 

@@ -7,9 +7,9 @@ the new weights to the other ranks. With N processes, each process keeps about 1
 processes end up with the weights that a single optimizer would have computed.
 
 Your class takes any optimizer class of torch.optim as an argument. It builds one optimizer of this class
-for the parameters that its own rank owns. The process group already exists, all ranks start with the same
-weights, and the gradients are averaged before `step()` is called. Only the owner's gradient of a parameter
-counts; send no gradients.
+for the parameters that its own rank owns. Parameters may have any memory format, such as channels_last. The
+process group already exists, all ranks start with the same weights, and the gradients are averaged before
+`step()` is called. Only the owner's gradient of a parameter counts; send no gradients.
 
 The base class. `torch.optim.Optimizer.__init__(parameters, defaults)` takes tensors, or groups: dicts with
 "params" and some options. It turns them into `param_groups`, a list of dicts: tensors without groups become
@@ -94,6 +94,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, whole):
         """Load options and state from `whole`, which every rank is given. Each rank keeps only its shard.
 
-        `whole` may come from a run with any number of processes, or from one optimizer for all parameters.
+        `whole` may come from a run with any number of processes, or from one optimizer for all parameters. Do
+        not change it.
         """
         raise NotImplementedError("08.4: load this rank's shard of the whole state")

@@ -158,7 +158,8 @@ def clip_gradients(model, largest):
     which are the same on every rank, with the same gradients. Count every number of the whole model once:
     count the numbers of a shard on the rank that has the shard; a number that all ranks have counts once in
     total, not once per rank. All ranks must get the same norm, or parameters that are the same everywhere
-    would drift apart. Parameters whose gradient is None do not count. Send no gradients, only a sum or two.
+    would drift apart. Parameters whose gradient is None do not count, but a frozen parameter that has a
+    gradient does. Send no gradients, only a sum or two.
     Ranks without any shard (3 columns, 4 processes) call this function too.
     """
     raise NotImplementedError("11.5: the norm of all gradients, and clipping")

@@ -105,7 +105,7 @@ def merge(output, log_sum_exp, new_output, new_log_sum_exp):
     """Return the output and log_sum_exp over the keys of both results: (output, log_sum_exp).
 
     No key is in both results. Weight each output by its sum of exp(score), divided by the total of both
-    sums.
+    sums. Do not change the four tensors.
     """
     raise NotImplementedError("15.3: merge two results into one")
 

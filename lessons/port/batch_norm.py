@@ -45,7 +45,7 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
 
 def convert(model, device):
     """Let every batch norm of a model, at any depth, use the images of all processes."""
-    if device.type != "cpu":
+    if torch.device(device).type != "cpu":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -4,11 +4,12 @@
 
 Start it where you start your script, and give options that make a run short: two epochs of a few steps.
 torchrun runs the script on one process, on two, on two of which one is killed (SIGKILL) at a random step, and
-under two launchers, of which one loses a process. The table has a line for each promise: `ok`, `wrong` or
-`not seen`, with the reason and the row of lessons/pages/port.md that helps.
+under two launchers, of which one loses a process. There is a line for each promise as soon as it is known:
+`ok`, `wrong` or `not seen` (nothing could be compared), with the reason and the row of lessons/pages/port.md
+that helps.
 
-Your script and its folder stay as they are: each run gets a copy of the folder, so it finds no snapshot of
-another run. Folders that you name after --link, for example those of data sets, are linked. Files that the
+Your script and its folder stay as they are: each run gets a copy of the current folder, so it finds no
+snapshot of another run. Folders that you name after --link, for example those of data sets, are linked. Files that the
 script writes at absolute paths are not kept apart. With fewer GPUs than processes, the runs use the CPU.
 `torch.compile` is off.
 
@@ -39,11 +40,11 @@ HERE = Path(__file__).resolve().parent
 PAGE = "lessons/pages/port.md"
 PROMISES = {
     "weights": "all processes hold the same weights, buffers and learning rates",
+    "output": "only one process prints and writes what is there once",
     "batches": "each example is used once in an epoch, and no two processes get the same batch",
     "gradients": "losses and gradients are those of one process",
-    "collectives": "all processes call the same collectives, and none waits forever",
     "restarts": "if a process is killed, the weights at the end are the same",
-    "output": "only one process prints and writes what is there once",
+    "collectives": "all processes call the same collectives, and none waits forever",
 }
 SITECUSTOMIZE = """
 import importlib.machinery, importlib.util, os, sys
@@ -103,13 +104,14 @@ def main():
     if not script.is_file() or not script.resolve().is_relative_to(Path.cwd()):
         parser.error("name a script of this folder after --, as in: check.py -- my.py --epochs 2")
     arguments.script[0] = os.path.relpath(arguments.script[0])
+    words = set()
     with tempfile.TemporaryDirectory(prefix="port-check-") as folder:
-        verdicts = check(Path(folder).resolve(), arguments)
-    for number, (name, promise) in enumerate(PROMISES.items(), 1):
-        if name in verdicts:
-            word, reason, row = verdicts[name]
-            print(f"{word:8}  {number}. {promise}\n          {reason}{f' ({PAGE}#{row})' if row else ''}")
-    sys.exit(any(word == "wrong" for word, _, _ in verdicts.values()))
+        for name, (word, reason, row) in check(Path(folder).resolve(), arguments):
+            number = list(PROMISES).index(name) + 1
+            row = f" ({PAGE}#{row})" if row else ""
+            print(f"{word:8}  {number}. {PROMISES[name]}\n          {reason}{row}", flush=True)
+            words.add(word)
+    sys.exit("wrong" in words)
 
 
 def ok(reason):
@@ -125,9 +127,14 @@ def unseen(reason, row=""):
 
 
 def check(folder, arguments):
-    only, exact, verdicts = arguments.only, arguments.exact, {}
+    """Yields the promises and their verdicts, one after the other."""
+    only, exact = arguments.only, arguments.exact
     many = Run(folder, arguments, "many")
     runs = [many]
+    if "weights" in only:
+        yield "weights", same_weights(many)
+    if "output" in only:
+        yield "output", one_writer(many)
     if {"batches", "gradients"} & set(only):
         one = Run(folder, arguments, "one", processes=1, exact=exact)
         if one.failed and exact:
@@ -139,14 +146,14 @@ def check(folder, arguments):
             )
             sys.exit(f"the script does not work on one process: {reason}")
         same = Run(folder, arguments, "many exact", exact=True) if exact else many
-        verdicts["batches"] = own_batches(one, many, same)
-        verdicts["gradients"] = same_gradients(one, same, exact)
+        if "batches" in only:
+            yield "batches", own_batches(one, many, same)
+        if "gradients" in only:
+            yield "gradients", same_gradients(one, same, exact)
     if "restarts" in only:
-        verdicts["restarts"] = same_after_kill(folder, arguments, many, runs)
-    verdicts["weights"] = same_weights(many)
-    verdicts["collectives"] = same_collectives(runs)
-    verdicts["output"] = one_writer(many)
-    return {name: verdicts[name] for name in only}
+        yield "restarts", same_after_kill(folder, arguments, many, runs)
+    if "collectives" in only:
+        yield "collectives", same_collectives(runs)
 
 
 class Run:
@@ -178,6 +185,7 @@ class Run:
             "localhost", 0, is_master=True, wait_for_workers=False
         )  # the system's free port
         self.launchers, self.waiting, self.stacks, begin = [], {}, "", time.monotonic()
+        self.limit, self.is_slow = arguments.limit, False
         for node in range(launchers):
             share = range(node * processes // launchers, (node + 1) * processes // launchers)
             visible = ",".join(gpus[i] for i in share) if len(gpus) >= processes else ""
@@ -223,6 +231,7 @@ class Run:
                 hangs = bool(stacks) and all(is_inside for _, is_inside in stacks.values())
                 if hangs or now - moved > PATIENCE or now - begin > limit:
                     self.waiting = {rank: line for rank, (line, _) in stacks.items()}
+                    self.is_slow = not hangs and now - moved <= PATIENCE
                     return False
         return True
 
@@ -240,7 +249,7 @@ class Run:
             last = path.read_text().rpartition("hread 0x")[2]  # the main thread comes last
             self.stacks += last
             frames = re.findall(r'File "(.*)", line (\d+) in', last) or [("?", "0")]
-            own = [frame for frame in frames if str(self.work) in frame[0] or not os.path.isabs(frame[0])]
+            own = [frame for frame in frames if str(self.work) in frame[0] or frame[0][0] not in f"{os.sep}<"]
             stacks[rank] = self.short(":".join((own or frames)[0])), f"{os.sep}torch{os.sep}" in frames[0][0]
         return stacks
 
@@ -278,6 +287,10 @@ class Run:
 
     def reason(self):
         """Why the run has failed, with the row that fits what the processes were doing then."""
+        if self.is_slow:
+            lines = [f"rank {rank} is in {line}" for rank, line in sorted(self.waiting.items())]
+            reason = f"the run has not ended after {self.limit} s (--limit): {', '.join(lines)}"
+            return unseen(f"{reason}; let it do less, or give it more time")
         if self.waiting:
             lines = [f"rank {rank} waits in {line}" for rank, line in sorted(self.waiting.items())]
             lines += [f"rank {rank} has ended" for rank in self.ranks if rank not in self.waiting]
@@ -370,6 +383,10 @@ def same_weights(many):
             for forwards in zip(mine.get("forwards", []), its.get("forwards", []), strict=False):
                 if name := differing(*(forward.get("buffers", {}) for forward in forwards)):
                     return wrong(f"the buffer {name} {when}", "batch-norm")
+        for mine, its in zip(many.rows(0, "closure"), many.rows(other, "closure"), strict=False):
+            if str(mine["loss"]) != str(its["loss"]):
+                values = f"{mine['loss']:.6g} on rank 0, {its['loss']:.6g} on rank {other}"
+                return wrong(f"the closure of the optimizer returns {values}", "an-optimizer-with-a-closure")
         for mine, its in zip(many.rows(0, "plateau"), many.rows(other, "plateau"), strict=False):
             if str(mine["metric"]) != str(its["metric"]):  # as text, because nan is not equal to nan
                 values = f"{mine['metric']:.4g} on rank 0, {its['metric']:.4g} on rank {other}"
@@ -379,7 +396,8 @@ def same_weights(many):
         if len(ranks[0]) != len(ranks[other]) and not many.failed:
             numbers = f"rank 0 took {len(many.steps(0))} steps, rank {other} {len(many.steps(other))}"
             return wrong(numbers, "early-stopping-and-the-best-model")
-    return ok(f"{len(ranks[0][-1]['weights'])} tensors at {len(many.steps(0))} steps")
+    words = "" if ranks[0][-1].get("rates") else "; no optimizer was seen, and so no learning rate"
+    return ok(f"{len(ranks[0][-1]['weights'])} tensors at {len(many.steps(0))} steps{words}")
 
 
 def differing(mine, its):
@@ -500,14 +518,17 @@ def same_gradients(one, many, exact):
         forwards = mine["forwards"] + [forward for step in theirs for forward in step["forwards"]]
         has_norm = any(forward["has_norm"] for forward in forwards)
         off, name = max(distance(mine, theirs[0], "gradients"), distance(mine, theirs[0], "values"))
-        if off > limit and (any(forward["draws"] for forward in forwards) or (has_norm and not exact)):
-            loss = sum(step["loss"] for step in theirs) / len(theirs)
+        loss = sum(step["loss"] for step in theirs) / len(theirs)
+        losses = f"the mean loss of step {number} is {loss:.4g}, one process's {mine['loss']:.4g}"
+        if off > limit and abs(len(theirs) * loss - mine["loss"]) < 0.05 * abs(mine["loss"]):
+            return wrong(losses, "a-loss-that-is-a-sum")
+        draws = any(forward["draws"] for forward in forwards)
+        if off > limit and (draws or (has_norm and not exact)):
             if abs(loss - mine["loss"]) > 0.3 * abs(mine["loss"]):
-                words = f"the mean loss of step {number} is {loss:.4g}, one process's {mine['loss']:.4g}"
-                return wrong(words, "the-loss-that-is-printed")
-            return unseen(
-                f"dropout, noise or batch norm; the loss agrees within 30%{advice}", "seeds-and-dropout"
-            )
+                return wrong(losses, "the-loss-that-is-printed")
+            cause = "the model draws random numbers" if draws else "there is batch norm"
+            row = "noise-in-the-model" if exact else "seeds-and-dropout" if draws else "batch-norm"
+            return unseen(f"{cause}; the loss agrees within 30%{advice}", row)
         if off > limit:
             words = f"{name} differ by {off:.1e} in step {number} (allowed: {limit:.0e})"
             unequal = len({tuple(examples([step])) for step in theirs}) > 1
@@ -518,8 +539,11 @@ def same_gradients(one, many, exact):
         furthest, compared = max(furthest, off), number
     if not compared:
         row = "a-shuffled-dataloader" if many.rows(0, "loader") else "no-dataloader"
-        return unseen(f"step 1 uses other examples, because of order or augmentation{advice}", row)
-    return ok(f"{compared} steps with the same examples differ by {furthest:.0e} (allowed: {limit:.0e})")
+        row = "noise-in-the-model" if exact else row
+        return unseen(f"step 1 uses other examples, because of order, augmentation or noise{advice}", row)
+    return ok(
+        f"the first {compared} steps, with the same examples, differ by {furthest:.0e} (allowed: {limit:.0e})"
+    )
 
 
 def examples(steps):
@@ -565,7 +589,8 @@ def same_after_kill(folder, arguments, many, runs):
             return wrong(f"{words[-1]}, and {name} is another one at the end", row)
         where = f"went on at step {total - len(steps) + 1}" if len(steps) < total else "began again at step 1"
         words[-1] += f", and the run {where}"
-    return ok("; ".join(words))
+    row = "snapshots-for-your-script" if "began again" in words[0] else ""
+    return "ok", "; ".join(words), row
 
 
 def same_collectives(runs):

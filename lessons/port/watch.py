@@ -59,7 +59,7 @@ def begin(folder):
     name = Path(folder, f"{Watch.rank}.{Watch.pid}")
     Watch.file = os.open(f"{name}.seen", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     write("start", rank=Watch.rank, time=time.time())
-    atexit.register(write, "end")
+    atexit.register(look_at_end)
     faulthandler.register(signal.SIGURG, file=open(f"{name}.stack", "w"), all_threads=True)  # noqa: SIM115
     sys.addaudithook(look_at_file)
     register_optimizer_step_post_hook(look_at_step)
@@ -67,6 +67,7 @@ def begin(folder):
     replace(torch.autograd, "backward", look_at_backward)
     replace(torch, "save", look_at_save)
     replace(ReduceLROnPlateau, "step", look_at_plateau)
+    replace(torch.optim.LBFGS, "step", look_at_closure)
     replace(DataLoader, "__iter__", look_at_loader)
     replace(DistributedSampler, "__iter__", look_at_sampler)
     for owner in (nn.Module, Optimizer):
@@ -206,6 +207,12 @@ def look_for_change_by_hand():
         look_at_step(None)
 
 
+def look_at_end():
+    if os.getpid() == Watch.pid:
+        look_for_change_by_hand()
+    write("end")
+
+
 def look_at_zero(function, owner, *args, **kwargs):
     look_for_change_by_hand()
     Watch.is_due = False
@@ -247,6 +254,15 @@ def look_at_save(function, content, f, *args, **kwargs):
     if isinstance(f, str | os.PathLike):  # torch opens it in C++, which audit hooks do not see
         write("file", path=os.path.abspath(f))
     return function(content, f, *args, **kwargs)
+
+
+def look_at_closure(function, optimizer, closure):
+    def look():
+        loss = closure()
+        write("closure", loss=float(loss))
+        return loss
+
+    return function(optimizer, look)
 
 
 def look_at_plateau(function, scheduler, metrics, *args, **kwargs):

@@ -24,7 +24,6 @@ LESSONS = {
 
 
 @pytest.mark.quick("05_snapshots-2-run", "06a_any_step-4-fork")
-@pytest.mark.long("06a_any_step-2-run")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("stem", "processes", "way"),

@@ -56,7 +56,7 @@ def test_the_command_for_two_machines_has_lesson_01s_curve(start, tmp_path, refe
     assert {path.name for path in shared.iterdir()} == names
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_elastic_it_goes_on_with_one_machine(start, tmp_path, reference):
     """A launcher and its processes are killed: the other one resumes after the last epoch, alone."""
     sizes = ("--train-size", 4800, "--test-size", 60)

@@ -298,7 +298,7 @@ def test_a_process_without_torchrun_ends_with_the_status_for_a_scheduler(start, 
     assert len(snapshots(result.out)) == 2
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_second_run_in_the_same_folder_is_refused(start):
     first = start(STEM, 2, *SMALL[:-1], 100000)
     trained(first, STEM)
@@ -338,7 +338,7 @@ def test_the_vote_is_one_question_behind(alone):
     assert not vote.last_answer()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_processes_whose_agent_was_killed_end_and_the_next_run_goes_on(start):
     words, environment = launcher.command(STEM, 2, *SMALL[:-1], 3000)
     run = start(STEM, words=words, environment=environment)

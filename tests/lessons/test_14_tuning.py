@@ -290,7 +290,7 @@ def test_pruning_spares_ten_default_trials_14_epochs_and_finds_the_same(fork):
 # ---- several workers ----
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_second_machine_joins_and_trials_have_the_parameters_of_their_number(begin, fork, tmp_path):
     first, second, _ = both_at_work(begin, tmp_path, *TRIALS, "--time-limit", 200)
     for worker in (first, second):

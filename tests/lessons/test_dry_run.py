@@ -86,7 +86,7 @@ def as_json(found):
     return json.loads(json.dumps(found))
 
 
-@pytest.mark.long("0", "3")
+@pytest.mark.long("3")
 @pytest.mark.night
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_it_says_what_four_real_processes_do(measured, number):
@@ -106,7 +106,6 @@ def stage_of(rank, mesh):
     return rank // (math.prod(mesh.values()) // mesh["data"] // mesh["pipeline"]) % mesh["pipeline"]
 
 
-@pytest.mark.long("the others")
 @pytest.mark.night
 @pytest.mark.parametrize(("processes", "cases"), GROUPS.values(), ids=GROUPS)
 def test_on_all_dimensions_too(real, processes, cases):

@@ -183,7 +183,7 @@ def test_a_run_goes_on_without_a_process_a_cable_and_a_host(network, reference, 
     assert [size for size, _ in itertools.groupby(sizes)] == [3, 2, 3]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_cable_cut_for_good_and_the_host_of_the_rendezvous_lost(network, see):
     net = network(3)
     net.configure(2, "sysctl", "-w", "net.ipv4.tcp_retries2=4")
@@ -240,7 +240,7 @@ def test_one_that_never_comes_is_not_waited_for_without_end(network, see):
         assert re.search(r"Rendezvous(Timeout|Closed|Connection)Error", command.output())
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_process_that_hangs_is_noticed_and_ended(network, see):
     agents = train(network(2), (1, 2), *LONG)
     first, second = agents

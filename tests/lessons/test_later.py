@@ -113,7 +113,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.night("12_mesh", "13_gpt", "16_experts")
+@pytest.mark.night("12_mesh", "13_gpt", "16_experts", "17_one_mesh")
 @pytest.mark.long
 @pytest.mark.parametrize("stem", COMMANDS)
 def test_its_documented_command_learns(run, reference, stem):

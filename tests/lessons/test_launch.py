@@ -298,7 +298,7 @@ def wait_until_it_listens(command, port, limit=60):
     pytest.fail(f"nobody listens at port {port} of {command.name}. It wrote:\n{command.output()}")
 
 
-@pytest.mark.long
+@pytest.mark.night
 @needs_tools
 def test_kubernetes_pods_train_are_told_to_stop_and_go_on(network, image, tmp_path, reference):
     disk, known = tmp_path / "disk", network.folder / "hosts"
@@ -341,7 +341,7 @@ def as_the_toolkit_does(request, names, name):
     return words, environment | {"MASTER_ADDR": names[0], "MASTER_PORT": "7777"}
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_sagemaker_runs_it_on_two_machines(network, image, reference):
     request, names = json.loads(SAGEMAKER), ["algo-1", "algo-2"]
     sizes = ("--train-size", 6000, "--test-size", 300, "--epochs", 2)  # 50 steps an epoch: a snapshot

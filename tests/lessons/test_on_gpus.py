@@ -202,7 +202,7 @@ def test_make_run_takes_what_gpus_there_are(start, tmp_path, gpus):
     assert set(processes) == {"4" if gpus == 4 else "2"}, result.stdout
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_ddp_on_one_screen_runs_on_gpus(start, tmp_path):
     """README's own program, by README's command."""
     page = (launcher.ROOT / "README.md").read_text()

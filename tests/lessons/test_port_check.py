@@ -50,9 +50,9 @@ def check(tmp_path):
 
 
 NUMBERS = {name: f"{number}." for number, name in enumerate(
-    ("weights", "batches", "gradients", "collectives", "restarts", "output"), 1)}  # fmt: skip
-QUICK = "no DDP", "all ranks draw the same", "all ranks print"
-LONG = "own batch norm", "a barrier for one rank", "no optimizer in the checkpoint"
+    ("weights", "output", "batches", "gradients", "restarts", "collectives"), 1)}  # fmt: skip
+QUICK = "no DDP", "all ranks draw the same", "all ranks print", "a closure returns its own loss"
+LONG = "own batch norm", "sum of losses", "a barrier for one rank", "no optimizer in the checkpoint"
 
 
 @pytest.mark.quick(*QUICK)
@@ -65,6 +65,7 @@ def test_a_wrong_port_is_named(check, name):
     options = ["--only", promise, *(["--exact"] if promise == "gradients" else [])]
     code, verdicts, text = check(FORKED, script, options, case["old"], case["new"])
     assert verdicts[NUMBERS[promise]][0] == "wrong" and code == 1, text
+    assert case.get("row", "") in text
 
 
 @pytest.mark.quick("after_iterations.py")
@@ -97,7 +98,7 @@ def test_as_a_reader_types_it(check, tmp_path):
 def test_a_hang_is_named_within_seconds(check):
     case = WRONG["a barrier for one rank"]
     _, verdicts, text = check(FORKED, "after.py", ["--only", "collectives"], case["old"], case["new"])
-    assert "rank 1 waits in my.py:" in verdicts["4."][1], text
+    assert "rank 1 waits in my.py:" in verdicts[NUMBERS["collectives"]][1], text
 
 
 def test_it_names_rows_that_the_page_has():

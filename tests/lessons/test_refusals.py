@@ -172,7 +172,6 @@ def test_an_ended_launcher_leaves_no_process_behind(start, stem):
     assert run.finish(120).code != 0
 
 
-@pytest.mark.long("04_ddp_torchrun")
 @pytest.mark.night
 @pytest.mark.parametrize("stem", ["03_ddp_spawn", "04_ddp_torchrun"])
 def test_two_runs_at_once_do_not_meet(start, stem):

@@ -219,7 +219,7 @@ SIGNALS = {
 }
 
 
-@pytest.mark.long("torchrun-limit", "spawn-preempt")
+@pytest.mark.long("spawn-preempt")
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("way", "signal"),

@@ -34,7 +34,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import WeightedRandomSampler, get_worker_info
 from tqdm import tqdm
 """
 SEEN = """
@@ -67,6 +68,18 @@ ROWS = {
         }
     ],
     "No main guard": [None],  # its lines end the group
+    "A sampler of your own": [
+        {
+            "setup": "weights = torch.arange(48.0)",
+            "then": """
+                mine = torch.cat([targets for _, targets in loader]).tolist()
+                generator.manual_seed(10**3 * seed + epoch)
+                alone = list(WeightedRandomSampler(weights, 48, generator=generator))
+                assert mine == alone[rank::2] and len(loader) == 6
+            """,
+            "without": "assert sum(len(targets) for _, targets in loader) == 48",
+        }
+    ],
     "No DataLoader": [
         {
             "setup": "data, length, iteration, part = torch.arange(100), 4, 3, 1",
@@ -147,6 +160,39 @@ ROWS = {
             """,
         }
     ],
+    "A loss that is a sum": [
+        {
+            "setup": """
+                loss_function = nn.MSELoss(reduction="sum")
+                rows = torch.arange(1.0, 5.0).view(4, 1)
+                inputs = targets = rows[rank::2]
+                loss_function(model(rows), rows).backward()
+                whole = model.weight.grad.clone()
+                model.zero_grad()
+            """,
+            "then": "torch.testing.assert_close(model.weight.grad, whole)",
+            "without": "torch.testing.assert_close(2 * model.weight.grad, whole)",
+        }
+    ],
+    "An optimizer with a closure": [
+        {
+            "setup": """
+                optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+                inputs = targets = torch.full((2, 1), 1.0 + rank)
+            """,
+            "then": "losses = gather(float(closure())); assert losses[0] == losses[1]",
+        }
+    ],
+    "Noise in the model": [
+        {
+            "setup": "generator = torch.Generator().manual_seed(1)",
+            "then": """
+                ranks, alone = gather(noise), torch.randn(8, 16, generator=generator.manual_seed(1))
+                assert all(torch.equal(ranks[rank], alone[rank::2]) for rank in (0, 1))
+            """,
+        }
+    ],
+    "DataParallel": [{"setup": "", "then": "assert ddp_model.module is model"}],
     "Seeds and dropout": [
         {
             "setup": NET
@@ -307,7 +353,7 @@ ROWS = {
     ],
     "A learning rate in a plain variable": [
         {
-            "setup": "val_loss, best_loss, lr = torch.tensor(1.0 + rank), 1.4, 0.4",
+            "setup": "val_loss, best_loss, lr = 1.0 + rank, 1.4, 0.4",
             "then": "lrs = gather(lr); assert lrs == [0.1, 0.1]",
             "without": "lrs = gather(lr); assert lrs == [0.4, 0.1]",
         }

@@ -5,7 +5,8 @@ until each process has the same number, the difference disappears. But I need al
 me 900, the other 100."
 
 What is wanted: every step is the step that a single process would make with the batches of all processes as
-one batch, in which every image has the same weight. No image is left out, and no image is used twice.
+one batch, in which every image has the same weight. No image is left out, and no image is used twice. A
+process with few images may have none for the last steps.
 
     04a.7 (3 points)  fix the bug (2 points), and set KIND to its kind (1 point): see KINDS.md
 """

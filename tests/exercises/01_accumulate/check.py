@@ -274,14 +274,16 @@ def equal_to_the_whole(trial):
         raise
 
 
-OLD = "the parameters already have gradients, `spare` is a parameter that the model does not use, and `last.bias` "
-OLD += "is frozen"
+OLD = (
+    "the parameters already have gradients, the model does not use its parameter `spare`, and `last.bias` is"
+)
+OLD += " frozen"
 
 
 @check("01.1b")
 def added(trial):
     for double in (False, True):
-        trial.tried(f"parts of 3, 1 and 6 images; {OLD}{' (everything is float64)' * double}")
+        trial.tried(f"parts of 3, 1 and 6 images; {OLD}{' (float64, images stored by columns)' * double}")
         came, expected = gradients(trial, [3, 1, 6], old=True, double=double)
         is_float(trial, "the mean loss", came, expected)
 
@@ -308,9 +310,15 @@ def steps(trial, driver, groups, optimizer, norm=False, old=False, wide=False, f
         "norm": norm,
         "wide": wide,
         "filler": filler,
+        "empty": False,
         "batches": list(map(list, batches)),
     }
-    inputs |= {"old": old_gradients(trial, old), "frozen": FROZEN if old else [], "optimizer": optimizer[0], "options": optimizer[1]}
+    inputs |= {
+        "old": old_gradients(trial, old),
+        "frozen": FROZEN if old else [],
+        "optimizer": optimizer[0],
+        "options": optimizer[1],
+    }
     (came,) = trial.run(driver, [inputs | cut], group=False, gates=[reference.gates])
     is_list = isinstance(came["loss"], list)
     trial.require(is_list, f"what train_epoch returns has the type {came['kind']}", "a list of floats")
@@ -322,6 +330,8 @@ def steps(trial, driver, groups, optimizer, norm=False, old=False, wide=False, f
     if driver == "epoch" or len(groups) > 1:
         mode_kept(trial, came)
     right_state(trial, came, reference, state)
+    if cut.get("empty"):
+        trial.same("what train_epoch returns for an epoch without any batch", came["empty"], [[]])
     trial.same("the length of the list of losses", len(came["loss"]), len(losses))
     right_losses(trial, came, losses)
 
@@ -368,10 +378,10 @@ def groups_of_batches(trial):
 
 @check("01.3b")
 def last_group(trial):
-    for sizes, parts_per_step in (([4, 4, 4, 4, 1], 2), ([3, 3, 2], 5), ([3, 2], 1), ([], 2)):
-        batches = f"batches of {words(sizes)} images" if sizes else "no batches"
-        trial.tried(f"{batches}, parts_per_step {parts_per_step}, SGD")
-        epoch(trial, sizes, parts_per_step, SGD)
+    for sizes, parts_per_step in (([4, 4, 4, 4, 1], 2), ([3, 3, 2], 5), ([3, 2], 1)):
+        then = "; then an epoch without any batch" * (parts_per_step == 1)
+        trial.tried(f"batches of {words(sizes)} images, parts_per_step {parts_per_step}, SGD{then}")
+        epoch(trial, sizes, parts_per_step, SGD, empty=bool(then))
 
 
 @check("01.3c")

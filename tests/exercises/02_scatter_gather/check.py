@@ -82,7 +82,9 @@ def parts(trial):
             sizes = [len(part) if part.ndim else "no dimension" for part in parts]
             trial.require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
             for place, part in enumerate(batch.split(expected)):
-                trial.close(f"part {place + 1} of {len(expected)}", parts[place], part)
+                what, kind = f"part {place + 1} of {len(expected)}", part.numpy().dtype
+                trial.same(f"the dtype of {what}", str(parts[place].dtype), str(kind))
+                trial.close(what, parts[place], part)
 
 
 def replicated(trial, count, **more):
@@ -124,12 +126,13 @@ def tied_and_frozen(trial):
 
 
 def double(state):
-    return {name: value.double() if value.is_floating_point() else value for name, value in state.items()}
+    """In float64, with numbers that float32 does not have."""
+    return {name: value.double() / 3 if value.is_floating_point() else value for name, value in state.items()}
 
 
 def computed(trial, count, sizes, evaluation=False):
-    """Returns what came, and a reference after its backward pass for each copy that has a part. In the case of
-    evaluation mode, everything is float64."""
+    """Returns what came, and a reference after its backward pass for each copy that has a part. In evaluation
+    mode, everything is float64."""
     states = [drawn_state(trial) for _ in range(count)]
     given = [trial.floats(size, 5) for size in sizes]
     upstream = trial.floats(sum(sizes), 4)
@@ -141,7 +144,7 @@ def computed(trial, count, sizes, evaluation=False):
     right_type(trial, came, "compute_and_gather")
     expected = []
     for state, part, above in zip(states, given, upstream.split(sizes), strict=False):
-        reference = Reference(state).train(not evaluation)
+        reference = Reference(double(state) if evaluation else state).train(not evaluation)
         output = reference(part.double())
         output.backward(above.double())
         expected.append((reference, output.detach()))
@@ -149,7 +152,7 @@ def computed(trial, count, sizes, evaluation=False):
     wanted = f"{words(sizes)}, and nothing for a copy without a part"
     trial.require(sorted(came["sizes"]) == sorted(sizes), called, wanted)
     outputs = torch.cat([output for _, output in expected])
-    trial.close("the output", came["outputs"], outputs, relative=1e-4)
+    trial.close("the output", came["outputs"], outputs, relative=1e-10 if evaluation else 1e-4)
     return came, [reference for reference, _ in expected]
 
 
@@ -164,17 +167,16 @@ def in_order(trial):
 
 @check("02.3b")
 def backward_reaches(trial):
-    for evaluation in (False, True):
-        trial.tried("3 copies with different weights, parts with 4 and 3 images, then backward()")
-        if evaluation:
-            trial.words.append("; in evaluation mode, copies and parts are tuples, and everything is float64")
-        came, references = computed(trial, 3, [4, 3], evaluation)
-        reaches = "the output is not connected to the copies, so backward() reaches nothing"
-        trial.require(came["reaches"], reaches)
-        for place, reference in enumerate(references):
-            for name, parameter in reference.named_parameters():
-                what, got = f"the gradient of {name} in copy {place + 1}", came["gradients"][place].get(name)
-                trial.close(what, got, parameter.grad, relative=1e-4, scale=1.0)
+    trial.tried(
+        "3 copies with different weights, parts with 4 and 3 images, then backward(); in evaluation mode,"
+    )
+    trial.words.append("copies and parts are tuples, and everything is float64")
+    came, references = computed(trial, 3, [4, 3], evaluation=True)
+    trial.require(came["reaches"], "the output is not connected to the copies, so backward() reaches nothing")
+    for place, reference in enumerate(references):
+        for name, parameter in reference.named_parameters():
+            what, got = f"the gradient of {name} in copy {place + 1}", came["gradients"][place].get(name)
+            trial.close(what, got, parameter.grad, relative=1e-4, scale=1.0)
 
 
 def reduced(trial, gradients, old, **more):
@@ -191,7 +193,8 @@ def reduced(trial, gradients, old, **more):
         if there:
             if len(there) > 1 and hasattr(got, "shape"):
                 not_of_one(trial, what, got, copied, name in old)
-            trial.close(what, got, sum(one.double() for one in there))
+            digits = 1e-12 if more.get("evaluation") else 2e-5
+            trial.close(what, got, sum(one.double() for one in there), digits)
         else:
             trial.require(got is None, f"{what} is not None", "None")
     right_state(trial, "after reduce", came["state"], {name: state[name] for name in SHAPES})
@@ -244,16 +247,13 @@ def hard_models(trial):
 def buffers(trial):
     trial.tried(
         "3 copies with different running means, variances and counters, and a buffer `scale` with "
-        "persistent=False"
+        "persistent=False;"
     )
-    for evaluation in ("", "all"):
-        if evaluation:
-            trial.words.append("; in evaluation mode, and everything is float64")
-        gradients = [drawn_gradients(trial) for _ in range(3)]
-        came, first = reduced(trial, gradients, {}, evaluation=evaluation)
-        expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
-        right_state(trial, "in the model after reduce", came["state"], expected)
-        right_state(trial, "in the model (through a reference taken before)", came["held"], expected)
+    trial.words.append("in evaluation mode, and everything is float64")
+    came, first = reduced(trial, [drawn_gradients(trial) for _ in range(3)], {}, evaluation="all")
+    expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
+    right_state(trial, "in the model after reduce", came["state"], expected)
+    right_state(trial, "in the model (through a reference taken before)", came["held"], expected)
 
 
 def loss_of_all(outputs, labels):
@@ -272,9 +272,10 @@ OTHER_LOSSES = {
 }
 
 
-def learnt(state, batches, count, optimizer, options, tied, evaluation, loss_of=loss_of_all):
-    """The model after all steps, in float64, and the loss of each."""
+def learnt(state, batches, count, optimizer, options, tied, evaluation, frozen, loss_of=loss_of_all):
+    """The model after all steps, in float64, and the loss of each. With `frozen`, first.bias is."""
     model = Reference(state, tied).train(not evaluation)
+    model.first.bias.requires_grad_(not frozen)
     steps = Optimizer(optimizer, model.parameters(), options)
     losses = []
     for images, labels in batches:
@@ -304,10 +305,10 @@ def trained(trial, sizes, count, optimizer, options, old=False, tied=False, eval
     state = drawn_state(trial)
     batches = [(trial.floats(size, 5), trial.integers(0, 4, size)) for size in sizes]
     inputs = {"state": state, "batches": list(map(list, batches)), "count": count, "tied": tied}
-    inputs["evaluation"] = "all" if evaluation else ""
+    inputs |= {"evaluation": "all" if evaluation else "", "frozen": ["first.bias"] if old else []}
     inputs |= {"optimizer": optimizer, "options": options, "old": drawn_gradients(trial) if old else {}}
     (came,) = trial.run("train", [inputs], group=False)
-    given = state, batches, count, optimizer, options, tied, evaluation
+    given = state, batches, count, optimizer, options, tied, evaluation, old
     model, losses = learnt(*given)
     trial.same("the number of steps of the optimizer", came["steps"], len(sizes))
     for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
@@ -337,19 +338,16 @@ def trained(trial, sizes, count, optimizer, options, old=False, tied=False, eval
 @check("02.5a")
 def step(trial):
     for size, count in ((11, 3), (6, 1), (9, 4)):
-        trial.tried(f"one step of SGD with {size} images on {count} copies")
+        trial.tried(f"one step of SGD with {size} images on {so_many(count, 'copy', 'copies')}")
         trained(trial, [size], count, "SGD", {"lr": 0.1})
 
 
 @check("02.5b")
 def steps(trial):
     trial.tried(
-        "3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model already has gradients"
+        "3 steps of SGD with momentum on 1 copy, 8, 7 and 9 images; the model already has gradients, and"
+        " `first.bias` is frozen"
     )
-    trained(trial, [8, 7, 9], 2, "SGD", {"lr": 0.1, "momentum": 0.9}, old=True)
-    trial.tried("2 steps of Adam on 3 copies, 9 and 11 images; two layers share a weight")
-    trained(trial, [9, 11], 3, "Adam", {"lr": 0.05, "eps": 0.02}, tied=True)
-    trial.tried("2 steps of SGD on 1 copy, 6 and 5 images; the model already has gradients")
-    trained(trial, [6, 5], 1, "SGD", {"lr": 0.1}, old=True)
-    trial.tried("2 steps of SGD on 4 copies, 3 and 2 images, with a model in evaluation mode")
-    trained(trial, [3, 2], 4, "SGD", {"lr": 0.1}, evaluation=True)
+    trained(trial, [8, 7, 9], 1, "SGD", {"lr": 0.1, "momentum": 0.9}, old=True)
+    trial.tried("2 steps of Adam on 4 copies, 3 and 11 images, in evaluation mode; two layers share a weight")
+    trained(trial, [3, 11], 4, "Adam", {"lr": 0.05, "eps": 0.02}, tied=True, evaluation=True)

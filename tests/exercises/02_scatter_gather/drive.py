@@ -71,7 +71,10 @@ def sequence(value, kind):
 def cut(student, inputs, tools):
     came = []
     for batch, count in zip(inputs["batches"], inputs["counts"], strict=True):
-        parts = student.scatter(torch.from_numpy(batch), count)
+        batch = torch.from_numpy(batch)
+        if batch.ndim > 1:  # images are not contiguous: in memory, they are as with channels_last
+            batch = batch.mT.contiguous().mT
+        parts = student.scatter(batch, count)
         wrong = sequence(parts, torch.Tensor)
         came.append({"wrong": wrong, "parts": None if wrong else parts})
     return came

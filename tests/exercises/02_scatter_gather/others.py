@@ -28,7 +28,7 @@ def threads():
     def compute_and_gather(copies, parts):
         with ThreadPoolExecutor(len(parts)) as pool:
             outputs = list(pool.map(lambda pair: pair[0](pair[1]), zip(copies, parts, strict=False)))
-        whole = torch.empty(sum(len(part) for part in parts), *outputs[0].shape[1:])
+        whole = outputs[0].new_empty(sum(len(part) for part in parts), *outputs[0].shape[1:])
         place = 0
         for output in outputs:
             whole[place : place + len(output)] = output

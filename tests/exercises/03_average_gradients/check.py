@@ -2,7 +2,6 @@
 
 import numpy
 from judge import check, so_many
-from judge.several import right_without
 
 SHAPES = {"shift": (4,), "first.weight": (4, 5), "first.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
 SHAPES |= {"second.weight": (4, 4), "second.bias": (4,)}
@@ -67,16 +66,10 @@ def buffers(trial):
 
 @check("03.1c")
 def in_place(trial):
-    words = "2 processes; other code holds references to the model's tensors, as an optimizer does"
-    trial.tried(words)
-    overwritten(trial, states(trial, 2, buffers=True))
-    trial.tried(f"{words}; {COLUMNS}")
-    with right_without(COLUMNS):
-        overwritten(trial, list(map(double, states(trial, 2, buffers=True))), columns=True)
-
-
-def overwritten(trial, given, columns=False):
-    for rank, came in enumerate(trial.run("begin", [{"state": one, "columns": columns} for one in given])):
+    trial.tried("2 processes; other code holds references to the model's tensors, as an optimizer does;")
+    trial.words.append(COLUMNS)
+    given = list(map(double, states(trial, 2, buffers=True)))
+    for rank, came in enumerate(trial.run("begin", [{"state": one, "columns": True} for one in given])):
         for name in [*SHAPES, *BUFFERS, COUNTER]:
             what, got = f"{name} on rank {rank}, seen through a reference taken before", came["held"]
             if name == COUNTER:
@@ -87,14 +80,16 @@ def overwritten(trial, given, columns=False):
             trial.require(name in came["same"], new, "the same tensor, overwritten")
 
 
-def average(trial, world_size, steps, tied=False, frozen=(), apart=False, columns=False):
-    """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
-    buffers differ between the ranks, so that it is seen if they are exchanged."""
+def average(trial, world_size, steps, tied=False, frozen=(), freeze=0, apart=False, columns=False):
+    """`steps` has, for each call of average_gradients, the gradients of each rank. `freeze`: the call before
+    which parameters are frozen. `apart`: weights and buffers differ between the ranks, so that it is seen if
+    they are exchanged."""
     given, relative = states(trial, world_size if apart else 1, buffers=apart), 2e-5
     if columns:
         given, relative = list(map(double, given)), 1e-12
         steps = [list(map(double, gradients)) for gradients in steps]
-    inputs = [{"state": one, "tied": tied, "frozen": list(frozen), "columns": columns} for one in given]
+    options = {"tied": tied, "frozen": list(frozen), "freeze": freeze, "columns": columns}
+    inputs = [{"state": one, **options} for one in given]
     inputs = inputs if apart else inputs * world_size
     ranks = [[gradients[rank] for gradients in steps] for rank in range(world_size)]
     inputs = [one | {"gradients": mine} for one, mine in zip(inputs, ranks, strict=True)]
@@ -103,9 +98,10 @@ def average(trial, world_size, steps, tied=False, frozen=(), apart=False, column
         for number, gradients in enumerate(steps):
             call = f" (call {number + 1})" if len(steps) > 1 else ""
             for name in SHAPES:
-                got, of = came["gradients"][number].get(name), "(frozen) " if name in frozen else ""
+                still = name in frozen and number >= freeze
+                got, of = came["gradients"][number].get(name), "(frozen) " if still else ""
                 what = f"the gradient of {name} {of}on rank {rank}{call}"
-                expected = gradients[rank].get(name) if name in frozen else mean(gradients, name)
+                expected = gradients[rank].get(name) if still else mean(gradients, name)
                 if expected is None:
                     trial.require(got is None, f"{what} is not None", "None")
                 else:
@@ -144,20 +140,20 @@ def averaged(trial):
 @check("03.2b")
 def frozen(trial):
     trial.tried(
-        "2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 it has different "
-        "gradients on each rank, from before it was frozen; weights and buffers differ between the ranks"
+        "2 processes; the first layer is frozen before call 2; in call 2 it has no gradients, in call 3 "
+        "different ones on each rank, from before it was frozen; weights and buffers differ between the ranks"
     )
-    names = [name for name in SHAPES if name not in FIRST]
-    average(trial, 2, [drawn(trial, 2, names), drawn(trial, 2)], frozen=FIRST, apart=True)
+    others = [name for name in SHAPES if name not in FIRST]
+    steps = [drawn(trial, 2, names) for names in (SHAPES, others, SHAPES)]
+    average(trial, 2, steps, frozen=FIRST, freeze=1, apart=True)
 
 
 @check("03.2c")
 def tied(trial):
-    trial.tried("3 processes; two layers share a weight")
-    average(trial, 3, [drawn(trial, 3)], tied=True)
-    trial.tried(f"3 processes; two layers share a weight; {COLUMNS}")
-    with right_without(COLUMNS):
-        average(trial, 3, [drawn(trial, 3)], tied=True, columns=True)
+    trial.tried(f"3 processes; two layers share a weight; {COLUMNS}; rank 2 has no gradient of first.weight")
+    gradients = drawn(trial, 3)
+    del gradients[2]["first.weight"]
+    average(trial, 3, [gradients], tied=True, columns=True)
 
 
 @check("03.2d")

@@ -63,8 +63,9 @@ def average(student, inputs, tools):
     elsewhere, model, came = addresses.scatter(tools.rank), Model(inputs), []
     others = tensors(model)
     weights = {name: tensor.detach().clone() for name, tensor in others.items()}
-    for given in inputs["gradients"]:
+    for number, given in enumerate(inputs["gradients"]):
         for name, parameter in model.named_parameters():
+            parameter.requires_grad_(number < inputs["freeze"] or name not in inputs["frozen"])
             gradient = torch.from_numpy(given[name]) if name in given else None
             parameter.grad = by_columns(gradient) if gradient is not None and inputs["columns"] else gradient
         student.average_gradients(model)

@@ -327,8 +327,8 @@ def keep_buffers_equal(trial):
     passes = [[("training", True)] * 2 for _ in range(world_size)]
     trial.tried(
         f"{world_size} processes, different buffers on each rank before each forward; two passes in training"
-        " mode, then two in evaluation mode on the last rank alone, then one in training mode under no_grad();"
-        " all parameters are frozen"
+        " mode, then two in evaluation mode on the last rank alone, then one in training mode under"
+        " no_grad(); all parameters are frozen"
     )
     passes[-1] += [("evaluation", True), ("evaluation", False)]
     # As when the statistics of batch norm are computed once more, without gradients.
@@ -402,7 +402,7 @@ def missing_everywhere(trial):
     trial.tried(
         "3 processes, 4 steps; in step 1, no rank uses layers.1 and only rank 2 uses layers.2; in step 3, all"
         " gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, rank 2 has zeros, and"
-        " layers.3.weight is now frozen"
+        " layers.0.weight is now frozen"
     )
     model = model_of(trial, [5, 5, 5, 5])
     both = step_of(trial, model, 2)
@@ -411,7 +411,7 @@ def missing_everywhere(trial):
             step_of(trial, model, 3, skips=[[1] if rank == 2 else [1, 2]]),
             step_of(trial, model, 2),
             step_of(trial, model, 2, factor=0.0),
-            both | {"factor": (1.0, -1.0, 0.0)[rank], "freeze": ["layers.3.weight"]},
+            both | {"factor": (1.0, -1.0, 0.0)[rank], "freeze": ["layers.0.weight"]},
         ]
         for rank in range(3)
     ]

@@ -194,6 +194,7 @@ def by_the_seed(trial):
     seeds = (one_seed, one_seed + 1000)
     cases = [case(trial, size, world_size, seed=seed) for world_size in sizes for seed in seeds]
     cases.append(case(trial, size, 4, drop_last=True, seed=one_seed))
+    cases += [case(trial, size, 1, seed=seed) for seed in (0, 1)]
     found = [[rank["passes"][0] for rank in ranks] for ranks in deal(trial, cases)]
     for number in range(len(sizes)):
         first, second = found[2 * number : 2 * number + 2]
@@ -201,9 +202,12 @@ def by_the_seed(trial):
         for rank, numbers in enumerate(first):
             shuffled(trial, f"the shard of rank {rank}", numbers, size)
         differ(trial, first, second, [f"seed {seed}" for seed in seeds])
+    *found, first, second = found
+    trial.tried(f"{sizes_of(cases[0])}, seeds 0 and 1")
+    differ(trial, first, second, ["seed 0", "seed 1"])
     # Whichever way they are dealt out, a shard goes through the one order from its beginning to its end.
     place = {number: place for place, number in enumerate(found[0][0])}
-    for one, shards in zip(cases[2::2], found[2::2], strict=True):
+    for one, shards in zip(cases[2:-2:2], found[2::2], strict=True):
         trial.tried(f"{words_for(one)}, compared with 1 rank with the same images and seed")
         for rank, numbers in enumerate(shards):
             came = f"rank {rank} has {listed(numbers[:6])} ..., not in the order that 1 rank has"

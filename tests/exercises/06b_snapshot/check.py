@@ -331,7 +331,9 @@ def killed_at_every_file_event(trial, inputs, name="at"):
     Returns the folders in which they were killed, and words for each."""
     folders, saved = {}, f"a save of step {inputs['step']}{' again' if name == 'again' else ''}"
     for at in range(1, MOST_EVENTS):
-        trial.tried(f"SIGKILL at number {at} of the moments at which {saved} opens, renames or removes a file")
+        trial.tried(
+            f"SIGKILL at number {at} of the moments at which {saved} opens, renames or removes a file"
+        )
         if one_killed(trial, "save_and_die", "c", to=f"{name}-{at}", at=at, **inputs) is None:
             break
         folders[f"{name}-{at}"] = f"SIGKILL just before {saved} {several.file_event(trial)}"
@@ -559,7 +561,7 @@ def renamed(trial):
     trial.same(what, sorted(there["both"]), expected)
     precious = [there[name].get(name_of(7), {}).get("digest") for name in names]
     more = saves(trial, "both", job, 3, 4)
-    zero = saves(trial, "zero", job, 0)
+    zero = saves(trial, "zero", job, 0, state=lambda _: {})
     one(trial, "save", "e", saves=more + zero)
     there = look_in(trial, "e", "both")
     trial.same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused])
@@ -571,7 +573,7 @@ def renamed(trial):
         change(trial, "e", [{"to": "both", "copy": one_more}])
         came, _ = load_all(trial, "e", job, "both", "zero")
         loaded(trial, "then", came["both"], more[1])
-        loaded(trial, f"in a folder with only {name_of(0)},", came["zero"], zero[0])
+        loaded(trial, f"in a folder with only {name_of(0)}, of an empty state,", came["zero"], zero[0])
         there = look_in(trial, "e", "both")
         kept = {name: facts["digest"] for name, facts in there.items() if name.endswith(".refused")}
         number = ("two", "three")[count - 2]
@@ -657,7 +659,10 @@ class Training:
         given = {"job": self.job, "images": self.images, "labels": self.labels}
         given["weights"] = self.weights if first else self.some_weights()
         given["random"] = self.random if first else self.random + after
-        given |= {"lr": 0.1 if first else 0.5, "momentum": 0.9 if first else 0.2}  # its state has the right ones
+        given |= {
+            "lr": 0.1 if first else 0.5,
+            "momentum": 0.9 if first else 0.2,
+        }  # its state has the right ones
         return given | more
 
     def newest(self, folder):
@@ -768,19 +773,20 @@ def all_loaded(trial, ranks, expected):
 def together(trial):
     for world_size in (2, 3, 1):
         processes = so_many(world_size, "process")
-        trial.tried(f"{processes} with different states, each with its own disk; steps 1 and 2")
-        disk = f"disk-of-{world_size}"
-        job, given = save_all(trial, "a", disk, world_size, 1, 2)
+        steps = (1, 2) if world_size > 1 else (0,)
+        trial.tried(f"{processes} with different states, each with its own disk; steps {steps}")
+        disk, names = f"disk-of-{world_size}", list(map(name_of, steps))
+        job, given = save_all(trial, "a", disk, world_size, *steps)
         disks = [f"{disk}-{rank}" for rank in range(world_size)]
         for rank, files in enumerate(look_into(trial, "a", *disks).values()):
-            expected = [] if rank else [name_of(1), name_of(2)]
+            expected = [] if rank else names
             trial.same(f"the list of files on the disk of rank {rank}", sorted(files), expected)
-        newest = look_into(trial, "a", disks[0])[disks[0]][name_of(2)]
-        states = [mine[1]["state"] for mine in given]
-        holds(trial, f"{name_of(2)} of {so_many(world_size, 'rank')}", newest["size"], *states)
+        newest = look_into(trial, "a", disks[0])[disks[0]][names[-1]]
+        states = [mine[-1]["state"] for mine in given]
+        holds(trial, f"{names[-1]} of {so_many(world_size, 'rank')}", newest["size"], *states)
         trial.tried(f"{processes} load what the same number of other processes saved")
         ranks = trial.run("load_together", [{"job": job, "disk": disk}] * world_size, folder="a")
-        all_loaded(trial, ranks, [mine[1] for mine in given])
+        all_loaded(trial, ranks, [mine[-1] for mine in given])
 
 
 @check("06b.4b")

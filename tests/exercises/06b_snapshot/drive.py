@@ -258,7 +258,7 @@ class Model(nn.Module):
 
 
 def optimizer_of(model, lr=0.1, momentum=0.9):
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, nesterov=momentum < 0.9)
 
 
 def batches(student, inputs, tools):

@@ -117,7 +117,7 @@ def most_of_a_rank(sizes, world_size):
 def deal(trial):
     deals = [[trial.integers(1, 1000, 9).tolist(), world_size] for world_size in (1, 2, 3, 4)]
     deals += [[[5000, 1] * 6, 2], [[1, 1, 9000] * 5, 3], [sorted(trial.integers(1, 1000, 12).tolist()), 4]]
-    deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3]]
+    deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3], [[5, 0, 3], 2]]
     trial.tried(f"2 processes, {len(deals)} lists of sizes, for 1 to 4 ranks")
     ranks = trial.run("deal", [{"deals": deals}] * 2)
     for rank, came in enumerate(ranks):
@@ -392,7 +392,9 @@ def classes(trial):
 @check("08.3e")
 def without_gradient(trial):
     for world_size, name, options in ((2, "SGD", {"lr": 0.1, "momentum": 0.9}), (3, "AdamW", {"lr": 0.1})):
-        steps = f"3 steps of {name} with weight decay; parameters 1 and 4 are frozen, 4 after a backward pass;"
+        steps = (
+            f"3 steps of {name} with weight decay; parameters 1 and 4 are frozen, 4 after a backward pass;"
+        )
         trial.tried(f"{world_size} processes, {steps} parameter 0 has a gradient only in step 1,")
         trial.words.append("parameter 3 never, and parameter 2 not in step 1")
         given = drawn(trial, optimizer=name, options=options | {"weight_decay": 0.2}, frozen=[1, 4])
@@ -519,6 +521,11 @@ def state_in(trial):
         later["weights"] = [torch.from_numpy(weight).float() for weight in weights[-1]]
         before = [trial.floats(*shape) for shape in SHAPES]
         train(trial, later | {"before": before}, world_size, not_loaded(later, groups))
+    trial.tried("3 processes load the state of one Adam, with one parameter")
+    given = drawn(trial, [(4,)], 2, optimizer="Adam", options={"lr": 0.1})
+    weights, optimizer = unsharded(given)
+    given |= {"weights": [torch.from_numpy(one).float() for one in weights[-1]]}
+    train(trial, given | {"state": single(optimizer.state_dict())}, 3)
     shard_after(trial, "load_state_dict")
 
 

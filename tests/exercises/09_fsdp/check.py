@@ -112,10 +112,10 @@ def split(trial):
     ]
     low = [one.bfloat16().float() for one in cases[-1]["tensors"]]
     cases[-1] |= {"tensors": low, "dtype": "bfloat16"}
-    some = [trial.floats(3, 4), trial.floats(2, 3, 2), trial.floats()]
+    some = [trial.floats(3, 4), trial.floats(2, 3, 2), trial.floats(1)[0]]
     cases.append({"tensors": some, "world_size": 2, "dtype": "float64", "columns": True})
     trial.tried(
-        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last lists in bfloat16"
+        f"flatten and split of {len(cases)} lists of tensors, for 1 to 6 processes, the last in bfloat16"
         " and in float64 (there with matrices stored by columns, and with one number without dimensions)"
     )
     (came,) = trial.run("split", [{"cases": cases}], group=False)
@@ -286,9 +286,10 @@ def gather(trial):
 # ---- 09.3 -------------------------------------------------------------------------------------
 
 
-def batch_of(trial, units, images, leaf=False):
+def batch_of(trial, units, images, leaf=False, more=()):
     inside, outside = units[0]["widths"][0], units[-1]["widths"][-1]
-    return {"images": trial.floats(images, inside), "slope": trial.floats(images, outside), "leaf": leaf}
+    shape = images, *more
+    return {"images": trial.floats(*shape, inside), "slope": trial.floats(*shape, outside), "leaf": leaf}
 
 
 @check("09.3a")
@@ -342,10 +343,12 @@ def gradients(trial):
     for world_size, leaf in ((2, False), (3, True)):
         units = [unit_of(trial, [3, 4]), unit_of(trial, [4, 3, 2])]
         others, shards = other_shards(trial, units, world_size)
-        batches = [batch_of(trial, units, rank + 2, leaf) for rank in range(world_size)]
+        # In the second case, images have a dimension more, as texts have.
+        batches = [batch_of(trial, units, rank + 2, leaf, (2,) * leaf) for rank in range(world_size)]
         images = f"{' and '.join(str(len(b['images'])) for b in batches)} images"
         trial.tried(
-            f"{world_size} processes, two units, {images} ({'with' if leaf else 'without'} a gradient);"
+            f"{world_size} processes, two units, {images}"
+            f" ({'of 2 rows each, with' if leaf else 'without'} a gradient);"
             " the loss is the sum of output times slope"
         )
         pairs = zip(shards, batches, strict=True)
@@ -362,7 +365,8 @@ def adding_up(trial):
     )
     units = [unit_of(trial, [4, 4, 4, 4]), unit_of(trial, [4, 4, 3])]
     skips = [[[1] if rank == 0 else [], [0]] for rank in range(world_size)]
-    passes = [[batch_of(trial, units, rank + 1 + one) for rank in range(world_size)] for one in range(4)]
+    more = (0, 1, 2, 2)  # images; the last two passes must be alike, or a mistake there is an error of shapes
+    passes = [[batch_of(trial, units, rank + 1 + one) for rank in range(world_size)] for one in more]
     inputs = [
         {
             "units": [unit | {"skip": skip} for unit, skip in zip(units, skips[rank], strict=True)],

@@ -93,7 +93,9 @@ def use(student, inputs, tools):
         # Each unit is called twice before any backward.
         outputs = [through(units, torch.from_numpy(batch["images"])) for batch in inputs["together"]]
         slopes = [torch.from_numpy(batch["slope"]) for batch in inputs["together"]]
-        sum((output * slope).sum() for output, slope in zip(outputs, slopes, strict=True)).backward()
+        # Seen by columns: so the gradient of an output is not contiguous.
+        pairs = [[one.mT.contiguous() for one in pair] for pair in zip(outputs, slopes, strict=True)]
+        sum((output * slope).sum() for output, slope in pairs).backward()
         answer["together"] = [seen(unit.shard.grad) for unit in units]
     answer["state"] = [by_name(unit.full_state()) for unit in units] if inputs.get("state") else []
     answer["computed"] = [sorted(str(one).removeprefix("torch.") for one in m.computed) for m in modules]

@@ -155,8 +155,9 @@ def why_never(schedules):
     return ", and ".join(lines)
 
 
-def compare_lines(trial, cases):
-    """`timeline` of (words, schedules, times of a forward, times of a backward)."""
+def compare_lines(trial, cases, kept=False):
+    """`timeline` of (words, schedules, times of a forward, times of a backward). `kept`: it must leave the
+    schedules as they are."""
     (came,) = trial.run("timeline", [{"cases": [list(case[1:]) for case in cases]}], group=False)
     for (title, *case), found in zip(cases, listed(came, len(cases), "what came"), strict=True):
         expected, found = timeline(*case), found if isinstance(found, dict) else {}
@@ -167,6 +168,8 @@ def compare_lines(trial, cases):
             trial.require(found.get("refused") is True, came, "a ValueError")
             continue
         trial.require(found.get("refused") is False, f"{title} raises ValueError ({drawn})", "a timeline")
+        came = f"timeline has changed the schedules that it was given ({drawn})"
+        trial.require(found.get("changed") is False or not kept, came, "unchanged schedules")
         lines = listed(found.get("lines"), len(expected), f"the timeline of {title}")
         for stage, line in enumerate(expected):
             got = listed(lines[stage], len(line), f"the line of stage {stage}, {title},")
@@ -225,7 +228,7 @@ def any_schedule(trial):
         cases.append(("gpipe", all_stages(gpipe, stages, microbatches), *times))
         cases.append(("1F1B", all_stages(one_forward_one_backward, stages, microbatches), *times))
         cases.append(("random", odd_schedules(trial, stages, microbatches), *times))
-    compare_lines(trial, cases)
+    compare_lines(trial, cases, kept=True)
 
 
 def parsed(*lines):
@@ -294,7 +297,9 @@ def held(trial):
     cases += parsed("F0 B0 F1 F2 B2 B1", "F0 F1 F2", "")
     (came,) = trial.run("activations_held", [{"cases": cases}], group=False)
     for schedule, got in zip(cases, listed(came, len(cases), "what came"), strict=True):
-        trial.same(f"activations_held of {words(schedule) or 'a stage without an action'}", got, most_held(schedule))
+        trial.same(
+            f"activations_held of {words(schedule) or 'a stage without an action'}", got, most_held(schedule)
+        )
 
 
 def most_held(schedule):
@@ -309,13 +314,13 @@ def most_held(schedule):
 class Batch:
     """A batch and a model of as many stages as there are schedules, each with a size of its own."""
 
-    def __init__(self, trial, schedules, rows=6):
+    def __init__(self, trial, schedules, rows=6, old=True):
         self.schedules, self.rows = schedules, rows
         stages, self.count = len(schedules), len(schedules[0]) // 2
         self.sizes = trial.integers(40, 80, stages + 1).tolist()
         self.weights = [trial.floats(one, other) / one**0.5 for one, other in pairwise(self.sizes)]
         # No larger than those that come, or rounding would be.
-        self.gradients = [trial.floats(*weight.shape) * 0.01 for weight in self.weights]
+        self.gradients = [trial.floats(*weight.shape) * 0.01 * old for weight in self.weights]
         self.images = trial.floats(self.count, rows, self.sizes[0])
         self.targets = trial.floats(self.count, rows, self.sizes[-1])
         # What the stages multiply by, forward and backward. Each learns a number when it comes to need it.
@@ -326,8 +331,9 @@ class Batch:
     def inputs(self):
         each = zip(self.schedules, self.weights, self.gradients, strict=True)
         found = [
-            {"schedule": one, "weight": weight, "gradient": gradient, "images": None, "targets": None}
+            {"schedule": one, "weight": weight, "images": None, "targets": None}
             | {"shape": [self.rows, self.sizes[stage]]}
+            | ({"gradient": gradient} if gradient.any() else {})
             for stage, (one, weight, gradient) in enumerate(each)
         ]
         found[0] |= {"images": list(self.images), "shape": None}
@@ -384,7 +390,7 @@ def run_batch(trial, batch, demands=None, **more):
             lost = numpy.allclose(got + old.double().numpy(), gradient, rtol=0, atol=1e-6)
             gone = "contains only this batch: what was in .grad is gone"
             wanted = "the sum of the old and the new gradient"
-            trial.require(not lost, f"the gradient of stage {rank}'s weight {gone}", wanted)
+            trial.require(not lost or not old.any(), f"the gradient of stage {rank}'s weight {gone}", wanted)
         same = numpy.array_equal(came.get("weight"), batch.weights[rank].numpy())
         trial.require(same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
         what = f"the gradient of stage {rank}'s weight, minus what was there before"
@@ -398,6 +404,9 @@ def run_batch(trial, batch, demands=None, **more):
             trial.require(isinstance(got, float), words, "the loss, a float")
             trial.close("the loss that run returns on the last stage", got, loss)
     travelled(trial, batch)
+    for rank, came in enumerate(ranks if more.get("kept") else ()):
+        same = came.get("schedule") == batch.schedules[rank]
+        trial.require(same, f"run has changed the schedule of rank {rank}", "an unchanged schedule")
     return shown
 
 
@@ -426,17 +435,22 @@ def travelled(trial, batch):
 def gradients(trial):
     # With two processes each has but one neighbour: whatever is sent goes the right way.
     for stages, microbatches in ((1, 3), (2, 3), (3, 3)):
-        kept = f"gpipe with {microbatches} micro-batches, old gradients in .grad"
+        old = stages > 1
+        kept = (
+            f"gpipe with {microbatches} micro-batches, {'old gradients in' if old else 'None in each'} .grad"
+        )
         trial.tried(f"{so_many(stages, 'process')}, {kept}; the kernel counts what is sent")
         if stages == 3:
             trial.words.append("and each output is a transposed view")
-        run_batch(trial, Batch(trial, all_stages(gpipe, stages, microbatches)), transposes=stages == 3)
+        batch = Batch(trial, all_stages(gpipe, stages, microbatches), old=old)
+        run_batch(trial, batch, transposes=stages == 3)
 
 
 @check("10.5b")
 def no_deadlock(trial):
-    for stages, microbatches in ((2, 4), (4, 6), (3, 2)):
-        trial.tried(f"{stages} processes, 1F1B with {microbatches} micro-batches; is each send waited for?")
+    for stages, microbatches in ((2, 4), (4, 6), (3, 1)):
+        count = so_many(microbatches, "micro-batch", "micro-batches")
+        trial.tried(f"{stages} processes, 1F1B with {count}; is each send waited for?")
         run_batch(trial, Batch(trial, all_stages(one_forward_one_backward, stages, microbatches)))
         all_waited_for(trial, stages)
 
@@ -497,7 +511,7 @@ def in_order(trial):
     drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
     trial.tried(f"3 processes, random schedules: {drawn}")
     batch = Batch(trial, schedules)
-    made_to_do(trial, batch, run_batch(trial, batch))
+    made_to_do(trial, batch, run_batch(trial, batch, kept=True))
     trial.tried("3 processes, F0 B0 F1 B1 F2 B2 on each: a send that starts late blocks all of them")
     run_batch(trial, Batch(trial, parsed(*["F0 B0 F1 B1 F2 B2"] * 3)))
     for function in (one_forward_one_backward, gpipe):

@@ -26,9 +26,10 @@ def timeline(student, inputs, tools):
     """timeline of several lists of schedules; a ValueError is an answer, too."""
     results = []
     for schedules, forward_times, backward_times in inputs["cases"]:
+        given = pairs(schedules)
         try:
-            lines = student.timeline(pairs(schedules), list(forward_times), list(backward_times))
-            results.append({"refused": False, "lines": lines})
+            lines = student.timeline(given, list(forward_times), list(backward_times))
+            results.append({"refused": False, "lines": lines, "changed": given != pairs(schedules)})
         except ValueError:
             results.append({"refused": True, "lines": None})
     return results
@@ -82,4 +83,9 @@ def run(student, inputs, tools):
     shape = inputs["shape"] and tuple(inputs["shape"])
     schedule = [tuple(action) for action in inputs["schedule"]]
     loss = student.run(schedule, stage, images, targets, nn.functional.mse_loss, shape)
-    return {"loss": loss, "gradient": stage.weight.grad, "weight": stage.weight.detach()}
+    return {
+        "loss": loss,
+        "gradient": stage.weight.grad,
+        "weight": stage.weight.detach(),
+        "schedule": schedule,
+    }

@@ -88,7 +88,7 @@ check("11.1b")(lambda trial: cut(trial, False))
 
 
 def function(trial, name):
-    for world_size, shape in ((2, (3, 4)), (3, (2, 3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (1, 3))):
+    for world_size, shape in ((2, (2, 3, 4)), (3, (3, 5))) if name == "Copy" else ((2, (3, 4)), (4, (2, 3))):
         trial.tried(f"{world_size} processes, {name}.apply(x) with x of {' x '.join(map(str, shape))}")
         columns = world_size > 2
         trial.words += ["in float64, stored by columns"] * columns
@@ -247,7 +247,8 @@ check("11.3c")(lambda trial: large(trial, 4, block=False, traffic=False))
 @check("11.4a")
 def block(trial):
     for world_size, width, hidden in ((3, 5, 7), (2, 4, 6)):
-        sizes = f"{width} inputs and {hidden} neurons, x of 2 x 3 x {width}, twice"
+        sizes = f"{width} inputs and {hidden} neurons, x of 2 x 3 x {width}, once in training"
+        sizes += " mode and once in evaluation mode"
         trial.tried(f"{world_size} processes, FeedForward with {sizes}")
         cases, expected = [], []
         for _ in range(2):
@@ -338,6 +339,15 @@ def training(trial, hiddens, steps=4):
     }
 
 
+def doubled(given):
+    """A training, or a part of it, in float64."""
+    if isinstance(given, dict):
+        return {name: doubled(one) for name, one in given.items()}
+    if isinstance(given, list):
+        return list(map(doubled, given))
+    return given.double() if torch.is_tensor(given) else given
+
+
 def compare_training(trial, given, world_size):
     losses, norms, weights = one_process(given)
     for rank, came in enumerate(trial.run("train", [given] * world_size)):
@@ -359,7 +369,9 @@ def one_curve(trial):
     for world_size in (1, 2, 3, 4):
         processes = so_many(world_size, "process")
         trial.tried(f"{processes}, 4 steps of a model with two blocks of 7 and 3 neurons")
-        compare_training(trial, given, world_size)
+        if world_size == 3:
+            trial.words.append("(everything is float64)")
+        compare_training(trial, doubled(given) if world_size == 3 else given, world_size)
 
 
 # ---- 11.5 -------------------------------------------------------------------------------------
@@ -481,7 +493,9 @@ def norm(trial):
     trial.words.append(
         "rank 3 has no shard; in call 4 the layers of the blocks have other names; in call 5 two"
     )
-    trial.words.append("ordinary layers share a weight; then all gradients are zero or None; in call 8 the head was")
+    trial.words.append(
+        "ordinary layers share a weight; then all gradients are zero or None; in call 8 the head was"
+    )
     trial.words.append("frozen after backward")
     cases = [(None, 3.0, ""), (NO_SECOND, 2.0, ""), (ONLY_SECOND, 2.0, ""), (None, 1.5, "renamed")]
     cases += [(None, 1.5, "shared"), (None, 1.5, "zeros"), ((), 1.5, ""), (None, 1.5, "frozen")]
@@ -502,9 +516,17 @@ def norm(trial):
 @check("11.5b")
 def clipped(trial):
     trial.tried("2 processes, a model with two blocks of 7 and 3 neurons; the norm is too large, then small")
-    trial.words.append("enough, then too large while some gradients are None, or while all are tiny, or while the")
+    trial.words.append(
+        "enough, then too large while some gradients are None, or while all are tiny, or while the"
+    )
     trial.words.append("head was frozen after backward")
-    cases = [(None, 0.3, ""), (None, 1.5, ""), (NO_SECOND, 0.7, ""), (None, 0.3, "tiny"), (None, 0.3, "frozen")]
+    cases = [
+        (None, 0.3, ""),
+        (None, 1.5, ""),
+        (NO_SECOND, 0.7, ""),
+        (None, 0.3, "tiny"),
+        (None, 0.3, "frozen"),
+    ]
     for words, came, _, gradients, _ in clip(trial, 2, cases):
         compare_gradients(trial, words, came, gradients)
     given = training(trial, (7, 2))

@@ -89,10 +89,10 @@ def held(module, get, names=NAMES):
 
 
 def block(student, inputs, tools):
-    """A feed-forward block, forward and backward."""
+    """A feed-forward block, forward and backward; all but the first in evaluation mode."""
     found = []
     for case in inputs:
-        block, x = block_of(student, case["weights"]), leaf(case["x"])
+        block, x = block_of(student, case["weights"]).train(not found), leaf(case["x"])
         output = block(x)
         came = {"output": detached(output)}
         output.backward(tensor(case["above"]))
@@ -149,7 +149,7 @@ class Model(nn.Module):
 def ordinary(state):
     weight, bias = tensor(state["weight"]), tensor(state["bias"])
     made = nn.LayerNorm(len(bias)) if weight.ndim == 1 else nn.Linear(*reversed(weight.shape))
-    made.load_state_dict({"weight": weight, "bias": bias})
+    made.to(weight.dtype).load_state_dict({"weight": weight, "bias": bias})
     return made
 
 

@@ -249,10 +249,12 @@ def balance(trial, gradients):
     for counts, number, top_k in cases[: 2 if gradients else 4]:
         world_size = len(counts)
         logits = [distinct(trial, count, number) for count in counts]
+        if top_k == 2:
+            logits = [one.double() for one in logits]
         # Not those of the logits: what is asked for is what is done with them.
         chosen = [trial.integers(0, number - 1, count * top_k) for count in counts]
         processes = f"{so_many(world_size, 'process')} with {in_turn(counts)} tokens"
-        trial.tried(f"{processes}, {number} experts, top_k {top_k}")
+        trial.tried(f"{processes}, {number} experts, top_k {top_k}{' (float64)' * (top_k == 2)}")
         given = [[{"logits": one, "chosen": its}] for one, its in zip(logits, chosen, strict=True)]
         leaves = [one.double().requires_grad_() for one in logits]
         ranks, (right, known) = run(trial, "balance", given), parts(leaves, chosen)
@@ -319,7 +321,7 @@ class Journey(Plan):
         choices = so_many(sum(map(len, self.pairs)), "choice")
         self.words = (
             f"{so_many(self.world_size, 'process')} with {in_turn(counts)} tokens of {width} numbers"
-            f" (float{64 if double else 32}), {number} experts, {choices}"
+            f" (float{'64, stored by columns' if double else 32}), {number} experts, {choices}"
         )
 
     def case(self, rank, **more):
@@ -460,7 +462,8 @@ def compare_outputs(trial, one, ranks, matrices, aboves):
         if isinstance(got, numpy.ndarray) and got.shape == right[rank].shape and not near(got, plain[rank]):
             wrong_rows(trial, one, rank, got, right[rank], weights, answer)
         known = {"as if all weights were 1": plain[rank]}
-        close_or_named(trial, what, got, right[rank], known, "each answer times the weight of its choice")
+        wanted = "each answer times the weight of its choice"
+        close_or_named(trial, what, got, right[rank], known, wanted)
 
 
 def compare_gradients(trial, one, ranks, matrices, aboves):
@@ -470,7 +473,8 @@ def compare_gradients(trial, one, ranks, matrices, aboves):
     if total.requires_grad:  # it does not where there are no tokens at all
         total.backward()
     for rank, came in enumerate(ranks):
-        slope(trial, f"the gradient of x on rank {rank}", look(came, "x"), xs[rank])
+        digits = 1e-12 if one.x[0].dtype == torch.float64 else 2e-5
+        slope(trial, f"the gradient of x on rank {rank}", look(came, "x"), xs[rank], relative=digits)
         slope(trial, f"the gradient of weights on rank {rank}", look(came, "weights"), weights[rank])
         for place, leaf in enumerate(one.own(experts, rank)):
             what = f"the gradient of expert {rank * one.local + place} (on rank {rank})"
@@ -641,8 +645,10 @@ def whole_layer(trial):
         trial.tried(
             f"{world_size} processes with {in_turn(counts)} tokens,"
             f" Mixture of {number} experts, top_k {top_k}, capacity {limit}, answers of {out} numbers"
+            f"{' (in evaluation mode)' * (limit is not None)}"
         )
-        given = [[{"layer": own_layer(layer, rank, world_size), "x": x}] for rank, x in enumerate(xs)]
+        more = {"evaluation": limit is not None}
+        given = [[{"layer": own_layer(layer, rank, world_size), "x": x} | more] for rank, x in enumerate(xs)]
         ranks = run(trial, "layer", given)
         layer, xs = doubled(layer), [x.double() for x in xs]
         outputs, balances = mixture(layer, xs)
@@ -781,6 +787,9 @@ def one_curve(trial):
             numbers = all(isinstance(part, float) for part in there)
             trial.require(numbers, f"{what} has a part that is not a number", "numbers")
             trial.close(what, sum(there), loss, relative=1e-6)
+        for rank, came in enumerate(ranks):
+            what = f"the dtype of the part of the balancing loss on rank {rank}"
+            trial.same(what, look(came, "dtype"), "torch.float64")
 
 
 @check("16.4c")

@@ -12,6 +12,12 @@ def detached(value):
     return value.detach().clone() if isinstance(value, torch.Tensor) else None
 
 
+def rows_of(case):
+    """The tokens; those of float64 are in memory column by column."""
+    x = leaf(case["x"])
+    return x.detach().T.contiguous().T.requires_grad_() if x.dtype == torch.float64 else x
+
+
 def kind(value):
     """What it is, in a word, where it is no tensor."""
     return None if isinstance(value, torch.Tensor) else type(value).__name__
@@ -55,7 +61,7 @@ def dispatch(student, inputs, tools):
     """Tokens to their experts."""
     found = []
     for case in inputs:
-        x = leaf(case["x"])
+        x = rows_of(case)
         came = items(student.dispatch(x, tensor(case["tokens"]), tensor(case["experts"]), case["number"]))
         arrived = came[0] if len(came) == 2 else None
         found.append({"arrived": [detached(one) for one in items(arrived)], "kind": type(arrived).__name__})
@@ -66,7 +72,7 @@ def there_and_back(student, inputs, tools):
     """Tokens to their experts, which are a matrix each, and back; with `backward`, their gradients too."""
     found = []
     for case in inputs["cases"]:
-        x, weights = leaf(case["x"]), leaf(case["weights"])
+        x, weights = rows_of(case), leaf(case["weights"])
         experts = [leaf(one) for one in case["matrices"]]
         arrived, plan = student.dispatch(x, tensor(case["tokens"]), tensor(case["experts"]), case["number"])
         answers = [rows @ expert for rows, expert in zip(arrived, experts, strict=True)]
@@ -116,7 +122,10 @@ def mixture_of(student, given):
 
 def layer(student, inputs, tools):
     """One Mixture, forward."""
-    came = [items(mixture_of(student, case["layer"])(leaf(case["x"]))) for case in inputs]
+    came = []
+    for case in inputs:
+        mixture = mixture_of(student, case["layer"]).train(not case["evaluation"])
+        came.append(items(mixture(leaf(case["x"]))))
     return [{"came": [detached(one) for one in some]} for some in came]
 
 
@@ -155,7 +164,12 @@ def train(student, inputs, tools):
         gradients = gradients or named(model, gradient)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return {"losses": losses, "gradients": gradients, "weights": named(model, detached)}
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "weights": named(model, detached),
+        "dtype": str(balance.dtype),
+    }
 
 
 def large(student, inputs, tools):

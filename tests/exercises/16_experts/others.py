@@ -134,7 +134,7 @@ def one_hot_rows():
             tokens, experts, weights = route(logits, self.top_k, self.capacity)
             arrived, plan = dispatch(x, tokens, experts, logits.shape[1])
             pairs = zip(self.experts, arrived, strict=True)
-            answers = [expert(rows) if len(rows) else rows for expert, rows in pairs]
+            answers = [expert(rows) for expert, rows in pairs]
             output = combine(answers, plan, weights)
             return output, balancing_loss(logits, route(logits, self.top_k, None)[1])
 

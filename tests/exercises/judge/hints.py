@@ -79,8 +79,8 @@ def nearly(came: str, expected: str) -> bool:
 def fitting(entry: Entry, came: str, expected: str = "") -> list[str]:
     """The hints of a check that was not passed, the one to show first in front; it may be empty, for none.
 
-    A line of the check's own `when` goes before the general kinds, and they before the check's first hint. One
-    with several hints is about another fault: the check's own hints do not follow."""
+    A line of the check's own `when` goes before the general kinds, and they before the check's first hint. A
+    line with three hints is about another fault: the check's own hints do not follow."""
     for pattern, *hints in entry.get("when", []):
         if re.search(pattern, came):
             return hints if len(hints) > 1 else [*hints, *entry["hints"]]
