@@ -186,11 +186,12 @@ def watch(me, files):
     def watched(name, call):
         @functools.wraps(call)
         def collective(*words, **named):
-            if getattr(own, "is_inside", False):
-                return call(*words, **named)
-            own.is_inside, number[0] = True, number[0] + 1
-            nth[name] = nth.get(name, 0) + 1
             given = (*words, *named.values())
+            if getattr(own, "is_inside", False):
+                own.inner += max([0, *(size_of(value, "bytes") for value in given)])
+                return call(*words, **named)
+            own.is_inside, own.inner, number[0] = True, 0, number[0] + 1
+            nth[name] = nth.get(name, 0) + 1
             peer = peer_of(name, words, named)
             of_all = {"event": name, "number": number[0], "nth": nth[name], "peer": peer}
 
@@ -211,7 +212,7 @@ def watch(me, files):
                 raise
             finally:
                 own.is_inside = False
-            tell("end")
+            tell("end", inner=own.inner)  # bytes of what it called itself: objects go as tensors
             works = result if name == "batch_isend_irecv" else [result]
             # gloo loses a message whose handle is dropped. A handle that was waited for is let go, because it
             # holds the tensor, and so a student's graph.
