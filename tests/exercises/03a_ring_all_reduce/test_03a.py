@@ -3,7 +3,7 @@
 | axis | checked in |
 | --- | --- |
 | world size 1 to 4 | 3a, 4a |
-| dtype | 4b: float32, float64, int64, int32, int16, uint8 (NumPy, which may be used, has no bfloat16) |
+| dtype | 4b: float32, float64, int64, int32, int16, uint8, float16 (NumPy may be used: no bfloat16) |
 | memory layout | 4: a part of a larger tensor; what is not contiguous is excluded by the docstring |
 | container | 3a: a list and a tuple of chunks |
 | calls | 4b: other shapes and dtypes one after another |
@@ -28,7 +28,7 @@ GLOO_ENDS = {
     "DistStoreError": "it should talk to a rank that does not exist",
 }
 KINDS = {torch.float32: 2e-5, torch.float64: 1e-12}  # of other kinds, every number is exact
-WHOLE = {torch.int64: 60, torch.int32: 29, torch.int16: 13, torch.uint8: 6}  # bits
+WHOLE = {torch.int64: 60, torch.int32: 29, torch.int16: 13, torch.uint8: 6, torch.float16: 9}  # bits
 
 
 # ---- what runs in each rank: a body, and what it mentions of this file
@@ -345,8 +345,8 @@ def test_4b_double_precision():
 
 
 def test_4b_whole_numbers():
-    """2 processes: 9 large numbers of int64, then 9 of int32, 4 of int16, and 9 of uint8"""
-    check_whole(2, (9,), (9,), (4,), (9,), dtypes=WHOLE)
+    """2 processes: 9 large numbers of int64, then 9 of int32, 4 of int16, 9 of uint8, and 9 of float16"""
+    check_whole(2, (9,), (9,), (4,), (9,), (9,), dtypes=WHOLE)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
