@@ -174,6 +174,9 @@ def serve(channel, home, uid):
                 folder.mkdir(exist_ok=True)
                 if uid is not None:
                     os.chown(folder, uid, uid)
+            for name in order["imports"]:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
             each = len(ends) // order["ranks"]
             for number in range(order["ranks"]):
                 pids.append(start(number, order | {"uid": uid}, home, ends[each * number : each * (number + 1)]))
