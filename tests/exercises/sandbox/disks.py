@@ -9,7 +9,7 @@ EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link"
 
 
 def look(student, me, names):
-    """What is in each folder: names, sizes, inodes, contents. Of what is no plain file, the content is None."""
+    """What is in each folder: names, sizes, inodes, contents. What is no plain file has none."""
     found = {}
     for name in names:
         files = {}
