@@ -198,13 +198,14 @@ def test_1a_one_backward_pass(world_size):
 
 @pytest.mark.parametrize("world_size, epochs, steps", [(2, 3, 4), (3, 4, 2)])
 def test_2a_the_learning_rate_falls_once_an_epoch(world_size, epochs, steps):
-    """Every epoch has the same order"""
+    words = f"{world_size} processes, {epochs} epochs of {steps} steps"
+    tried(f"{words}; every epoch has the same order")
     compare(*trained(world_size, epochs, steps, 3)[:2])
 
 
 @pytest.mark.parametrize("world_size, epochs, steps", [(2, 2, 3), (3, 2, 2)])
 def test_3a_the_losses_of_all(world_size, epochs, steps):
-    """The last batch of each epoch is smaller"""
+    tried(f"{world_size} processes, {epochs} epochs of {steps} batches, the last one smaller")
     ranks, right, losses = trained(world_size, epochs, steps, 3, fewer=2)
     compare(ranks, right)
     for rank, came in enumerate(ranks):
@@ -218,7 +219,8 @@ def test_3a_the_losses_of_all(world_size, epochs, steps):
 
 @pytest.mark.parametrize("world_size, epochs, steps", [(2, 3, 3), (3, 2, 4)])
 def test_4a_a_new_order_for_each_epoch(world_size, epochs, steps):
-    """Each epoch has its own order"""
+    words = f"{world_size} processes, {epochs} epochs of {steps} steps"
+    tried(f"{words}; each epoch has its own order")
     ranks, right, _ = trained(world_size, epochs, steps, 3, orders_alike=False)
     try:
         compare(ranks, right)
@@ -230,6 +232,7 @@ def test_4a_a_new_order_for_each_epoch(world_size, epochs, steps):
 
 def loaded(world_size, size, batch_size):
     """What each rank has in two epochs and with another seed, as numbers of images."""
+    tried(f"{world_size} processes, {size} images, a batch size of {batch_size}")
     (part,), seed = pictures(size), int(integers(1, 10_000, 1)) if world_size == 2 else 0
     given = {"part": part, "batch_size": batch_size, "seeds": [seed, seed + 20_000]}
     known = {row.numpy().tobytes(): number for number, row in enumerate(part[0])}
@@ -317,9 +320,10 @@ def test_9a_what_was_saved_or_an_error():
         require(raised, "load returns as if nothing were wrong", "an error")
 
 
-@pytest.mark.parametrize("world_size, test_images", [(2, 9), (3, 19), (3, 2), (2, 8)])
-def test_10a_each_image_once(world_size, test_images):
-    size, state, ((images, _),) = test_images, parameters(), pictures(test_images)
+@pytest.mark.parametrize("world_size, size", [(2, 9), (3, 19), (3, 2), (2, 8)])
+def test_10a_each_image_once(world_size, size):
+    tried(f"{world_size} processes, {size} test images")
+    state, ((images, _),) = parameters(), pictures(size)
     right = answers(state, images).argmax(1)
     # The first are right and the others wrong: what comes twice changes the number.
     count = int(integers(1, size, 1)) if size > 2 else 1

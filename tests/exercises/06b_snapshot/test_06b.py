@@ -577,9 +577,10 @@ def test_2c_foreign_snapshots():
     found = zip(others, theirs, strict=True)
     contents = {what: files[name_of(step)] for (what, step, _), files in found} | contents
     names = {what: name_of(step) for step, what in enumerate(contents, 11)}
-    hows = {what: mine | {names[what]: content} for what, content in contents.items()}
-    put(hows | {"both": mine | theirs[0] | theirs[1]})
-    *found, both = load_all(job, *contents, "both")
+    # Any other word on stderr counts as a reason: the folder's name is not to have one.
+    folders = {f"with-{names[what]}": mine | {names[what]: content} for what, content in contents.items()}
+    put(folders | {"both": mine | theirs[0] | theirs[1]})
+    *found, both = load_all(job, *folders, "both")
     reasons = {}
     for (what, name), (came, said) in zip(names.items(), found, strict=True):
         tried(f"steps 1 and 2, and {name}: {what}")
