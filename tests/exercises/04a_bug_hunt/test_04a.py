@@ -17,14 +17,15 @@ by the model.
 """
 
 import ast
+import contextlib
 import functools
-import io
 import os
 from itertools import chain, pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
+from disks import file_events
 from grader import Verdict, close, floats, integers, require, run, same, so_many, tried
 from grader.ranks import Submission
 from grader.settings import STARTERS
@@ -45,21 +46,24 @@ class Stopped(BaseException):
 
 class Model(nn.Module):
     """A layer, on wish a batch norm, and a layer. Notes the images that it is given in training, what
-    second.bias was then, and the gradients of its answers."""
+    second.bias was then, and the gradients of its answers. After `stop` passes it stops; after `last` passes
+    it ends with the next save, when half of the file is written."""
 
-    def __init__(self, state, stop, tell):
+    def __init__(self, state, stop, last, tell):
         super().__init__()
         width = len(state["first.bias"])
         self.first, self.second = nn.Linear(6, width), nn.Linear(width, 3)
         self.norm = nn.BatchNorm1d(width) if "norm.weight" in state else nn.Identity()
         self.load_state_dict(state)
         self.given, self.before, self.arrived, self.passes = [], [], [], []
-        self.stop, self.tell = stop, tell
+        self.stop, self.last, self.tell = stop, last, tell
 
     def forward(self, images):
         if self.training and torch.is_grad_enabled():
             if len(self.given) == self.stop:
                 raise Stopped
+            if len(self.given) == self.last:
+                file_events(largest=600)
             self.tell({"event": "forward"})
             self.given.append(images.detach().clone())
             self.before.append(self.second.bias.detach().clone())
@@ -85,28 +89,6 @@ class Device:
         return thing
 
 
-def stopped_in_save(number, save):
-    """torch.save for a job that is stopped in its save of this number, when half the file is written."""
-    calls = []
-
-    def half(value, target, *words, **named):
-        calls.append(target)
-        if len(calls) != number:
-            return save(value, target, *words, **named)
-        whole = io.BytesIO()
-        save(value, whole, *words, **named)
-        data = whole.getvalue()[: whole.tell() // 2]
-        if hasattr(target, "write"):
-            target.write(data)
-            target.flush()
-        else:
-            with open(target, "wb") as file:
-                file.write(data)
-        raise Stopped
-
-    return half
-
-
 def exchange_in_sight(me):
     """DDP exchanges gradients where nobody sees it: have it call dist.all_reduce, which me.calls notes."""
 
@@ -128,22 +110,18 @@ def kind(student, me, given):
 
 def train(student, me, given):
     """Train with what is given: tensors, numbers, and what is special to one of the scripts."""
-    more, notes, scaler, result, stopped = dict(given["more"]), [], None, None, False
-    model = Model(given["state"], given.get("stop"), me.tell)
+    more, notes, scaler, result = dict(given["more"]), [], None, None
+    model = Model(given["state"], given.get("stop"), given.get("last"), me.tell)
     exchange_in_sight(me)
     if "environment" in given:
         os.environ.update(given["environment"])
         more["devices"] = [Device(number, notes) for number in range(given["devices"])]
     if "snapshot" in given:
         more["path"] = str(me.disk / given["snapshot"])
-    if "stop_in_save" in given:
-        torch.save = stopped_in_save(given["stop_in_save"], torch.save)
     if "scale" in given:
         scaler = more["scaler"] = torch.amp.GradScaler("cpu", init_scale=given["scale"])
-    try:
+    with contextlib.suppress(Stopped):
         result = student.train(model, given["images"], given["labels"], **more)
-    except Stopped:
-        stopped = True
     sent = sum(call["bytes"] for call in me.calls if call.get("phase") == "begin")
     facts = {
         "state": dict(model.state_dict()),
@@ -151,13 +129,7 @@ def train(student, me, given):
         "before": model.before,
         "result": result,
     }
-    facts |= {
-        "stopped": stopped,
-        "arrived": model.arrived,
-        "passes": model.passes,
-        "put": notes,
-        "sent": sent,
-    }
+    facts |= {"arrived": model.arrived, "passes": model.passes, "put": notes, "sent": sent}
     return facts | {"scale": scaler.get_scale() if scaler else None}
 
 
@@ -168,17 +140,14 @@ def joined(lists):
     return list(chain.from_iterable(lists))
 
 
-def trained(states, parts, own=None, disk=False, **more):
-    """Run the script on as many ranks as there are parts. `states`: of all ranks, or one for each. `own`: what
-    is special to each rank, `more`: further arguments of train."""
+def trained(state, parts, own=None, disk=False, dies=(), **more):
+    """Run the script on as many ranks as there are parts. `own`: what is special to each rank, `more`: other
+    arguments of train."""
     inputs = []
-    for rank, (images, labels) in enumerate(parts):
-        state, mine = states[rank] if isinstance(states, list) else states, dict(own[rank]) if own else {}
-        inputs.append(
-            {"state": state, "images": images, "labels": labels, "more": more | mine.pop("more", {})}
-        )
-        inputs[-1] |= mine
-    return run_and_count(train, inputs, disk=disk)
+    for (images, labels), mine in zip(parts, own or [{}] * len(parts), strict=True):
+        given = {"state": state, "images": images, "labels": labels} | mine
+        inputs.append(given | {"more": more | mine.get("more", {})})
+    return run_and_count(train, inputs, disk=disk, dies=dies)
 
 
 def numbers_of(rank, came, images):
@@ -354,9 +323,9 @@ def test_3a_collective(least):
 @bug
 def test_4a_sum(world_size):
     tried(f"{so_many(world_size, 'process')} with 11 images each, batches of 4, momentum and weight decay")
-    states, parts = [parameters() for _ in range(world_size)], pictures(*[11] * world_size)
-    ranks = trained(states, parts, batch_size=4, lr=0.4, momentum=0.8, weight_decay=0.1)
-    compare(ranks, learnt(states[0], steps_of(parts, 4), 0.4, 0.8, 0.1))
+    own, parts = [{"state": parameters()} for _ in range(world_size)], pictures(*[11] * world_size)
+    ranks = trained(None, parts, own, batch_size=4, lr=0.4, momentum=0.8, weight_decay=0.1)
+    compare(ranks, learnt(own[0]["state"], steps_of(parts, 4), 0.4, 0.8, 0.1))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -443,12 +412,12 @@ def test_8a_resume():
             require(given == wanted, what, order)
         compare(ranks, learnt(state, joined(steps[:epochs]), **settings), len(joined(steps[:first])))
 
-    def torn(begin, **own):
-        own = [{"snapshot": "torn.pt", **own}]
-        return trained(begin, parts[:1], own, disk=True, epochs=3, batch_size=3, **settings)[0]
+    def torn(begin, **more):
+        own = [{"snapshot": "torn.pt", **more}]
+        return trained(begin, parts[:1], own, disk=True, dies=[0], epochs=3, batch_size=3, **settings)[0]
 
     tried("1 process; stopped at the end of epoch 1, while it writes the snapshot")
-    if torn(state, stop_in_save=2)["stopped"]:
+    if torn(state, last=5) is None:
         tried("1 process; restarted after it was stopped while writing the snapshot of epoch 1")
         given = numbers_of(0, torn(parameters()), parts[0][0])
         words = "2 epochs: the epoch in which it was stopped, and the last epoch"
