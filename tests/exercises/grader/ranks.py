@@ -325,7 +325,11 @@ def run(body, inputs, *, group=True, student=True, main=None, files=None, disk=F
             box.ask(do="end")
     printed = {rank.number: rank.printed().strip("\n") for rank in ranks if rank.printed().strip()}
     Submission.printed.append((len(ranks), printed))
-    explain(why, seconds, [rank.seen() for rank in ranks], files, dies)
+    try:
+        explain(why, seconds, [rank.seen() for rank in ranks], files, dies)
+    except Verdict as verdict:
+        verdict.events = [rank.events for rank in ranks]  # what each rank has told until then
+        raise
     return [rank.value[0] if rank.value else None for rank in ranks]
 
 

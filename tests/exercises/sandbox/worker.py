@@ -44,7 +44,7 @@ class Me:
         self.disk = disk  # of all ranks, kept between the runs of a test, if run() was given disk=True
         self.files = files  # the texts of the student's files, by name
         self.calls = []  # of torch.distributed, in order, and what note() has added
-        self.tell, self.file_events = tell, 0
+        self.tell = tell
 
     def note(self, name, **more):
         """Add something to the calls, for example that backward has reached a layer."""
@@ -79,20 +79,6 @@ class Me:
             size += sum(one for kind, _, one in call.get("operations", []) if kind == "isend")
             total += size * (1 if "send" in name else 2 * rest if name == "all_reduce" else rest)
         return total
-
-    # The functions as they were before the student's code could put others in their place.
-    def count_file_events(self, kill_at=None, kill=os.kill, add_hook=sys.addaudithook):
-        """From now on, count what this process does to files (open, rename, remove, make a folder) in
-        self.file_events; before the one numbered `kill_at`, end it with SIGKILL. Such a hook cannot be removed."""
-        pid, number = os.getpid(), signal.SIGKILL
-
-        def hook(event, arguments):
-            if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link"):
-                self.file_events += 1
-                if self.file_events == kill_at:
-                    kill(pid, number)
-
-        add_hook(hook)
 
 
 def load(name, text):
