@@ -387,7 +387,7 @@ OTHER_LOSSES = {
 
 def learnt(model, batches, count, optimizer, loss_of=loss_of_all):
     """The tensors of a model after all steps, in float64, and the loss of each."""
-    model, losses = Model(**model).double(), []
+    model, losses = Model(**(model | {"old": None})).double(), []
     steps = Optimizer(optimizer[0], model.parameters(), optimizer[1])
     for images, labels in batches:
         # Each part begins with the buffers from before the step: what the first makes of them is what stays.
