@@ -9,7 +9,7 @@
 | calls | 3a to 3g: two to four steps; 3g: options changed between; 4a, 4b: steps around a checkpoint |
 | frozen | 3e: before and after a backward pass |
 | missing gradients | 3e, 4a, 4b: in some steps, in none |
-| sizes | 1a: one parameter, equal ones, a large one; 3f: fewer parameters than ranks |
+| sizes | 1a: one parameter, equal ones, a large one, empty ones; 3f: fewer parameters than ranks |
 | other gradients on each rank | 3a |
 | arguments left alone | 4b: the state that is loaded |
 | add_param_group, options that a class adds later | excluded by the docstring |
@@ -273,7 +273,7 @@ def test_1a_assigned_whole_and_evenly():
 
     deals = [[sizes(9), world_size] for world_size in (1, 2, 3, 4)]
     deals += [[[5000, 1] * 6, 2], [[1, 1, 9000] * 5, 3], [sorted(sizes(12)), 4]]
-    deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3]]
+    deals += [[[1000] * 3 + [10] * 9, 4], [[50, 50, 50], 4], [[7], 3], [[0, 3, 0], 2]]
     ranks = run(deal, [deals] * 2)
     for (rank, came), (place, (sizes, world_size)) in itertools.product(enumerate(ranks), enumerate(deals)):
         owners, words = came[place], f"deal({sizes}, {world_size}) on rank {rank}"

@@ -203,7 +203,8 @@ def timeline(schedules, forward_times, backward_times):
             head = schedule[len(line)]
             other, *need = next(one for one in needs(schedules, stage, *head) if one not in ends)
             never = "" if need in schedules[other] else ", which never comes"
-            return None, f"stage {stage}'s {words([head])} waits for stage {other}'s {words([need])}{never}"
+            waits = f"stage {stage}'s {words([head])} waits forever"
+            return None, f"{waits} for stage {other}'s {words([need])}{never}"
     return lines, ""
 
 
@@ -214,7 +215,7 @@ def check_timelines(cases):
         drawn = "; ".join(
             f"stage {stage}: {words(some) or 'no action'}" for stage, some in enumerate(case[0])
         )
-        require(expected or found is None, f"a timeline, but {never} for ever ({drawn})", "a ValueError")
+        require(expected or found is None, f"a timeline, but {never} ({drawn})", "a ValueError")
         if expected is None:
             continue
         require(found is not None, f"{title} raises ValueError ({drawn})", "a timeline")
