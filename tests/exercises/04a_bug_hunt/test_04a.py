@@ -112,7 +112,8 @@ def train(student, me, given):
     """Train with what is given: tensors, numbers, and what is special to one of the scripts."""
     more, notes, scaler, result = dict(given["more"]), [], None, None
     model = Model(given["state"], given.get("stop"), given.get("last"), me.tell)
-    exchange_in_sight(me)
+    if "accumulate" in more:
+        exchange_in_sight(me)
     if "environment" in given:
         os.environ.update(given["environment"])
         more["devices"] = [Device(number, notes) for number in range(given["devices"])]
@@ -175,10 +176,9 @@ def named(right):
         (came,) = run(kind, [None], group=False)
         require("KIND" in came, "there is no KIND", 'KIND = "..."')
         came = came["KIND"]
-        wanted = "another kind in KINDS.md" if came in [*KINDS, *OTHERS] else "one of the names in KINDS.md"
-        require(
-            came == right, f"KIND is {came!r}"[:200], f"the name of {wanted}".replace("name of one", "one")
-        )
+        is_known = came in [*KINDS, *OTHERS]
+        wanted = "the name of another kind in KINDS.md" if is_known else "one of the names in KINDS.md"
+        require(came == right, f"KIND is {came!r}"[:200], wanted)
 
     return test
 
