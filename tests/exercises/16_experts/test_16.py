@@ -141,18 +141,18 @@ class Model(nn.Module):
 
 def train(student, me, given):
     """Some steps of training: parts of losses, gradients after add_up_gradients, weights at the end."""
-    model = Model(student, given["model"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=given["rate"])
-    losses, gradients = [], None
+    model, losses, gradients = Model(student, given["model"]), [], None
     for x, targets in given["batches"]:
-        optimizer.zero_grad()
+        model.zero_grad()
         output, balance = model(x)
         loss = (output - targets).square().sum() / given["numbers"] + given["balance"] * balance
         loss.backward()
         student.add_up_gradients(model)
         named = dict(model.named_parameters())
         gradients = gradients or {n: p.grad if p.grad is None else p.grad.clone() for n, p in named.items()}
-        optimizer.step()
+        with torch.no_grad():  # torch.optim would take the grader's process seconds to import
+            for parameter in model.parameters():
+                parameter -= 0 if parameter.grad is None else given["rate"] * parameter.grad
         losses.append(loss)
     return {"losses": losses, "gradients": gradients, "weights": named, "part": balance}
 
