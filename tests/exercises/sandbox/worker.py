@@ -67,17 +67,25 @@ class Me:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
-    def sent(self, since=0):
-        """Bytes that this rank has sent, from this place in its calls on, if each call takes the shortest way.
-        What all ranks must send together for a broadcast is shared out among them."""
+    def sent(self, since=0, to=None):
+        """Bytes that this rank has sent, from this place in its calls on, if each call takes the shortest way;
+        with `to`, those to this other rank. What all ranks must send together for a broadcast is shared out
+        among them."""
         total, rest = 0, (self.world_size - 1) / self.world_size
+        others = [rank for rank in range(self.world_size) if rank != self.rank and to in (None, rank)]
+        share = len(others) / max(1, self.world_size - 1)  # of what goes to all other ranks alike
         for call in self.calls[since:]:
             name, phase = call["event"], call.get("phase")
             if name in ("recv", "irecv", "barrier", "monitored_barrier") or phase not in ("begin", "end"):
                 continue
+            if "send" in name or call.get("parts"):
+                parts = [*call.get("operations", []), *call.get("parts", [])]
+                parts += [["isend", call["peer"], call["bytes"]]] if phase == "begin" else []
+                sends = [(peer, size) for kind, peer, size in parts if kind == "isend"]
+                total += sum(size for peer, size in sends if peer in others or peer is to)
+                continue
             size = call["bytes"] if phase == "begin" else call["inner"] * ("object" in name)
-            size += sum(one for kind, _, one in call.get("operations", []) if kind == "isend")
-            total += size * (1 if "send" in name else 2 * rest if name == "all_reduce" else rest)
+            total += size * share * (2 * rest if name == "all_reduce" else rest)
         return total
 
 
@@ -174,6 +182,23 @@ def operations_of(name, words, named):
     return found
 
 
+def parts_of(name, words, named, rank_count):
+    """What an all-to-all sends to each rank, as messages: name, peer and bytes."""
+    names = {
+        "all_to_all": ("output_tensor_list", "input_tensor_list"),
+        "all_to_all_single": ("output", "input", "output_split_sizes", "input_split_sizes"),
+    }
+    given = {**dict(zip(names.get(name, ()), words, strict=False)), **named}
+    inputs = given.get("input_tensor_list")
+    sizes = [size_of(one, "bytes") for one in inputs] if isinstance(inputs, list | tuple) else []
+    if name == "all_to_all_single":
+        size, splits = size_of(given.get("input"), "bytes"), given.get("input_split_sizes")
+        good = isinstance(splits, list | tuple) and all(type(one) is int for one in splits) and any(splits)
+        splits = splits if good else [1] * rank_count
+        sizes = [size * one // sum(splits) for one in splits]
+    return [["isend", rank, size] for rank, size in enumerate(sizes)]
+
+
 def watch(me, files):
     """Note each call of torch.distributed, and tell the grader when it begins and ends: if one never ends, it
     knows which. A student who looks for this can get around it."""
@@ -201,6 +226,7 @@ def watch(me, files):
 
             more = {"root": root_of(name, words, named), "where": line_of_student(files)}
             more["operations"] = operations_of(name, words, named)
+            more["parts"] = parts_of(name, words, named, me.world_size)
             more["bytes"] = max([0, *(size_of(value, "bytes") for value in given)])
             size = max([0, *map(size_of, given)])
             tell("begin", size=size, asynchronous=bool(named.get("async_op")), **more)

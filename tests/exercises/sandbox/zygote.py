@@ -35,7 +35,8 @@ def plain(thing):
     import torch
 
     if isinstance(thing, torch.Tensor):
-        data = thing.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        data = thing.detach().cpu().clone(memory_format=torch.contiguous_format)  # the last stride is 1 only then
+        data = data.reshape(-1).view(torch.uint8).numpy().tobytes()
         return {"dtype": str(thing.dtype)[6:], "shape": list(thing.shape), "bytes": base64.b64encode(data).decode()}
     if isinstance(thing, bytes):
         return plain(torch.frombuffer(bytearray(thing), dtype=torch.uint8) if thing else torch.empty(0).byte())
