@@ -118,7 +118,8 @@ def test_1a_parameters_of_rank_0(world_size, transposed):
 
 
 def test_1b_buffers_of_rank_0():
-    """3 processes; batch norm's running mean, variance and counter differ, and a buffer with persistent=False"""
+    """3 processes; running mean, variance and counter of batch norm differ, and a buffer with
+    persistent=False"""
     given = states(3, buffers=True)
     for rank, came in enumerate(run(begin, [{"state": state} for state in given])):
         for name in BUFFERS:
@@ -136,14 +137,18 @@ def test_1c_in_place():
                 same(what, came["held"].get(name), given[0][name])
             else:
                 close(what, came["held"].get(name), given[0][name])
-            require(name in came["same"], f"{name} is a new tensor afterwards", "the same tensor, overwritten")
+            require(
+                name in came["same"], f"{name} is a new tensor afterwards", "the same tensor, overwritten"
+            )
 
 
 def drawn(world_size, *without, dtype=torch.float32):
     """Gradients of very different size on each rank: a mean of them cannot be mistaken for one of them."""
     shapes = {name: shape for name, shape in SHAPES.items() if name not in without}
     ranks = range(world_size)
-    return [{name: torch.randn(shape, dtype=dtype) * 10**rank for name, shape in shapes.items()} for rank in ranks]
+    return [
+        {name: torch.randn(shape, dtype=dtype) * 10**rank for name, shape in shapes.items()} for rank in ranks
+    ]
 
 
 def mean(gradients, name):
@@ -157,7 +162,10 @@ def check_average(*steps, apart=False, **options):
     buffers differ between the ranks, so that it is seen if they are exchanged."""
     world_size, dtype = len(steps[0]), torch.float64 if options.get("double") else torch.float32
     given = states(world_size, buffers=True) if apart else states(1) * world_size
-    jobs = [{"model": {"state": state, **options}, "steps": mine} for state, *mine in zip(given, *steps, strict=True)]
+    jobs = [
+        {"model": {"state": state, **options}, "steps": mine}
+        for state, *mine in zip(given, *steps, strict=True)
+    ]
     ranks = run(average, jobs)
     for rank, came in enumerate(ranks):
         for number, gradients in enumerate(steps):
@@ -172,7 +180,11 @@ def check_average(*steps, apart=False, **options):
                 else:
                     close(what, got, expected, 2e-5 if dtype == torch.float32 else 1e-13, dtype=dtype)
                     is_same = is_frozen or torch.equal(got, ranks[0]["gradients"][number][name])
-                    require(is_same, f"{what} is not rank 0's to the last bit", "equal numbers: models drift apart")
+                    require(
+                        is_same,
+                        f"{what} is not rank 0's to the last bit",
+                        "equal numbers: models drift apart",
+                    )
         same(f"the list of weights and buffers that have changed on rank {rank}", came["changed"], [])
 
 
@@ -189,8 +201,9 @@ def test_2a_in_double_precision():
 
 
 def test_2b_frozen_parameters_are_left_alone():
-    """2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 it has different gradients on
-    each rank, from before it was frozen; weights and buffers differ between the ranks"""
+    """2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 it has different
+    gradients
+    on each rank, from before it was frozen; weights and buffers differ between the ranks"""
     check_average(drawn(2, *FIRST), drawn(2), frozen=FIRST, apart=True)
 
 
@@ -200,8 +213,8 @@ def test_2c_a_parameter_that_two_layers_share():
 
 
 def test_2d_a_gradient_that_exists_only_on_some_ranks():
-    """3 processes; in call 1, second.weight has a gradient only on ranks 0 and 1, norm.bias only on rank 2; in
-    call 2, rank 1 has no gradient at all"""
+    """3 processes; in call 1, second.weight has a gradient only on ranks 0 and 1, norm.bias only on rank 2;
+    in call 2, rank 1 has no gradient at all"""
     some, later = drawn(3), drawn(3)
     del some[2]["second.weight"], some[0]["norm.bias"], some[1]["norm.bias"]
     later[1] = {}
@@ -210,8 +223,8 @@ def test_2d_a_gradient_that_exists_only_on_some_ranks():
 
 def test_2e_a_gradient_that_exists_on_no_rank_stays_none():
     """2 processes; in call 1, second.bias has no gradient on any rank, first.bias only on rank 1; in call 2,
-    second.bias has zeros on both ranks, first.bias has zeros only on rank 1, and the gradients of norm.bias have
-    the mean zero; in call 3, all ranks have all gradients"""
+    second.bias has zeros on both ranks, first.bias has zeros only on rank 1, and the gradients of norm.bias
+    have the mean zero; in call 3, all ranks have all gradients"""
     nowhere, zeros = drawn(2, "second.bias"), drawn(2)
     del nowhere[0]["first.bias"]
     for rank in range(2):

@@ -2,8 +2,8 @@
 
     from grader import close, require, run, same
 
-The rooms: `ranks` runs bodies in the sandbox, behind `walls`; `causes` and `waits` say in words why a run gave no
-result; `comparing` compares; conftest.py makes points, hints and a report of what pytest has found.
+The rooms: `ranks` runs bodies in the sandbox, behind `walls`; `causes` and `waits` say in words why a run
+gave no result; `comparing` compares; conftest.py makes points, hints and a report of what pytest has found.
 """
 
 import os
@@ -28,8 +28,8 @@ def close(what, got, expected, relative=2e-5, scale=None, dtype=None):
 
 
 def tried(words):
-    """Say what is being tried, before it is: the student reads it if this fails. Without it, the student reads
-    the first line of the test's docstring, and its parameters."""
+    """Say what is being tried, before it is: the student reads it if this fails. Without it, the
+    student reads the first paragraph of the test's docstring, and its parameters."""
     ranks.Submission.tried = words
 
 

@@ -1,7 +1,7 @@
 """Several submissions one after the other, in processes that have imported torch: pytest once for each.
 
-A process keeps its sandbox from one submission to the next. Nothing of a student runs in the process from which
-ranks are forked, and after each test no process and no file is left there.
+A process keeps its sandbox from one submission to the next. Nothing of a student runs in the process from
+which ranks are forked, and after each test no process and no file is left there.
 """
 
 import json
@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -40,7 +39,11 @@ def grade(folder, only, seed, more=()):
     from judge import exercises
 
     identities = {word.partition(".")[0] for word in only.split(",")}
-    paths = [str(path) for name in identities for path in (HERE / exercises.exercise(name)["stem"]).glob("test_*.py")]
+    paths = [
+        str(path)
+        for name in identities
+        for path in (HERE / exercises.exercise(name)["stem"]).glob("test_*.py")
+    ]
     if ranks.BOX.process is None or ranks.BOX.process.poll() is not None:
         ranks.BOX.close()
         ranks.BOX.begin()

@@ -1,8 +1,8 @@
 """Points, hints and a report for tests whose names say which check they are: in the folder of exercise 03,
 `test_2a_the_mean` is a case of check 03.2a.
 
-A check is passed if all its tests are. After the first of them that fails, the others are left out, and so are
-checks that need this one.
+A check is passed if all its tests are. After the first of them that fails, the others are left out, and so
+are checks that need this one.
 """
 
 import json
@@ -13,12 +13,12 @@ import traceback
 from pathlib import Path
 
 import pytest
+from judge import exercises, hints, printed, wording
 
 from grader import ranks
 from grader.results import Result, Verdict
-from grader.settings import CHECK_SECONDS, LIMITS, RUN_SECONDS, SOLUTIONS, STARTERS, SUBMISSION_SECONDS
+from grader.settings import LIMITS, RUN_SECONDS, SOLUTIONS, STARTERS, SUBMISSION_SECONDS
 from grader.submissions import read_files
-from judge import exercises, hints, printed, wording
 
 NAME = re.compile(r"test_(\d+[a-z]?)_")
 STATE = pytest.StashKey()
@@ -61,7 +61,9 @@ def pytest_configure(config):
     except SystemExit as error:
         raise pytest.UsageError(str(error).removeprefix("error: ")) from None
     # The report at the end says it all. Whoever asks for pytest's own failures (--tb, -r) gets them too.
-    if config.option.reportchars == "fE" and not any("--tb" in word for word in config.invocation_params.args):
+    if config.option.reportchars == "fE" and not any(
+        "--tb" in word for word in config.invocation_params.args
+    ):
         config.option.tbstyle, config.option.reportchars = "no", "N"
     if not config.option.collectonly and ranks.BOX.process is None:
         ranks.BOX.begin()  # which takes seconds: torch can be imported here meanwhile
@@ -90,7 +92,9 @@ def pytest_collection_modifyitems(config, items):
             needed.add(name)
             todo += order[name][1].get("needs", [])
     config.hook.pytest_deselected(items=[item for item in items if item.entry["id"] not in needed])
-    items[:] = sorted((item for item in items if item.entry["id"] in needed), key=lambda item: order[item.entry["id"]][0])
+    items[:] = sorted(
+        (item for item in items if item.entry["id"] in needed), key=lambda item: order[item.entry["id"]][0]
+    )
     state.wanted = {item.entry["id"] for item in items} & (state.wanted or set(order))
 
 
@@ -99,7 +103,11 @@ def pytest_runtest_call(item):
     state, entry = item.config.stash[STATE], item.entry
     result = state.result(entry)
     is_first = result.status == "not reached" and not result.came
-    missing = [need for need in entry.get("needs", []) if need in state.results and state.results[need].status != "passed"]
+    missing = [
+        need
+        for need in entry.get("needs", [])
+        if need in state.results and state.results[need].status != "passed"
+    ]
     if result.status != "passed" and not is_first:
         pytest.skip("another case of this check has failed")
     if missing:
@@ -133,7 +141,9 @@ def pytest_runtest_call(item):
     finally:
         result.seconds = round(result.seconds + time.monotonic() - begin, 3)
         result.score = entry["points"] if result.status == "passed" else 0
-        if any(runs := [(ranks.Submission.tried or tried_by(item), *run) for run in ranks.Submission.printed]):
+        if any(
+            runs := [(ranks.Submission.tried or tried_by(item), *run) for run in ranks.Submission.printed]
+        ):
             result.output = wording.visible(printed.some(runs, result.status == "passed")) or result.output
             result.printed += wording.visible(printed.whole(runs))
         ranks.wipe()
@@ -157,8 +167,8 @@ def seed_all(seed):
 
 
 def of_ours(item, error):
-    """A Verdict for an error that is not the student's: a bare assert of a test is about the submission; for any
-    other error, the recorded solution is asked. Only what no submission can cause is the machine's fault."""
+    """A Verdict for an error that is not the student's: a bare assert of a test is about the submission; for
+    any     other error, the recorded solution is asked. Only what no submission can cause is the machine's fault."""
     words = f"{type(error).__name__}: {error}"
     if isinstance(error, AssertionError):
         return Verdict("failed", str(error).partition("\n")[0])
@@ -198,7 +208,8 @@ def said_before(state, verdict):
 
 
 def tried_by(item):
-    """The first paragraph of the docstring, and the parameters: `different gradients; 3 processes, transposed`."""
+    """The first paragraph of the docstring, and the parameters: `different gradients; 3 processes,
+    transposed`."""
     words = " ".join((item.function.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
     parts = []
     for name, value in item.callspec.params.items() if hasattr(item, "callspec") else ():
@@ -216,7 +227,11 @@ def pytest_runtest_makereport(item, call):
     report = yield
     result = item.config.stash[STATE].result(item.entry)
     if call.when == "call":
-        report.user_properties += [("title", result.title), ("score", result.score), ("points", result.points)]
+        report.user_properties += [
+            ("title", result.title),
+            ("score", result.score),
+            ("points", result.points),
+        ]
         if result.output and report.failed:
             report.sections.append(("Captured stdout call", result.output))
     if report.failed and isinstance(call.excinfo.value, Verdict) and item.config.option.tbstyle == "no":

@@ -1,7 +1,7 @@
 """run(body, inputs): what a body returns on each rank, or a Verdict that says what the ranks did instead.
 
-The body, and whatever it mentions from the top of its file, goes to the sandbox as text. Nothing else of a test
-file does. This process never runs, imports or unpickles anything of a submission.
+The body, and whatever it mentions from the top of its file, goes to the sandbox as text. Nothing else of a
+test file does. This process never runs, imports or unpickles anything of a submission.
 """
 
 import ast
@@ -150,7 +150,12 @@ def source_of(body):
     tree = ast.parse(Path(inspect.getsourcefile(body)).read_text())
     known, todo, wanted = {}, [body.__name__], set()
     for node in tree.body:
-        targets = [one for target in getattr(node, "targets", [getattr(node, "target", None)]) if target for one in ast.walk(target)]
+        targets = [
+            one
+            for target in getattr(node, "targets", [getattr(node, "target", None)])
+            if target
+            for one in ast.walk(target)
+        ]
         names = [one.id for one in targets if isinstance(one, ast.Name)]
         names += [alias.asname or alias.name.split(".")[0] for alias in getattr(node, "names", [])]
         for name in [*names, getattr(node, "name", None)]:
@@ -183,7 +188,9 @@ class Rank:
         pipes = [os.pipe() for _ in range(4)]
         self.theirs = [pipes[0][0], *(writes for _, writes in pipes[1:])]
         self.given = pipes[0][1]
-        self.pipes = dict(zip(("answers", "printed", "stack"), (reads for reads, _ in pipes[1:]), strict=True))
+        self.pipes = dict(
+            zip(("answers", "printed", "stack"), (reads for reads, _ in pipes[1:]), strict=True)
+        )
         for descriptor in self.pipes.values():
             os.set_blocking(descriptor, False)
 
@@ -220,7 +227,10 @@ class Rank:
             if "value" in found:
                 self.value, self.has_answer = (found["value"],), True
             elif "error" in found:
-                self.error = {name: str(found["error"].get(name, ""))[:2000] for name in ("kind", "words", "place", "text")}
+                self.error = {
+                    name: str(found["error"].get(name, ""))[:2000]
+                    for name in ("kind", "words", "place", "text")
+                }
                 self.error["time"], self.has_answer = now, True
             elif "broken" in found and not self.is_ready:
                 self.broken, self.has_answer = str(found["broken"]), True
@@ -232,7 +242,10 @@ class Rank:
             self.hear_nonsense(f"{type(error).__name__}: {error}")
 
     def hear_call(self, call):
-        if any(type(call[name]) is not type(usual) for name, usual in CALL.items()) or len(self.events) > 20_000:
+        if (
+            any(type(call[name]) is not type(usual) for name, usual in CALL.items())
+            or len(self.events) > 20_000
+        ):
             raise ValueError("a call that is none")
         self.events.append(call)
         key = call["event"], call["number"]
@@ -300,10 +313,10 @@ def below(pid):
 def run(body, inputs, *, group=True, student=True, main=None, files=None, disk=False, dies=()):
     """`body(student, me, input)` on as many ranks as there are inputs; sandbox/worker.py says what `me` has.
 
-    Returns the results: numbers, words, tensors, and lists and dicts of them (with words for keys). `dies`: the
-    ranks that may be killed, whose result is None then. `group=False` makes no process group. `student=False`
-    loads no file of a student, for a look at files with a process that has not seen any. `main`: the file to
-    load, by default the first. `disk`: files in me.disk are kept until the test ends.
+    Returns the results: numbers, words, tensors, and lists and dicts of them (with words for keys). `dies`:
+    the ranks that may be killed, whose result is None then. `group=False` makes no process group.
+    `student=False` loads no file of a student, for a look at files with a process that has not seen any.
+    `main`: the file to load, by default the first. `disk`: files in me.disk are kept until the test ends.
     """
     box, ranks = BOX, [Rank(number) for number in range(len(inputs))]
     files = Submission.files if files is None else files
@@ -335,7 +348,8 @@ def run(body, inputs, *, group=True, student=True, main=None, files=None, disk=F
 
 def under_way(box, ranks, job, inputs):
     ends = [end for rank in ranks for end in rank.theirs]
-    # Where something is forbidden must be imported to take it away: torch.distributed.fsdp, half a second a rank.
+    # Where something is forbidden must be imported to take it away: torch.distributed.fsdp, half a second a
+    # rank.
     imports = sorted({name.rpartition(".")[0] for name in job["forbidden"]})
     pids = box.ask(do="start", ranks=len(ranks), imports=imports, ends=ends)
     for end in ends:
@@ -391,7 +405,8 @@ def watch(box, ranks, deadline):
             if ready:
                 lives = None
                 continue
-            # Stuck: whoever still runs is inside a call that waits for others, and no thread of any has moved.
+            # Stuck: whoever still runs is inside a call that waits for others, and no thread of any has
+            # moved.
             seen = all(rank.inside for rank in running)
             now_lives = [rank.life(seen) for rank in running]
             if None in now_lives or now_lives != lives:

@@ -5,9 +5,10 @@ import functools
 import warnings
 from pathlib import Path
 
+from judge import forbidden
+
 from grader.results import Verdict
 from grader.settings import LARGEST_FILE
-from judge import forbidden
 
 
 def read_files(one, folder: str | Path) -> dict[str, str]:

@@ -11,12 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-
-
-
-from judge import seccomp
-from grader.settings import HERE, ROOT, SANDBOX, SOLUTIONS
 import limits
+from judge import seccomp
+
+from grader.settings import HERE, ROOT, SANDBOX, SOLUTIONS
 
 MEANING = {
     1: "own session, resource limits, and cleanup of whatever is left",

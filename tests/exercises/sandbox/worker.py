@@ -32,6 +32,7 @@ COLLECTIVES = """
     batch_isend_irecv monitored_barrier
 """
 WHERE = getattr(signal, "SIGRTMIN", 0) + 5  # asks a rank where it is; macOS has no such signal
+CLEAR = "/proc/self/clear_refs"  # makes the peak of memory begin anew
 MOST_CALLS = 3  # lines that are named above the one in which an exception was raised
 
 
@@ -43,6 +44,8 @@ class Me:
         self.folder = folder  # of this rank alone; nothing can be written there once all ranks are connected
         self.disk = disk  # of all ranks, kept between the runs of a test, if run() was given disk=True
         self.files = files  # the texts of the student's files, by name
+        # Opened now, because Landlock will refuse it.
+        self.references = os.open(CLEAR, os.O_WRONLY) if os.path.exists(CLEAR) else None
         self.calls = []  # of torch.distributed, in order, and what note() has added
         self.tell = tell
 
@@ -60,7 +63,7 @@ class Me:
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssShmem")))
 
     def restart_peak(self):
-        Path("/proc/self/clear_refs").write_text("5")
+        os.write(self.references, b"5")
 
     def peak(self):
         """The most that this process has ever used since restart_peak(), with files that it has mapped."""
@@ -68,8 +71,8 @@ class Me:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
     def sent(self, since=0, to=None):
-        """Bytes that this rank has sent, from this place in its calls on, if each call takes the shortest way;
-        with `to`, those to this other rank. What all ranks must send together for a broadcast is shared out
+        """Bytes that this rank has sent, from this place in its calls on, if each call takes the shortest
+        way; with `to`, those to this other rank. What all ranks must send together for a broadcast is shared out
         among them."""
         total, rest = 0, (self.world_size - 1) / self.world_size
         others = [rank for rank in range(self.world_size) if rank != self.rank and to in (None, rank)]
@@ -178,7 +181,9 @@ def operations_of(name, words, named):
     for one in calls:
         peer = getattr(one, "peer", None)
         kind = getattr(getattr(one, "op", None), "__name__", "")
-        found.append([kind, peer if type(peer) is int else None, size_of(getattr(one, "tensor", None), "bytes")])
+        found.append(
+            [kind, peer if type(peer) is int else None, size_of(getattr(one, "tensor", None), "bytes")]
+        )
     return found
 
 
@@ -297,8 +302,8 @@ def no_keyboard():
 
 
 def scattered(rank):
-    """Objects that leave holes of another order on each rank. Ranks that are forked from one process would have
-    their objects at the same addresses, and code that relies on the order of a set would seem right."""
+    """Objects that leave holes of another order on each rank. Ranks that are forked from one process would
+    have their objects at the same addresses, and code that relies on the order of a set would seem right."""
     import torch
 
     objects = [torch.nn.Parameter(torch.empty(0)) for _ in range(200)]
@@ -328,7 +333,8 @@ def report(error, files):
 
 
 def live(number, order, home, ends):
-    """The whole life of a rank, of which `ends` are the pipes: given, answers, printed, stack. Never returns."""
+    """The whole life of a rank, of which `ends` are the pipes: given, answers, printed, stack. Never
+    returns."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     given, answers, printed, stack = (os.dup2(end, 100 + place) for place, end in enumerate(ends))
@@ -386,7 +392,8 @@ def live(number, order, home, ends):
         limits.landlock(limits.READABLE, writable={str(disk) if job["disk"] else "/dev/null", "/dev/null"})
         if job["disk"]:
             os.chdir(disk)
-        check = sys.modules["the_check"] = types.ModuleType("the_check")  # pickle looks for classes in modules
+        # pickle looks for classes in modules
+        check = sys.modules["the_check"] = types.ModuleType("the_check")
         exec(compile(job["source"], "<the check>", "exec"), vars(check))
         # Nothing of the student before all ranks are connected: a rank that leaves at once would look like a
         # fault of the machine to one that is still connecting.

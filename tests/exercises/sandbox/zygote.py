@@ -1,8 +1,9 @@
 """Runs in the sandbox: has imported torch, and forks the ranks of each run. It never runs a student's code.
 
-The grader (grader/ranks.py) talks to it through a socket, and to each rank through pipes of the rank's own, so
-no rank can read what another one was given. A rank answers with lines of JSON: its calls of torch.distributed
-as they happen, and at the end its result. A tensor in them is its dtype, shape and bytes. Nothing is unpickled.
+The grader (grader/ranks.py) talks to it through a socket, and to each rank through pipes of the rank's own,
+so no rank can read what another one was given. A rank answers with lines of JSON: its calls of
+torch.distributed as they happen, and at the end its result. A tensor in them is its dtype, shape and bytes.
+Nothing is unpickled.
 """
 
 import base64
@@ -23,7 +24,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 FORK = sys.platform == "linux" and "RUNGS_SPAWN" not in os.environ
-DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64".split()
+DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64".split()  # noqa: SIM905
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "complex64",
+]
 
 
 def pack(value):
@@ -35,18 +48,27 @@ def plain(thing):
     import torch
 
     if isinstance(thing, torch.Tensor):
-        data = thing.detach().cpu().clone(memory_format=torch.contiguous_format)  # the last stride is 1 only then
+        data = (
+            thing.detach().cpu().clone(memory_format=torch.contiguous_format)
+        )  # the last stride is 1 only then
         data = data.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {"dtype": str(thing.dtype)[6:], "shape": list(thing.shape), "bytes": base64.b64encode(data).decode()}
+        return {
+            "dtype": str(thing.dtype)[6:],
+            "shape": list(thing.shape),
+            "bytes": base64.b64encode(data).decode(),
+        }
     if isinstance(thing, bytes):
-        return plain(torch.frombuffer(bytearray(thing), dtype=torch.uint8) if thing else torch.empty(0).byte())
+        return plain(
+            torch.frombuffer(bytearray(thing), dtype=torch.uint8) if thing else torch.empty(0).byte()
+        )
     if hasattr(thing, "item") and getattr(thing, "ndim", 1) == 0:  # a number of NumPy
         return thing.item()
     return f"something of the type {type(thing).__name__}"
 
 
 def unpack(data):
-    """Raises ValueError, TypeError, KeyError, RuntimeError or RecursionError for what pack() has not written."""
+    """Raises ValueError, TypeError, KeyError, RuntimeError or RecursionError for what pack() has not
+    written."""
     return json.loads(data, object_hook=tensor)
 
 
@@ -58,7 +80,11 @@ def tensor(found):
     if found["dtype"] not in DTYPES:
         raise ValueError(f"a tensor of {found['dtype']}")
     data, dtype = bytearray(base64.b64decode(found["bytes"])), getattr(torch, found["dtype"])
-    return torch.frombuffer(data, dtype=dtype).reshape(found["shape"]) if data else torch.empty(found["shape"], dtype=dtype)
+    return (
+        torch.frombuffer(data, dtype=dtype).reshape(found["shape"])
+        if data
+        else torch.empty(found["shape"], dtype=dtype)
+    )
 
 
 def warm():
@@ -98,7 +124,12 @@ def warm():
 def start(number, order, home, ends):
     """One rank, forked or (where a process that has imported torch must not fork, on macOS) started anew."""
     if not FORK:
-        words = [sys.executable, "-P", str(Path(__file__).parent / "worker.py"), json.dumps([number, order, home, ends])]
+        words = [
+            sys.executable,
+            "-P",
+            str(Path(__file__).parent / "worker.py"),
+            json.dumps([number, order, home, ends]),
+        ]
         return subprocess.Popen(words, start_new_session=True, pass_fds=ends, stdin=subprocess.DEVNULL).pid
     pid = os.fork()
     if pid == 0:
@@ -180,7 +211,9 @@ def serve(channel, home, uid):
                     importlib.import_module(name)
             each = len(ends) // order["ranks"]
             for number in range(order["ranks"]):
-                pids.append(start(number, order | {"uid": uid}, home, ends[each * number : each * (number + 1)]))
+                pids.append(
+                    start(number, order | {"uid": uid}, home, ends[each * number : each * (number + 1)])
+                )
                 answer.append(pids[-1])
             for descriptor in ends:
                 os.close(descriptor)
