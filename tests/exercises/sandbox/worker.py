@@ -72,8 +72,8 @@ class Me:
 
     def sent(self, since=0, to=None):
         """Bytes that this rank has sent, from this place in its calls on, if each call takes the shortest
-        way; with `to`, those to this other rank. What all ranks must send together for a broadcast is shared out
-        among them."""
+        way; with `to`, those to this other rank. What all ranks must send together for a broadcast is shared
+        out among them."""
         total, rest = 0, (self.world_size - 1) / self.world_size
         others = [rank for rank in range(self.world_size) if rank != self.rank and to in (None, rank)]
         share = len(others) / max(1, self.world_size - 1)  # of what goes to all other ranks alike

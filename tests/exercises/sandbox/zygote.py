@@ -24,19 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 FORK = sys.platform == "linux" and "RUNGS_SPAWN" not in os.environ
-DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64".split()  # noqa: SIM905
-    "float64",
-    "float32",
-    "float16",
-    "bfloat16",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint8",
-    "bool",
-    "complex64",
-]
+DTYPES = ["float64", "float32", "float16", "bfloat16", "complex64"]
+DTYPES += ["int64", "int32", "int16", "int8", "uint8", "bool"]
 
 
 def pack(value):
