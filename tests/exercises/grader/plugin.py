@@ -168,7 +168,8 @@ def seed_all(seed):
 
 def of_ours(item, error):
     """A Verdict for an error that is not the student's: a bare assert of a test is about the submission; for
-    any other error, the recorded solution is asked. Only what no submission can cause is the machine's fault."""
+    any other error, the recorded solution is asked. Only what no submission can cause is the machine's
+    fault."""
     words = f"{type(error).__name__}: {error}"
     if isinstance(error, AssertionError):
         return Verdict("failed", str(error).partition("\n")[0])

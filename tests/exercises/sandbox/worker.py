@@ -39,15 +39,13 @@ MOST_CALLS = 3  # lines that are named above the one in which an exception was r
 class Me:
     """What a body may use beside the student's code."""
 
-    def __init__(self, rank, world_size, folder, disk, files, tell):
+    def __init__(self, rank, world_size, folder, disk, files, tell, references):
         self.rank, self.world_size = rank, world_size
         self.folder = folder  # of this rank alone; nothing can be written there once all ranks are connected
         self.disk = disk  # of all ranks, kept between the runs of a test, if run() was given disk=True
         self.files = files  # the texts of the student's files, by name
-        # Opened now, because Landlock will refuse it.
-        self.references = os.open(CLEAR, os.O_WRONLY) if os.path.exists(CLEAR) else None
         self.calls = []  # of torch.distributed, in order, and what note() has added
-        self.tell = tell
+        self.tell, self.references = tell, references
 
     def note(self, name, **more):
         """Add something to the calls, for example that backward has reached a layer."""
@@ -362,6 +360,8 @@ def live(number, order, home, ends):
         job = unpack(from_grader.readline())
         files = job["files"]
         os.chdir(folder)
+        # Opened now, because Landlock will refuse it.
+        references = os.open(CLEAR, os.O_WRONLY) if os.path.exists(CLEAR) else None
         limits.give_up(job["limits"], order["uid"], {f"{home}/run", f"{home}/disk", "/dev/null"})
         torch.set_num_threads(1)
         own = random.Random(os.urandom(8))  # from this, nobody can tell what the grader draws
@@ -384,7 +384,7 @@ def live(number, order, home, ends):
                 world_size=world_size,
                 timeout=datetime.timedelta(seconds=job["seconds"] + 60),
             )
-        me = Me(number, world_size, folder, disk if job["disk"] else None, files, tell)
+        me = Me(number, world_size, folder, disk if job["disk"] else None, files, tell, references)
         watch(me, files)
         no_keyboard()
         kept = scattered(number)
