@@ -1,5 +1,6 @@
 """What the checks of several exercises need."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -47,6 +48,16 @@ def run(trial: Trial, driver: str, inputs: list[Any], aborted: str, **more: Any)
 def as_if(verdict: Verdict, known: list[str]) -> None:
     """Say in a verdict which mistake gives what came, if one is known."""
     verdict.came += f"; as if {', or '.join(known)}" if known else ""
+
+
+@contextlib.contextmanager
+def right_without(words: str) -> Iterator[None]:
+    """For a case that comes after one without `words`: a verdict says that the other was right."""
+    try:
+        yield
+    except Verdict as verdict:
+        verdict.came += f"; without {words}, all of this is right"
+        raise
 
 
 def gates_of(trial: Trial, world_size: int, *names: str) -> list[dict[str, dict[str, Any]]]:

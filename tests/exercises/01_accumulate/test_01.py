@@ -1,0 +1,388 @@
+"""Exercise 01: a large batch made of several small ones.
+
+| axis | checked in |
+| --- | --- |
+| sizes | 1a, 1b, 2a: one image, uneven parts, fewer images than part_size; 3b: no batches |
+| dtype | 1b: float64 |
+| memory layout | 1a, 2a: transposed images |
+| container | pairs: tuples in 1a to 1c, lists in 3a to 3c; batches that can be read only once in 3a to 3c |
+| calls | 1b: existing gradients; 2b: three steps |
+| modes | 1a, 2b, 3a: training mode, and it stays; evaluation mode is excluded by the docstring |
+| frozen, unused, missing gradients | 1b, 2b, 3a: with gradients from before, and weight decay |
+| optimizers | SGD with momentum and weight decay, Adam; LBFGS is excluded by the docstring |
+| world size, seeds, tied | the functions have none; autograd adds up what is tied |
+"""
+
+import pytest
+import torch
+from grader import Verdict, close, floats, integers, require, run, same, so_many, tried
+from optimizers import Optimizer
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import cross_entropy
+
+# The large eps makes Adam's step depend on the size of a gradient, which it would hide.
+SGD, ADAM = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}), ("Adam", {"lr": 0.05, "eps": 0.02})
+OLD = "the parameters already have gradients, `spare` is a parameter that the model does not use, and "
+OLD += "`last.bias` is frozen"
+
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+class Model(nn.Module):
+    """Two layers, perhaps with a batch norm between: then the output depends on who else is in the batch.
+    It notes in which order parts go forward and backward, and what is in memory of those before."""
+
+    def __init__(self, state, old, frozen):
+        super().__init__()
+        self.first, self.last, self.norm = nn.Linear(5, 6), nn.Linear(6, 3), nn.Identity()
+        if "norm.weight" in state:
+            self.norm = nn.BatchNorm1d(6, eps=0.1)
+        if "spare" in state:
+            self.spare = nn.Parameter(torch.zeros(4))  # in no pass
+        self.to(state["first.weight"].dtype).load_state_dict(state)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+            parameter.grad = old.get(name)
+        self.events, self.sizes, self.parts, self.in_memory = [], [], [], []
+
+    def forward(self, images):
+        self.in_memory.append(still_there(self.parts))
+        self.sizes.append(len(images))
+        part = f"part {len(self.sizes)}"
+        self.events.append(f"{part} forward")
+        hidden = self.norm(self.first(images)).tanh()
+        self.parts.append(StorageWeakRef(hidden.untyped_storage()))  # backward needs it
+        output = self.last(hidden)
+        if output.requires_grad:
+            output.register_hook(lambda _: self.events.append(f"{part} backward"))
+        return output
+
+    def seen(self):
+        names = ("events", "sizes", "in_memory", "training")
+        gradients = {name: parameter.grad for name, parameter in self.named_parameters()}
+        return {name: getattr(self, name) for name in names} | {
+            "gradients": gradients,
+            "state": self.state_dict(),
+        }
+
+
+def still_there(storages):
+    return sum(not one.expired() for one in storages)
+
+
+class Batches:
+    """Gives the batches one after another, and only once. Notes how many of those before are in memory."""
+
+    def __init__(self, batches, events):
+        self.batches, self.events, self.taken, self.in_memory = iter(batches), events, [], []
+
+    def __iter__(self):
+        if self.taken or self.in_memory:
+            raise RuntimeError("`batches` can be read only once, and this is the second time")
+        for images, labels in self.batches:
+            self.in_memory.append(still_there(self.taken))
+            self.events.append("take")
+            pair = [images.clone(), labels]  # a list, as a DataLoader gives it
+            self.taken.append(StorageWeakRef(pair[0].untyped_storage()))
+            yield pair
+            del pair
+
+
+def add(student, me, given):
+    model = Model(**given["model"])
+    loss = student.add_gradients(model, [(images, labels) for images, labels in given["parts"]])
+    return model.seen() | {"loss": loss}
+
+
+def train(student, me, given):
+    """A large step for each batch, or an epoch over all."""
+    model, handed_on, add_gradients = Model(**given["model"]), [], student.add_gradients
+
+    def noting(*words, **named):
+        handed_on.append(add_gradients(*words, **named))
+        return handed_on[-1]
+
+    student.add_gradients = noting
+    name, options = given["optimizer"]
+    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+    optimizer.register_step_post_hook(lambda *_: model.events.append("step"))
+    batches = Batches(given["batches"], model.events)
+    if "part_size" in given:
+        size = given["part_size"]
+        losses = [student.large_step(model, optimizer, *one, size) for one in given["batches"]]
+    else:
+        losses = student.train_epoch(model, optimizer, batches, given["parts_per_step"])
+    handed_on = [any(loss is one for one in handed_on) for loss in losses] if type(losses) is list else []
+    came = {"kind": type(losses).__name__, "losses": losses, "handed_on": handed_on}
+    return model.seen() | came | {"batches_in_memory": batches.in_memory}
+
+
+# ---- what is drawn, and what is right
+
+
+def drawn_model(norm=False, old=False):
+    shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
+    shapes |= {"spare": (4,)} if old else {}
+    state = {name: floats(*shape) for name, shape in shapes.items()}
+    if norm:
+        state |= {
+            "norm.weight": floats(6).abs() + 0.5,
+            "norm.bias": floats(6),
+            "norm.running_mean": floats(6),
+        }
+        state |= {"norm.running_var": floats(6).abs() + 0.5, "norm.num_batches_tracked": integers(1, 1000)}
+    gradients = {name: floats(*shape) for name, shape in shapes.items()} if old else {}
+    return {"state": state, "old": gradients, "frozen": ["last.bias"] if old else []}
+
+
+def drawn_parts(sizes, transposed=False):
+    """Parts whose losses differ a lot: a mean with wrong weights cannot be mistaken for the right one."""
+    images = [floats(size, 5) + 2 * place % 5 for place, size in enumerate(sizes)]
+    return [(one.t().contiguous().t() if transposed else one, integers(0, 3, len(one))) for one in images]
+
+
+def whole(parts):
+    return [torch.cat(both) for both in zip(*parts, strict=True)]
+
+
+def reference(model):
+    return Model(model["state"], {}, model["frozen"]).double()
+
+
+def backward(model, parts):
+    """Gradients of the mean over all parts, in the reference. Returns the loss."""
+    size = sum(len(labels) for _, labels in parts)
+    mean = 0.0
+    for images, labels in parts:
+        loss = cross_entropy(model(images.double()), labels, reduction="sum") / size
+        loss.backward()
+        mean += loss.item()
+    return mean
+
+
+def words(sizes):
+    return ", ".join(map(str, sizes))
+
+
+def right_sizes(came, sizes):
+    called = f"with batches of {words(came['sizes'])}" if came["sizes"] else "without any batch"
+    require(came["sizes"] == sizes, f"the model was called {called}", f"batches of {words(sizes)}")
+
+
+def mode_kept(came):
+    """A change of mode changes the next step, and not this one: it is named, not shown by weights."""
+    wanted = "training mode, as the model was given to your code"
+    require(came["training"] is True, "afterwards, the model is in evaluation mode", wanted)
+
+
+def right_loss(what, got, expected):
+    kind = (
+        "None"
+        if got is None
+        else "a tensor"
+        if hasattr(got, "shape")
+        else f"{type(got).__name__} ({str(got)[:40]})"
+    )
+    require(isinstance(got, float), f"{what} is {kind}", "a float (`.item()` turns a tensor into one)")
+    close(what, got, expected, relative=1e-4)
+
+
+def one_at_a_time(came):
+    """Each part went backward before the next went forward, and nothing of it is left then."""
+    passes = [event for event in came["events"] if event.startswith("part")]
+    count = len(came["sizes"])
+    wanted = [f"part {place + 1} {way}" for place in range(count) for way in ("forward", "backward")]
+    for number, right in enumerate(wanted):
+        got = passes[number] if number < len(passes) else "missing"
+        what = f"pass number {number + 1} through the model is {got}"
+        require(got == right, what, f"{right}: each part forward and backward before the next")
+    for number, kept in enumerate(came["in_memory"], 1):
+        what = f"when part {number} of {count} entered the model, {kept} earlier parts were still in memory"
+        require(kept < 2, what, "at most one")
+
+
+def right_state(came, right):
+    for name, expected in right.state_dict().items():
+        close(f"{name} afterwards", came["state"].get(name), expected, relative=1e-4, scale=1.0)
+
+
+def alike(got, expected):
+    return (
+        got is not None and got.shape == expected.shape and torch.allclose(got.double(), expected, 1e-3, 1e-7)
+    )
+
+
+def check_gradients(sizes, *, double=False, transposed=False, **more):
+    """add_gradients once. Returns what came, and the right loss."""
+    model, parts, relative = drawn_model(**more), drawn_parts(sizes, transposed), 1e-4
+    if double:  # a weight of a part may be float32 all the same
+        parts, relative = [(images.double(), labels) for images, labels in parts], 1e-6
+        for some in (model["state"], model["old"]):
+            some |= {name: one.double() for name, one in some.items()}
+    (came,) = run(add, [{"model": model, "parts": parts}], group=False)
+    right, last = reference(model), reference(model)
+    loss = backward(right, parts)
+    backward(last, parts[-1:])
+    right_sizes(came, sizes)
+    for (name, one), of_last in zip(right.named_parameters(), last.parameters(), strict=True):
+        what, got, expected = f"the gradient of {name}", came["gradients"].get(name), model["old"].get(name)
+        if one.grad is not None:
+            expected = one.grad + (0 if expected is None else expected)
+            is_last = any(alike(got, of_last.grad * share) for share in (1, sizes[-1] / sum(sizes)))
+            is_wrong = is_last and not alike(got, expected)
+            require(
+                not is_wrong,
+                f"{what} is that of the last part alone",
+                "the sum of the gradients of all parts",
+            )
+        close(what, got, expected, relative, scale=0.1)
+    right_state(came, right)
+    mode_kept(came)
+    return came, loss
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [5, 2, 4]])
+def test_1a_equal_to_the_whole(sizes):
+    tried(f"parts of {words(sizes)} images")
+    check_gradients(sizes)
+
+
+def test_1a_transposed():
+    """Parts of 3 and 5 images, stored by columns"""
+    check_gradients([3, 5], transposed=True)
+
+
+def test_1a_with_batch_norm():
+    """Parts of 5, 4 and 3 images, a model with batch norm"""
+    try:
+        check_gradients([5, 4, 3], norm=True)
+    except Verdict as verdict:
+        verdict.came += "; without batch norm, everything is correct"
+        raise
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_1b_added_to_what_is_there(double):
+    tried(f"parts of 3, 1 and 6 images; {OLD}{' (everything is float64)' * double}")
+    came, loss = check_gradients([3, 1, 6], old=True, double=double)
+    right_loss("the mean loss", came["loss"], loss)
+
+
+def test_1c_one_part_in_memory():
+    """10 parts of 6 images"""
+    came, _ = check_gradients([6] * 10)
+    one_at_a_time(came)
+
+
+def check_steps(groups, optimizer, *, norm=False, old=False, transposed=False, **cut):
+    """A step of the optimizer for each group of parts: large_step cuts a batch into parts itself (part_size),
+    train_epoch is given them (parts_per_step). `groups` has the sizes of the parts."""
+    sizes = [size for group in groups for size in group]
+    model, parts = drawn_model(norm, old), drawn_parts(sizes, transposed)
+    left = iter(parts)
+    steps = [[next(left) for _ in group] for group in groups]
+    given = {"model": model, "optimizer": optimizer, **cut}
+    given["batches"] = [whole(some) for some in steps] if "part_size" in cut else parts
+    (came,) = run(train, [given], group=False)
+
+    right, losses = reference(model), []
+    name, options = optimizer
+    stepper = Optimizer(name, right.parameters(), options)
+    for some in steps:
+        stepper.zero_grad()
+        losses.append(backward(right, some))
+        stepper.step()
+    require(
+        came["kind"] == "list", f"what train_epoch returns has the type {came['kind']}", "a list of floats"
+    )
+    right_sizes(came, sizes)
+    same("the number of steps of the optimizer", came["events"].count("step"), len(groups))
+    if "parts_per_step" in cut or len(groups) > 1:
+        mode_kept(came)
+    right_state(came, right)
+    same("the length of the list of losses", len(came["losses"]), len(losses))
+    for number, (got, expected) in enumerate(zip(came["losses"], losses, strict=True), 1):
+        # What add_gradients returns is looked at in 1b: whoever hands that on loses no more points by it.
+        if not came["handed_on"][number - 1]:
+            right_loss(f"the mean loss of step {number}", got, expected)
+    return came
+
+
+def large_steps(sizes, part_size, optimizer=SGD, **more):
+    """large_step for batches of these sizes."""
+    cuts = [[min(part_size, size - start) for start in range(0, size, part_size)] for size in sizes]
+    return check_steps(cuts, optimizer, part_size=part_size, **more)
+
+
+CASES = [(12, 4, SGD), (9, 4, ADAM), (7, 3, ADAM), (3, 1, SGD), (5, 8, SGD)]
+
+
+@pytest.mark.parametrize("size, part_size, optimizer", CASES)
+def test_2a_one_step(size, part_size, optimizer):
+    tried(f"{size} images with part_size {part_size}, one step of {optimizer[0]}")
+    large_steps([size], part_size, optimizer)
+
+
+def test_2a_with_batch_norm():
+    """11 images, stored by columns, with part_size 4, one step of SGD, a model with batch norm"""
+    large_steps([11], 4, norm=True, transposed=True)
+
+
+def test_2b_without_old_gradients():
+    tried(f"5 images with part_size 2, one step of SGD; {OLD}")
+    large_steps([5], 2, old=True)
+
+
+def test_2b_three_steps():
+    """Batches of 7, 5 and 6 images with part_size 3, three steps of Adam"""
+    large_steps([7, 5, 6], 3, ADAM)
+
+
+def test_2b_one_part_in_memory():
+    """60 images with part_size 6, one step of SGD"""
+    one_at_a_time(large_steps([60], 6))
+
+
+def epoch(sizes, parts_per_step, optimizer=SGD, **more):
+    groups = [sizes[place : place + parts_per_step] for place in range(0, len(sizes), parts_per_step)]
+    return check_steps(groups, optimizer, parts_per_step=parts_per_step, **more)
+
+
+def test_3a_a_step_for_each_group():
+    tried(f"6 batches of 4 images, parts_per_step 3, SGD; {OLD}")
+    epoch([4] * 6, 3, old=True)
+
+
+def test_3a_with_batch_norm():
+    """Batches of 4, 5, 3 and 3 images, parts_per_step 2, Adam, a model with batch norm"""
+    epoch([4, 5, 3, 3], 2, ADAM, norm=True)
+
+
+@pytest.mark.parametrize(
+    "sizes, parts_per_step", [([4, 4, 4, 4, 1], 2), ([3, 3, 2], 5), ([3, 2], 1), ([], 2)]
+)
+def test_3b_the_last_group(sizes, parts_per_step):
+    batches = f"batches of {words(sizes)} images" if sizes else "no batches"
+    tried(f"{batches}, parts_per_step {parts_per_step}, SGD")
+    epoch(sizes, parts_per_step)
+
+
+def test_3c_batches_when_they_are_needed():
+    """12 batches of 2 images, parts_per_step 2, SGD"""
+    came = epoch([2] * 12, 2)
+    one_at_a_time(came)
+    takes = [place for place, event in enumerate(came["events"]) if event == "take"]
+    for number, place in enumerate(takes):
+        done, wanted = came["events"][:place].count("step"), number // 2
+        what = f"batch {number + 1} was taken from `batches` after {so_many(done, 'step')}"
+        require(done >= wanted, what, f"after {so_many(wanted, 'step')}")
+    for number, kept in enumerate(came["batches_in_memory"], 1):
+        what = f"when batch {number} of 12 was taken, {kept} earlier batches were still in memory"
+        require(kept <= 4, what, "at most those of this step and of the step before")
+
+
+def test_3c_one_part_in_memory():
+    """10 batches of 6 images, parts_per_step 10, SGD"""
+    one_at_a_time(epoch([6] * 10, 10))

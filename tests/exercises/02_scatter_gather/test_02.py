@@ -1,0 +1,472 @@
+"""Exercise 02: DataParallel by hand, in one process.
+
+| axis | checked in |
+| --- | --- |
+| copies | 1a, 2a, 3a, 4a, 5a: 1 to 4, and more than images |
+| sizes | 1a, 3a, 5a: one image, a smaller last part, fewer parts than copies; no images are excluded |
+| dtype | 3b, 4c, 5b: float64; 1a: labels |
+| memory layout | 1a: stored by columns |
+| container | 3b: lists and tuples; scatter and replicate may return either |
+| calls | 5b: two and three steps |
+| modes | 2b: batch norm alone in evaluation mode; 3b, 4c, 5b: training and evaluation mode |
+| missing gradients | 4b: in some copies, in all, zeros; in the model, or there from before |
+| frozen, tied | 2b, 4b, 5b |
+| buffers | 2a, 4c: integers, persistent=False |
+| world size, seeds | one process; the functions have none |
+"""
+
+import pytest
+import torch
+from grader import Verdict, close, floats, integers, require, run, same, so_many, tried
+from optimizers import Optimizer
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+SHAPES = {"first.weight": (4, 5), "first.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
+SHAPES |= {"second.weight": (4, 4), "second.bias": (4,)}
+FIRST = ["first.weight", "first.bias"]
+BUFFERS = {"norm.running_mean": (4,), "norm.running_var": (4,), "scale": (4,)}
+COUNTER = "norm.num_batches_tracked"
+CALLS = []  # (which weights, how many images) for each call of any Model, copies too
+
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+class Model(nn.Module):
+    """Two layers with a batch norm between, which makes the output depend on who else is in the part, and a
+    buffer that state_dict() leaves out. `evaluation`: the modules in evaluation mode, "" is the model."""
+
+    def __init__(self, state, tied=False, frozen=(), evaluation=(), old=None):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(5, 4), nn.BatchNorm1d(4, eps=0.1), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.zeros(4), persistent=False)
+        if tied:
+            self.third = nn.Linear(4, 4, bias=False)
+            self.third.weight = self.second.weight
+        self.to(state["scale"].dtype)
+        for name, tensor in tensors(self).items():
+            tensor.data.copy_(state[name])
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        for name in evaluation:
+            self.get_submodule(name).eval()
+        give_gradients(self, old or {})
+
+    def forward(self, images):
+        CALLS.append((self.first.weight.data_ptr(), len(images)))
+        hidden = self.second(self.norm(self.first(images)).tanh())
+        return self.third(hidden) if hasattr(self, "third") else hidden
+
+
+def tensors(model):
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def values(model):
+    return {name: tensor.detach().clone() for name, tensor in tensors(model).items()}
+
+
+def give_gradients(model, given):
+    for name, parameter in model.named_parameters():
+        parameter.grad = given.get(name)
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def not_a_list(value, kind):
+    """Words about what is wrong, or None."""
+    if not isinstance(value, list | tuple):
+        return f"something of the type {type(value).__name__} instead of a list"
+    for place, one in enumerate(value, 1):
+        if not isinstance(one, kind):
+            return f"a list whose item number {place} is of the type {type(one).__name__}"
+    return None
+
+
+def cut(student, me, given):
+    came = []
+    for batch, count in given["batches"]:
+        if given["columns"]:  # the same numbers in another order in memory
+            batch = batch.transpose(0, -1).contiguous().transpose(0, -1)
+        parts = student.scatter(batch, count)
+        wrong = not_a_list(parts, torch.Tensor)
+        came.append({"wrong": wrong, "parts": None if wrong else list(parts)})
+    return came
+
+
+def copies(student, me, given):
+    """Read the copies; then add something else to the tensors of each, and read all once more."""
+    model = Model(**given["model"])
+    replicas = student.replicate(model, given["count"])
+    wrong = not_a_list(replicas, nn.Module)
+    if wrong:
+        return {"wrong": wrong}
+    came = {"wrong": None, "seen": [values(one) for one in replicas]}
+    came["modes"] = [[name for name, module in one.named_modules() if module.training] for one in replicas]
+    came["frozen"] = [[name for name, p in one.named_parameters() if not p.requires_grad] for one in replicas]
+    came["parameters"] = [list(dict(one.named_parameters())) for one in replicas]
+    for place, one in enumerate(replicas, 1):
+        for tensor in tensors(one).values():
+            tensor.data.add_(place)
+    return came | {"changed": [values(one) for one in replicas], "model": values(model)}
+
+
+def compute(student, me, given):
+    """Models with weights that differ, in place of copies: each output says which of them it comes from."""
+    replicas, parts, upstream = [Model(**one) for one in given["models"]], given["parts"], given["upstream"]
+    if given["tuples"]:
+        replicas, parts = tuple(replicas), tuple(parts)
+    outputs = student.compute_and_gather(replicas, parts)
+    if not isinstance(outputs, torch.Tensor):
+        return {"wrong": f"something of the type {type(outputs).__name__} instead of a tensor"}
+    if outputs.requires_grad and outputs.shape == upstream.shape:
+        outputs.backward(upstream)
+    came = {"wrong": None, "outputs": outputs, "reaches": outputs.requires_grad}
+    return came | {"sizes": [size for _, size in CALLS], "gradients": [gradients(one) for one in replicas]}
+
+
+def add_up(student, me, given):
+    """Gradients that are given, since they could come from any backward pass."""
+    model, replicas = Model(**given["model"]), [Model(**one) for one in given["copies"]]
+    held = {name: tensor.detach() for name, tensor in tensors(model).items()}
+    student.reduce(model, replicas)
+    return {"gradients": gradients(model), "state": values(model), "held": held}
+
+
+def train(student, me, given):
+    """As many steps as there are batches."""
+    model, losses, calls, steps = Model(**given["model"]), [], [], []
+    name, options = given["optimizer"]
+    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+    optimizer.register_step_post_hook(lambda *_: steps.append(0))
+    for images, labels in given["batches"]:
+        CALLS.clear()
+        losses.append(student.train_step(model, optimizer, images, labels, given["count"]))
+        calls.append({"sizes": [size for _, size in CALLS], "copies": len({place for place, _ in CALLS})})
+    training = all(module.training for module in model.modules())
+    return {
+        "losses": losses,
+        "steps": len(steps),
+        "calls": calls,
+        "state": values(model),
+        "training": training,
+    }
+
+
+# ---- what is drawn, and what is right
+
+
+def drawn_state():
+    state = {name: floats(*shape) for name, shape in (SHAPES | BUFFERS).items()}
+    positive = {name: state[name].abs() + 0.5 for name in ("norm.weight", "norm.running_var")}
+    return state | positive | {COUNTER: integers(1, 1 << 20)}
+
+
+def drawn_gradients(factor=1, names=SHAPES):
+    return {name: floats(*SHAPES[name]) * factor for name in names}
+
+
+def of_copies(count, names=SHAPES):
+    """Gradients of very different size in each copy: a sum cannot be mistaken for one of them."""
+    return [drawn_gradients(10**place, names) for place in range(count)]
+
+
+def double(state):
+    return {name: one.double() if one.is_floating_point() else one for name, one in state.items()}
+
+
+def right_type(came, function):
+    require(came["wrong"] is None, f"{function} returns {came['wrong']}", "what its docstring says")
+
+
+def right_state(what, came, expected, relative=2e-5):
+    for name, value in expected.items():
+        if name == COUNTER:
+            same(f"{name} {what}", came.get(name), int(value))
+        else:
+            close(f"{name} {what}", came.get(name), value, relative=relative, scale=1.0)
+
+
+def part_sizes(size, count):
+    each = -(-size // count)
+    return [min(each, size - start) for start in range(0, size, each)]
+
+
+def words(sizes):
+    return ", ".join(map(str, sizes)) or "no"
+
+
+@pytest.mark.parametrize("stored_by_columns", [False, True])
+def test_1a_parts(stored_by_columns):
+    """Batches of 1 to 10 images, and some of up to 60"""
+    cases = [(8, 2), (10, 4), (7, 3), (5, 1), (3, 4), (1, 3), (5, 4), (9, 6)]
+    cases += [(int(integers(20, 60)), int(integers(3, 8))) for _ in range(3)]
+    batches = [(floats(size, 3, 2), count) for size, count in cases] + [(integers(0, 10, 11), 3)]  # labels
+    (came,) = run(cut, [{"batches": batches, "columns": stored_by_columns}], group=False)
+    for (batch, count), one in zip(batches, came, strict=True):
+        tried(f"a batch of {len(batch)} images, {count} copies{', stored by columns' * stored_by_columns}")
+        right_type(one, "scatter")
+        expected = part_sizes(len(batch), count)
+        sizes = [len(part) if part.ndim else "no dimension" for part in one["parts"]]
+        require(sizes == expected, f"the sizes of the parts are {words(sizes)}", words(expected))
+        for place, part in enumerate(batch.split(expected)):
+            close(f"part {place + 1} of {len(expected)}", one["parts"][place], part)
+
+
+def replicated(count, **more):
+    state = drawn_state()
+    (came,) = run(copies, [{"model": {"state": state, **more}, "count": count}], group=False)
+    right_type(came, "replicate")
+    same("the number of copies", len(came["seen"]), count)
+    return came, state
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_2a_equal_and_apart(count):
+    tried(f"{so_many(count, 'copy', 'copies')} of a model with batch norm; each copy is then changed")
+    came, state = replicated(count)
+    for number, seen in enumerate(came["seen"], 1):
+        right_state(f"in copy {number}", seen, state)
+    right_state("in the model (after the copies were changed)", came["model"], state)
+    for number, changed in enumerate(came["changed"], 1):
+        expected = {name: tensor + number for name, tensor in state.items()}
+        right_state(f"in copy {number} (after {number} was added to all its tensors)", changed, expected)
+
+
+def test_2b_tied_and_frozen():
+    """2 copies of a model; its first layer is frozen, two layers share a weight, and batch norm is in
+    evaluation mode"""
+    came, state = replicated(2, tied=True, frozen=FIRST, evaluation=["norm"])
+    for place in range(2):
+        copy, modes = f"copy {place + 1}", ["", "first", "second", "third"]
+        same(f"the list of parameters of {copy}", came["parameters"][place], list(SHAPES))
+        same(f"the list of frozen parameters of {copy}", came["frozen"][place], FIRST)
+        same(f"the list of modules of {copy} that are in training mode", came["modes"][place], modes)
+        right_state(f"in {copy}", came["seen"][place], state)
+
+
+ALL = ["", "first", "norm", "second"]  # all modules
+
+
+def check_computed(count, sizes, evaluation=False):
+    """Returns what came, and a reference after its backward pass for each copy that has a part. With
+    `evaluation`, everything is float64."""
+    models = [{"state": drawn_state(), "evaluation": ALL if evaluation else []} for _ in range(count)]
+    parts, upstream = [floats(size, 5) for size in sizes], floats(sum(sizes), 4)
+    given = {"models": models, "parts": parts, "upstream": upstream, "tuples": evaluation}
+    if evaluation:
+        given["models"] = [one | {"state": double(one["state"])} for one in models]
+        given |= {"parts": [part.double() for part in parts], "upstream": upstream.double()}
+    (came,) = run(compute, [given], group=False)
+    right_type(came, "compute_and_gather")
+    references, outputs = [], []
+    for one, part, above in zip(models, parts, upstream.split(sizes), strict=False):
+        references.append(Model(**one).double())
+        outputs.append(references[-1](part.double()))
+        outputs[-1].backward(above.double())
+    called = f"the copies were called with batches of {words(came['sizes'])} images"
+    wanted = f"{words(sizes)}, and nothing for a copy without a part"
+    require(sorted(came["sizes"]) == sorted(sizes), called, wanted)
+    close("the output", came["outputs"], torch.cat(outputs), relative=1e-4)
+    return came, references
+
+
+@pytest.mark.parametrize("count, sizes", [(3, [4, 4, 3]), (1, [4]), (2, [3, 3]), (4, [4, 4, 3])])
+def test_3a_in_order(count, sizes):
+    number = f"{count} copies with different weights" if count > 1 else "1 copy"
+    tried(f"{number}, and {so_many(len(sizes), 'part')} with {words(sizes)} images")
+    check_computed(count, sizes)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_3b_backward_reaches_the_copies(evaluation):
+    more = "; in evaluation mode, copies and parts are tuples, and everything is float64" * evaluation
+    tried("3 copies with different weights, parts with 4 and 3 images, then backward()" + more)
+    came, references = check_computed(3, [4, 3], evaluation)
+    require(came["reaches"], "the output is not connected to the copies, so backward() reaches nothing")
+    for place, reference in enumerate(references):
+        for name, expected in gradients(reference).items():
+            got = came["gradients"][place].get(name)
+            close(f"the gradient of {name} in copy {place + 1}", got, expected, relative=1e-4, scale=1.0)
+
+
+def check_reduced(given, old, **more):
+    """`given`: the gradients of each copy, `old`: those of the model."""
+    state, states = drawn_state(), [drawn_state() for _ in given]
+    if more.get("evaluation"):  # float64 as well
+        state, old, *states = map(double, (state, old, *states))
+        given = list(map(double, given))
+    models = [{"state": one, "old": mine, **more} for one, mine in zip(states, given, strict=True)]
+    (came,) = run(add_up, [{"model": {"state": state, "old": old, **more}, "copies": models}], group=False)
+    for name in SHAPES:
+        of_copies = {place: one[name] for place, one in enumerate(given, 1) if name in one}
+        there = [*of_copies.values(), *([old[name]] if name in old else [])]
+        what, got = f"the gradient of {name}", came["gradients"].get(name)
+        # The mistakes that can be named by what has come.
+        whole, named = "the sum over all copies", {}
+        for place, one in of_copies.items():
+            named[f"that of copy {place} alone"] = (whole, one)
+        if name in old and of_copies:
+            wanted = "the sum of all copies, added to the gradient from before"
+            lost = "the sum over the copies, without the gradient that the model had before"
+            named[lost] = (wanted, sum(of_copies.values()))
+        for words, (wanted, one) in named.items():
+            is_so = len(there) > 1 and hasattr(got, "shape") and got.shape == one.shape
+            require(not (is_so and torch.allclose(got, one, 1e-4, 1e-4)), f"{what} is {words}", wanted)
+        if there:
+            close(what, got, sum(one.double() for one in there))
+        else:
+            require(got is None, f"{what} is not None", "None")
+    right_state("after reduce", came["state"], {name: state[name] for name in SHAPES})
+    return came, states[0]
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_4a_added_up(count):
+    tried(f"{so_many(count, 'copy', 'copies')} with gradients; the model has none")
+    check_reduced(of_copies(count), {})
+
+
+def test_4a_added_to_old_gradients():
+    """2 copies with gradients; the model has other gradients from before"""
+    check_reduced(of_copies(2), drawn_gradients(3))
+
+
+def test_4b_missing_gradients():
+    """3 copies: the last got no part, norm.bias has a gradient only in copy 2, second.bias in none, and
+    that of first.bias, only in copy 1, is zeros"""
+    of_two = of_copies(2, [name for name in SHAPES if name != "second.bias"])
+    del of_two[0]["norm.bias"], of_two[1]["first.bias"]
+    of_two[0]["first.bias"] *= 0
+    check_reduced([*of_two, {}], {})
+
+
+def test_4b_old_gradients_stay():
+    """2 copies without gradients for norm.bias and second.bias; the model has old gradients for both"""
+    names = [name for name in SHAPES if name not in ("norm.bias", "second.bias")]
+    check_reduced(of_copies(2, names), drawn_gradients(3))
+
+
+def test_4b_frozen_and_tied():
+    """2 copies; the first layer is frozen, and two layers share a weight"""
+    names = [name for name in SHAPES if name not in FIRST]
+    check_reduced(of_copies(2, names), {}, tied=True, frozen=FIRST)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_4c_buffers_of_the_first_copy(evaluation):
+    words = "3 copies with different running means, variances and counters, and a buffer `scale` with "
+    tried(words + "persistent=False" + "; in evaluation mode, and everything is float64" * evaluation)
+    came, first = check_reduced(
+        [drawn_gradients() for _ in range(3)], {}, evaluation=ALL if evaluation else []
+    )
+    expected = {name: first[name] for name in (*BUFFERS, COUNTER)}
+    right_state("in the model after reduce", came["state"], expected)
+    right_state("in the model (through a reference taken before)", came["held"], expected)
+
+
+def loss_of_all(outputs, labels):
+    return cross_entropy(torch.cat(outputs), labels)
+
+
+def sum_of_losses(outputs, labels):
+    parts = labels.split([len(output) for output in outputs])
+    return sum(cross_entropy(output, part) for output, part in zip(outputs, parts, strict=True))
+
+
+# What comes of mistakes that can be named.
+OTHER_LOSSES = {
+    "the mean of the losses of the parts": lambda *both: sum_of_losses(*both) / len(both[0]),
+    "the sum of the losses of the parts": sum_of_losses,
+}
+
+
+def learnt(model, batches, count, optimizer, loss_of=loss_of_all):
+    """The tensors of a model after all steps, in float64, and the loss of each."""
+    model, losses = Model(**(model | {"old": None})).double(), []
+    steps = Optimizer(optimizer[0], model.parameters(), optimizer[1])
+    for images, labels in batches:
+        # Each part begins with the buffers from before the step: what the first makes of them is what stays.
+        outputs, buffers = [], []
+        for part in images.double().split(part_sizes(len(images), count)):
+            buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
+            outputs.append(functional_call(model, buffers[-1], part))
+        loss = loss_of(outputs, labels)
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+        model.load_state_dict(buffers[0], strict=False)
+        losses.append(loss.item())
+    return values(model), losses
+
+
+def is_state(came, expected):
+    try:
+        right_state("", came, expected, relative=2e-4)
+        return True
+    except Verdict:
+        return False
+
+
+def check_trained(sizes, count, optimizer=("SGD", {"lr": 0.1}), **more):
+    model = {"state": drawn_state(), **more}
+    batches = [(floats(size, 5), integers(0, 4, size)) for size in sizes]
+    given = {"model": model, "batches": batches, "count": count, "optimizer": optimizer}
+    (came,) = run(train, [given], group=False)
+    state, losses = learnt(model, batches, count, optimizer)
+    same("the number of steps of the optimizer", came["steps"], len(sizes))
+    for number, (size, calls) in enumerate(zip(sizes, came["calls"], strict=True), 1):
+        expected = part_sizes(size, count)
+        called = f"in step {number}, the copies were called with batches of {words(calls['sizes'])} images"
+        require(sorted(calls["sizes"]) == sorted(expected), called, words(expected))
+        called = f"in step {number}, {so_many(calls['copies'], 'model was', 'models were')} called"
+        require(calls["copies"] == len(expected), called, f"{len(expected)}, one per part")
+    if len(sizes) > 1:  # in 5b, which needs 5a: whoever changes the mode has one step right
+        modes = ["training", "evaluation"] if model.get("evaluation") else ["evaluation", "training"]
+        is_kept = came["training"] is not bool(model.get("evaluation"))
+        wanted = f"{modes[1]} mode, as the model was given to your code"
+        require(is_kept, f"afterwards, the model is in {modes[0]} mode", wanted)
+    if not is_state(came["state"], state):
+        for named, loss in OTHER_LOSSES.items():
+            other, _ = learnt(model, batches, count, optimizer, loss)
+            wrong = f"the weights after the last step are those that {named} leads to"
+            require(
+                not is_state(came["state"], other),
+                wrong,
+                "one mean over all images, computed from all outputs",
+            )
+    right_state("after the last step", came["state"], state, relative=2e-4)
+    for number, (got, expected) in enumerate(zip(came["losses"], losses, strict=True), 1):
+        kind = "a tensor" if hasattr(got, "shape") else type(got).__name__
+        require(isinstance(got, float), f"the loss of step {number} is {kind}", "a float")
+        close(f"the loss of step {number}", got, expected, relative=1e-4)
+
+
+@pytest.mark.parametrize("size, count", [(11, 3), (6, 1), (9, 4)])
+def test_5a_one_step(size, count):
+    tried(f"one step of SGD with {size} images on {so_many(count, 'copy', 'copies')}")
+    check_trained([size], count)
+
+
+def test_5b_momentum():
+    """3 steps of SGD with momentum on 2 copies, 8, 7 and 9 images; the model already has gradients"""
+    check_trained([8, 7, 9], 2, ("SGD", {"lr": 0.1, "momentum": 0.9}), old=drawn_gradients())
+
+
+def test_5b_adam():
+    """2 steps of Adam on 3 copies, 9 and 11 images; two layers share a weight"""
+    check_trained([9, 11], 3, ("Adam", {"lr": 0.05, "eps": 0.02}), tied=True)
+
+
+def test_5b_one_copy():
+    """2 steps of SGD on 1 copy, 6 and 5 images; the model has gradients, and its first layer is frozen"""
+    check_trained([6, 5], 1, old=drawn_gradients(), frozen=FIRST)
+
+
+def test_5b_in_evaluation_mode():
+    """2 steps of SGD on 4 copies, 3 and 2 images, with a model in evaluation mode"""
+    check_trained([3, 2], 4, evaluation=ALL)

@@ -1,0 +1,234 @@
+"""Exercise 03: DDP in its simplest form.
+
+| axis | checked in |
+| --- | --- |
+| world size 1 to 4 | 1a, 2a |
+| dtype | 2a: float64 |
+| memory layout | 1a, 2a: a transposed weight, a weight in channels_last |
+| calls | 2b, 2d, 2e: two and three calls with other gradients |
+| missing gradients | 2d, 2e: on some ranks, on none, zeros |
+| frozen | 1a, 2b |
+| tied | 2c |
+| buffers | 1b: integers, persistent=False |
+| seeds, train or eval, batch sizes | the functions have none |
+"""
+
+import pytest
+import torch
+from grader import close, require, run, same
+from torch import nn
+
+SHAPES = {"shift": (4,), "first.weight": (4, 5), "first.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
+SHAPES |= {"second.weight": (4, 4), "second.bias": (4,), "image.weight": (2, 3, 2, 2)}
+BUFFERS = {"norm.running_mean": (4,), "norm.running_var": (4,), "scale": (4,)}
+COUNTER = "norm.num_batches_tracked"
+FIRST = ["first.weight", "first.bias"]
+
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+class Model(nn.Module):
+    """Two layers, a batch norm, a parameter of its own, and a buffer that state_dict() leaves out."""
+
+    def __init__(self, state, tied=False, frozen=(), transposed=False, double=False):
+        super().__init__()
+        self.shift, self.first, self.norm = nn.Parameter(torch.zeros(4)), nn.Linear(5, 4), nn.BatchNorm1d(4)
+        self.second, self.image = nn.Linear(4, 4), nn.Conv2d(3, 2, 2, bias=False)
+        self.register_buffer("scale", torch.zeros(4), persistent=False)
+        if tied:
+            self.third = nn.Linear(4, 4, bias=False)
+            self.third.weight = self.second.weight
+        if transposed:
+            self.first.weight.data = torch.zeros(5, 4).t()
+            self.image.to(memory_format=torch.channels_last)
+        self.to(torch.float64 if double else torch.float32)
+        for name, tensor in tensors(self).items():
+            tensor.data.copy_(state.get(name, tensor.data))
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+
+
+def tensors(model):
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def begin(student, me, given):
+    """broadcast_model on a model that an optimizer holds already."""
+    model = Model(**given)
+    held = tensors(model)
+    before = {name: (id(tensor), tensor.data_ptr()) for name, tensor in held.items()}
+    student.broadcast_model(model)
+    now = tensors(model)
+    return {
+        "state": now,
+        "held": held,
+        "same": [name for name in now if (id(now[name]), now[name].data_ptr()) == before.get(name)],
+        "trainable": [name for name, tensor in now.items() if tensor.requires_grad],
+    }
+
+
+def average(student, me, given):
+    """average_gradients, once for each step, on gradients that could come from any backward pass."""
+    model, found = Model(**given["model"]), []
+    others = tensors(model)
+    weights = {name: tensor.detach().clone() for name, tensor in others.items()}
+    for gradients in given["steps"]:
+        for name, parameter in model.named_parameters():
+            parameter.grad = None
+            if name in gradients:
+                parameter.grad = torch.empty_like(parameter).copy_(gradients[name])
+        student.average_gradients(model)
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        found.append({name: grad if grad is None else grad.clone() for name, grad in gradients.items()})
+    changed = [name for name, tensor in others.items() if not tensor.equal(weights[name])]
+    return {"gradients": found, "changed": changed}
+
+
+# ---- what is drawn, and what is right
+
+
+def states(world_size, buffers=False):
+    """Other weights on each rank; with `buffers`, also other running means, a counter, and a scale."""
+    shapes = SHAPES | (BUFFERS if buffers else {})
+    found = [{name: torch.randn(shape) for name, shape in shapes.items()} for _ in range(world_size)]
+    return [one | ({COUNTER: torch.randint(1, 1 << 40, ())} if buffers else {}) for one in found]
+
+
+def that_of_rank_0(name, rank, got, given, frozen=""):
+    """`given`: what each rank had before. Where another's has come, that is said."""
+    what = f"{name} {frozen}on rank {rank}"
+    for other, one in enumerate(given[1:], 1):
+        of = f"{what} is that of rank {other}{', unchanged' if other == rank else ''}"
+        require(got is None or not torch.equal(got, one[name]), of, "that of rank 0")
+    close(what, got, given[0][name], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("world_size", [2, 3, 1])
+def test_1a_parameters_of_rank_0(world_size, transposed):
+    """A model with 8 parameters, the first layer frozen, different weights on each rank"""
+    given = states(world_size)
+    found = run(begin, [{"state": state, "frozen": FIRST, "transposed": transposed} for state in given])
+    for rank, came in enumerate(found):
+        trainable = [name for name in SHAPES if name not in FIRST]
+        for name in [*trainable, *FIRST]:
+            that_of_rank_0(name, rank, came["state"].get(name), given, "(frozen) " if name in FIRST else "")
+        same(f"the list of parameters that need a gradient on rank {rank}", came["trainable"], trainable)
+
+
+def test_1b_buffers_of_rank_0():
+    """3 processes; running mean, variance and counter of batch norm differ, and a buffer with
+    persistent=False"""
+    given = states(3, buffers=True)
+    for rank, came in enumerate(run(begin, [{"state": state} for state in given])):
+        for name in BUFFERS:
+            that_of_rank_0(name, rank, came["state"].get(name), given)
+        same(f"{COUNTER} on rank {rank}", came["state"].get(COUNTER), given[0][COUNTER])
+
+
+def test_1c_in_place():
+    """2 processes; other code holds references to the model's tensors, as an optimizer does"""
+    given = states(2, buffers=True)
+    for rank, came in enumerate(run(begin, [{"state": state} for state in given])):
+        for name in [*SHAPES, *BUFFERS, COUNTER]:
+            what = f"{name} on rank {rank}, seen through a reference taken before"
+            if name == COUNTER:
+                same(what, came["held"].get(name), given[0][name])
+            else:
+                close(what, came["held"].get(name), given[0][name])
+            require(
+                name in came["same"], f"{name} is a new tensor afterwards", "the same tensor, overwritten"
+            )
+
+
+def drawn(world_size, *without, dtype=torch.float32):
+    """Gradients of very different size on each rank: a mean of them cannot be mistaken for one of them."""
+    shapes = {name: shape for name, shape in SHAPES.items() if name not in without}
+    ranks = range(world_size)
+    return [
+        {name: torch.randn(shape, dtype=dtype) * 10**rank for name, shape in shapes.items()} for rank in ranks
+    ]
+
+
+def mean(gradients, name):
+    """Over all ranks, or None where no rank has one."""
+    there = [given[name].double() for given in gradients if name in given]
+    return sum(there) / len(gradients) if there else None
+
+
+def check_average(*steps, apart=False, **options):
+    """`steps` has, for each call of average_gradients, the gradients of each rank. `apart`: weights and
+    buffers differ between the ranks, so that it is seen if they are exchanged."""
+    world_size, dtype = len(steps[0]), torch.float64 if options.get("double") else torch.float32
+    given = states(world_size, buffers=True) if apart else states(1) * world_size
+    jobs = [
+        {"model": {"state": state, **options}, "steps": mine}
+        for state, *mine in zip(given, *steps, strict=True)
+    ]
+    ranks = run(average, jobs)
+    for rank, came in enumerate(ranks):
+        for number, gradients in enumerate(steps):
+            call = f" (call {number + 1})" if len(steps) > 1 else ""
+            for name in SHAPES:
+                is_frozen = name in options.get("frozen", ())
+                got, of = came["gradients"][number].get(name), "(frozen) " if is_frozen else ""
+                what = f"the gradient of {name} {of}on rank {rank}{call}"
+                expected = gradients[rank].get(name) if is_frozen else mean(gradients, name)
+                if expected is None:
+                    require(got is None, f"{what} is not None", "None")
+                else:
+                    close(what, got, expected, 2e-5 if dtype == torch.float32 else 1e-13, dtype=dtype)
+                    is_same = is_frozen or torch.equal(got, ranks[0]["gradients"][number][name])
+                    require(
+                        is_same,
+                        f"{what} is not rank 0's to the last bit",
+                        "equal numbers: models drift apart",
+                    )
+        same(f"the list of weights and buffers that have changed on rank {rank}", came["changed"], [])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 1])
+def test_2a_the_mean_over_all_ranks(world_size, transposed):
+    """Different gradients on each rank"""
+    check_average(drawn(world_size), transposed=transposed)
+
+
+def test_2a_in_double_precision():
+    """2 processes, a model in float64"""
+    check_average(drawn(2, dtype=torch.float64), double=True)
+
+
+def test_2b_frozen_parameters_are_left_alone():
+    """2 processes, the first layer frozen; in call 1 it has no gradients, in call 2 it has different
+    gradients
+    on each rank, from before it was frozen; weights and buffers differ between the ranks"""
+    check_average(drawn(2, *FIRST), drawn(2), frozen=FIRST, apart=True)
+
+
+def test_2c_a_parameter_that_two_layers_share():
+    """3 processes; two layers share a weight"""
+    check_average(drawn(3), tied=True)
+
+
+def test_2d_a_gradient_that_exists_only_on_some_ranks():
+    """3 processes; in call 1, second.weight has a gradient only on ranks 0 and 1, norm.bias only on rank 2;
+    in call 2, rank 1 has no gradient at all"""
+    some, later = drawn(3), drawn(3)
+    del some[2]["second.weight"], some[0]["norm.bias"], some[1]["norm.bias"]
+    later[1] = {}
+    check_average(some, later)
+
+
+def test_2e_a_gradient_that_exists_on_no_rank_stays_none():
+    """2 processes; in call 1, second.bias has no gradient on any rank, first.bias only on rank 1; in call 2,
+    second.bias has zeros on both ranks, first.bias has zeros only on rank 1, and the gradients of norm.bias
+    have the mean zero; in call 3, all ranks have all gradients"""
+    nowhere, zeros = drawn(2, "second.bias"), drawn(2)
+    del nowhere[0]["first.bias"]
+    for rank in range(2):
+        zeros[rank]["second.bias"] *= 0
+        zeros[rank]["norm.bias"] = zeros[0]["norm.bias"] * (-1) ** rank
+    zeros[1]["first.bias"] = zeros[0].pop("first.bias") * 0
+    check_average(nowhere, zeros, drawn(2))

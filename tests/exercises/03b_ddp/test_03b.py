@@ -1,0 +1,590 @@
+"""Exercise 03b: DDP that sends while it still computes.
+
+| axis | checked in |
+| --- | --- |
+| world size 1 to 4 | 2a, 3a, 5c |
+| dtype | 1a, 3a: float64 |
+| memory layout | 5c: weights stored by columns |
+| calls | 3a to 3c, 4b, 5b, 5c: several steps; 5b: after an exception |
+| modes | 2b: training, evaluation, no_grad; 4c: a backward pass in evaluation mode |
+| frozen | 1b, 2a, 4c: before; 2b: all; 3c: a parameter that is frozen later |
+| missing gradients | 3b, 3c, 5b: on some ranks, on none, zeros, no backward pass, all in no_sync |
+| tied, unused | 4c; 3b, 3c, 5b |
+| sizes | 3a, 4b: other numbers of images on each rank; 1b: a parameter larger than a bucket |
+| buffers | 2a, 2b: whole numbers, persistent=False |
+| other dtypes in one model, sparse gradients, add_module later | excluded by the docstring |
+"""
+
+import contextlib
+import itertools
+import random
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from grader import Verdict, close, floats, integers, require, run, so_many, tried
+from torch import nn
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+class Drift(nn.Module):
+    """Buffers that drift apart, as those of batch norm do. Keeps what they were when forward began."""
+
+    def __init__(self, buffers):
+        super().__init__()
+        for name, value in buffers.items():
+            self.register_buffer(name, value.clone(), persistent=name != "unsaved")
+        self.seen = []
+
+    def forward(self, images):
+        self.seen.append({name: buffer.clone() for name, buffer in self.named_buffers()})
+        for buffer in self.buffers():
+            buffer.add_(len(images))
+        return images
+
+
+class Reached(torch.autograd.Function):
+    """Its backward says that the backward pass has come to the layer before."""
+
+    @staticmethod
+    def forward(context, value, note):
+        context.note = note
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        context.note()
+        return gradient, None
+
+
+class Model(nn.Module):
+    """Linear layers in a row, some of which may be left out, frozen, or share a weight with one before."""
+
+    def __init__(self, widths, state, tied=(), frozen=(), order=None, buffers=None, columns=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(widths))
+        for layer, other in tied:
+            self.layers[layer].weight = self.layers[other].weight
+        self.to(next(iter(state.values())).dtype)
+        for name, parameter in self.named_parameters():
+            parameter.data.copy_(state[name])
+            parameter.requires_grad_(name not in frozen)
+            if columns and parameter.ndim > 1:  # in memory column by column, as channels_last
+                parameter.data = parameter.data.mT.contiguous().mT
+        self.order, self.drift, self.note = order or range(len(self.layers)), Drift(buffers or {}), None
+
+    def forward(self, images, skip=()):
+        images = self.drift(images).to(self.layers[0].weight.dtype)
+        for number in (one for one in self.order if one not in skip):
+            images = torch.tanh(self.layers[number](images))
+            if self.note:
+                images = Reached.apply(images, lambda name=f"reached layers.{number}": self.note(name))
+        return images
+
+
+def tensors(model):
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def buckets(student, me, cases):
+    """Buckets as lists of the parameters' numbers in model.parameters(), from 1 on."""
+    found = []
+    for given, bucket_bytes in cases:
+        model = Model(**given)
+        numbers = {id(parameter): number for number, parameter in enumerate(model.parameters(), 1)}
+        made = student.make_buckets(model.parameters(), bucket_bytes)
+        found.append([[numbers.get(id(one), "none of them") for one in bucket] for bucket in made])
+    return found
+
+
+def wrap(student, me, given):
+    """What a model has after it was wrapped, and what forward gives."""
+    model = Model(**given["model"])
+    before = tensors(model)
+    wrapped = student.Overlapped(model, 60)
+    after = {name: tensor.detach().clone() for name, tensor in tensors(model).items()}
+    replaced = [name for name, tensor in before.items() if tensors(model).get(name) is not tensor]
+    outputs = [wrapped(given["images"], skip=[1]), wrapped(given["images"], [1])]
+    return {"state": after, "outputs": outputs, "replaced": replaced}
+
+
+def drift(student, me, given):
+    """Forward again and again, in training or evaluation, with other buffers on each rank each time."""
+    model = Model(**given["model"])
+    wrapped = student.Overlapped(model, 100)
+    for one in given["passes"]:
+        for name, value in one["buffers"].items():
+            getattr(model.drift, name).copy_(value)
+        wrapped.train(one["training"])
+        with contextlib.nullcontext() if one["grad"] else torch.no_grad():
+            wrapped(torch.ones(2, 3))
+    return model.drift.seen
+
+
+class Trouble(Exception):
+    """What a student's code may not swallow, and must survive."""
+
+
+def steps(student, me, given):
+    """Steps of training. Each has passes, the last of them outside of no_sync."""
+    model, found, kept, patience = Model(**given["model"]), [], [], [2.0]
+    wrapped = student.Overlapped(model, given["bucket_bytes"]).train(not given.get("evaluation"))
+    parameters = dict(model.named_parameters())
+
+    def calls():
+        """What the student's code has called in this step, with bytes, and how far backward had come."""
+        some = [call for call in me.calls[begin:] if call.get("phase", "begin") == "begin"]
+        return [[call["event"], call.get("bytes", 0)] for call in some if call.get("where", "here")]
+
+    def note(name):
+        # A thread of the student's may send what is due now: it gets some time for that, 2 s in all.
+        due = given.get("due", {}).get(name, 0)
+        while due > [event for event, _ in calls()].count("all_reduce") and patience[0] > 0:
+            patience[0] -= 0.002
+            time.sleep(0.002)
+        me.note(name)
+
+    for step in given["steps"]:
+        begin = len(me.calls)
+        if step.get("fails"):
+            with contextlib.suppress(Trouble), wrapped.no_sync():
+                raise Trouble
+        for name, parameter in parameters.items():
+            if name in step.get("freeze", []):
+                parameter.requires_grad_(False)
+            if given.get("zeros") and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
+        for rank in step.get("waits_for", []):
+            dist.recv(torch.zeros(1), rank)
+        time.sleep(step.get("sleep", 0))
+        losses, slopes = [], []
+        for number, (images, targets, skip) in enumerate(step["passes"]):
+            alone = number < len(step["passes"]) - 1 or bool(step.get("quiet"))
+            with wrapped.no_sync() if alone else contextlib.nullcontext():
+                if alone and number % 2:
+                    with wrapped.no_sync():  # the end of this block is not the end of the other
+                        pass
+                model.note = None if alone else note
+                loss = (wrapped(images.requires_grad_(), skip=skip) - targets).square().sum()
+                (loss * step["factor"]).backward()
+            (me.note if alone else note)("left no_sync" if alone else "ended")
+            losses.append(float(loss.detach()))
+            slopes.append(images.grad)
+        if "tells" in step:
+            dist.send(torch.zeros(1), step["tells"])
+        wrapped.finish()
+        gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in parameters.items()}
+        kept.append({name: p.grad for name, p in parameters.items()})
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                parameters[name].data -= given.get("rate", 0) * gradient
+        found.append({"gradients": gradients, "losses": losses, "slopes": slopes, "calls": calls()})
+    # Zeros were written into those of all steps but the last, if that is how gradients are cleared.
+    for one, had in zip(found, [{}] * len(found) if given.get("zeros") else kept, strict=True):
+        one["changed"] = [
+            name
+            for name, value in had.items()
+            if value is not None and not value.equal(one["gradients"][name])
+        ]
+    return {"steps": found, "weights": parameters}
+
+
+# ---- what is drawn, and what is right
+
+
+def draw(widths, tied=(), dtype=torch.float32, **more):
+    """A model. Weights are such that tanh is neither a line nor saturated."""
+    state = {}
+    for layer, (inside, outside) in enumerate(itertools.pairwise(widths)):
+        if layer not in dict(tied):
+            state[f"layers.{layer}.weight"] = torch.randn(outside, inside, dtype=dtype) / inside**0.5
+        state[f"layers.{layer}.bias"] = torch.randn(outside, dtype=dtype) * 0.1
+    return {"widths": list(widths), "tied": list(tied), "state": state, **more}
+
+
+def other_weights(model):
+    return model | {"state": {name: torch.randn_like(value) for name, value in model["state"].items()}}
+
+
+def draw_step(model, *counts, skips=None, factor=1.0, **more):
+    """A step with a batch of so many images for each pass."""
+    ends = model["widths"][0], model["widths"][-1]
+    skips = skips or [[] for _ in counts]
+    passes = [
+        [*(floats(count, end) for end in ends), skip] for count, skip in zip(counts, skips, strict=True)
+    ]
+    return {"passes": passes, "factor": factor, **more}
+
+
+def buckets_of(model, bucket_bytes):
+    """Names in buckets."""
+    found, full = [], 0
+    for name, value in reversed(model["state"].items()):
+        if name not in model.get("frozen", ()):
+            if not found or full + value.nbytes > bucket_bytes:
+                found, full = [*found, []], 0
+            found[-1].append(name)
+            full += value.nbytes
+    return found
+
+
+def forward(model, state, images, skip=()):
+    images = images.double()
+    for layer in model.get("order") or range(len(model["widths"]) - 1):
+        if layer not in skip:
+            weight = state[f"layers.{dict(model['tied']).get(layer, layer)}.weight"]
+            images = torch.tanh(images @ weight.T + state[f"layers.{layer}.bias"])
+    return images
+
+
+def right(model, state, step):
+    """Losses, gradients of the images, and gradients of a step, in float64."""
+    frozen = [*model.get("frozen", ()), *step.get("freeze", ())]
+    state = {name: value.detach().double().clone() for name, value in state.items()}
+    for name, value in state.items():
+        value.requires_grad_(name not in frozen)
+    losses, all_images = [], [images.double().requires_grad_() for images, _, _ in step["passes"]]
+    for images, (_, targets, skip) in zip(all_images, step["passes"], strict=True):
+        losses.append((forward(model, state, images, skip) - targets).square().sum())
+        (losses[-1] * step["factor"]).backward()
+    slopes, gradients = (
+        [images.grad for images in all_images],
+        {name: one.grad for name, one in state.items()},
+    )
+    return [loss.item() for loss in losses], slopes, gradients
+
+
+def mean(model, state, ranks):
+    """The mean over ranks of the gradients of `ranks`, a step each; None where no rank has one."""
+    found = [right(model, state, step)[2] for step in ranks]
+    there = {name: [one[name] for one in found if one[name] is not None] for name in state}
+    return {name: sum(some) / len(ranks) if some else None for name, some in there.items()}
+
+
+def run_steps(model, bucket_bytes, ranks, apart=False, **more):
+    """`ranks` has the list of steps of each rank. `apart`: all but rank 0 begin with weights of their own."""
+    models = [model, *(other_weights(model) if apart else model for _ in ranks[1:])]
+    about = {"bucket_bytes": bucket_bytes, **more}
+    return run(
+        steps, [{"model": one, "steps": mine, **about} for one, mine in zip(models, ranks, strict=True)]
+    )
+
+
+def check_steps(model, bucket_bytes, ranks, words=" in step {}", relative=5e-5, **more):
+    found = run_steps(model, bucket_bytes, ranks, **more)
+    check_gradients(model, found, ranks, words, relative)
+    return found
+
+
+def check_gradients(model, found, ranks, words, relative=5e-5):
+    """The gradients after each step on all ranks are their mean."""
+    for number, each in enumerate(zip(*ranks, strict=True)):
+        expected = mean(model, model["state"], each)
+        for (rank, came), (name, value) in itertools.product(enumerate(found), expected.items()):
+            got = came["steps"][number]["gradients"].get(name)
+            what = f"the gradient of {name} on rank {rank} after finish{words.format(number + 1)}"
+            if value is None:
+                require(got is None, f"{what} is a tensor", "None")
+            else:
+                zeros = " (a gradient of zeros is not None)" * (not value.any())
+                require(got is not None, f"{what} is None", f"numbers{zeros}")
+                close(what, got, value, relative, dtype=model["state"][name].dtype)
+
+
+def check_buckets(*cases):
+    for (model, most), got in zip(cases, run(buckets, [list(cases)], group=False)[0], strict=True):
+        names, frozen = [*model["state"]], model.get("frozen", ())
+        sizes = ", ".join(str(value.nbytes) for value in model["state"].values())
+        numbers = " and ".join(str(place) for place, name in enumerate(names, 1) if name in frozen)
+        tried(
+            f"parameters of {sizes} bytes{f' (number {numbers} frozen)' if frozen else ''},"
+            f" bucket_bytes={most}; each bucket is a list of parameter numbers, counted from 1"
+        )
+        wanted = [[names.index(name) + 1 for name in bucket] for bucket in buckets_of(model, most)]
+        alike = len({str([sorted(bucket, key=str) for bucket in some]) for some in (got, wanted)}) == 1
+        order = ", which is right except for the order within each bucket" * alike
+        require(got == wanted, f"the list of buckets is {got}{order}", str(wanted))
+
+
+def test_1a_buckets_by_size():
+    """Models without a process group"""
+    widths = [random.randint(6, 11) for _ in range(8)]
+    check_buckets(
+        (draw(widths), random.randint(600, 1200)),
+        (draw([7] * 7), 2 * 4 * (7 * 7 + 7)),  # a bucket is filled to the last byte
+        (draw(widths, dtype=torch.float64), random.randint(1200, 2400)),
+    )
+
+
+def test_1b_frozen_and_large_parameters():
+    """Models without a process group"""
+    frozen = ["layers.1.weight", "layers.5.bias", "layers.4.bias"]
+    check_buckets(
+        (draw([5, 6, 40, 50, 6, 5, 7], frozen=frozen), 500),
+        (draw([40, 30, 50], frozen=["layers.0.bias"]), random.randint(20, 90)),
+        (draw([3, 4], frozen=["layers.0.weight", "layers.0.bias"]), 500),
+    )
+
+
+def drawn_buffers():
+    return {"total": floats(4), "count": integers(1, 1 << 20), "unsaved": floats(3)}
+
+
+@pytest.mark.parametrize("world_size", [3, 1])
+def test_2a_all_ranks_begin_equal(world_size):
+    """Different parameters (layers.0.weight is frozen) and buffers on each rank; forward(images, skip=[1])
+    and forward(images, [1])"""
+    model = draw([5, 4, 4, 3], frozen=["layers.0.weight"])
+    models = [other_weights(model) | {"buffers": drawn_buffers()} for _ in range(world_size)]
+    images, first = [floats(rank + 2, 5) for rank in range(world_size)], models[0]["state"]
+    expected = first | {f"drift.{name}": value for name, value in models[0]["buffers"].items()}
+    given = [{"model": one, "images": mine} for one, mine in zip(models, images, strict=True)]
+    for rank, came in enumerate(run(wrap, given)):
+        for name, value in expected.items():
+            close(f"{name} on rank {rank}", came["state"].get(name), value)
+        words = f"after __init__, the model on rank {rank} has new tensors: {came['replaced']}"
+        require(came["replaced"] == [], words, "the same tensors with new values")
+        output = forward(model, {name: value.double() for name, value in first.items()}, images[rank], [1])
+        for call, got in zip(
+            ("forward(images, skip=[1])", "forward(images, [1])"), came["outputs"], strict=True
+        ):
+            close(f"what {call} returns on rank {rank}", got, output)
+
+
+def test_2b_buffers_are_kept_equal():
+    """3 processes, different buffers on each rank before each forward; two passes in training mode, then two
+    in evaluation mode on the last rank alone, then one in training mode under no_grad(); all parameters
+    are frozen"""
+    modes = [(True, True), (True, True), (True, False)]  # training, with gradients
+    alone = [*modes[:2], (False, True), (False, False), modes[2]]
+    passes = [
+        [{"training": training, "grad": grad, "buffers": drawn_buffers()} for training, grad in mine]
+        for mine in (modes, modes, alone)
+    ]
+    model = draw([3, 3], frozen=["layers.0.weight", "layers.0.bias"], buffers=drawn_buffers())
+    for rank, seen in enumerate(run(drift, [{"model": model, "passes": mine} for mine in passes])):
+        for number, (one, got) in enumerate(zip(passes[rank], seen, strict=True)):
+            source = passes[0][min(number, 2)] if one["training"] else one
+            mode = ("training" if one["training"] else "evaluation") + ", under no_grad()" * (not one["grad"])
+            for name, value in source["buffers"].items():
+                close(
+                    f"in forward number {number + 1} ({mode}) on rank {rank}, the buffer {name!r}",
+                    got[name],
+                    value,
+                )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "double"), [(2, False), (3, False), (3, True), (4, False), (1, False)]
+)
+def test_3a_every_gradient_is_the_mean(world_size, double):
+    """2 steps, different images (and numbers of images) on each rank; one rank begins 0.05 s later"""
+    model = draw([6, 5, 7, 4, 3], dtype=torch.float64 if double else torch.float32)
+    ranks = [
+        [draw_step(model, 2 + rank + step, factor=1.0 + rank) for step in range(2)]
+        for rank in range(world_size)
+    ]
+    random.choice(ranks)[0]["sleep"] = 0.05
+    check_steps(model, 200, ranks, relative=1e-10 if double else 5e-5)
+
+
+MISSING = [
+    ([[], []], "forward runs the last layer first, so the first bucket becomes full last", [3, 2, 1, 0]),
+    ([[1], [3, 0], [2]], "each rank skips different layers", None),
+    ([[], [3], None, [0, 2]], "rank 2 has no backward at all, and ranks 1 and 3 skip layers", None),
+]
+
+
+@pytest.mark.parametrize(("skips", "words", "order"), MISSING)
+def test_3b_gradients_that_are_missing_on_some_ranks(skips, words, order):
+    tried(f"{len(skips)} processes, 4 layers: {words}")
+    model = draw([5] * 5, order=order)
+    ranks = [[draw_step(model) if skip is None else draw_step(model, 3, skips=[skip])] for skip in skips]
+    check_steps(model, 150, ranks, f" ({words})")
+
+
+def test_3c_gradients_that_are_missing_on_all_ranks():
+    """3 processes, 5 steps; in step 1, no rank uses layers.1 and only rank 2 uses layers.2; in step 3, all
+    gradients are zero; in step 4, ranks 0 and 1 have opposite gradients, rank 2 has zeros, and
+    layers.3.weight is now frozen; in step 5, no rank has a backward pass"""
+    model = draw([5] * 4)
+    some, all_of = [{"skips": [[1, 2]]}, {"skips": [[1, 2]]}, {"skips": [[1]]}], draw_step(model, 2)
+    ranks = [
+        [
+            draw_step(model, 3, **some[rank]),
+            draw_step(model, 2),
+            draw_step(model, 2, factor=0.0),
+            all_of | {"factor": (1.0, -1.0, 0.0)[rank], "freeze": ["layers.3.weight"]},
+            draw_step(model),
+        ]
+        for rank in range(3)
+    ]
+    check_steps(model, 10_000, ranks)
+
+
+def test_4a_nobody_waits_in_backward():
+    model, late = draw([6, 5, 7, 4, 3]), random.randrange(3)
+    tried(f"3 processes; rank {late} begins its backward only after the others have finished")
+    others = [rank for rank in range(3) if rank != late]
+    ranks = [[draw_step(model, 3, tells=late)] for _ in range(3)]
+    ranks[late] = [draw_step(model, 3, waits_for=others)]
+    try:
+        found = check_steps(model, 200, ranks, "")
+    except Verdict as verdict:
+        if verdict.status != "timeout":
+            raise
+        place = re.search(r"(all_)?\w+ number \d+ \(line \d+ of [^)]*\)", verdict.came)
+        came = f"rank {late} had not begun its backward when another waited for it in {place and place[0]}"
+        came = came if place else verdict.came
+        wanted = "backward and its hooks wait for no other rank: only finish waits"
+        raise Verdict("failed", came, wanted) from None
+    for rank, came in enumerate(found):
+        (step,) = came["steps"]
+        called = {event for event, _ in step["calls"] if event != "ended" and not event.startswith("reached")}
+        others = ", ".join(sorted(called - {"all_reduce"}))
+        what = f"in a step of a model without buffers, rank {rank} called {others}"
+        require(not others, what[:400], "only all_reduce")
+        slope = right(model, model["state"], ranks[rank][0])[1][0]
+        close(f"the gradient of the images on rank {rank}", step["slopes"][0], slope, 5e-5)
+
+
+def wide():
+    """A model and bucket_bytes such that there are three buckets or more, some of more than one layer."""
+    while True:
+        model, most = draw([random.randint(28, 47) for _ in range(7)]), random.randint(9000, 14000)
+        inside = [len({name.split(".")[1] for name in bucket}) for bucket in buckets_of(model, most)]
+        if 3 <= len(inside) <= 4 and inside[0] > 1 and inside[-1] > 1:
+            return model, most
+
+
+def kilobytes(sizes):
+    return " and ".join(f"{size / 1000:.1f} kB" for size in sizes) or "nothing"
+
+
+def check_overlap(model, most, ranks, **more):
+    """When backward reaches a layer, the buckets that are full by then have been sent, each in one call."""
+    plan = buckets_of(model, most)
+    sizes = [sum(model["state"][name].nbytes for name in bucket) for bucket in plan]
+    # The weight of two layers is complete when backward has left the first.
+    first, due = [min(int(name.split(".")[1]) for name in bucket) for bucket in plan], {"ended": len(sizes)}
+    for layer in range(len(model["widths"]) - 1):
+        due[f"reached layers.{layer}"] = next((n for n, one in enumerate(first) if one <= layer), len(first))
+    found = check_steps(model, most, ranks, apart=True, due=due, **more)
+    for (rank, came), number in itertools.product(enumerate(found), range(len(ranks[0]))):
+        sent, calls = [], [call for call in came["steps"][number]["calls"] if call[0] != "left no_sync"]
+        made = [f"{event} of {kilobytes([size])}" for event, size in calls if event not in due]
+        where = f"in step {number + 1}"
+        words = (
+            f"rank {rank} made {so_many(len(made), 'call')} of torch.distributed {where}: {', '.join(made)}"
+        )
+        of_each = f"one all_reduce for each of the {len(sizes)} buckets"
+        good = len(sizes) <= len(made) <= len(sizes) + 1
+        require(good, words[:400], f"{of_each} and at most one extra call")
+        for event, size in calls:
+            if event not in due:
+                sent.append(size)
+                continue
+            full, extra = sizes[: due[event]], 4 * len(model["state"])
+            good = len(sent) >= len(full) and all(
+                a <= b <= a + extra for a, b in zip(full, sent, strict=False)
+            )
+            words = f"when backward had {event} {where}, rank {rank} had sent {kilobytes(sent)}"
+            require(good, words, f"{kilobytes(full)}: {of_each}, as soon as it is full")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_4b_a_bucket_is_sent_as_soon_as_it_is_full(world_size):
+    model, most = wide()
+    layers = f"6 layers with widths {model['widths']}, bucket_bytes={most}"
+    tried(f"{world_size} processes, {layers}; what has been sent when backward reaches each layer?")
+    steps = range(4 - world_size)
+    check_overlap(model, most, [[draw_step(model, 2 + rank) for _ in steps] for rank in range(world_size)])
+
+
+@pytest.mark.parametrize(("world_size", "evaluation"), [(2, False), (3, True)])
+def test_4c_shared_and_frozen_parameters(world_size, evaluation):
+    width = random.randint(32, 43)
+    frozen = ["layers.2.weight"] + ["layers.5.weight", "layers.5.bias"] * evaluation
+    tried(
+        f"{world_size} processes, 6 layers with {width} inputs and outputs; layers.4 shares the weight of"
+        f" layers.1; frozen: {', '.join(frozen)}{' (in evaluation mode)' * evaluation}"
+    )
+    model = draw([width] * 7, tied=[[4, 1]], frozen=frozen)
+    ranks = [[draw_step(model, 2 + rank)] for rank in range(world_size)]
+    check_overlap(model, 4 * (2 * width * width + 4 * width), ranks, evaluation=evaluation)
+
+
+def test_5a_nothing_is_sent_in_no_sync():
+    """3 processes, a model with buffers: two passes in no_sync (a nested no_sync block comes before the
+    second), one pass outside, then finish"""
+    model = draw([20, 20, 20], buffers={"total": floats(1000), "count": integers(1, 9)})
+    ranks = [[draw_step(model, 2, 2, 2)] for _ in range(3)]
+    found, wanted = run_steps(model, 2000, ranks), "no call of torch.distributed: no gradients, no buffers"
+    for rank, came in enumerate(found):
+        done, called = 0, []
+        for event, _ in came["steps"][0]["calls"]:
+            called += [event]
+            if event == "left no_sync":
+                done, called = done + 1, called[:-1]
+                words = f"after pass {done} in no_sync, rank {rank} had called {', '.join(called)[:200]}"
+                require(not called, words, wanted)
+    check_gradients(model, found, ranks, "")
+
+
+def test_5b_gradients_of_several_passes():
+    """3 processes, 2 steps of 3 passes, the first two in no_sync; the ranks have different numbers of images;
+    rank 0 uses layers.1 only in its first pass, the other ranks skip layers.2 in theirs; in step 2, all
+    passes of rank 1 are in no_sync"""
+    model, ranks = draw([5] * 4), []
+    for rank in range(3):
+        skips = [[], [1], [1]] if rank == 0 else [[2], [], []]
+        ranks.append([draw_step(model, *range(1 + rank, 4 + rank), skips=skips) for _ in range(2)])
+    ranks[1][1]["quiet"] = True
+    check_steps(model, 150, ranks)
+
+
+def test_5b_after_an_exception():
+    """2 processes, 6 layers; an exception is raised in no_sync and caught; then a step with two passes, the
+    first in no_sync"""
+    model, most = wide()
+    check_overlap(model, most, [[draw_step(model, 2, 2, fails=True)] for _ in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "zeros", "columns"),
+    [(1, True, False), (2, False, False), (3, True, False), (4, False, True)],
+)
+def test_5c_the_same_curve_as_one_process(world_size, zeros, columns):
+    tried(
+        f"{so_many(world_size, 'process')} with different weights at first, 4 steps of gradient descent in 2"
+        f" passes each, gradients set to {'zero (not None)' if zeros else 'None'} before each step; compared"
+        f" with one process that has all images{'; weights stored by columns' * columns}"
+    )
+    model, rate = draw([6, 5, 5, 3]) | {"columns": columns}, 0.1
+    ranks = [
+        [draw_step(model, 1 + rank % 3, 1 + (rank + 1) % 3) for _ in range(4)] for rank in range(world_size)
+    ]
+    for each in zip(*ranks, strict=True):
+        images = sum(len(one[0]) for step in each for one in step["passes"])
+        for step in each:
+            step["factor"] = world_size / images
+    found = run_steps(model, 150, ranks, apart=True, zeros=zeros, rate=rate)
+    state = {name: value.double() for name, value in model["state"].items()}
+    for number, each in enumerate(zip(*ranks, strict=True)):
+        for rank, step in enumerate(each):
+            came = found[rank]["steps"][number]
+            for place, (got, loss) in enumerate(
+                zip(came["losses"], right(model, state, step)[0], strict=True)
+            ):
+                close(f"the loss of pass {place + 1} in step {number + 1} on rank {rank}", got, loss, 1e-4)
+            words = f"the gradients that rank {rank} got in step {number + 1} had changed by the end"
+            require(not came["changed"], f"{words}: {came['changed']}", "gradients in their own memory")
+        step = mean(model, state, each)
+        state = {name: value - rate * step[name] for name, value in state.items()}
+    for (rank, came), (name, value) in itertools.product(enumerate(found), state.items()):
+        close(f"{name} on rank {rank} after 4 steps", came["weights"].get(name), value, 1e-4)

@@ -1,0 +1,441 @@
+"""Exercise 04: one's own DistributedSampler, and an exact evaluation.
+
+Which order a sampler gives is its own affair. What is checked is what must hold for any: shards of processes
+that cannot talk to each other fit together, and an order that ought to be another is another.
+
+| axis | checked in |
+| --- | --- |
+| world size 1 to 4 | 1a to 1e, 3a, 3b; more in 1e and 3a |
+| sizes | 1c, 1d: a remainder; 1e: 0, 1, fewer than ranks; 3c: empty shards, but never all; 3d: above 2**24 |
+| seeds | 1b: two; 1c, 1d: five; 2a: 0 and 1 |
+| epochs | 2a: 0, 1, 2 and a late one; 2b: again, backwards, after a resume |
+| calls | 1f, 2b: after an unfinished pass; 3b: a second evaluation with other lengths |
+| container | 3a: evaluation_shard may return any iterable |
+| global random state | 1f: torch, random and numpy; in all others it differs between the ranks |
+| dtype, memory layout | `right` has bools, in one dimension |
+| modes, gradients, tied | there is no model |
+"""
+
+import collections
+import itertools
+import random
+
+import numpy
+import pytest
+import torch
+from grader import require, run, same, so_many, tried
+
+PROCESSES = 4
+MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing against 200,000 answers
+
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+def numbers(found, most):
+    """What an iterable gives, but not more than `most` of it: it may be endless."""
+    return [one.item() if hasattr(one, "item") else one for one in itertools.islice(found, most)]
+
+
+def ranks_of(case, me):
+    """There may be more ranks than processes: then each process stands for several."""
+    return range(me.rank, case["world_size"], me.world_size)
+
+
+def draw():
+    return [torch.rand(()).item(), random.random(), float(numpy.random.random())]
+
+
+def passes_of(student, rank, case):
+    """A sampler, and its numbers in each epoch. None means: no call of set_epoch. A pass before is
+    broken off after `breaks` numbers."""
+    noise = case["noise"] + rank
+    torch.manual_seed(noise)
+    random.seed(noise)
+    numpy.random.seed(noise)
+    options = {"seed": case["seed"], "drop_last": case["drop_last"]}
+    sampler = student.ShareSampler(case["size"], rank, case["world_size"], **options)
+    length, passes = len(sampler), []
+    begun = iter(sampler) if case["breaks"] else ()  # stays, as in a loop that is in a function
+    broken, between = numbers(begun, case["breaks"]), draw()
+    for epoch in case["epochs"]:
+        if epoch is not None:
+            sampler.set_epoch(epoch)
+        passes.append(numbers(sampler, 2 * case["size"] + 50))
+    return {"length": length, "passes": passes, "drawn": [between, draw()], "broken": broken}
+
+
+def samplers(student, me, cases):
+    return [[passes_of(student, rank, case) for rank in ranks_of(case, me)] for case in cases]
+
+
+def evaluation(student, me, cases):
+    def shard(rank, case):
+        found = student.evaluation_shard(case["size"], rank, case["world_size"])
+        return numbers(found, 2 * case["size"] + 50)
+
+    return [[shard(rank, case) for rank in ranks_of(case, me)] for case in cases]
+
+
+def accuracy(student, me, given):
+    """exact_accuracy of answers that are given, in one evaluation after the other."""
+    found = [student.exact_accuracy(right.repeat(given["times"])) for right in given["rights"]]
+    sent = sum(call.get("bytes", 0) + call.get("inner", 0) for call in me.calls)
+    return {"accuracies": found, "sent": sent}
+
+
+# ---- what is drawn, and what is right
+
+
+def case(size, world_size, drop_last=False, epochs=(None,), seed=None, breaks=0):
+    """One sampler for each of `world_size` ranks. Seeds are 1000 apart: seed + epoch will do."""
+    seed = random.randrange(1, 1 << 20) * 1000 if seed is None else seed
+    one = {"size": size, "world_size": world_size, "seed": seed, "drop_last": drop_last}
+    return one | {"epochs": list(epochs), "breaks": breaks, "noise": random.randrange(1 << 30)}
+
+
+def listed(values):
+    return ", ".join(map(str, values))
+
+
+def sizes_of(one):
+    return f"{so_many(one['size'], 'image')}, {so_many(one['world_size'], 'rank')}"
+
+
+def words_for(one):
+    return f"{sizes_of(one)}, seed {one['seed']}{', drop_last' if one['drop_last'] else ''}"
+
+
+def some(images):
+    """image 3; images 1, 2 and 5; of many, eight and how many more."""
+    words = [str(image) for image in sorted(images)]
+    words = words if len(words) < 10 else [*words[:8], f"{len(words) - 8} more"]
+    if len(words) < 2:
+        return f"image {words[0]}" if words else "no image"
+    return f"images {', '.join(words[:-1])} and {words[-1]}"
+
+
+def come(images):
+    return "appears" if len(images) == 1 else "appear"
+
+
+def dealt(body, cases):
+    """What each rank of each case got: a list of lists. No process can ask another: there is no group."""
+    sent = run(body, [cases] * PROCESSES, group=False)
+    ranks = [range(one["world_size"]) for one in cases]
+    return [
+        [sent[rank % PROCESSES][place][rank // PROCESSES] for rank in mine]
+        for place, mine in enumerate(ranks)
+    ]
+
+
+def valid_numbers(who, size, shard):
+    whole = all(type(value) is int for value in shard)
+    require(whole, f"{who} gives values that are not integers", "image numbers")
+    for number in shard:
+        require(0 <= number < size, f"{who} gives the number {number!s:.40}", f"numbers from 0 to {size - 1}")
+
+
+def together(one, shards):
+    """The shards of all ranks, put together, hold each image as often as they should."""
+    size, counts = one["size"], collections.Counter(itertools.chain(*shards))
+    low, rest = (0, 1) if one["drop_last"] else divmod(len(shards[0]) * len(shards), max(size, 1))
+    high = low + (rest > 0)
+    wanted = "each image once over all ranks" if high == 1 else f"each image {low} or {high} times"
+    if one["drop_last"] and size % len(shards):
+        wanted = "no image twice"
+    often = [number for number, count in counts.items() if count > high]
+    never = [number for number in range(size) if low and not counts[number]]
+    seldom = [number for number in range(size) if counts[number] < low]
+    lost = f"{some(never)} never"
+    if often:
+        place = [rank for rank, shard in enumerate(shards) if often[0] in shard]
+        ranks = (
+            f"{'rank' if len(place) == 1 else 'ranks'} {listed(place[:4])}{' and others' * (len(place) > 4)}"
+        )
+        came = f"{some([often[0]])} appears {counts[often[0]]} times (on {ranks})"
+        require(False, came + (f", and {lost}" if never else ""), wanted)
+    require(not never, f"{lost} {come(never)}", wanted)
+    require(not seldom, f"{some(seldom)} {come(seldom)} less often than other images", wanted)
+
+
+def deal(cases):
+    """Run samplers. Each rank's shard has the right length and consists of numbers of images, and the shards
+    fit together. Returns for each case what each rank sent."""
+    found = dealt(samplers, cases)
+    for one, ranks in zip(cases, found, strict=True):
+        tried(words_for(one))
+        length = (one["size"] + (not one["drop_last"]) * (one["world_size"] - 1)) // one["world_size"]
+        for rank, came in enumerate(ranks):
+            who = f"the sampler of rank {rank}"
+            for shard in came["passes"]:
+                valid_numbers(who, one["size"], shard)
+                require(len(shard) == length, f"{who} gives {so_many(len(shard), 'number')}", str(length))
+            same(f"len(sampler) of rank {rank}, before a pass,", came["length"], length)
+        for number, epoch in enumerate(one["epochs"]):
+            tried(words_for(one) + ("" if epoch is None else f", epoch {epoch}"))
+            together(one, [rank["passes"][number] for rank in ranks])
+    return found
+
+
+def shuffled(who, shard, size):
+    """A shard in an order that nobody would call an order. Chance would be off by 8 deviations at least."""
+    pairs = list(itertools.pairwise(shard))
+    common, times = collections.Counter((after - before) % size for before, after in pairs).most_common(1)[0]
+    rising = sum(after > before for before, after in pairs) / len(pairs)
+    came = f"{who} begins with {listed(shard[:6])}: "
+    alike = f"{times} of {len(pairs)} steps have the size {common}"
+    require(times <= len(pairs) / 4, came + alike, "a shuffle")
+    require(0.25 < rising < 0.75, came + f"{rising:.0%} of the steps go up", "a shuffle")
+
+
+def neighbours(shard):
+    return {frozenset(pair) for pair in itertools.pairwise(shard)}
+
+
+def differ(first, second, what):
+    """Two deals of the same images: other images for each rank, in another order. `what` names the two."""
+    for (rank, shard), (other, images) in itertools.product(enumerate(first), enumerate(second)):
+        common = len(set(shard) & set(images)) / len(shard)
+        of = f"rank {rank} has {common:.0%} of its images in common with rank {other} of {what[1]}"
+        wanted = "different images: shuffle all images before you distribute them"
+        require(common < 0.9 or len(first) == 1, f"with {what[0]}, {of}", wanted)
+        alike = len(neighbours(shard) & neighbours(images)) / len(shard)
+        came = f"with {what[0]} and {what[1]}, {alike:.0%} of rank {rank}'s images have the same neighbour"
+        require(alike < 0.25, came, "a different order")
+
+
+def by_chance(size, deals, what, other):
+    """What is left over, or comes again, is not the same for all seeds or epochs."""
+    counts = [collections.Counter(itertools.chain(*shards)) for shards in deals]
+    sets = [frozenset(number for number in range(size) if one[number] != 1) for one in counts]
+    came = f"{what}: {some(sets[0])}, whatever the {other}"
+    require(len(set(sets)) > 1, came, f"different images for a different {other}")
+
+
+def chance_of_seeds(size, drop_last, what):
+    cases = [case(size, 4, drop_last) for _ in range(5)]
+    deals = [[rank["passes"][0] for rank in ranks] for ranks in deal(cases)]
+    tried(f"{size} images, 4 ranks, {len(cases)} different seeds")
+    shards = [shards[0] for shards in deals]
+    came = f"rank 0 has {listed(shards[0][:6])} ..., in the same order whatever the seed"
+    require(any(shard != shards[0] for shard in shards), came, "a different order for a different seed")
+    by_chance(size, deals, what, "seed")
+
+
+def some_dozens():
+    return random.randrange(5, 12) * 12
+
+
+def test_1a_disjoint():
+    """1 to 4 ranks that can share the images evenly; each rank is a process without a process group"""
+    deal([case(random.randrange(5, 12) * world_size, world_size) for world_size in (2, 3, 4, 1)])
+
+
+def test_1b_the_order_depends_on_the_seed():
+    """400 or more images, 1, 2 and 4 ranks, two seeds"""
+    size, seed = random.randrange(100, 120) * 4, case(1, 1)["seed"]
+    seeds = (seed, seed + 1000)
+    cases = [case(size, world_size, seed=seed) for world_size in (1, 2, 4) for seed in seeds]
+    cases.append(case(size, 4, drop_last=True, seed=seed))
+    found = [[rank["passes"][0] for rank in ranks] for ranks in deal(cases)]
+    for one, first, second in zip(cases[::2], found[:-1:2], found[1::2], strict=False):
+        tried(f"{sizes_of(one)}, seeds {seeds[0]} and {seeds[1]}")
+        for rank, shard in enumerate(first):
+            shuffled(f"the shard of rank {rank}", shard, size)
+        differ(first, second, [f"seed {seed}" for seed in seeds])
+    # Whichever way they are dealt out, a shard goes through the one order from its beginning to its end.
+    place = {number: place for place, number in enumerate(found[0][0])}
+    for one, shards in zip(cases[2::2], found[2::2], strict=True):
+        tried(f"{words_for(one)}, compared with 1 rank with the same images and seed")
+        for rank, shard in enumerate(shards):
+            came = f"rank {rank} has {listed(shard[:6])} ..., not in the order that 1 rank has"
+            wanted = "an order that depends only on size, seed and epoch"
+            require(shard == sorted(shard, key=place.get), came, wanted)
+
+
+def test_1c_padded():
+    """2, 3 and 4 ranks, and a few images more than they can share evenly"""
+    deal([*(case(some_dozens() + 1, ranks) for ranks in (2, 3, 4)), case(some_dozens() + 2, 3)])
+
+
+def test_1c_by_chance():
+    """1 image more than 4 ranks can share evenly, 5 seeds"""
+    chance_of_seeds(random.randrange(10, 20) * 4 + 1, False, "repeated")
+
+
+def test_1d_dropped():
+    """1, 2, 3 and 4 ranks, and a few images more than they can share evenly; drop_last"""
+    deal([*(case(some_dozens() + 7, ranks, True) for ranks in (2, 3, 4, 1)), case(some_dozens(), 4, True)])
+
+
+def test_1d_by_chance():
+    """3 images more than 4 ranks can share evenly, 5 seeds; drop_last"""
+    chance_of_seeds(random.randrange(10, 20) * 4 + 3, True, "left out")
+
+
+def test_1e_few_images():
+    """Fewer images than ranks, or no images; with and without drop_last"""
+    many = random.randrange(9, 14)
+    sizes = [(3, 4), (2, 3), (2, 4), (1, 2), (1, 3), (1, 4), (0, 1), (0, 3), (many // 3, many), (2, many)]
+    deal([case(*size, drop_last) for size in sizes for drop_last in (False, True)])
+
+
+def test_1f_the_global_random_state():
+    """13 images, 3 ranks; global random numbers, drawn between two sampler numbers and afterwards"""
+    cases = [case(13, 3, drop_last, breaks=2) for drop_last in (False, True)]
+    for one, ranks in zip(cases, deal(cases), strict=True):
+        tried(f"{words_for(one)}: global random numbers, drawn between two sampler numbers and afterwards")
+        for rank, came in enumerate(ranks):
+            noise = one["noise"] + rank
+            own, python = torch.Generator().manual_seed(noise), random.Random(noise)
+            legacy = numpy.random.RandomState(noise)
+            for when, drawn in zip(
+                ("in a loop over the sampler", "after the sampler was used"), came["drawn"], strict=True
+            ):
+                right = torch.rand((), generator=own).item(), python.random(), float(legacy.random_sample())
+                for name, got, value in zip(("torch", "random", "numpy"), drawn, right, strict=True):
+                    wanted = f"{value}, as without the sampler: do not touch the global random state"
+                    require(got == value, f"on rank {rank}, {name} draws {got!r:.80} {when}", wanted)
+
+
+def test_2a_each_epoch_has_another_order():
+    """400 or more images, 3 ranks, seeds 0 and 1, four epochs"""
+    epochs = (0, 1, 2, random.randrange(20, 200))
+    size = random.randrange(134, 150) * 3 + 1
+    cases = [case(size, 3, bool(seed), epochs, seed) for seed in (0, 1)]
+    for one, ranks in zip(cases, deal(cases), strict=True):
+        tried(words_for(one) + f", epochs {listed(epochs)}")
+        shards = [[rank["passes"][number] for rank in ranks] for number in range(len(epochs))]
+        for number, epoch in enumerate(epochs):
+            shuffled(f"the shard of rank 0 in epoch {epoch}", shards[number][0], size)
+            for before in range(number):
+                differ(shards[before], shards[number], [f"epoch {epochs[before]}", f"epoch {epoch}"])
+        by_chance(size, shards, "left out" if one["drop_last"] else "repeated", "epoch")
+
+
+def test_2b_an_epoch_has_one_order():
+    """30 images, 2 ranks, an epoch after other epochs and in a new sampler"""
+    early, late = random.randrange(1, 10), random.randrange(11, 50)
+    first = case(30, 2, epochs=(None, early, late, None, early, 0), breaks=4)
+    second = case(30, 2, epochs=(late,), seed=first["seed"])
+    for rank, (long, short) in enumerate(zip(*deal([first, second]), strict=True)):
+        passes = long["passes"]
+        tried("30 images, 2 ranks, a pass that stops after 4 numbers, and then a full pass")
+        came = f"rank {rank} gets {long['broken']!r:.60}, and then, in the same epoch, {passes[0][:6]} ..."
+        require(long["broken"] == passes[0][:4], came, "each pass begins at the start, in the same order")
+        tried(f"30 images, 2 ranks, set_epoch({early}), ({late}), ({early}), (0), a pass after each")
+        for a, b, what in (
+            (2, 3, f"a second pass in epoch {late}"),
+            (1, 4, f"epoch {early} after epoch {late}"),
+            (0, 5, "set_epoch(0) after other epochs, unlike a new sampler,"),
+        ):
+            came = f"{what} gives rank {rank} a different order: {passes[b][:6]} ..."
+            require(passes[a] == passes[b], came, f"{passes[a][:6]} ...")
+        tried(f"30 images, 2 ranks, set_epoch({late}) in a new sampler, as in a run that resumes")
+        (again,) = short["passes"]
+        came = f"epoch {late} gives rank {rank} a different order than after other epochs: {again[:6]}"
+        require(again == passes[2], came, f"{passes[2][:6]} ...")
+
+
+def test_3a_each_image_is_evaluated_once():
+    """evaluation_shard: 2, 3, 4 and 1 ranks, and more"""
+    sizes = [(some_dozens() + 5, ranks) for ranks in (2, 3, 4, 1)] + [(some_dozens(), 4), (2, 4)]
+    sizes.append((random.randrange(30, 50), random.randrange(7, 11)))
+    cases = [{"size": size, "world_size": world_size} for size, world_size in sizes]
+    for one, shards in zip(cases, dealt(evaluation, cases), strict=True):
+        tried(f"evaluation_shard: {sizes_of(one)}")
+        for rank, shard in enumerate(shards):
+            valid_numbers(f"evaluation_shard of rank {rank}", one["size"], shard)
+        counts = collections.Counter(itertools.chain(*shards))
+        twice = [number for number, count in counts.items() if count > 1]
+        never = [number for number in range(one["size"]) if not counts[number]]
+        both = f"; not evaluated at all: {some(never)}" if never else ""
+        require(not twice, f"more than once: {some(twice)}{both}", "each image exactly once over all ranks")
+        require(not never, f"not evaluated at all: {some(never)}", "each image exactly once")
+        lengths = [len(shard) for shard in shards]
+        came = f"the numbers of images per rank are {listed(lengths)}"
+        require(max(lengths) - min(lengths) <= 1, came, "numbers that differ by at most one")
+
+
+def answers(count):
+    """Random answers; the part that is right is another on every rank."""
+    return torch.rand(count) < random.uniform(0.2, 0.9)
+
+
+def check_accuracy(*evaluations, times=None):
+    """One evaluation after the other, in the same processes: the answers of each rank. `times`: how often
+    those of a rank are repeated."""
+    ranks = list(zip(*evaluations, strict=True))
+    times = times or [1] * len(ranks)
+    inputs = [{"rights": list(rights), "times": often} for rights, often in zip(ranks, times, strict=True)]
+    sent = run(accuracy, inputs)
+    for number, rights in enumerate(evaluations):
+        good = [int(right.sum()) * often for right, often in zip(rights, times, strict=True)]
+        sizes = [len(right) * often for right, often in zip(rights, times, strict=True)]
+        expected = sum(good) / sum(sizes)
+        for rank, came in enumerate(sent):
+            got = came["accuracies"][number]
+            what = f"the accuracy on rank {rank}{', in the second evaluation,' if number else ''}"
+            kind = "a tensor or an array" if isinstance(got, torch.Tensor) else f"{got!r:.80}"
+            require(type(got) is float, f"{what} is {kind}", f"a Python float, {expected!r}")
+            few = ": only about 7 digits are correct" if abs(got - expected) < 1e-6 else ""
+            why = few or as_if(got, good, sizes, rank) or ", although rank 0 has the right one" * (rank > 0)
+            require(abs(got - expected) <= 1e-12, f"{what} is {got!r}{why}", f"{expected!r}")
+    return sent
+
+
+def as_if(got, good, sizes, rank):
+    """Words for what an accuracy is, if it is one of these."""
+    if not all(sizes) or len(sizes) == 1:
+        return ""
+    ways = {
+        "the accuracy for this rank's images alone": good[rank] / sizes[rank],
+        "all right answers, divided by the number of this rank's images": sum(good) / sizes[rank],
+        "this rank's right answers, divided by the number of all images": good[rank] / sum(sizes),
+    }
+    return next((f": {words}" for words, value in ways.items() if abs(got - value) < 1e-6), "")
+
+
+def shards_of(world_size):
+    """Uneven shards: rank 0 has many, the others a few."""
+    few = [random.randrange(3, 9) for _ in range(world_size - 1)]
+    return [answers(count) for count in (random.randrange(50, 90), *few)]
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 1, 2])
+def test_3b_uneven_shards(world_size):
+    first, second = shards_of(world_size), shards_of(world_size)
+    lengths = [listed(map(len, rights)) for rights in (first, second)]
+    # In the second, the last rank has only wrong answers; of 4, each has.
+    for right in second[0 if world_size == 4 else -1 :]:
+        right[:] = False
+    tried(f"{so_many(world_size, 'process')} with {lengths[0]} images, and then with {lengths[1]}")
+    check_accuracy(first, second)
+
+
+def test_3c_no_images_on_rank_1():
+    """3 processes, no images on rank 1"""
+    first, last = shards_of(2)
+    check_accuracy([first, answers(0), last])
+
+
+def test_3c_all_images_on_rank_2():
+    """4 processes, all images on rank 2"""
+    check_accuracy([answers(0), answers(0), answers(50), answers(0)])
+
+
+def test_3d_only_sums_are_sent():
+    """3 processes with 200,000 images each; the bytes that each process sends are counted"""
+    for rank, came in enumerate(check_accuracy([answers(200_000) for _ in range(3)])):
+        wanted = f"two numbers: at most {MOST_SENT} bytes"
+        require(came["sent"] <= MOST_SENT, f"rank {rank} sent {came['sent']} bytes", wanted)
+
+
+def test_3d_more_than_float32_can_count():
+    # float32 knows no odd number above 2**24. Rank 0 alone has more right answers than that.
+    wrong = 2 * random.randrange(50, 100)
+    right = torch.randperm(4201) >= wrong
+    times = (2**24 // (4201 - wrong) + 1) | 1
+    tried(f"2 processes with {times * 4201} and {3 * 4196} images")
+    check_accuracy([right, answers(4196)], times=[times, 3])

@@ -1,0 +1,507 @@
+"""Exercise 04a: ten scripts with a bug in each.
+
+Weights are compared with those of one process in float64, after each step. Which images a script uses is seen
+by the model.
+
+| axis | checked in |
+| --- | --- |
+| world size | 1a, 2a, 5a, 6a, 10a: 2 and 3; 3a: 1 to 3; 4a: 1, 3 and 4; 7a: 2 and 4; 8a: 1 and 2; 9a: 2, 3 |
+| sizes | 1a, 2a: images left over; 4a, 8a: a smaller last batch; 3a: uneven; 7a: uneven, an empty batch |
+| calls | 1a, 2a: several epochs; 8a: three restarts, and one after a stop while a snapshot is written |
+| seeds | 2a: 0 and others |
+| initial weights | 4a: other ones on each rank |
+| not finite | 5a: a broken image |
+| train or eval, buffers | 10a |
+| machines | 9a: fewer processes than devices, other numbers on the second machine |
+| dtype, memory layout, container, missing gradients, frozen, tied | the docstrings promise nothing |
+"""
+
+import ast
+import contextlib
+import functools
+import os
+from itertools import chain, pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from disks import file_events
+from grader import Verdict, close, floats, integers, require, run, same, so_many, tried
+from grader.ranks import Submission
+from grader.settings import STARTERS
+from learning import answers, compare, environments, learnt, parameters, pictures, run_and_count
+from torch import nn
+
+KINDS = ["order", "seed", "collective", "sum", "clipping"]
+KINDS += ["exchange", "mean of means", "resume", "device", "buffers"]
+OTHERS = ("mode", "start", "writer", "zero_grad")
+
+
+# ---- what runs in each rank
+
+
+class Stopped(BaseException):
+    """The cluster stops the job."""
+
+
+class Model(nn.Module):
+    """A layer, on wish a batch norm, and a layer. Notes the images that it is given in training, what
+    second.bias was then, and the gradients of its answers. After `stop` passes it stops; after `last` passes
+    it ends with the next save, when half of the file is written."""
+
+    def __init__(self, state, stop, last, tell):
+        super().__init__()
+        width = len(state["first.bias"])
+        self.first, self.second = nn.Linear(6, width), nn.Linear(width, 3)
+        self.norm = nn.BatchNorm1d(width) if "norm.weight" in state else nn.Identity()
+        self.load_state_dict(state)
+        self.given, self.before, self.arrived, self.passes = [], [], [], []
+        self.stop, self.last, self.tell = stop, last, tell
+
+    def forward(self, images):
+        if self.training and torch.is_grad_enabled():
+            if len(self.given) == self.stop:
+                raise Stopped
+            if len(self.given) == self.last:
+                file_events(largest=600)
+            self.tell({"event": "forward"})
+            self.given.append(images.detach().clone())
+            self.before.append(self.second.bias.detach().clone())
+            self.passes.append("forward")
+        answers = self.second(torch.tanh(self.norm(self.first(images))))
+        if answers.requires_grad:
+            answers.register_hook(self.back)
+        return answers
+
+    def back(self, gradient):
+        self.arrived.append(gradient.abs().max().item() if gradient.numel() else 0.0)
+        self.passes.append("backward")
+
+
+class Device:
+    """A device that is not there: notes what is put on it."""
+
+    def __init__(self, number, notes):
+        self.number, self.notes = number, notes
+
+    def put(self, thing):
+        self.notes.append([self.number, len(thing) if isinstance(thing, torch.Tensor) else "model"])
+        return thing
+
+
+def exchange_in_sight(me):
+    """DDP exchanges gradients where nobody sees it: have it call dist.all_reduce, which me.calls notes."""
+
+    def exchange(state, bucket):
+        work = dist.all_reduce(bucket.buffer().div_(me.world_size), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def begin(self, *words, begin=nn.parallel.DistributedDataParallel.__init__, **named):
+        begin(self, *words, **named)
+        self.register_comm_hook(None, exchange)
+
+    nn.parallel.DistributedDataParallel.__init__ = begin
+
+
+def kind(student, me, given):
+    """What the student calls the bug."""
+    return {"KIND": student.KIND} if hasattr(student, "KIND") else {}
+
+
+def train(student, me, given):
+    """Train with what is given: tensors, numbers, and what is special to one of the scripts."""
+    more, notes, scaler, result = dict(given["more"]), [], None, None
+    model = Model(given["state"], given.get("stop"), given.get("last"), me.tell)
+    if "accumulate" in more:
+        exchange_in_sight(me)
+    if "environment" in given:
+        os.environ.update(given["environment"])
+        more["devices"] = [Device(number, notes) for number in range(given["devices"])]
+    if "snapshot" in given:
+        more["path"] = str(me.disk / given["snapshot"])
+    if "scale" in given:
+        scaler = more["scaler"] = torch.amp.GradScaler("cpu", init_scale=given["scale"])
+    with contextlib.suppress(Stopped):
+        result = student.train(model, given["images"], given["labels"], **more)
+    sent = sum(call["bytes"] for call in me.calls if call.get("phase") == "begin")
+    facts = {
+        "state": dict(model.state_dict()),
+        "given": model.given,
+        "before": model.before,
+        "result": result,
+    }
+    facts |= {"arrived": model.arrived, "passes": model.passes, "put": notes, "sent": sent}
+    return facts | {"scale": scaler.get_scale() if scaler else None}
+
+
+# ---- what is drawn, and what is right
+
+
+def joined(lists):
+    return list(chain.from_iterable(lists))
+
+
+def trained(state, parts, own=None, disk=False, dies=(), **more):
+    """Run the script on as many ranks as there are parts. `own`: what is special to each rank, `more`: other
+    arguments of train."""
+    inputs = []
+    for (images, labels), mine in zip(parts, own or [{}] * len(parts), strict=True):
+        given = {"state": state, "images": images, "labels": labels} | mine
+        inputs.append(given | {"more": more | mine.get("more", {})})
+    return run_and_count(train, inputs, disk=disk, dies=dies)
+
+
+def numbers_of(rank, came, images):
+    """For each batch that the model was given: which images they are."""
+    known = {row.numpy().tobytes(): number for number, row in enumerate(images)}
+    batches = [[known.get(row.numpy().tobytes()) for row in batch] for batch in came["given"]]
+    strange = f"rank {rank} gave the model an image that is not in its data"
+    require(all(None not in batch for batch in batches), strange)
+    return batches
+
+
+def steps_of(parts, size):
+    """Batches of `size` of each rank, step by step."""
+    ranks = [zip(images.split(size), labels.split(size), strict=True) for images, labels in parts]
+    return list(zip(*ranks, strict=True))
+
+
+def script():
+    return next(iter(Submission.files))
+
+
+def named(right):
+    def test():
+        tried(f"KIND of {script()}")
+        (came,) = run(kind, [None], group=False)
+        require("KIND" in came, "there is no KIND", 'KIND = "..."')
+        came = came["KIND"]
+        is_known = came in [*KINDS, *OTHERS]
+        wanted = "the name of another kind in KINDS.md" if is_known else "one of the names in KINDS.md"
+        require(came == right, f"KIND is {came!r}"[:200], wanted)
+
+    return test
+
+
+for number, right in enumerate(KINDS, start=1):
+    globals()[f"test_{number}b_its_name"] = named(right)
+
+
+def bug(function):
+    """A test of a script. Of one that is as it was, it says no more than the user did: where it goes wrong
+    would be half of the answer."""
+
+    @functools.wraps(function)
+    def test(*words, **named):
+        try:
+            function(*words, **named)
+        except Verdict:
+            starter = STARTERS / script()
+            if starter.exists() and code_of(Submission.files[script()]) == code_of(starter.read_text()):
+                came = "the code is unchanged and still does what the user saw"
+                raise Verdict("failed", came, "what the docstring asks for") from None
+            raise
+
+    return test
+
+
+def code_of(text):
+    """A script without what it prints, its words, and its KIND: only what it does."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(getattr(node, "body", None), list):
+            node.body = [line for line in node.body if not only_words(line)]
+    return ast.dump(tree)
+
+
+def only_words(line):
+    if isinstance(line, ast.Assign):
+        return ast.unparse(line.targets[0]) == "KIND"
+    value = line.value if isinstance(line, ast.Expr) else None
+    prints = isinstance(value, ast.Call) and ast.unparse(value.func) == "print"
+    return prints or isinstance(value, ast.Constant)
+
+
+def epochs_of(ranks, images, epochs, share):
+    """The batches of each rank; and for each epoch, for each rank, the images in their order. All ranks must
+    have `share` in each epoch, in batches of 4."""
+    batches = [numbers_of(rank, came, images) for rank, came in enumerate(ranks)]
+    sizes = [4] * (share // 4) + [share % 4] * (share % 4 > 0)
+    cuts = [slice(epoch * len(sizes), (epoch + 1) * len(sizes)) for epoch in range(epochs)]
+    for rank, mine in enumerate(batches):
+        came = f"rank {rank} has {len(mine)} batches in {epochs} epochs"
+        require(
+            len(mine) == len(sizes) * epochs, came, f"{len(sizes) * epochs}, which is {len(sizes)} per epoch"
+        )
+        for epoch, cut in enumerate(cuts):
+            got = [len(batch) for batch in mine[cut]]
+            came = f"in epoch {epoch}, the batches of rank {rank} have {got} images"
+            require(got == sizes, came, f"{sizes}")
+    return batches, [[joined(mine[cut]) for mine in batches] for cut in cuts]
+
+
+def anew(found):
+    """Each epoch has an order of its own, is dealt anew, and is shuffled at all."""
+    for epoch, shares in enumerate(found):
+        for rank, share in enumerate(shares):
+            steps = {after - before for before, after in pairwise(share)}
+            came = f"in epoch {epoch}, rank {rank} has the images {share}"
+            require(len(steps) > 1 and min(steps) < 0, came, "a random order")
+            for before in range(epoch):
+                old = found[before][rank]
+                came = f"rank {rank} has the same order in epochs {before} and {epoch}: {share}"
+                require(share != old, came, "a new order in each epoch")
+                came = f"in epochs {before} and {epoch}, rank {rank} has the same images in a different order"
+                again = "all images are distributed anew in each epoch"
+                require(sorted(share) != sorted(old), came, again)
+
+
+def dealt(world_size, size, epochs, share, **more):
+    """Training in which the script deals out the images. Returns the images, and what each rank had."""
+    tried(f"{world_size} processes, {size} images, {epochs} epochs, batches of 4")
+    state, (both,), wanted = parameters(), pictures(size), min(size, share * world_size)
+    ranks = trained(state, [both] * world_size, epochs=epochs, batch_size=4, lr=0.5, **more)
+    batches, found = epochs_of(ranks, both[0], epochs, share)
+    for epoch, shares in enumerate(found):
+        images = {*joined(shares)}
+        came = f"in epoch {epoch}, all processes together have {len(images)} different images"
+        if wanted == size:
+            came = f"in epoch {epoch}, no rank has the images {sorted({*range(size)} - images)}"
+        require(len(images) == wanted, came, "every image" if wanted == size else f"{wanted}")
+    anew(found)
+    steps = [[(both[0][batch], both[1][batch]) for batch in step] for step in zip(*batches, strict=True)]
+    compare(ranks, learnt(state, steps, 0.5))
+    return both, found
+
+
+@pytest.mark.parametrize("world_size, size, epochs", [(2, 23, 4), (3, 25, 3)])
+@bug
+def test_1a_order(world_size, size, epochs):
+    dealt(world_size, size, epochs, -(-size // world_size))
+
+
+@pytest.mark.parametrize("world_size, size, epochs, seed", [(3, 25, 3, None), (2, 22, 4, 0)])
+@bug
+def test_2a_seed(world_size, size, epochs, seed):
+    share, seed = size // world_size, int(integers(1, 10_000, 1)) if seed is None else seed
+    both, found = dealt(world_size, size, epochs, share, seed=seed)
+    tried(f"{world_size} processes, the same {size} images, with two different seeds")
+    more = {"epochs": 1, "batch_size": 4, "lr": 0.5, "seed": seed + 20_000}
+    ranks = trained(parameters(), [both] * world_size, **more)
+    _, other = epochs_of(ranks, both[0], 1, share)
+    came = f"each process has the same images with seed {seed} and with seed {seed + 20_000}"
+    require(other[0] != found[0], came, "a different order for a different seed")
+
+
+@pytest.mark.parametrize("least", [(12, 4, 8), (10, 6), (12,)])
+@bug
+def test_3a_collective(least):
+    sizes = [size + int(integers(0, 3, 1)) for size in least]
+    words = f"{len(sizes)} processes with {', '.join(map(str, sizes))} test images"
+    tried(words if len(sizes) > 1 else f"one process with {sizes[0]} test images")
+    state, parts = parameters(), pictures(*[7] * len(sizes))
+    expected = learnt(state, [parts] * 3, 0.7)
+    tests, right = [], 0
+    for rank, size in enumerate(sizes):
+        # Labels that the trained model gives, but for some: each rank has another accuracy.
+        images = floats(200, 6)
+        best = answers(expected.state, images).topk(2).values
+        images = images[best[:, 0] - best[:, 1] > 0.05][:size]
+        labels = answers(expected.state, images).argmax(1)
+        wrong = (0, 3, 1)[rank] + int(integers(0, 2, 1))
+        labels[:wrong] = (labels[:wrong] + 1) % 3
+        right += size - wrong
+        tests.append({"more": {"test_images": images, "test_labels": labels}})
+    ranks = trained(state, parts, tests, epochs=3, lr=0.7)
+    compare(ranks, expected)
+    close("the accuracy that process 0 returns", ranks[0]["result"], right / sum(sizes))
+    for rank, came in enumerate(ranks[1:], start=1):
+        same(f"what process {rank} returns", came["result"], None)
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 1])
+@bug
+def test_4a_sum(world_size):
+    tried(f"{so_many(world_size, 'process')} with 11 images each, batches of 4, momentum and weight decay")
+    own, parts = [{"state": parameters()} for _ in range(world_size)], pictures(*[11] * world_size)
+    ranks = trained(None, parts, own, batch_size=4, lr=0.4, momentum=0.8, weight_decay=0.1)
+    compare(ranks, learnt(own[0]["state"], steps_of(parts, 4), 0.4, 0.8, 0.1))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@bug
+def test_5a_clipping(world_size):
+    scale = 2.0**16 if world_size == 2 else 2.0 ** int(integers(11, 16, 1))
+    tried(
+        f"{world_size} processes, 6 steps, an initial scale of {scale:.0f}; "
+        "one process has a broken image (inf) in the third step"
+    )
+    state, parts = parameters(), pictures(*[18] * world_size)
+    parts[-1][0][7, 2] = float("inf")
+    # Some steps are to be clipped and some not: 0.5 is a usual size of a gradient here.
+    settings, own = {"lr": 0.4, "momentum": 0.8}, [{"scale": scale}] * world_size
+    ranks = trained(state, parts, own, batch_size=3, max_norm=0.5, **settings)
+    compare(ranks, learnt(state, steps_of(parts, 3), **settings, most=0.5))
+    for rank, came in enumerate(ranks):
+        what = f"the scale of the scaler on rank {rank} is {came['scale']} at the end"[:200]
+        require(came["scale"] == scale / 2, what, f"{scale / 2}, halved after the skipped step")
+        # In a batch of 3 images, no gradient of the loss itself by an answer is larger than 1/3.
+        what = f"in the first step, the largest gradient of the loss on rank {rank} is {came['arrived'][0]}"
+        require(came["arrived"][0] > 1, what, "a loss that is scaled before the backward pass")
+
+
+@pytest.mark.parametrize("world_size, accumulate", [(2, 4), (3, 2)])
+@bug
+def test_6a_exchange(world_size, accumulate):
+    tried(f"{world_size} processes, 3 steps of {accumulate} batches with 2 images each")
+    state, parts = parameters(), pictures(*[6 * accumulate] * world_size)
+    ranks = trained(state, parts, batch_size=2, accumulate=accumulate, lr=0.3)
+    compare(ranks, learnt(state, steps_of(parts, 2 * accumulate), 0.3), passes=accumulate)
+    once = 4 * sum(value.numel() for value in state.values())
+    for rank, came in enumerate(ranks):
+        same(f"the number of batches of rank {rank}", len(came["given"]), 3 * accumulate)
+        what = f"rank {rank} goes forward with another batch before the backward pass of the previous batch"
+        each = "a forward and a backward pass for each small batch, because the large batch is too large"
+        require(came["passes"] == ["forward", "backward"] * (3 * accumulate), what, each)
+        times = came["sent"] / once
+        what = f"the processes send as much data as in about {round(times)} exchanges"
+        # Whoever also exchanges the parameters once, in the beginning, does no harm.
+        require(2.7 < times < 4.3, what, "3: one exchange of all gradients per step")
+
+
+@pytest.mark.parametrize("sizes, steps", [((13, 4), 3), ((5, 11, 1, 8), 2)])
+@bug
+def test_7a_mean_of_means(sizes, steps):
+    tried(f"{len(sizes)} processes with {', '.join(map(str, sizes))} images, {steps} steps")
+    state, parts = parameters(), pictures(*sizes)
+    ranks = trained(state, parts, steps=steps, lr=0.8)
+    for rank, came in enumerate(ranks):
+        seen = sorted(joined(numbers_of(rank, came, parts[rank][0])))
+        what = f"rank {rank} trained with {len(seen)} images, of which {len({*seen})} are different"
+        require(seen == [*range(sizes[rank])], what, f"each of its {sizes[rank]} images once")
+    cut = [zip(*(both.tensor_split(steps) for both in part), strict=True) for part in parts]
+    compare(ranks, learnt(state, list(zip(*cut, strict=True)), 0.8, alike=True))
+
+
+@bug
+def test_8a_resume():
+    settings, state, parts = {"lr": 0.4, "momentum": 0.8}, parameters(), pictures(8, 8)
+    shuffles = [torch.Generator().manual_seed(epoch) for epoch in range(5)]
+    batches = [torch.randperm(8, generator=one).split(3) for one in shuffles]
+    steps = [[[(images[b], labels[b]) for images, labels in parts] for b in epoch] for epoch in batches]
+    # Each line: epochs to reach, the forward pass in which all ranks are stopped, and the first epoch.
+    for number, (epochs, stop, first) in enumerate(((5, 7, 0), (4, None, 2), (5, None, 4), (5, None, 5))):
+        start = ("the first start", "the first restart", "the second restart", "the third restart")[number]
+        until = "stopped in epoch 2" if stop else f"{epochs} epochs in total"
+        tried(f"2 processes; {start}: {until}")
+        begin, own = parameters() if number else state, [{"snapshot": "snapshot.pt", "stop": stop}] * 2
+        ranks = trained(begin, parts, own, disk=True, epochs=epochs, batch_size=3, **settings)
+        if stop:
+            for rank, came in enumerate(ranks):
+                what = f"the number of batches of rank {rank} before it is stopped"
+                same(what, len(came["given"]), stop)
+            continue
+        wanted = [batch.tolist() for batch in joined(batches[first:epochs])]
+        until = f"{len(wanted)}: epochs {first} to {epochs - 1}" if wanted else "none: training is finished"
+        for rank, came in enumerate(ranks):
+            given = numbers_of(rank, came, parts[rank][0])
+            what = f"rank {rank} trains with {len(given)} batches after this start"
+            require(len(given) == len(wanted), what, until)
+            what = f"rank {rank} trains with the images {given} after this start"[:200]
+            order = f"{wanted}, the order of epochs {first} to {epochs - 1}"[:200]
+            require(given == wanted, what, order)
+        compare(ranks, learnt(state, joined(steps[:epochs]), **settings), len(joined(steps[:first])))
+
+    def torn(begin, **more):
+        own = [{"snapshot": "torn.pt", **more}]
+        return trained(begin, parts[:1], own, disk=True, dies=[0], epochs=3, batch_size=3, **settings)[0]
+
+    tried("1 process; stopped at the end of epoch 1, while it writes the snapshot")
+    if torn(state, last=5) is None:
+        tried("1 process; restarted after it was stopped while writing the snapshot of epoch 1")
+        given = numbers_of(0, torn(parameters()), parts[0][0])
+        words = "2 epochs: the epoch in which it was stopped, and the last epoch"
+        wanted = [batch.tolist() for batch in joined(batches[1:3])]
+        require(given == wanted, f"it trains with {len(given)} batches after this start", words)
+
+
+# For each machine how many processes it has, and how many devices.
+@pytest.mark.parametrize("machines", [((1, 2), (2, 3)), ((2, 4), (1, 1)), ((1, 1), (1, 2))])
+@bug
+def test_9a_device(machines):
+    words = " and ".join(f"{count} on {so_many(devices, 'device')}" for count, devices in machines)
+    tried(f"two machines with these processes: {words}")
+    of_each = environments(*(count for count, _ in machines))
+    devices = [machines[int(one["GROUP_RANK"])][1] for one in of_each]
+    own = [{"environment": one, "devices": many} for one, many in zip(of_each, devices, strict=True)]
+    state, (both,) = parameters(), pictures(7 * len(own) + 1)
+    mine = [[value[7 * rank : 7 * rank + 7] for value in both] for rank in range(len(own))]
+    ranks = trained(state, [both] * len(own), own, batch_size=4, lr=0.8)
+    for rank, (came, one) in enumerate(zip(ranks, of_each, strict=True)):
+        local, machine = one["LOCAL_RANK"], ("first", "second")[int(one["GROUP_RANK"])]
+        used, what = sorted({str(number) for number, _ in came["put"]}), [what for _, what in came["put"]]
+        devices = f"device {' and '.join(used)}" if used else "no device"
+        who = f"rank {rank} (local rank {local} on the {machine} machine)"
+        require(used == [local], f"{who} uses {devices}", f"only device {local}")
+        enough = "model" in what and sum(size for size in what if size != "model") >= 7
+        only = f"rank {rank} put only this on its device: {what}"[:200]
+        require(enough, only, "the model and its images")
+    compare(ranks, learnt(state, steps_of(mine, 4), 0.8))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@bug
+def test_10a_buffers(world_size):
+    tried(f"{world_size} processes with 12 images each, batches of 4, and 5 test images")
+    learns = parameters() | {"norm.weight": floats(5) + 2, "norm.bias": floats(5)}
+    state = learns | {"norm.running_mean": floats(5), "norm.running_var": floats(5) ** 2 + 0.5}
+    state["norm.num_batches_tracked"] = torch.tensor(0)
+    # Images of another brightness and contrast on each rank, as from another camera.
+    parts = enumerate(pictures(*[12] * world_size))
+    parts = [(images * (1 + rank) + 2 * rank, labels) for rank, (images, labels) in parts]
+    test = floats(5, 6) + 1
+    ranks = trained(state, parts, batch_size=4, lr=0.3, test_images=test)
+    expected = learnt(learns, steps_of(parts, 4), 0.3)
+    compare(ranks, expected)
+    running = running_of(learns, state, parts)
+    mean = [sum(kept) / world_size for kept in zip(*running, strict=True)]
+    answered = answers(expected.state, test, mean)
+    results = [came["result"] for came in ranks]
+    for rank, result in enumerate(results):
+        form = isinstance(result, torch.Tensor) and result.shape == (5, 3) and bool(result.isfinite().all())
+        require(form, f"rank {rank} returns something other than answers", "5 x 3 numbers")
+
+    def near(result, right):
+        return float((result - right).abs().max()) <= 2e-4 * max(1, float(answered.abs().max()))
+
+    # A wrong mend is not to look like none at all.
+    spread = zip(results, running_of(learns, state, parts, spread=True), strict=True)
+    spread = all(near(result, answers(expected.state, test, kept)) for result, kept in spread)
+    why = ": their buffers were made equal to those of rank 0 before each batch, but not after the last"
+    for rank, result in enumerate(results):
+        what = f"ranks 0 and {rank} give different answers for the same images{why * spread}"
+        require(near(result, results[0]), what, "the same answers on all ranks")
+    of_rank_0 = near(results[0], answers(expected.state, test, running[0]))
+    what = "all ranks agree, but running_mean and running_var are those of rank 0"
+    require(near(results[0], answered) or not of_rank_0, what, "the mean over all ranks")
+    for rank, result in enumerate(results):
+        close(f"the answers of rank {rank}", result, answered, 1e-4, 1)
+    for rank, came in enumerate(ranks):
+        for name, value in zip(("norm.running_mean", "norm.running_var"), mean, strict=True):
+            close(f"{name} of the model of rank {rank} at the end", came["state"].get(name), value, 1e-4, 1)
+
+
+def running_of(learns, state, parts, spread=False):
+    """Running mean and variance of each rank, as batch norm keeps them. Spread: before each batch, all ranks
+    take over those of rank 0."""
+    steps = steps_of(parts, 4)
+    ranks = [[state["norm.running_mean"].double(), state["norm.running_var"].double()] for _ in parts]
+    for number, step in enumerate(steps):
+        now = learnt(learns, steps[:number], 0.3).state
+        if spread:
+            ranks = [list(ranks[0]) for _ in parts]
+        for kept, (images, _) in zip(ranks, step, strict=True):
+            hidden = images.double() @ now["first.weight"].T + now["first.bias"]
+            kept[0] = 0.9 * kept[0] + 0.1 * hidden.mean(0)
+            kept[1] = 0.9 * kept[1] + 0.1 * hidden.var(0)
+    return ranks

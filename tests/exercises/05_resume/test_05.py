@@ -1,0 +1,435 @@
+"""Exercise 05: save, load, resume.
+
+| axis | checked in |
+| --- | --- |
+| world size | 1a: 3 processes; 1b, 2b: 1; 2a, 3a: 2 |
+| calls | 1b: saves over a snapshot, and over what a killed save has left; 3a: a training that has ended |
+| names of files | 1a, 1b, 2b: files of other runs, also those that differ only in the last suffix |
+| parts | 2a: momentum, a buffer, a scheduler, a fourth part |
+| no snapshot, half of one | 2b |
+| dtype, memory layout, frozen, missing gradients, tied | what state_dict() has: torch.save keeps it |
+| container, train or eval, sizes, seeds | the functions have none |
+"""
+
+import math
+import os
+import shutil
+import signal
+
+import torch
+import torch.distributed as dist
+from disks import file_events, look
+from grader import close, floats, integers, require, run, same, tried
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+SNAPSHOT = "run.v1.snapshot"
+# Files of other runs, with names that a temporary file might have.
+OTHERS = ["temporary", "tmp", "unfinished", "snapshot.tmp", "later.tmp", "later.temporary", "notes.txt"]
+OTHERS += ["run.tmp", "run.temporary", "run"]
+SHAPES = {
+    "first.weight": (8, 6),
+    "first.bias": (8,),
+    "second.weight": (3, 8),
+    "second.bias": (3,),
+    "scale": (8,),
+}
+MOST_EVENTS = 20
+
+
+# ---- what runs in each rank
+
+
+class Model(nn.Module):
+    """Two layers and a buffer. If asked to, it kills its process in one of its forward passes."""
+
+    def __init__(self, state, die_in=None):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("scale", torch.ones(8))
+        self.load_state_dict(state)
+        self.calls, self.die_in = 0, die_in
+
+    def forward(self, images):
+        self.calls += 1
+        if self.calls == self.die_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.second(torch.tanh(self.first(images)) * self.scale)
+
+
+class Counter:
+    """A part that is none of the three that every run has: it counts steps."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def parts_of(model, epochs=6):
+    """CosineAnnealingLR has another learning rate in each epoch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "counter": Counter()}
+
+
+def step(parts, gradients):
+    for name, parameter in parts["model"].named_parameters():
+        parameter.grad = gradients[name].clone()
+    parts["optimizer"].step()
+    parts["counter"].steps += 1
+
+
+def trained(given):
+    """Parts that have a history: an epoch of one step for each set of gradients."""
+    parts = parts_of(Model(given["state"]))
+    for gradients in given["history"]:
+        step(parts, gradients)
+        parts["scheduler"].step()
+    return parts
+
+
+def facts(parts):
+    weights = {name: value.clone() for name, value in parts["model"].state_dict().items()}
+    rate, steps = parts["optimizer"].param_groups[0]["lr"], parts["counter"].steps
+    return {"weights": weights, "rate": rate, "steps": steps}
+
+
+def path_of(me, disk):
+    (me.disk / disk).mkdir(exist_ok=True)
+    return me.disk / disk / SNAPSHOT
+
+
+def save(student, me, given):
+    for disk in given["disks"]:
+        snapshot = path_of(me, disk)
+        for name in OTHERS if given.get("others") else ():
+            (snapshot.parent / name).write_text(f"{name} is a file of another run")
+        student.save(snapshot, trained(given), len(given["history"]), me.rank)
+
+
+def save_and_die(student, me, given):
+    """Copy a folder, and save there. Returns the file events of the save, if it comes to its end."""
+    parts = trained(given)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    student.save(path_of(me, f"to-import-all-{me.rank}"), parts, 1, 0)
+    if given["copy"]:
+        shutil.copytree(me.disk / given["copy"], me.disk / given["disk"])
+    snapshot = path_of(me, given["disk"])
+    events = file_events(given.get("at"), given.get("largest"))
+    student.save(snapshot, parts, len(given["history"]), 0)
+    return [*events]
+
+
+def load(student, me, given):
+    """What load makes of fresh parts, in each folder; and what one more step makes of them."""
+    found = []
+    for disk in given["disks"]:
+        parts = parts_of(Model(given["state"]))
+        first = student.load(path_of(me, disk), parts)
+        loaded = facts(parts)
+        step(parts, given["gradients"])
+        parts["scheduler"].step()
+        found.append({"first": first, "loaded": loaded, "later": facts(parts)})
+    return found
+
+
+def put_back(student, me, given):
+    """Snapshots as they were before a save that was killed; and in one folder a newer file beside it."""
+    for disk, source in given.items():
+        snapshot = path_of(me, disk)
+        snapshot.unlink(missing_ok=True)
+        if source:
+            shutil.copyfile(path_of(me, source), snapshot)
+    shutil.copyfile(path_of(me, "later"), path_of(me, "other").with_name("later.snapshot"))
+    for name in OTHERS:
+        (me.disk / "other" / name).write_text(f"{name} is a file of another run")
+
+
+def train(student, me, given):
+    """One process of a training: to its end, or to a kill."""
+    parts = parts_of(Model(given["state"], given["die_in"]), 4)
+    model = nn.parallel.DistributedDataParallel(parts["model"])
+
+    def train_epoch(epoch):
+        losses = []
+        for batch in given["orders"][(epoch - 1) % 4].split(4):
+            losses.append(cross_entropy(model(given["images"][batch]), given["labels"][batch]))
+            parts["optimizer"].zero_grad()
+            losses[-1].backward()
+            parts["optimizer"].step()
+        return sum(losses).item() / len(losses)
+
+    try:
+        losses = student.train(path_of(me, given["disk"]), parts, train_epoch, 4, me.rank)
+    except RuntimeError as error:
+        if given["other_dies"]:  # without its gradients, this rank cannot go on
+            return str(error)
+        raise
+    kind = "None" if losses is None else f"something of the type {type(losses).__name__}"
+    epochs = [[*one] for one in losses.items()] if isinstance(losses, dict) else None
+    return {"kind": kind, "losses": epochs, "weights": facts(parts)["weights"]}
+
+
+# ---- what is drawn, and what is right
+
+
+def a_state():
+    return {name: floats(*shape) for name, shape in SHAPES.items()}
+
+
+def a_history():
+    """Weights, and gradients of four epochs. The last ones are for after load: no save gets them."""
+    return {"state": a_state(), "history": [a_state() for _ in range(4)]}
+
+
+def until(history, epoch, *disks, **more):
+    return history | {"history": history["history"][:epoch], "disks": disks} | more
+
+
+def rate_after(epoch, epochs):
+    return 0.05 * (1 + math.cos(math.pi * epoch / epochs))
+
+
+def descend(weights, momentum, gradients, rate):
+    """A step of SGD."""
+    for name in momentum:
+        momentum[name] = 0.9 * momentum[name] + gradients[name]
+        weights[name] = weights[name] - rate * momentum[name]
+
+
+def right(state, history):
+    weights, momentum = dict(state), dict.fromkeys([name for name in SHAPES if name != "scale"], 0)
+    for epoch, gradients in enumerate(history):
+        descend(weights, momentum, gradients, rate_after(epoch, 6))
+    return {"weights": weights, "rate": rate_after(len(history), 6), "steps": len(history)}
+
+
+def listed(names):
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def look_into(*disks):
+    """By a run without the student's code. A content that is None is that of a folder."""
+    found = run(look, [disks], group=False, student=False, disk=True)[0]
+    for one in (one for files in found.values() for one in files.values()):
+        one["bytes"] = None if one["bytes"] is None else one["bytes"].numpy().tobytes()
+    return found
+
+
+def without_others(what, files):
+    """The files of a folder without those of other runs, which must be as they were."""
+    for name in OTHERS:
+        is_same = name in files and files[name]["bytes"] == f"{name} is a file of another run".encode()
+        kept = "the files of other runs, as they were"
+        require(name in files, f"{what}, {name} is gone: a file of another run", kept)
+        require(is_same, f"{what}, {name} has changed: a file of another run", kept)
+    return {name: one for name, one in files.items() if name not in OTHERS}
+
+
+def check_load(history, epochs, world_size=1):
+    """`epochs`: for each disk the last epoch before load, 0 where there is no snapshot; and words."""
+    last = history["history"][-1]
+    jobs = [{"gradients": last, "disks": [*epochs], "state": a_state()} for _ in range(world_size)]
+    for rank, came in enumerate(run(load, jobs, disk=True)):
+        on = f"on rank {rank},"
+        for (epoch, words), got in zip(epochs.values(), came, strict=True):
+            tried(words)
+            same(f"{on} what load returns", got["first"], epoch + 1)
+            state, past = (history if epoch else jobs[rank])["state"], history["history"][:epoch]
+            expected, now = right(state, past), got["loaded"]
+            for name, value in expected["weights"].items():
+                close(f"{on} {name} after load", now["weights"][name], value)
+            counted = f"{on} what `counter`, a fourth part, has counted after load"
+            same(counted, now["steps"], expected["steps"])
+            close(f"{on} the learning rate after load", now["rate"], expected["rate"], scale=0.01)
+            expected, now = right(state, [*past, last]), got["later"]
+            for name, value in expected["weights"].items():
+                close(f"{on} {name} after load and one more step", now["weights"][name], value)
+            later = f"{on} the learning rate of the epoch after that"
+            close(later, now["rate"], expected["rate"], scale=0.01)
+
+
+def test_1a_rank_0_saves():
+    """3 processes, each with its own disk, save after epoch 1"""
+    history, names = a_history(), ["disk-0", "disk-1", "disk-2"]
+    run(save, [until(history, 1, name) for name in names], disk=True)
+    first, *rest = look_into(*names).values()
+    came = f"the disk of rank 0 has {listed(first)}"
+    require(SNAPSHOT in first, came, f"{SNAPSHOT}, the path that save was given")
+    for rank, files in enumerate(rest, 1):
+        nothing = "nothing: on a shared disk, two processes would write to the same file"
+        require(not files, f"the disk of rank {rank} has {listed(files)}", nothing)
+    require({*first} == {SNAPSHOT}, came, f"only {SNAPSHOT}")
+
+
+def test_2a_every_process_restores_all_parts():
+    """2 processes save after epoch 3; 2 others, with different weights, load and take one more step"""
+    history = a_history()
+    run(save, [until(history, 3, f"disk-{rank}") for rank in range(2)], disk=True)
+    check_load(history, {"disk-0": (3, "")}, world_size=2)
+
+
+def test_1b_a_kill_at_any_moment():
+    """One process saves after epoch 1, another after epoch 2, to the same path, in a folder that has files of
+    other runs"""
+    history, files = a_history(), []
+    for epoch in (1, 2):
+        run(save, [until(history, epoch, "disk", others=True)], disk=True)
+        files.append(without_others("after save", look_into("disk")["disk"]).get(SNAPSHOT))
+        require(files[-1], f"there is no {SNAPSHOT}", "the snapshot of this epoch")
+    old, new = files
+    require(old["bytes"] != new["bytes"], f"{SNAPSHOT} has not changed", "the snapshot of epoch 2")
+    came = f"the second save wrote into the file of the first: {SNAPSHOT} has the same inode as before"
+    wanted = "a temporary file that is renamed: until then, the old file stays complete"
+    require(old["inode"] != new["inode"], came, wanted)
+    run(save, [until(history, 1, "before")], disk=True)
+    killed = killed_at_each_moment(history, new["size"])
+    before, *there = look_into("before", *killed).values()
+    before, epochs = before[SNAPSHOT], {}
+    complete = f"the {before['size']} bytes of epoch 1, until epoch 2 is completely written"
+    for (disk, words), found in zip(killed.items(), there, strict=True):
+        tried(words)
+        require(SNAPSHOT in found, f"{SNAPSHOT} is gone", "the snapshot of epoch 1, until it is replaced")
+        size, is_old = found[SNAPSHOT]["size"], found[SNAPSHOT]["bytes"] == before["bytes"]
+        require(is_old or size >= 0.98 * new["size"], f"{SNAPSHOT} has {size} bytes", complete)
+        epochs[disk] = (1 if is_old else 2, f"{words}; then load in another process")
+    # A rename works only inside one file system, and the folder of a job is often on another one.
+    outside = [name for name, one in look_into(".")["."].items() if one["bytes"] is not None]
+    came = f"a save that was killed has left {listed(outside)} outside of the folder of `snapshot`"
+    require(not outside, came, "a temporary file in the same folder")
+    tried("load in each folder in which a save was killed")
+    check_load(history, epochs)
+    again = "one more save, after epoch 3"
+    tried(f"{again}, in each folder in which a save was killed")
+    run(save, [until(history, 3, *killed)], disk=True)
+    for disk, found in look_into(*killed).items():
+        tried(f"{killed[disk]}; then {again}")
+        left = {*found} - {SNAPSHOT}
+        require(not left, f"in the folder, there still is {listed(left)}", f"only {SNAPSHOT}")
+    check_load(history, {disk: (3, f"{words}; then {again}; then load") for disk, words in killed.items()})
+
+
+def killed_at_each_moment(history, size):
+    """Saves after epoch 2 over the snapshot of epoch 1, each killed, before a file event or while bytes are
+    written. Returns the folders, with words for each."""
+    given, words = until(history, 2, copy="before"), "a save after epoch 2, killed"
+    (events,) = run(save_and_die, [given | {"disk": "whole"}], group=False, disk=True)
+    require(events, "it was not killed, since it renamed no file", "a temporary file that is renamed")
+    jobs = {f"{words} just before it {event}": {"at": at} for at, event in enumerate(events[:MOST_EVENTS], 1)}
+    for largest in (int(size * part) for part in (0.1, 0.5, 0.9)):
+        jobs[f"{words} after {largest} of {size} bytes are written"] = {"largest": largest}
+    tried(f"{words} when it opens, renames or removes a file, or while it writes")
+    inputs = [given | how | {"disk": f"killed-{number}"} for number, how in enumerate(jobs.values())]
+    ended = run(save_and_die, inputs, group=False, disk=True, dies=range(len(jobs)))
+    killed = {}
+    for what, one, came in zip(jobs, inputs, ended, strict=True):
+        tried(what)
+        most = f"no file could grow beyond {one.get('largest')} bytes"
+        came_words = f"{most}, but save returned as if it had written everything"
+        require(came is None or "at" in one, came_words, "all bytes written")
+        killed |= {one["disk"]: what} if came is None else {}
+    return killed
+
+
+def test_2b_no_snapshot_or_half_of_one():
+    history, killed = a_history(), "was killed when half of it was written; then load in another process"
+    check_load(history, {"empty": (0, "load in an empty folder")})
+    run(save, [until(history, 1, "before")], disk=True)
+    run(save, [until(history, 3, "later")], disk=True)
+    half = look_into("before")["before"].get(SNAPSHOT, {}).get("size", 0) // 2
+    epochs = {
+        "first": (0, f"the very first save {killed}"),
+        "second": (1, f"a save after epoch 2 {killed}"),
+        "other": (1, "a snapshot after epoch 1, and the newer later.snapshot of another run; then load"),
+    }
+    tried("load in folders in which a save was killed when half of it was written")
+    jobs = [{"disk": "first", "copy": None}, {"disk": "second", "copy": "before"}]
+    jobs = [until(history, 2, largest=half) | one for one in jobs]
+    run(save_and_die, jobs, group=False, disk=True, dies=[0, 1])
+    # What a save does to the snapshot itself is a check of its own: here it is as if it had not touched it.
+    disks = {"first": None, "second": "before", "other": "before"}
+    run(put_back, [disks], group=False, student=False, disk=True)
+    there = look_into(*epochs)
+    check_load(history, epochs)
+    after = look_into(*epochs)
+    without_others("after load", after["other"])
+    for disk, (_, words) in epochs.items():
+        tried(words)
+        changed = [name for name, one in there[disk].items() if after[disk].get(name) != one]
+        came = f"in the folder, load has changed or removed {listed(changed)}"
+        require(not changed, came, "all files as they were: load only reads, and removes none")
+
+
+class Training:
+    """4 epochs of 3 steps in one process, without a snapshot: what two ranks must come to."""
+
+    def __init__(self):
+        self.state, self.images, self.labels = a_state(), floats(24, 6), integers(0, 3, 24)
+        orders = [torch.randperm(24) for _ in range(4)]
+        self.orders, self.losses = [[one[rank::2] for one in orders] for rank in range(2)], [{}, {}]
+        model = Model(self.state)
+        weights, momentum = model.state_dict(), {name: 0 for name, _ in model.named_parameters()}
+        for epoch in range(1, 5):
+            sums = torch.zeros(2)
+            for place in range(3):
+                batches = [own[epoch - 1].split(4)[place] for own in self.orders]
+                losses = [cross_entropy(model(self.images[one]), self.labels[one]) for one in batches]
+                gradients = torch.autograd.grad(sum(losses) / 2, [*model.parameters()])
+                descend(
+                    weights, momentum, dict(zip(momentum, gradients, strict=True)), rate_after(epoch - 1, 4)
+                )
+                model.load_state_dict(weights)
+                sums += torch.stack(losses).detach()
+            for losses, total in zip(self.losses, sums, strict=True):
+                losses[epoch] = total.item() / 3
+        self.end = weights
+
+    def jobs(self, disk, after=0, die_in=None):
+        """For processes that begin after this epoch: those that go on have other weights at first, and NaN
+        for the images of the epochs before."""
+        images = torch.cat([self.images, torch.full((1, 6), float("nan"))])
+        labels = torch.cat([self.labels, self.labels[:1]])
+        given, jobs = {"disk": disk, "images": images, "labels": labels}, []
+        for rank, own in enumerate(self.orders):
+            orders = [torch.full((12,), 24)] * after + own[after:]
+            given |= {"state": a_state() if after else self.state, "orders": orders}
+            jobs.append(given | {"die_in": die_in if rank else None, "other_dies": die_in and not rank})
+        return jobs
+
+    def goes_on_to_its_end(self, disk, after=0):
+        for rank, came in enumerate(run(train, self.jobs(disk, after), disk=True)):
+            on, expected = f"on rank {rank},", list(range(after + 1, 5))
+            wanted = "a dict: the number of each epoch, and its loss"
+            require(came["losses"] is not None, f"{on} train returns {came['kind']}", wanted)
+            last = ", although the last one had ended," * (not expected)
+            losses = dict(came["losses"])
+            same(f"{on} the list of epochs trained{last}", sorted(losses), expected)
+            for epoch, loss in losses.items():
+                close(f"{on} the loss of epoch {epoch}", loss, self.losses[rank][epoch], 2e-4, 1.0)
+            for name, value in self.end.items():
+                close(f"{on} {name} in the end", came["weights"][name], value, 2e-4, 1.0)
+
+    def is_killed(self, disk, epoch):
+        ended = run(train, self.jobs(disk, die_in=(epoch - 1) * 3 + 2), disk=True, dies=[1])
+        require(ended[1] is None, "the training came to its end", f"SIGKILL in epoch {epoch}")
+
+
+def test_3a_one_curve():
+    training, words = Training(), "2 processes train 4 epochs"
+    tried(f"{words}, and neither is killed")
+    training.goes_on_to_its_end("whole")
+    # Also in an epoch after one with an odd number: every second epoch is not every epoch.
+    for disk, epoch, before in (("killed", 3, "epochs 1 and 2"), ("early", 2, "epoch 1")):
+        died = f"{words}; SIGKILL of rank 1 in the middle of epoch {epoch}"
+        tried(died)
+        training.is_killed(disk, epoch)
+        other = f"different initial weights, and NaN instead of the images of {before}"
+        tried(f"{died}; both are started again, with {other}")
+        training.goes_on_to_its_end(disk, after=epoch - 1)
+    tried("the same, and after the training has ended, both are started once more")
+    training.goes_on_to_its_end("early", after=4)

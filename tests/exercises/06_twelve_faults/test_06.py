@@ -1,0 +1,376 @@
+"""Exercise 06: a script with twelve faults.
+
+Weights and losses are compared with those of one process in float64, files with what process 0 was given.
+
+| axis | checked in |
+| --- | --- |
+| world size | 2 and 3 everywhere but in 8a and 9a (2; load is for one process) |
+| calls | 2a to 4a: several epochs and steps; 5a, 6a: two epochs, two seeds |
+| sizes | 3a: a smaller last batch; 5a, 6a: images left over; 10a: uneven parts, fewer images than processes |
+| seeds | 5a, 6a: 0 and others |
+| names | 8a: plain names; 9a: a missing weight, an unknown one, one under another name |
+| machines | 11a: as many devices on each, and other numbers |
+| dtype, memory layout, container, train or eval, frozen, missing gradients, tied | nothing is promised |
+"""
+
+import math
+import os
+import time
+from itertools import chain
+
+import pytest
+import torch
+from grader import Verdict, close, integers, require, run, same, so_many, tried
+from learning import answers, compare, environments, learnt, parameters, pictures, run_and_count
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+# ---- what runs in each rank
+
+
+class Model(nn.Module):
+    """Notes second.bias before each training forward pass, and how many images it has seen."""
+
+    def __init__(self, state, tell=None):
+        super().__init__()
+        self.tell, self.before, self.looked = tell, [], 0
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.load_state_dict(state)
+
+    def forward(self, images):
+        self.looked += len(images)
+        if self.tell and torch.is_grad_enabled():
+            self.tell({"event": "forward"})
+            self.before.append(self.second.bias.detach().clone())
+        return self.second(torch.tanh(self.first(images)))
+
+
+class Orders:
+    """A sampler with an order of its own for each epoch. After the last they begin again: a wrong number of
+    an epoch is to give a wrong order, and no exception from here."""
+
+    def __init__(self, orders):
+        self.orders, self.epoch, self.calls = orders, 0, []
+
+    def __iter__(self):
+        return iter(self.orders[self.epoch % len(self.orders)].tolist())
+
+    def __len__(self):
+        return len(self.orders[0])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+        self.calls.append(epoch)
+
+
+def train(student, me, given):
+    model, orders = Model(given["state"], me.tell), Orders(given["orders"])
+    loader = DataLoader(TensorDataset(*given["part"]), given["size"], sampler=orders)
+    parallel, losses = student.train(model, loader, len(given["orders"]), given["lr"])
+    facts = {"wrapped": getattr(parallel, "module", None) is model, "kind": type(parallel).__name__}
+    facts |= {"losses": losses, "epochs": orders.calls, "before": model.before}
+    return facts | {"state": dict(model.state_dict())}
+
+
+def loader(student, me, given):
+    """The batches of a loader of the student's in two epochs, and those of a loader with another seed."""
+    found = []
+    for seed, epochs in zip(given["seeds"], ((0, 1), (0,)), strict=True):
+        loader = student.make_loader(TensorDataset(*given["part"]), given["batch_size"], seed)
+        for epoch in epochs:
+            loader.sampler.set_epoch(epoch)
+            found.append([images.clone() for images, _ in loader])
+    return found
+
+
+def save(student, me, given):
+    """Save what each rank has. Each has a path of its own, as on machines that share no disk: whoever writes
+    can be seen by it."""
+    model = nn.parallel.DistributedDataParallel(Model(given["state"]))
+    with torch.no_grad():  # DDP has given all ranks the weights of rank 0
+        for name, weight in model.module.named_parameters():
+            weight.copy_(given["state"][name])
+    folder = me.disk / f"{me.rank}"
+    folder.mkdir(exist_ok=True)
+    student.save(model, given["epoch"], str(folder / "snapshot.pt"))
+
+
+def look(student, me, given):
+    """Who has written, and what is in the file, without the student's code."""
+    writers = [folder.name for folder in sorted(me.disk.iterdir()) if any(folder.iterdir())]
+    path, found = me.disk / "0" / "snapshot.pt", {"writers": writers, "state": {}}
+    if not path.is_file():
+        return found | {"error": "there is no file after save"}
+    try:
+        snapshot = torch.load(path, weights_only=True)
+    except Exception as error:
+        return found | {"error": f"the file cannot be loaded: {type(error).__name__}: {error}"[:200]}
+    for value in snapshot.values() if isinstance(snapshot, dict) else ():
+        if isinstance(value, dict) and any(map(torch.is_tensor, value.values())):
+            found["state"] = {name: item for name, item in value.items() if torch.is_tensor(item)}
+    return found | {"error": "" if found["state"] else "the file has no dictionary of weights"}
+
+
+def change(student, me, files):
+    """Copies of the snapshot, each without some names and with more, made without the student's code."""
+    for to, (without, more) in files.items():
+        snapshot = torch.load(me.disk / "0" / "snapshot.pt", weights_only=True)
+        for state in (value for value in snapshot.values() if isinstance(value, dict)):
+            for name in without:
+                state.pop(name, None)
+            state |= {name: torch.ones(2) for name in more}
+        torch.save(snapshot, me.disk / to)
+
+
+def load(student, me, given):
+    """Load into a model that has other weights; and then files that are damaged: whether each raises."""
+    model, raised = Model(given["state"]), []
+    epoch = student.load(model, str(me.disk / "0" / "snapshot.pt"))
+    for file in given["damaged"]:
+        try:
+            student.load(Model(given["state"]), str(me.disk / file))
+            raised.append(False)
+        except Exception:
+            raised.append(True)
+    return {"epoch": epoch, "state": dict(model.state_dict()), "raised": raised}
+
+
+def accuracy(student, me, given):
+    model = Model(given["state"])
+    return {"accuracy": student.accuracy(model, TensorDataset(*given["part"])), "looked": model.looked}
+
+
+def device(student, me, environment):
+    os.environ.update(environment)
+    return student.pick_device()
+
+
+def prepare(student, me, mine):
+    """Each rank would download other bytes, in two halves; rank 0 takes the longest. How long a download
+    takes nobody knows: whoever sleeps does not sleep long."""
+    sleep, time.sleep, downloads = time.sleep, lambda seconds: sleep(min(seconds, 0.01)), []
+
+    def download(path):
+        data = mine.numpy().tobytes()
+        downloads.append(path)
+        with open(path, "wb") as file:
+            file.write(data[: len(data) // 2])
+            file.flush()
+            sleep(0.3 if me.rank == 0 else 0.1)
+            file.write(data[len(data) // 2 :])
+
+    sleep(0.1 * me.rank)
+    data = student.prepare(str(me.disk / "data"), download)
+    content = bytes(data) if isinstance(data, bytes | bytearray) else b""
+    return {"data": content, "kind": type(data).__name__, "downloads": len(downloads)}
+
+
+def read(student, me, given):
+    path = me.disk / "data"
+    return path.read_bytes() if path.is_file() else None
+
+
+# ---- what is drawn, and what is right
+
+
+def trained(world_size, epochs, steps, size, orders_alike=True, fewer=0):
+    """Run `train` with loaders of the grader's. The last batch has `fewer` images less. Returns what came,
+    what is right, and the loss of each epoch. The learning rate falls along a cosine, once an epoch."""
+    state, count, lr = parameters(), steps * size - fewer, 0.7
+    inputs, batches = [], []
+    for part in pictures(*[count] * world_size):
+        orders = [torch.randperm(count) for _ in range(epochs)]
+        orders = orders[:1] * epochs if orders_alike else orders
+        inputs.append({"state": state, "part": part, "size": size, "orders": orders, "lr": lr})
+        mine = chain.from_iterable(order.split(size) for order in orders)
+        batches.append([(part[0][batch], part[1][batch]) for batch in mine])
+    rates = [lr * (1 + math.cos(math.pi * (step // steps) / epochs)) / 2 for step in range(epochs * steps)]
+    right = learnt(state, list(zip(*batches, strict=True)), rates)
+    losses = [sum(right.losses[epoch * steps : (epoch + 1) * steps]) / steps for epoch in range(epochs)]
+    return run_and_count(train, inputs), right, losses
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_1a_one_backward_pass(world_size):
+    """One step"""
+    compare(*trained(world_size, 1, 1, 7)[:2])
+
+
+@pytest.mark.parametrize("world_size, epochs, steps", [(2, 3, 4), (3, 4, 2)])
+def test_2a_the_learning_rate_falls_once_an_epoch(world_size, epochs, steps):
+    words = f"{world_size} processes, {epochs} epochs of {steps} steps"
+    tried(f"{words}; every epoch has the same order")
+    compare(*trained(world_size, epochs, steps, 3)[:2])
+
+
+@pytest.mark.parametrize("world_size, epochs, steps", [(2, 2, 3), (3, 2, 2)])
+def test_3a_the_losses_of_all(world_size, epochs, steps):
+    tried(f"{world_size} processes, {epochs} epochs of {steps} batches, the last one smaller")
+    ranks, right, losses = trained(world_size, epochs, steps, 3, fewer=2)
+    compare(ranks, right)
+    for rank, came in enumerate(ranks):
+        kind = f"the model that train returns on rank {rank} is {came['kind']:.40}"
+        require(came["wrapped"], kind, "the DDP model, whose .module is the plain model")
+        got = came["losses"]
+        require(isinstance(got, list) and len(got) == epochs, f"rank {rank} returns {got!r:.80}")
+        for epoch, loss in enumerate(losses):
+            close(f"the loss of epoch {epoch} that rank {rank} returns", got[epoch], loss, 1e-4)
+
+
+@pytest.mark.parametrize("world_size, epochs, steps", [(2, 3, 3), (3, 2, 4)])
+def test_4a_a_new_order_for_each_epoch(world_size, epochs, steps):
+    words = f"{world_size} processes, {epochs} epochs of {steps} steps"
+    tried(f"{words}; each epoch has its own order")
+    ranks, right, _ = trained(world_size, epochs, steps, 3, orders_alike=False)
+    try:
+        compare(ranks, right)
+    except Verdict as verdict:
+        told = ", ".join(map(str, ranks[0]["epochs"]))
+        verdict.came += f"; set_epoch was {f'called with {told}' if told else 'not called'}"
+        raise
+
+
+def loaded(world_size, size, batch_size):
+    """What each rank has in two epochs and with another seed, as numbers of images."""
+    tried(f"{world_size} processes, {size} images, a batch size of {batch_size}")
+    (part,), seed = pictures(size), int(integers(1, 10_000, 1)) if world_size == 2 else 0
+    given = {"part": part, "batch_size": batch_size, "seeds": [seed, seed + 20_000]}
+    known = {row.numpy().tobytes(): number for number, row in enumerate(part[0])}
+    found = []
+    for rank, came in enumerate(run(loader, [given] * world_size)):
+        found.append([[[known.get(row.numpy().tobytes()) for row in batch] for batch in one] for one in came])
+        strange = f"rank {rank} has an image that is not in its data"
+        require(all(None not in batch for one in found[-1] for batch in one), strange)
+    return found
+
+
+@pytest.mark.parametrize("world_size, images, batch_size", [(2, 26, 8), (3, 40, 12)])
+def test_5a_the_batch_size_of_all(world_size, images, batch_size):
+    share = batch_size // world_size
+    for rank, (batches, *_) in enumerate(loaded(world_size, images, batch_size)):
+        sizes, expected = [len(batch) for batch in batches], [share] * (images // world_size // share)
+        same(f"the numbers of images in the batches of rank {rank}", sizes, expected)
+
+
+@pytest.mark.parametrize("world_size, images, batch_size", [(2, 26, 4), (3, 40, 6)])
+def test_6a_no_image_twice(world_size, images, batch_size):
+    found, orders = loaded(world_size, images, batch_size), []
+    for number, epoch in enumerate(("epoch 0", "epoch 1", "epoch 0 with another seed")):
+        order = [image for mine in found for batch in mine[number] for image in batch]
+        twice = {image for image in order if order.count(image) > 1}
+        came = f"in {epoch}, {so_many(len(twice), 'image appears', 'images appear')} more than once"
+        require(not twice, came, "none")
+        least = images // world_size * world_size - batch_size
+        require(len(order) > least, f"{epoch} has {len(order)} of {images} images", f"more than {least}")
+        orders.append(order)
+    for other, came, wanted in (
+        (sorted(orders[0]), "the images are in the order of the data set", "a shuffled order"),
+        (orders[1], "epochs 0 and 1 have the same order", "a new order in each epoch"),
+        (orders[2], "two seeds give the same order", "a different order for a different seed"),
+    ):
+        require(orders[0] != other, came, wanted)
+
+
+def alone(body, given, student=False):
+    return run(body, [given], group=False, student=student, disk=True)[0]
+
+
+def saved(world_size):
+    """Snapshots by ranks whose weights differ. What is in the file is read without the student's code."""
+    tried(f"{so_many(world_size, 'process')}, each with its own weights and path, call save")
+    epoch, states = int(integers(1, 10_000, 1)), [parameters() for _ in range(world_size)]
+    run(save, [{"state": state, "epoch": epoch} for state in states], disk=True)
+    came = alone(look, None)
+    others = [rank for rank in came["writers"] if rank != "0"]
+    written = f"a file was written by process {' and process '.join(others)}"
+    require(not others, written, "only by process 0")
+    require(not came["error"], came["error"], "a snapshot, with the weights of process 0")
+    return epoch, states[0], came["state"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_7a_one_writer(world_size):
+    _, state, found = saved(world_size)
+    for name, value in state.items():  # whatever is before the names: that is 8a
+        got = next((one for its, one in found.items() if its.endswith(name)), None)
+        close(f"{name} in the file", got, value, 1e-6)
+
+
+def test_8a_plain_names():
+    _, state, found = saved(2)
+    same("the names in the file", sorted(found), sorted(state))
+
+
+def test_9a_what_was_saved_or_an_error():
+    epoch, state, _ = saved(2)
+    damages = {
+        "lacks a weight": (["second.bias"], []),
+        "has a weight that the model does not know": ([], ["third.weight"]),
+        "has a weight under another name": (["second.bias"], ["third.bias"]),
+    }
+    files = [f"damaged-{number}.pt" for number in range(len(damages))]
+    alone(change, dict(zip(files, damages.values(), strict=True)))
+    tried("one process loads the snapshot into a model with different weights")
+    came = alone(load, {"damaged": files, "state": parameters()}, student=True)
+    for name, value in state.items():
+        close(f"{name} after load", came["state"].get(name), value, 1e-6)
+    same("the epoch that load returns", came["epoch"], epoch)
+    for words, raised in zip(damages, came["raised"], strict=True):
+        tried(f"one process loads a file that {words}")
+        require(raised, "load returns as if nothing were wrong", "an error")
+
+
+@pytest.mark.parametrize("world_size, size", [(2, 9), (3, 19), (3, 2), (2, 8)])
+def test_10a_each_image_once(world_size, size):
+    tried(f"{world_size} processes, {size} test images")
+    state, ((images, _),) = parameters(), pictures(size)
+    right = answers(state, images).argmax(1)
+    # The first are right and the others wrong: what comes twice changes the number.
+    count = int(integers(1, size, 1)) if size > 2 else 1
+    labels = torch.where(torch.arange(size) < count, right, (right + 1) % 3)
+    ranks = run(accuracy, [{"state": state, "part": (images, labels)}] * world_size)
+    for rank, came in enumerate(ranks):
+        got = came["accuracy"]
+        try:
+            close(f"the accuracy on rank {rank}", got, count / size, 1e-6)
+        except Verdict as verdict:
+            if isinstance(got, float) and abs(got * world_size - count / size) < 1e-6:
+                verdict.came += f": that is the right accuracy, divided by {world_size} processes"
+            elif got == len(range(rank, count, world_size)) / size:
+                verdict.came += ": these are the correct answers of this process alone"
+            raise
+    for rank, came in enumerate(ranks if size > world_size else ()):
+        words = f"rank {rank} looked at all {size} images"
+        require(came["looked"] != size, words, "each process evaluates a part of the test set")
+
+
+@pytest.mark.parametrize("machines", [(2, 2), (1, 2), (2, 1, 1)])
+def test_11a_its_own_device(machines):
+    words = ", ".join(map(str, machines))
+    tried(f"{len(machines)} machines with {words} devices, and one process per device")
+    # The ranks of the run are no help: only what torchrun says counts.
+    facts = environments(*machines)
+    facts = [facts[place] for place in torch.randperm(len(facts)).tolist()]
+    for one, came in zip(facts, run(device, facts), strict=True):
+        where = f"rank {one['RANK']} (local rank {one['LOCAL_RANK']})"
+        same(f"the device of {where}", came, int(one["LOCAL_RANK"]))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_12a_one_download(world_size):
+    """Each process has different bytes to download"""
+    data = [integers(0, 256, 40 + 10 * rank).byte() for rank in range(world_size)]
+    ranks = run(prepare, data, disk=True)
+    downloads = sum(one["downloads"] for one in ranks)
+    require(downloads, "no process called download", "one download")
+    same("the number of downloads", downloads, 1)
+    seen, data = alone(read, None), [one.tolist() for one in data]
+    require(seen is not None, "there is no file afterwards", "the downloaded file")
+    mixed = "the file holds bytes that no single process downloaded: several processes wrote to it"
+    require(seen.tolist() in data, mixed, "the bytes of one download")
+    for rank, came in enumerate(ranks):
+        same(f"the type of what prepare returns on rank {rank}", came["kind"], "bytes")
+        words = f"rank {rank} has read {len(came['data'])} bytes, but not the final content of the file"
+        require(
+            came["data"].tolist() == seen.tolist(), words, f"the {len(seen)} bytes of one complete download"
+        )

@@ -1,0 +1,847 @@
+"""Exercise 06b: snapshots that survive a kill at any moment.
+
+| axis | checked in |
+| --- | --- |
+| world size | 4a: 1 to 3 processes; 4b: 4; the others: 1 |
+| what a state is | 2a: a list, nested dicts, None, keys that are numbers; 4a: another size on each rank |
+| dtype | 2a: float64, bfloat16, int16, bool, int64; 1b: uint8 |
+| sizes | 2a: an empty tensor, a single number; 3a: a smaller last batch, a batch larger than the data |
+| calls | 1a: six saves; 2a, 1c: one step twice; 2e: three loads; 3c: several kills |
+| names of files | 1a, 1c, 2a, 2e: others' files, step-old.snapshot, refused ones; a folder with a [ |
+| dates of files | 2a to 2e: the newest step has the oldest date |
+| seeds | 3a: 0; the epoch's number is added to it |
+| options of the optimizer | 3b: others than the ones with which it was made |
+| train or eval, memory layout, frozen, tied | what state_dict() has: torch.save keeps it |
+"""
+
+import io
+import os
+import pickle
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+
+import pytest
+import torch
+from disks import file_events, look
+from grader import Verdict, close, floats, integers, require, run, same, so_many, tried
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+NUMBERED = {0: 0.5, 7: None}  # keys that are numbers
+MOST_EVENTS = 40
+
+
+# ---- what runs in each rank
+
+
+def write(student, me, folders):
+    """Files of these contents; the first by name gets the newest date. Runs without the student's code."""
+    for folder, files in folders.items():
+        (me.disk / folder).mkdir(exist_ok=True)
+        for age, (name, content) in enumerate(sorted(files.items())):
+            path = me.disk / folder / name
+            path.write_bytes(content.numpy().tobytes())
+            os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
+
+
+def place(me, name):
+    os.makedirs(me.disk / name, exist_ok=True)
+    return str(me.disk / name)
+
+
+def plain(value):
+    """What load returns, as it can be sent: keys as repr() writes them."""
+    if isinstance(value, dict):
+        return {repr(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def watch_the_disk(student):
+    """A list of each fsync and each rename from now on."""
+    events = []
+
+    def watched(name):
+        call = getattr(os, name)
+
+        def flushed(descriptor):
+            facts = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+            call(descriptor)
+            events.append({"event": "fsync", "inode": facts.st_ino, "size": facts.st_size})
+
+        setattr(os, name, flushed)
+        for key, value in list(vars(student).items()):
+            if value is call:
+                setattr(student, key, flushed)
+
+    def hook(event, arguments):
+        if event in ("os.rename", "os.link"):
+            source, to = (os.path.basename(os.fsdecode(name)) for name in arguments[:2])
+            if source != to:
+                events.append({"event": "rename", "to": to})
+
+    for name in ("fsync", "fdatasync"):
+        if hasattr(os, name):
+            watched(name)
+    sys.addaudithook(hook)
+    return events
+
+
+def save(student, me, saves):
+    """Some saves, one after the other. Returns what the last one did to the disk."""
+    for number, one in enumerate(saves, 1):
+        state = one["state"] | {"numbered": NUMBERED} if one["numbered"] else one["state"]
+        events = watch_the_disk(student) if number == len(saves) else []
+        student.save(place(me, one["folder"]), one["step"], one["job"], state)
+    return [*events]
+
+
+class RunsCode:
+    """What is unpickled as the result of a call: it makes a file. The current folder is me.disk."""
+
+    def __init__(self, file, kind):
+        self.result = {
+            "own": (eval, (f"open({file!r}, 'w').close()",)),
+            "pickle": (os.open, (file, os.O_CREAT | os.O_WRONLY)),
+            "torch": (io.open, (file, "w")),
+        }[kind]
+
+    def __reduce__(self):
+        return self.result
+
+
+def save_hostile(student, me, given):
+    """The student's own save, given an object that runs code when it is unpickled. It may refuse that."""
+    try:
+        student.save(place(me, "own"), 21, given, {"weights": RunsCode("ran/own", "own")})
+    except NotImplementedError:
+        raise
+    except Exception:
+        return
+
+
+def save_and_die(student, me, given):
+    """Copy a folder and save there. Returns the file events of the save, if it comes to its end."""
+    student.save(place(me, f"to-import-all-{me.rank}"), 1, given["job"], given["state"])
+    folder = str(me.disk / given["to"])
+    shutil.copytree(me.disk / "before", folder)
+    events = file_events(given.get("at"), given.get("largest"))
+    student.save(folder, given["step"], given["job"], given["state"])
+    return [*events]
+
+
+def load(student, me, given):
+    """What load returns for each folder, and what it writes to stderr, but for torch's own warnings."""
+    found, before = [], os.dup(2)
+    for name in given["folders"]:
+        with tempfile.TemporaryFile(dir=me.disk) as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.")
+            os.dup2(file.fileno(), 2)
+            try:
+                came = student.load(place(me, name), given["job"])
+            finally:
+                sys.stderr.flush()
+                os.dup2(before, 2)
+                file.seek(0)
+                said = file.read(20_000).decode(errors="replace")
+                sys.stderr.write(said)
+        found.append([plain(came), said])
+    return found
+
+
+class Model(nn.Module):
+    """Dropout draws random numbers, batch norm has buffers. On wish, a step that it does not survive."""
+
+    def __init__(self, weights, die_in=None):
+        super().__init__()
+        # A batch norm that never divides by almost nothing: twelve steps blow up a rounding error.
+        self.first, self.norm, self.dropout = nn.Linear(6, 8), nn.BatchNorm1d(8, eps=0.1), nn.Dropout(0.4)
+        self.second, self.step, self.die_in = nn.Linear(8, 3), 0, die_in
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(weights[name])
+
+    def forward(self, images):
+        self.step += 1
+        if self.step == self.die_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.second(self.dropout(self.norm(self.first(images)).tanh()))
+
+
+def batches(student, me, cases):
+    before, found = torch.get_rng_state(), []
+    for one in cases:
+        found.append(list(student.batches_from(one["step"], one["count"], one["job"])))
+    kinds = sorted({type(batch).__name__ for some in found for batch in some})
+    return {"batches": found, "kinds": kinds, "untouched": before.equal(torch.get_rng_state())}
+
+
+def train(student, me, given):
+    """One process of a training: from its beginning, or going on, to its end, or to a kill."""
+    torch.manual_seed(given["random"])
+    model = Model(given["weights"], given.get("die_in"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=given["lr"], momentum=given["momentum"])
+    if given.get("at"):
+        # Or what torch imports at the first save and the first load would be counted as well.
+        student.save(place(me, "to-import-all"), 1, given["job"], {})
+        student.load(place(me, "to-import-all"), given["job"])
+        torch.manual_seed(given["random"])
+        file_events(given["at"])
+    folder = place(me, given["folder"])
+    losses = student.train(folder, given["job"], model, optimizer, given["images"], given["labels"])
+    memory = {name: optimizer.state.get(p, {}).get("momentum_buffer") for name, p in model.named_parameters()}
+    losses = [[*one] for one in losses.items()] if isinstance(losses, dict) else losses
+    return {"losses": losses, "model": dict(model.state_dict()), "momentum": memory, "random": torch.rand(8)}
+
+
+def save_together(student, me, given):
+    """Saves of all ranks, each with a disk of its own. The disk of rank 0 is slow, or a rank that does not
+    wait for it would not be found out."""
+    disk, there, flush = place(me, f"{given['disk']}-{me.rank}"), [], os.fsync
+
+    def slow(descriptor):
+        time.sleep(0.05)
+        return flush(descriptor)
+
+    os.fsync = slow
+    for one in given["saves"]:
+        student.save_together(disk, one["step"], one["job"], one["state"])
+        there.append((me.disk / f"{given['disk']}-0" / f"step-{one['step']:08}.snapshot").exists())
+    return there
+
+
+def load_together(student, me, given):
+    disk = str(me.disk / f"{given['disk']}-{me.rank}")  # which need not exist
+    return plain(student.load_together(disk, given["job"]))
+
+
+# ---- what is drawn, and what is right
+
+
+def name_of(step):
+    return f"step-{step:08}.snapshot"
+
+
+def a_number(high=10**6):
+    return int(integers(1, high, 1))
+
+
+def a_job():
+    return {"name": f"job {a_number()}", "lr": 0.1, "seed": a_number()}
+
+
+def a_state():
+    """Small: a file that is written at once and not flushed is still in Python's memory then."""
+    return {
+        "weights": floats(3, 4),
+        "counts": integers(-(1 << 40), 1 << 40, 5),
+        "more": [{"momentum": None, "bytes": integers(0, 256, 6).byte()}, "word", 0.25],
+        "number": a_number(1 << 40),
+    }
+
+
+def other_kinds():
+    """Tensors of other kinds: not all ways to write down a state keep them."""
+    return {
+        "bfloat16": floats(4).bfloat16(),
+        "double": floats(2, 2).double() / 3,
+        "int16": integers(0, 1 << 14, 4).short(),
+        "yes or no": integers(0, 2, 7).bool(),
+        "one number": floats(1)[0],
+        "none": floats(0, 3),
+    }
+
+
+def saves(folder, job, *steps, numbered=False):
+    one = {"folder": folder, "job": job, "numbered": numbered}
+    return [one | {"step": step, "state": a_state()} for step in steps]
+
+
+def listed(names):
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def look_into(*folders):
+    """Name and content of each file, by a run without the student's code. A folder in it is None."""
+    contents = []
+    for files in run(look, [folders], group=False, student=False, disk=True)[0].values():
+        files = {name: one["bytes"] for name, one in files.items()}
+        contents.append({name: one if one is None else one.numpy().tobytes() for name, one in files.items()})
+    return contents
+
+
+def put(folders):
+    """Files into folders, new or old."""
+    run(write, [folders], group=False, student=False, disk=True)
+
+
+def one(body, given, **more):
+    """A run of one process with the student's code, but without a process group."""
+    return run(body, [given], group=False, disk=True, **more)[0]
+
+
+def load_all(job, *folders):
+    """For each folder, what load returns there, and what it writes to stderr."""
+    try:
+        return one(load, {"folders": folders, "job": job})
+    except Verdict as verdict:
+        # Several lines, which say how to load the file all the same.
+        words = r"Weights only load failed.*?(?= at line \d+ of |$)"
+        verdict.came = re.sub(words, "torch refuses the file, as it must", verdict.came, flags=re.DOTALL)
+        raise
+
+
+def brief(value):
+    """In one line, however large it is."""
+    words = " ".join(f"{value!r:.300}".split())
+    return words if len(words) < 80 else f"{words[:76]} ..."
+
+
+def equal(what, got, expected):
+    """The same nested values, and tensors that are equal in every bit."""
+    if isinstance(expected, torch.Tensor):
+        kind = f"{what} is {type(got).__name__}"
+        require(isinstance(got, torch.Tensor), kind, "the tensor that was saved")
+        kinds = [f"{one.dtype} with shape {[*one.shape]}".removeprefix("torch.") for one in (got, expected)]
+        require(kinds[0] == kinds[1], f"{what} is a tensor of {kinds[0]}", kinds[1])
+        for place_of in (got != expected).nonzero().tolist()[:1]:
+            wrong, right = (one[tuple(place_of)].item() for one in (got, expected))
+            require(False, f"{what} has {wrong} at {place_of}", f"{right}, as saved")
+    elif isinstance(expected, dict):
+        require(isinstance(got, dict), f"{what} is {brief(got)}", f"a dict with {[*expected]}")
+        keys = [*map(repr, expected)]
+        require(sorted(got) == sorted(keys), f"{what} has [{', '.join(got)}]", f"{[*expected]}")
+        for key in expected:
+            equal(f"{what}[{key!r}]", got[repr(key)], expected[key])
+    elif isinstance(expected, list):
+        is_alike = isinstance(got, list) and len(got) == len(expected)
+        require(is_alike, f"{what} is {brief(got)}", brief(expected))
+        for number, item in enumerate(expected):
+            equal(f"{what}[{number}]", got[number], item)
+    else:
+        same(what, got, expected)
+
+
+def loaded(where, came, expected, name="load"):
+    """`came` is what load returned, `expected` a save or None."""
+    if expected is None:
+        require(came is None, f"{where} {name} returns {brief(came)}", "None")
+        return
+    step, is_pair = expected["step"], isinstance(came, list) and len(came) == 2
+    require(is_pair, f"{where} {name} returns {brief(came)}", f"(step, state) of {name_of(step)}")
+    same(f"{where} the step that {name} returns", came[0], step)
+    state = expected["state"] | {"numbered": NUMBERED} if expected["numbered"] else expected["state"]
+    equal(f"{where} the state of step {step} that {name} returns", came[1], state)
+
+
+def refused_aloud(said, *names):
+    """In one line for each of these files, which has its name and a reason. Returns the reasons."""
+    lines, reasons = [line for line in said.splitlines() if line.strip()], []
+    says_nothing = {"refused", "refusing", "skipped", "skipping", "the", "is", "was", "file", "snapshot"}
+    says_nothing |= {"and", "trying", "try", "tries", "using", "one", "before", "previous", "older", "next"}
+    for name in names:
+        mine = [line for line in lines if name in line]
+        require(mine, f"no line on stderr contains {name}", f"a line that says that {name} is refused")
+        reasons.append(" ".join(word for word in mine[0].split() if name not in word))
+        words = {*re.findall(r"[^\W\d_]+", reasons[-1].lower())} - says_nothing  # of any language
+        require(words, f"the line on stderr is {mine[0]!r:.100}", "the file's name and the reason")
+    shown = " / ".join(line.strip()[:60] for line in lines[:4])
+    came = f"on stderr there {'is' if len(lines) == 1 else 'are'} {so_many(len(lines), 'line')}: {shown}"
+    require(len(lines) == len(names), came, "one line for each refused file, in your own words")
+    return reasons
+
+
+# ---- save
+
+
+def test_1a_two_newest_snapshots():
+    steps, left = (1, 9, 10, 12_345_678, 12_345_678, 5), [[1], [1, 9], [9, 10], *[[10, 12_345_678]] * 3]
+    begun = [", ".join(map(str, steps[:count])) for count in range(1, 7)]
+    words = [f"saves after the steps {some}, in this order" for some in begun]
+    folders = [f"{number} saves" for number in range(1, 6)] + ["6 saves [some not mine]"]
+    names = ["notes.txt", "best.snapshot", "snapshot.tmp", "temporary", "tmp", "unfinished", "notes~"]
+    names += [".part", f"{name_of(3)}.2.refused", f"old-{name_of(7)}"]
+    others = dict.fromkeys(names, b"mine")
+    others[f"{name_of(3)}.refused"] = b"precious"
+    old = {"step-old.snapshot": b"no snapshot of any step"}  # it may go or stay
+    put({folders[-1]: others | old})
+    job = a_job()
+    given = [saves(folder, job, *steps[:count]) for count, folder in enumerate(folders, 1)]
+    tried(words[-1])
+    one(save, [save for some in given for save in some])
+    for number, files in enumerate(look_into(*folders)):
+        tried(words[number])
+        what, new = "the list of files in the folder", {*files}
+        if number == 5:
+            tried(f"{words[-1]}, in a folder with {listed(others | old)}")
+            for name in sorted(others):
+                require(name in files, f"{name} is gone", "the file is left alone")
+                require(files[name] == others[name], f"{name} was overwritten", "the file is left alone")
+            # Without those that are there: where both lists are cut, they would look the same.
+            what, new = "the list of files beside notes.txt and the others", new - {*others, *old}
+        same(what, sorted(new), sorted(map(name_of, left[number])))
+
+
+def test_1b_on_the_disk_before_it_gets_its_name():
+    """Two saves; each fsync and each rename in the second save is recorded"""
+    events, name = one(save, saves("snapshots", a_job(), 1, 2)), name_of(2)
+    (files,) = run(look, [["snapshots"]], group=False, student=False, disk=True)
+    there = files["snapshots"].get(name)
+    require(there, f"{name} does not exist", "the snapshot of step 2")
+    renames = [number for number, one in enumerate(events) if one.get("to") == name]
+    require(renames, f"{name} was written under its own name", "a different name first, then a rename")
+    flushed = [(number, one) for number, one in enumerate(events) if one["event"] == "fsync"]
+    wanted = "a call on the file, before the file gets its name"
+    require(flushed, "os.fsync was not called", wanted)
+    mine = [(number, one["size"]) for number, one in flushed if one["inode"] == there["inode"]]
+    came = f"the file that is now {name} is not the file on which os.fsync was called"
+    require(mine, came, "the same file: renamed, not copied")
+    before = [size for number, size in mine if number < renames[-1]]
+    require(before, f"os.fsync was called after the file had become {name}", "a call before the rename")
+    came = f"at the os.fsync the file had {before[-1]} bytes, and at the end {there['size']}"
+    all_bytes = "all bytes: bytes that are still in Python's memory are not on the disk"
+    require(there["size"] in before, came, all_bytes)
+
+
+# ---- load
+
+
+def test_2a_the_newest_exactly():
+    """load in a folder without snapshots, and after saves of steps 99, 100, and 100 again with another state;
+    the file of step 99 has the later date"""
+    job = a_job()
+    given = [*saves("snapshots", job, 99), *saves("snapshots", job, 100, 100, numbered=True)]
+    given[0]["state"] = [floats(3, 4), {"more": [None, "word"]}, 0.5]  # a state need not be a dict
+    given[1]["state"] |= other_kinds()
+    given[2]["state"] |= other_kinds()
+    one(save, given)
+    (there,) = look_into("snapshots")
+    same("the list of files after these saves", sorted(there), [name_of(99), name_of(100)])
+    same("the list of everything beside the folder", sorted(look_into(".")[0]), ["snapshots"])
+    other = {"notes.txt": b"step-00000500.snapshot", f"{name_of(400)}.refused": b"not for load"}
+    other |= {"best.snapshot": b"neither is this", f"old-{name_of(7)}": b"nor this"}
+    put({"others": other, "one": {name_of(99): there[name_of(99)]}, "both [old]": there | other})
+    turned = dict(reversed(job.items()))
+    (none, _), (first, _), (second, _) = load_all(turned, "others", "one", "both [old]")
+    others, both = look_into("others", "both [old]")
+    loaded(f"in a folder with {listed(other)},", none, None)
+    same("the list of files in that folder afterwards", sorted(others), sorted(other))
+    loaded(f"with only {name_of(99)},", first, given[0])
+    is_first = str(given[1]["state"]["number"]) in str(second)
+    last = "the state that was saved for step 100 last"
+    require(not is_first, "load returns the first state of step 100", last)
+    loaded(f"with {name_of(99)} and {name_of(100)} in one folder,", second, given[2])
+    same("the list of files in the folder afterwards", sorted(both), sorted({*there, *other}))
+
+
+def test_1c_a_kill_at_any_moment():
+    """Saves of steps 1, 2 and 3, none killed"""
+    job, state = a_job(), a_state()
+    given = saves("before", job, 1, 2)
+    one(save, given)
+    inputs = {"job": job, "state": state}
+    wholes = {step: inputs | {"step": step, "to": f"whole-{step}"} for step in (3, 2)}
+    events = {step: one(save_and_die, given)[:MOST_EVENTS] for step, given in wholes.items()}
+    before, whole = look_into("before", "whole-3")
+    require(name_of(3) in whole, f"{name_of(3)} does not exist", "the snapshot of step 3")
+    came = "save has opened no file with open(), and renamed and removed none: there was no moment to kill it"
+    require(events[3], came, "a temporary file that you open and write yourself, and then a rename")
+    size, jobs = len(whole[name_of(3)]), {}
+    for step, moments in events.items():
+        for at, event in enumerate(moments, 1):
+            saved = "step 2 again" if step == 2 else "step 3"
+            jobs[f"SIGKILL just before a save of {saved} {event}"] = {"step": step, "at": at}
+    for largest in (int(size * part) for part in (0.03, 0.5, 0.97)):
+        words = f"a save of step 3 that ends after writing {largest} of {size} bytes"
+        jobs[words] = {"step": 3, "largest": largest}
+    folders = [f"killed-{number}" for number in range(len(jobs))]
+    inputs = [inputs | how | {"to": to} for how, to in zip(jobs.values(), folders, strict=True)]
+    tried("SIGKILL in saves of step 3, and of step 2 again")
+    ended = run(save_and_die, inputs, group=False, disk=True, dies=range(len(inputs)))
+    for (words, how), came in zip(jobs.items(), ended, strict=True):
+        tried(words)
+        most = f"no file could grow beyond {how.get('largest')} bytes"
+        wanted = "all bytes written (os.write may write less than it is given, and returns how much)"
+        came_words = f"{most}, but save returned as if it had written everything"
+        require(came is None or "at" in how, came_words, wanted)
+    there, expected = look_into(*folders), []
+    for (words, how), files in zip(jobs.items(), there, strict=True):
+        tried(words)
+        old = name_of(3) not in files if how["step"] == 3 else files.get(name_of(2)) == before[name_of(2)]
+        only_whole_snapshots_are_there(files, before, size, how)
+        expected.append(given[1] if old else given[1] | {"step": how["step"], "state": state})
+    tried("load in each folder in which a save was killed")
+    for words, (came, _), right in zip(jobs, load_all(job, *folders), expected, strict=True):
+        tried(f"{words}; then load in another process")
+        loaded("afterwards", came, right)
+    tried("one more save in each folder in which a save was killed")
+    one(save, [one for folder in folders for one in saves(folder, job, 4)])
+    for words, files in zip(jobs, look_into(*folders), strict=True):
+        is_tidy = name_of(4) in files and len(files) == 2 and name_of(1) not in files
+        came = f"after {words} and one more save, of step 4, the folder has {listed(files)}"
+        require(is_tidy, came, "the two newest snapshots")
+
+
+def only_whole_snapshots_are_there(files, before, size, how):
+    """Under a snapshot's name there is a whole one: those from before as they were, and step 3 or nothing."""
+    names = sorted(name for name in files if re.fullmatch(r"step-\d{8}\.snapshot", name))
+    foreign = [name for name in files if not name.startswith("step-")]
+    came = f"afterwards the folder has a file called {listed(foreign)}"
+    may_be = "any other name may belong to somebody else's file"
+    require(not foreign, came, f"a temporary file whose name begins with step-: {may_be}")
+    came = f"afterwards the folder has {listed(names)}"
+    if how["step"] == 2:
+        require(names == [*before], came, listed(before))
+        return
+    are_whole = len(names) >= 2 and {*names} <= {*map(name_of, (1, 2, 3))}
+    require(are_whole, came, f"{listed(before)}, or {name_of(2)} with {name_of(3)}")
+    for name in before.keys() & {*names}:
+        require(files[name] == before[name], f"{name} has changed", "an unchanged file")
+    if name_of(3) in names:
+        came = f"{name_of(3)} exists and has {len(files[name_of(3)])} bytes"
+        is_whole = len(files[name_of(3)]) >= 0.98 * size and "at" in how
+        require(is_whole, came, f"{size} bytes, or no file of that name")
+
+
+def prepare(*others):
+    """Steps 1 and 2 in `snapshots`, and other jobs' steps in folders of their names. Returns job, saves, and
+    the files of all folders."""
+    job = a_job()
+    given = saves("snapshots", job, 1, 2)
+    more = [one for name, step, change in others for one in saves(name, change(job), step)]
+    one(save, [*given, *more])
+    found = look_into("snapshots", *(name for name, *_ in others))
+    for one_of, files in zip([*given[1:], *more], found, strict=True):
+        require(name_of(one_of["step"]) in files, f"{name_of(one_of['step'])} does not exist", "a snapshot")
+    return job, given, found
+
+
+def test_2b_cut_or_damaged():
+    """Steps 1 and 2, with the snapshot of step 2 cut in the middle"""
+    job, given, (files,) = prepare()
+    first, data = files[name_of(1)], files[name_of(2)]
+    size, damaged = len(data), {}  # words, and what is left of the file
+    cuts = {0, 1, 2, 3, 4, 8, size - 1, size - 2, size - 4, size - 5, *integers(0, size, 10).tolist()}
+    for cut in sorted(cut for cut in cuts if 0 <= cut < size):
+        damaged[f"of which {cut or 'no'} of {size} bytes are left"] = data[:cut]
+    places = {*range(16), *range(size - 16, size), *integers(0, size, 30).tolist()}
+    # Most other bytes of a small file are torch's own: without these, many draws would hit no number at all.
+    for name in ("weights", "counts"):
+        content = given[1]["state"][name].numpy().tobytes()
+        if content in data:
+            places.add(data.find(content) + a_number(len(content)))
+    for at in sorted(places):
+        flipped = bytes([data[at] ^ 1 << a_number(8)])
+        words = f"of which byte {at + 1} of {size} has a different bit"
+        damaged[words] = data[:at] + flipped + data[at + 1 :]
+    for at in (0, size // 4, size // 2):
+        words = f"of which bytes {at + 1} to {at + size // 4} of {size} are zero"
+        damaged[words] = data[:at] + bytes(size // 4) + data[at + size // 4 :]
+    cases = [{name_of(1): first, name_of(2): one} for one in (data[: size // 2], *damaged.values())]
+    cases.append({name_of(1): first[: size // 2], name_of(2): data[: size // 3]})
+    put({f"{number}": case for number, case in enumerate(cases)})
+    ((came, said),) = load_all(job, "0")
+    loaded("with the newest snapshot cut in the middle,", came, given[0])
+    refused_aloud(said, name_of(2))
+    tried("steps 1 and 2, with the snapshot of step 2 cut short anywhere, or with damaged bytes")
+    *found, (came, said) = load_all(job, *(f"{number}" for number in range(1, len(cases))))
+    loaded("if both snapshots are cut,", came, None)
+    refused_aloud(said, name_of(2), name_of(1))
+    for what, (came, _) in zip(damaged, found, strict=True):
+        # A byte may be damaged that means nothing: then it is no fault to take the file.
+        is_harmless = "left" not in what and isinstance(came, list) and came[:1] == [2]
+        loaded(f"with {name_of(2)}, {what},", came, given[1 if is_harmless else 0])
+
+
+def test_2c_foreign_snapshots():
+    others = (
+        ("a snapshot of a job with another seed", 11, lambda job: job | {"seed": job["seed"] + 1}),
+        ("a snapshot of a job with one more setting", 12, lambda job: job | {"epochs": 3}),
+        ("a snapshot of a job with one setting less", 13, lambda job: {"name": job["name"]}),
+        ("a snapshot of a job with another name", 14, lambda job: job | {"name": "another"}),
+        ("a snapshot of a job whose seed is a string", 15, lambda job: job | {"seed": str(job["seed"])}),
+    )
+    buffer = io.BytesIO()
+    torch.save({"weights": torch.ones(3)}, buffer)
+    contents = {
+        "a text": b"step 7 of my other program\n" * 40,
+        "a file of zeros": bytes(1000),
+        "noise": integers(0, 256, 3000).byte().numpy().tobytes(),
+        "a tensor in a file of torch.save": buffer.getvalue(),
+    }
+    tried("steps 1 and 2, and newer files that are not snapshots of this job")
+    job, given, (mine, *theirs) = prepare(*others)
+    found = zip(others, theirs, strict=True)
+    contents = {what: files[name_of(step)] for (what, step, _), files in found} | contents
+    names = {what: name_of(step) for step, what in enumerate(contents, 11)}
+    # Any other word on stderr counts as a reason: the folder's name is not to have one.
+    folders = {f"with-{names[what]}": mine | {names[what]: content} for what, content in contents.items()}
+    put(folders | {"both": mine | theirs[0] | theirs[1]})
+    *found, both = load_all(job, *folders, "both")
+    reasons = {}
+    for (what, name), (came, said) in zip(names.items(), found, strict=True):
+        tried(f"steps 1 and 2, and {name}: {what}")
+        loaded(f"beside {what},", came, given[1])
+        (reasons[what],) = refused_aloud(said, name)
+    tried("steps 1 and 2, and steps 11 and 12 of other jobs")
+    loaded("beside two files that must be refused,", both[0], given[1])
+    refused_aloud(both[1], name_of(11), name_of(12))
+    came = f"for noise and for another job's snapshot, load prints the same: {reasons['noise'].strip()!r:.80}"
+    require(reasons["noise"] != reasons[others[0][0]], came, "two different reasons")
+
+
+def test_2d_no_code_is_run():
+    kinds = {
+        "own": "a file by your own save, with an object that runs code when it is loaded",
+        "pickle": "a pickle that runs code when it is loaded",
+        "torch": "a file of torch.save that runs code when it is loaded",
+    }
+    names, buffer = {kind: name_of(step) for step, kind in enumerate(kinds, 21)}, io.BytesIO()
+    tried("your own save, with a state that contains an object which runs code when it is loaded")
+    job, given, (mine,) = prepare()
+    one(save_hostile, job)
+    states = {kind: {"weights": RunsCode(f"ran/{kind}", kind)} for kind in kinds}
+    content = {kind: {"step": 9, "job": {}, "state": state} for kind, state in states.items()}
+    torch.save(content["torch"], buffer)
+    own = look_into("own")[0].get(names["own"])
+    planted = {} if own is None else {"own": own}
+    planted |= {"pickle": pickle.dumps(content["pickle"]), "torch": buffer.getvalue()}
+    put({f"with-{kind}": mine | {names[kind]: data} for kind, data in planted.items()} | {"ran": {}})
+    tried("steps 1 and 2, and a newer file that runs code when it is loaded")
+    found = load_all(job, *(f"with-{kind}" for kind in planted))
+    (ran,) = look_into("ran")
+    for kind, (came, _) in zip(planted, found, strict=True):
+        tried(f"steps 1 and 2, and {names[kind]}: {kinds[kind]}")
+        require(kind not in ran, f"loading {names[kind]} has run its code", "no code from a file is run")
+        loaded("beside the hostile file,", came, given[1])
+    for kind, (_, said) in zip(planted, found, strict=True):
+        tried(f"steps 1 and 2, and {names[kind]}: {kinds[kind]}")
+        try:
+            refused_aloud(said, names[kind])
+        except Verdict as verdict:
+            verdict.came = f"no code was run, but {verdict.came}"
+            raise
+
+
+def test_2e_another_name():
+    """Steps 1 and 2, and another job's step 7; load, then saves of steps 3 and 4"""
+    others = [(f"lr {lr}", 7, lambda job, lr=lr: job | {"lr": lr}) for lr in (0.2, 0.3, 0.4)]
+    job, given, (mine, *theirs) = prepare(*others)
+    precious = [files[name_of(7)] for files in theirs]
+    refused = [f"{name_of(7)}.refused", f"{name_of(7)}.2.refused", f"{name_of(7)}.3.refused"]
+    taken = {refused[0]: b"the first", refused[2]: b"the third"}
+    old = {"step-old.snapshot": b"no snapshot of any step"}  # load may refuse it, too
+    put({"both": mine | theirs[0], "gap": mine | theirs[0] | taken | old})
+    both, gap = load_all(job, "both", "gap")
+    loaded("first", both[0], given[1])
+    loaded(f"in a folder that also has {listed(taken | old)},", gap[0], given[1])
+    there, gap = look_into("both", "gap")
+    for name in taken:
+        came = f"{name} was overwritten, in a folder that had {listed(taken)}"
+        wanted = "a name that is free: a refused file may still matter to somebody"
+        require(gap.get(name) == taken[name], came, wanted)
+    what, expected = "the list of files in the folder after the load", [name_of(1), name_of(2), refused[0]]
+    same(what, sorted(there), expected)
+    more, zero = saves("both", job, 3, 4), saves("zero", job, 0)
+    one(save, more + zero)
+    (there,) = look_into("both")
+    same("the list of files after two more saves", sorted(there), [name_of(3), name_of(4), refused[0]])
+    came = f"the content of {refused[0]} has changed"
+    require(there[refused[0]] == precious[0], came, "the other job's snapshot")
+    for count in (2, 3):
+        tried(f"step 4, {listed(refused[: count - 1])}, and another step 7 of another job; load")
+        put({"both": {name_of(7): precious[count - 1]}})
+        both, only = load_all(job, "both", "zero")
+        loaded("then", both[0], more[1])
+        loaded(f"in a folder with only {name_of(0)},", only[0], zero[0])
+        (there,) = look_into("both")
+        kept = {name: content for name, content in there.items() if name.endswith(".refused")}
+        number = ("two", "three")[count - 2]
+        came = f"of {number} files that were refused as {name_of(7)}, the folder still has {listed(kept)}"
+        require(sorted(kept.values()) == sorted(precious[:count]), came, "all of them, unchanged")
+        expected = [name_of(3), name_of(4), *sorted(refused[:count])]
+        same("the list of files afterwards", sorted(there), sorted(expected))
+
+
+# ---- in the middle of an epoch
+
+
+def batches_of(count, job):
+    found = []
+    for epoch in range(job["epochs"]):
+        generator = torch.Generator().manual_seed(job["seed"] + epoch)
+        found += torch.randperm(count, generator=generator).split(job["batch_size"])
+    return found
+
+
+def test_3a_the_batches_that_are_left():
+    cases = []
+    for count, size, epochs, seed in ((12, 4, 2, 0), (17, 5, 3, a_number()), (3, 8, 2, a_number())):
+        job = {"epochs": epochs, "batch_size": size, "seed": seed, "every": 2}
+        steps = epochs * -(-count // size)
+        for step in sorted({0, a_number(steps), steps - 1, steps}):
+            cases.append({"step": step, "count": count, "job": job})
+    tried(f"the remaining batches, {len(cases)} times")
+    came = one(batches, cases)
+    for case, got in zip(cases, came["batches"], strict=True):
+        job, step = case["job"], case["step"]
+        expected = batches_of(case["count"], job)[step:]
+        of = f"{case['count']} images in batches of {job['batch_size']}"
+        tried(f"{of}, {job['epochs']} epochs, after {step} steps")
+        same("the number of batches", len(got), len(expected))
+        for number, batch in enumerate(expected):
+            same(f"the batch of step {step + number + 1}", got[number], batch)
+    same("the list of types of the batches", came["kinds"], ["Tensor"])
+    same("whether torch's own random numbers were left alone", came["untouched"], True)
+
+
+SHAPES = {"first.weight": (8, 6), "first.bias": (8,), "norm.weight": (8,), "norm.bias": (8,)}
+SHAPES |= {"second.weight": (3, 8), "second.bias": (3,)}
+
+
+def some_weights():
+    return {name: floats(*shape) for name, shape in SHAPES.items()}
+
+
+class Training:
+    """12 steps in one process, without a snapshot: what all others must come to."""
+
+    def __init__(self):
+        # 22 images: 6 steps in an epoch, the last with 2 images.
+        self.job = {"epochs": 2, "batch_size": 4, "every": 2, "seed": a_number()}
+        self.images, self.labels, self.batches = floats(22, 6), integers(0, 3, 22), batches_of(22, self.job)
+        self.random, self.weights, self.losses = a_number(), some_weights(), {}
+        self.momentum = dict.fromkeys(SHAPES, 0)
+        with torch.random.fork_rng():
+            torch.manual_seed(self.random)
+            model = Model(self.weights)
+            for step, batch in enumerate(self.batches, 1):
+                loss = cross_entropy(model(self.images[batch]), self.labels[batch])
+                self.losses[step] = loss.item()
+                gradients = torch.autograd.grad(loss, [*model.parameters()])
+                for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
+                    self.momentum[name] = 0.9 * self.momentum[name] + gradient
+                    parameter.data -= 0.1 * self.momentum[name]
+            self.next_random = torch.rand(8)
+        self.state = model.state_dict()
+
+    def job_after(self, step, **more):
+        """For a process that goes on after a step: it gets other weights, options, and random numbers."""
+        given = {"job": self.job, "images": self.images, "labels": self.labels, "folder": "snapshots"}
+        begin = {"weights": self.weights, "random": self.random, "lr": 0.1, "momentum": 0.9}
+        other = {"weights": some_weights(), "random": self.random + step, "lr": 0.5, "momentum": 0.2}
+        return given | (other if step else begin) | more
+
+    def newest(self):
+        """The step of the newest snapshot, 0 if there is none."""
+        (there,) = look_into("snapshots")
+        return max(step for step in range(len(self.batches) + 1) if step == 0 or name_of(step) in there)
+
+    def ends_as_it_must(self, came, after):
+        expected = {step: loss for step, loss in self.losses.items() if step > after}
+        losses = dict(came["losses"])
+        same("the steps that were taken", sorted(losses), sorted(expected))
+        pairs = {f"the loss of step {step}": (losses[step], loss) for step, loss in expected.items()}
+        for of, key, values in (("", "model", self.state), ("the momentum of ", "momentum", self.momentum)):
+            pairs |= {f"{of}{name} in the end": (came[key].get(name), one) for name, one in values.items()}
+        for what, (got, right) in pairs.items():
+            close(what, got, right, relative=2e-4, scale=1.0)
+        close("the next random numbers", came["random"], self.next_random)
+
+
+def test_3b_one_curve():
+    training = Training()
+    tried("a run of 12 steps, two epochs, that is not killed")
+    training.ends_as_it_must(one(train, training.job_after(0, folder="whole")), 0)
+    tried("12 steps, two epochs, a snapshot every 2 steps; SIGKILL in step 10")
+    ended = one(train, training.job_after(0, die_in=10), dies=[0])
+    require(ended is None, "the run ran to its end", "SIGKILL in the forward of step 10")
+    same("the step of the newest snapshot", training.newest(), 8)
+    tried(
+        "12 steps, two epochs; SIGKILL in step 10; another process continues from step 8, with different "
+        "initial weights and random numbers, and NaN in all images that the second epoch already used"
+    )
+    images = training.images.clone()
+    images[torch.cat(training.batches[6:8])] = float("nan")
+    training.ends_as_it_must(one(train, training.job_after(8, images=images)), 8)
+
+
+def test_3c_several_kills():
+    training, after, number = Training(), 0, 0
+    for number, kind in enumerate(("file", "step", "file", "step"), 1):
+        at = 1 + a_number(8)
+        when = f"at its file event {at}" if kind == "file" else "in its fourth step"
+        words = f"process {number} begins after step {after}; SIGKILL {when}"
+        tried(f"12 steps, a snapshot every 2 steps, several kills; {words}")
+        end = {"at": at} if kind == "file" else {"die_in": 4}
+        if one(train, training.job_after(after, **end), dies=[0]) is not None:
+            break
+        before, after = after, training.newest()
+        least = before if kind == "file" else (before + 3) // 2 * 2
+        came = f"afterwards, the newest snapshot is of step {after}"
+        require(after >= least, came, f"step {least} or later")
+    after = training.newest()
+    last = f"{number} kills; the last process begins after step {after}"
+    tried(f"12 steps, a snapshot every 2 steps, {last}")
+    training.ends_as_it_must(one(train, training.job_after(after)), after)
+
+
+# ---- several processes
+
+
+def save_all(disk, world_size):
+    """Each rank saves its own state at steps 1 and 2, of another size than the others. Returns the job, and
+    the saves by rank."""
+    job = a_job()
+    given = [saves(disk, job, 1, 2) for _ in range(world_size)]
+    for rank, mine in enumerate(given):
+        # Of another size even when torch has filled it up to 64 bytes.
+        mine[0]["state"]["large"], mine[1]["state"]["large"] = (
+            floats(2000 + 90 * rank),
+            floats(3000 - 90 * rank),
+        )
+    inputs = [{"disk": disk, "saves": mine} for mine in given]
+    for rank, came in enumerate(run(save_together, inputs, disk=True)):
+        for step, is_there in enumerate(came, 1):
+            words = f"save_together returned on rank {rank} before {name_of(step)} was there"
+            require(is_there, words, "no rank returns before the snapshot exists")
+    return job, given
+
+
+def all_loaded(job, disk, expected):
+    ranks = run(load_together, [{"job": job, "disk": disk}] * len(expected), disk=True)
+    for rank, (came, right) in enumerate(zip(ranks, expected, strict=True)):
+        loaded(f"on rank {rank},", came, right, "load_together")
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 1])
+def test_4a_rank_0_saves_all_states(world_size):
+    processes = so_many(world_size, "process")
+    tried(f"{processes} with different states, each with its own disk; steps 1 and 2")
+    job, given = save_all("disk", world_size)
+    for rank, files in enumerate(look_into(*(f"disk-{rank}" for rank in range(world_size)))):
+        expected = [] if rank else [name_of(1), name_of(2)]
+        same(f"the list of files on the disk of rank {rank}", sorted(files), expected)
+    tried(f"{processes} load what the same number of other processes saved")
+    all_loaded(job, "disk", [mine[1] for mine in given])
+
+
+def test_4b_all_go_on_from_what_rank_0_finds():
+    """4 processes save steps 1 and 2"""
+    job, given = save_all("disk", 4)
+    (there,), first, second = look_into("disk-0"), name_of(1), name_of(2)
+    require(second in there, f"the disk of rank 0 has {listed(there)}", second)
+    half, head = there[second][: len(there[second]) // 2], there[second][:9]
+    torn = {"torn-0": there | {second: half}, "torn-1": there | {second: head}}
+    torn["torn-3"] = {second: there[second]}
+    put(torn | {"none-0": {}, "none-1": there, "none-2": {first: there[first]}})
+    tried("4 processes; step 2 is cut on ranks 0 and 1, rank 2 has no folder, rank 3 has only step 2")
+    all_loaded(job, "torn", [mine[0] for mine in given])
+    (files,) = look_into("torn-1")
+    same("the list of files on the disk of rank 1 afterwards", sorted(files), [first, second])
+    tried("4 processes; rank 0 has no snapshot, but the other ranks have one")
+    all_loaded(job, "none", [None] * 4)

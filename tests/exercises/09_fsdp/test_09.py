@@ -1,0 +1,566 @@
+"""Exercise 09: FSDP by hand, a shard of every weight.
+
+| axis | checked in |
+| --- | --- |
+| world size 1 to 4 | 1a (and 6), 5b |
+| dtype | 1a: bfloat16 and float64; 2c, 4a, 4b, 5a: units in bfloat16 |
+| memory layout | 1a: tensors stored by columns; 3b, 3c, 4a: images and slopes by columns |
+| container | 1a: lists and tuples |
+| calls | 2c, 3a, 5a: new numbers in the shards; 3c: two passes, and two passes at a time; 5b: four steps |
+| sizes | 1a: one number, fewer numbers than ranks; 2c: shards of zeros only; 3a to 3c: uneven batches |
+| images | 3b: with a dimension more, with and without a gradient, left alone |
+| unused parameters | 3c: on one rank, on all ranks |
+| frozen, tied, buffers, train or eval, images of another dtype | excluded by the docstring |
+| seeds | the functions have none |
+"""
+
+import itertools
+import random
+
+import pytest
+import torch
+from give_back import own_pages, settle
+from grader import Verdict, close, floats, integers, require, run, same, so_many, tried
+from torch import nn
+
+LARGE = [256, 1024, 256]  # widths of the large units
+
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+class Layers(nn.Module):
+    """Linear layers, with tanh after each unless it is plain. Those in `skip` are left out on this rank.
+    `look` is called with what comes out of the first."""
+
+    def __init__(self, widths, state=None, plain=False, skip=(), look=lambda middle: None):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in itertools.pairwise(widths))
+        for name, parameter in self.named_parameters():
+            parameter.data.copy_(state[name] if state else torch.tensor(0.01))
+        self.plain, self.skip, self.look, self.computed = plain, skip, look, set()
+
+    def forward(self, images):
+        self.computed |= {str(images.dtype)[6:], str(self.layers[0].weight.dtype)[6:]}
+        for number, layer in enumerate(self.layers):
+            if number not in self.skip:
+                images = layer(images) if self.plain else torch.tanh(layer(images))
+            if number == 0:
+                self.look(images)
+        return images
+
+
+def copied(value):
+    """What is there now, if it is a tensor or a dict of them."""
+    if isinstance(value, dict):
+        return {str(name): copied(one) for name, one in value.items()}
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def by_columns(tensor):
+    """In memory column by column, as the gradients of some layers come."""
+    return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
+
+
+def split(student, me, cases):
+    """The flat tensor and all shards of some lists of tensors."""
+    found = []
+    for number, case in enumerate(cases):
+        tensors = [(by_columns(one) if case["columns"] else one).clone() for one in case["tensors"]]
+        tensors, world_size = (tuple, list)[number % 2](tensors), case["world_size"]
+        flat = student.flatten(tensors, world_size)
+        shards = [student.split(tensors, rank, world_size) for rank in range(world_size)]
+        for tensor in tensors:
+            tensor.zero_()  # what is a view of it is zero now, too
+        found.append({"flat": flat, "shards": shards})
+    return found
+
+
+def begin(student, given):
+    skips = given.get("skips", [()] * len(given["units"]))
+    modules = [Layers(**one, skip=skip) for one, skip in zip(given["units"], skips, strict=True)]
+    dtype = torch.bfloat16 if given.get("low") else torch.float32
+    return [student.Unit(module, dtype) for module in modules], modules
+
+
+def through(units, images):
+    for unit in units:
+        images = unit(images)
+    return images
+
+
+def use(student, me, given):
+    """Make units; put other numbers into their shards; gather; compute without and with gradients."""
+    units, modules = begin(student, given)
+    answer = {"sent": me.sent(), "shards": [copied(unit.shard) for unit in units], "passes": []}
+    answer["leaves"] = [unit.shard.is_leaf and unit.shard.requires_grad for unit in units]
+    for unit, shard in zip(units, given.get("shards", []), strict=False):
+        with torch.no_grad():
+            unit.shard.copy_(shard)
+    dtypes = [getattr(torch, name) for name in given.get("gather", [])]
+    answer["gathered"] = [[copied(unit.gather(dtype)) for unit in units] for dtype in dtypes]
+    if "look" in given:
+        with torch.no_grad():
+            answer["looked"] = copied(through(units, given["look"]))
+    for batch in given.get("passes", []):
+        images, calls = by_columns(batch["images"]).requires_grad_(batch["leaf"]), len(me.calls)
+        output = through(units, images)
+        sent = me.sent(calls)
+        (output * by_columns(batch["slope"])).sum().backward()
+        came = {"output": copied(output), "images": images.grad, "sent": sent}
+        came["left alone"] = images.equal(batch["images"]) and images.requires_grad == batch["leaf"]
+        answer["passes"].append(came | {"shards": [copied(unit.shard.grad) for unit in units]})
+    if "together" in given:  # each unit is called twice before any backward
+        outputs = [through(units, batch["images"]) for batch in given["together"]]
+        pairs = zip(outputs, given["together"], strict=True)
+        sum((output * by_columns(batch["slope"])).sum() for output, batch in pairs).backward()
+        answer["together"] = [copied(unit.shard.grad) for unit in units]
+    answer["state"] = [copied(unit.full_state()) for unit in units] if "state" in given else []
+    return answer | {"computed": [sorted(module.computed) for module in modules]}
+
+
+def train(student, me, given):
+    """Some steps of SGD with momentum. The loss is the mean of squares, or the outputs times a slope."""
+    units, _ = begin(student, given)
+    optimizer = torch.optim.SGD([unit.shard for unit in units], given["lr"], momentum=given["momentum"])
+    losses = []
+    for batch in given["batches"]:
+        optimizer.zero_grad()
+        output = through(units, batch["images"])
+        if "slope" in batch:
+            loss = (output * batch["slope"]).sum()
+        else:
+            loss = (output - batch["targets"]).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    shards = [unit.shard for unit in units]
+    return {"losses": losses, "shards": shards, "state": [unit.full_state() for unit in units]}
+
+
+def large(student, me, given):
+    """Make large units, and let images pass. What this rank holds at many moments, and what it has sent."""
+    own_pages()
+    warm = student.Unit(Layers([4, 8, 4]))
+    if "images" in given:
+        warm(torch.ones(2, 4)).sum().backward()
+    del warm
+    settle()
+    start, calls, held = me.memory(), len(me.calls), {}
+
+    def look(when):
+        if when not in held:  # a module may compute again in backward: that is the same forward pass
+            settle()
+            held[when] = me.memory() - start
+
+    def look_at(number):
+        def see(middle):
+            look(f"when unit {number} computed in forward")
+            if middle.requires_grad:
+                middle.register_hook(lambda slope: look(f"when unit {number} computed in backward"))
+
+        return see
+
+    count = range(1, given["count"] + 1)
+    units = [student.Unit(Layers(LARGE, plain=True, look=look_at(number))) for number in count]
+    look("when all units were made")
+    if "images" not in given:
+        return {"held": held}
+    # Only now, and on each rank other numbers: nobody has the weights who does not gather them.
+    with torch.no_grad():
+        for unit, fill in zip(units, given["fills"], strict=True):
+            unit.shard.fill_(fill)
+    output = through(units, given["images"])
+    look("after forward")
+    forward, back = me.sent(calls), len(me.calls)
+    (output * given["slope"]).sum().backward()
+    look("after backward")
+    begun = [call for call in me.calls if call.get("phase") == "begin"]
+    reduced = max([0, *(call["size"] for call in begun if call["event"] == "all_reduce")])
+    sent = {"forward": forward, "backward": me.sent(back)}
+    ends = [copied(unit.shard.grad[-LARGE[0] :]) for unit in units]
+    return {"held": held, "sent": sent, "reduced": reduced, "output": output, "ends": ends}
+
+
+# ---- what is drawn, and what is right
+
+
+def shapes_of(widths):
+    pairs = enumerate(itertools.pairwise(widths))
+    both = [
+        ((f"layers.{n}.weight", (outside, inside)), (f"layers.{n}.bias", (outside,)))
+        for n, (inside, outside) in pairs
+    ]
+    return dict(itertools.chain(*both))
+
+
+def unit_of(*widths):
+    """What a body needs to build a module. Weights are such that tanh is neither a line nor saturated."""
+    state = {
+        name: floats(*shape) * (shape[1] ** -0.5 if shape[1:] else 0.1)
+        for name, shape in shapes_of(widths).items()
+    }
+    return {"widths": list(widths), "state": state}
+
+
+def flat_of(tensors, world_size):
+    """One after another in float64, with the fewest zeros that make it divisible."""
+    flat = torch.cat([tensor.double().flatten() for tensor in tensors])
+    return torch.cat([flat, torch.zeros(-len(flat) % world_size, dtype=torch.float64)])
+
+
+def shards_of(tensors, world_size):
+    return flat_of(tensors, world_size).chunk(world_size)
+
+
+def other_shards(units, world_size):
+    """Units with other weights, and the shards of them that each rank is given: such as no rank can have made
+    from what it was given first."""
+    others = [
+        unit | {"state": {name: floats(*one.shape) * 0.4 for name, one in unit["state"].items()}}
+        for unit in units
+    ]
+    shards = [[one.float() for one in shards_of(unit["state"].values(), world_size)] for unit in others]
+    return others, [list(one) for one in zip(*shards, strict=True)]
+
+
+def doubled(units):
+    return [{name: one.double().requires_grad_() for name, one in unit["state"].items()} for unit in units]
+
+
+def computed(units, states, images, skips=None):
+    for unit, state, skip in zip(units, states, skips or [()] * len(units), strict=True):
+        for layer in range(len(unit["widths"]) - 1):
+            if layer not in skip:
+                images = images @ state[f"layers.{layer}.weight"].T + state[f"layers.{layer}.bias"]
+                images = images if unit.get("plain") else torch.tanh(images)
+    return images
+
+
+def right(units, batches):
+    """Outputs and gradients of the images of each rank, and each unit's gradients: the mean over ranks."""
+    states, outputs, slopes = doubled(units), [], []
+    for batch in batches:
+        images = batch["images"].double().requires_grad_()
+        output = computed(units, states, images, batch.get("skips"))
+        (output * batch["slope"].double()).sum().backward()
+        outputs.append(output.detach())
+        slopes.append(images.grad)
+    grads = [
+        [torch.zeros_like(one) if one.grad is None else one.grad for one in state.values()]
+        for state in states
+    ]
+    return outputs, slopes, [[one / len(batches) for one in some] for some in grads]
+
+
+def check_tensor(what, came, expected, **more):
+    close(what, came, expected, dtype=torch.float32, **more)
+
+
+def check_weights(what, came, state, dtype=torch.float32):
+    require(isinstance(came, dict), f"{what} is {came!r:.80}", "a dict of tensors by name")
+    same(f"the sorted list of names in {what}", sorted(came), sorted(state))
+    for name, expected in state.items():
+        close(f"{name} in {what}", came[name], expected.to(dtype), dtype=dtype)
+
+
+def numbered(units):
+    return [(f"unit {number} of {len(units)}", unit) for number, unit in enumerate(units, 1)]
+
+
+SHAPES = [(3, 4), (5,), (2, 2, 2), (1,)]
+SIZES = [(1, SHAPES), (2, SHAPES), (3, SHAPES), (4, SHAPES), (4, [(3,)]), (4, [(2, 4)]), (6, [(1,), (5, 2)])]
+SIZES += [(3, [(2, 3), (4,)]), (2, [(3, 4), (2, 3, 2), ()])]
+
+
+def test_1a_one_flat_tensor_and_the_shards():
+    """flatten and split of 9 lists of tensors, for 1 to 6 processes, the last in bfloat16 and in float64
+    (there with matrices stored by columns, and with one number without dimensions)"""
+    cases, dtypes = [], ["float32"] * 7 + ["bfloat16", "float64"]
+    for (world_size, shapes), dtype in zip(SIZES, dtypes, strict=True):
+        tensors = [torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes]
+        cases.append({"tensors": tensors, "world_size": world_size, "columns": dtype == "float64"})
+    (found,) = run(split, [cases], group=False)
+    for case, came, (world_size, shapes), dtype in zip(cases, found, SIZES, dtypes, strict=True):
+        words = f"[{', '.join('x'.join(map(str, shape)) for shape in shapes)}]"
+        words += f" in {dtype}" if dtype != "float32" else ""
+        expected = flat_of(case["tensors"], world_size)
+        check_tensor(f"flatten of {words} for {so_many(world_size, 'process')}", came["flat"], expected)
+        for rank, shard in enumerate(expected.chunk(world_size)):
+            check_tensor(f"split of {words} for rank {rank} of {world_size}", came["shards"][rank], shard)
+
+
+def use_on_each(units, **each):
+    """`use` with these units, and of each list what belongs to the rank."""
+    ranks = range(len(next(iter(each.values()))))
+    return run(use, [{"units": units} | {name: some[rank] for name, some in each.items()} for rank in ranks])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_2a_the_shard_is_a_leaf(world_size):
+    """Two units of 9 and 26 numbers; unit.shard"""
+    units = [unit_of(2, 3), unit_of(3, 4, 2)]
+    for rank, came in enumerate(run(use, [{"units": units}] * world_size)):
+        for number, (words, unit) in enumerate(numbered(units)):
+            what = f"the shard of {words} on rank {rank}"
+            check_tensor(what, came["shards"][number], shards_of(unit["state"].values(), world_size)[rank])
+            words = f"{what} is not a leaf that requires a gradient"
+            require(came["leaves"][number], words, "a tensor that an optimizer accepts")
+        words = f"rank {rank} sent {came['sent']:.0f} bytes when the units were made"
+        require(came["sent"] == 0, words, "nothing sent")
+
+
+ONE = 4 * sum(torch.Size(shape).numel() for shape in shapes_of(LARGE).values())  # bytes of a large unit
+
+
+def megabytes(value):
+    return f"{value / 1e6:.1f} MB"
+
+
+def check_held(ranks, count, *moments):
+    """At each moment, no rank may have held more than so much; words say what that is."""
+    for when, most, words in moments:
+        wanted = f"at most {megabytes(most)}: {words} (all weights are {megabytes(count * ONE)})"
+        for rank, came in enumerate(ranks):
+            held = came["held"].get(when)
+            require(held is not None, f"{when}: this never came on rank {rank}", "a pass through all units")
+            require(held <= most, f"{when}, rank {rank} held {megabytes(held)} more than before", wanted)
+
+
+def test_2b_no_more_than_the_shard():
+    """4 processes, 16 units of 2.1 MB; memory as the kernel counts it"""
+    shard = 16 * ONE / 4
+    words = f"a shard of {megabytes(shard)}, and no whole weights"
+    ranks = run(large, [{"count": 16}] * 4)
+    check_held(ranks, 16, ("when all units were made", shard + ONE, words))
+
+
+def test_2c_the_whole_weights():
+    """4 processes, two units of 9 and 2 numbers; then new numbers in the shards; unit.gather(torch.float32)
+    and unit.gather(torch.bfloat16)"""
+    units, dtypes = [unit_of(4, 1, 2), unit_of(1, 1)], ["float32", "bfloat16"]
+    others, shards = other_shards(units, 4)
+    for rank, came in enumerate(use_on_each(units, shards=shards, gather=[dtypes] * 4)):
+        for dtype, gathered in zip(dtypes, came["gathered"], strict=True):
+            for (words, other), one in zip(numbered(others), gathered, strict=True):
+                what = f"gather(torch.{dtype}) of {words} on rank {rank}"
+                check_weights(what, one, other["state"], getattr(torch, dtype))
+
+
+def test_3a_what_the_module_would_return():
+    """3 processes, two units one after the other under torch.no_grad(); 2 and 3 and 4 images"""
+    units = [unit_of(3, 5), unit_of(5, 2, 4)]
+    others, shards = other_shards(units, 3)
+    images = [floats(rank + 2, 3) for rank in range(3)]
+    for rank, came in enumerate(use_on_each(units, shards=shards, look=images)):
+        expected = computed(others, doubled(others), images[rank].double())
+        check_tensor(f"the output of the units on rank {rank}", came["looked"], expected)
+
+
+def batch_of(units, images, leaf=False, more=()):
+    inside, outside = units[0]["widths"][0], units[-1]["widths"][-1]
+    return {"images": floats(images, *more, inside), "slope": floats(images, *more, outside), "leaf": leaf}
+
+
+def check_pass(units, ranks, number, expected, sums=None):
+    """One pass on all ranks: outputs, gradients of images, and each rank's shard of the mean."""
+    outputs, slopes, means = expected
+    for rank, came in enumerate(ranks):
+        where, one = f"on rank {rank} after pass {number + 1}", came["passes"][number]
+        check_tensor(f"the output of the units {where}", one["output"], outputs[rank])
+        fine = ""
+        for place, (words, _) in reversed(list(enumerate(numbered(units)))):  # as backward goes through them
+            shard = shards_of((sums or means)[place], len(ranks))[rank]
+            try:
+                what = f"the gradient of the shard of {words} {where}"
+                check_tensor(what, one["shards"][place], shard, relative=5e-5)
+            except Verdict as verdict:
+                verdict.came += fine
+                raise
+            fine = f"; that of {words}, through which backward goes first, is right"
+        if slopes is not None:
+            check_tensor(f"the gradient of the images {where}", one["images"], slopes[rank], relative=5e-5)
+        words = f"the caller's images {where} have other numbers, or require a gradient"
+        require(one["left alone"], f"{words}: your code has changed the caller's tensor", "unchanged images")
+
+
+@pytest.mark.parametrize(("world_size", "leaf"), [(2, False), (3, True)])
+def test_3b_the_mean_gradient(world_size, leaf):
+    images = " and ".join(str(rank + 2) for rank in range(world_size))
+    of = "of 2 rows each, with" if leaf else "without"
+    words = f"{world_size} processes, two units, {images} images ({of} a gradient)"
+    tried(f"{words}; the loss is the sum of output times slope")
+    units = [unit_of(3, 4), unit_of(4, 3, 2)]
+    others, shards = other_shards(units, world_size)
+    batches = [batch_of(units, rank + 2, leaf, (2,) * leaf) for rank in range(world_size)]
+    outputs, slopes, means = right(others, batches)
+    ranks = use_on_each(units, shards=shards, passes=[[batch] for batch in batches])
+    check_pass(units, ranks, 0, (outputs, slopes if leaf else None, means))
+
+
+def test_3c_gradients_add_up():
+    """3 processes, two passes without clearing gradients; rank 0 does not use layers.1 in unit 1, and no rank
+    uses layers.0 in unit 2; then two forward passes before two backward passes"""
+    units = [unit_of(4, 4, 4, 4), unit_of(4, 4, 3)]
+    skips = [[[1] if rank == 0 else [], [0]] for rank in range(3)]
+    more = (0, 1, 2, 2)  # images; the last two passes must be alike, or a mistake there is an error of shapes
+    passes = [[batch_of(units, rank + 1 + one) for rank in range(3)] for one in more]
+    each = list(zip(*passes, strict=True))
+    ranks = use_on_each(
+        units, skips=skips, passes=[one[:2] for one in each], together=[one[2:] for one in each]
+    )
+    sums = None
+    for number, batches in enumerate(passes):
+        skipping = [batch | {"skips": skip} for batch, skip in zip(batches, skips, strict=True)]
+        outputs, _, means = right(units, skipping)
+        sums = [list(map(torch.add, *both)) for both in zip(sums, means, strict=True)] if sums else means
+        if number < 2:
+            check_pass(units, ranks, number, (outputs, None, means), sums)
+    for rank, came in enumerate(ranks):
+        for place, (words, _) in enumerate(numbered(units)):
+            what = f"the gradient of the shard of {words} on rank {rank} after 2 forward, then 2 backward"
+            check_tensor(what, came["together"][place], shards_of(sums[place], 3)[rank], relative=5e-5)
+
+
+def test_3d_gathered_before_use_and_freed_after_it():
+    """4 processes, one pass through 5 units of 2.1 MB; memory as the kernel counts it, and bytes of all calls
+    of torch.distributed"""
+    ranks, count = 4, 5
+    fills = (0.5 + torch.rand(ranks, count)) / LARGE[0]
+    batches = [{name: torch.rand(4, LARGE[0]) for name in ("images", "slope")} for _ in range(ranks)]
+    given = [{"count": count, "fills": fill.tolist()} for fill in fills]
+    found = run(large, [one | batch for one, batch in zip(given, batches, strict=True)])
+    part, shard = (ranks - 1) / ranks * ONE, count * ONE / ranks
+    words, forth, back = "the shards and the weights of this unit", [], []
+    for number in range(1, count + 1):
+        slopes = (count - number) * ONE / ranks
+        more = f"{words}, and gradients of {so_many(count - number, 'shard')}"
+        forth.append((f"when unit {number} computed in forward", shard + 2.5 * ONE, words))
+        back.insert(0, (f"when unit {number} computed in backward", shard + slopes + 3 * ONE, more))
+    forth.append(("after forward", shard + ONE, "the shards, no weights"))
+    back.append(("after backward", 2 * shard + ONE, "the shards and their gradients"))
+    check_held(found, count, *forth, *back)
+    units = [{"widths": LARGE, "plain": True, "state": filled(one, ranks)} for one in fills.T]
+    outputs, _, means = right(units, batches)
+    for rank, came in enumerate(found):
+        words = f"rank {rank} called all_reduce with {came['reduced']} numbers, a whole unit"
+        wanted = "a reduce-scatter: a rank needs only the gradient of its shard"
+        require(came["reduced"] < ONE // 4, words, wanted)
+        for way, times, more in (("forward", 1, ""), ("backward", 2, ", and gradients in float32")):
+            sent, due = came["sent"][way], count * times * part
+            each = f"{megabytes(ONE)} of weights{more}, and each of {ranks} processes sends 3/4 of them"
+            wanted = f"about {megabytes(due)} (a unit has {each})"
+            require(0.95 * due <= sent <= 1.05 * due, f"in {way}, rank {rank} sent {megabytes(sent)}", wanted)
+        check_tensor(f"the output of the units on rank {rank}", came["output"], outputs[rank], relative=5e-5)
+        for (words, _), mean, end in zip(numbered(units), means, came["ends"], strict=True):
+            what = f"the last numbers in the gradient of the shard of {words} on rank {rank}"
+            check_tensor(what, end, shards_of(mean, ranks)[rank][-LARGE[0] :], relative=5e-5)
+
+
+def filled(fills, ranks):
+    """What gathering shards gives, in each of which all numbers are alike."""
+    shapes = shapes_of(LARGE)
+    sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+    parts = fills.repeat_interleave(sum(sizes) // ranks).split(sizes)
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def whole_numbers(low, high, *shape):
+    """Whole numbers from low to high, each with a sign."""
+    return (integers(low, high + 1, *shape) * (2 * integers(0, 2, *shape) - 1)).float()
+
+
+def low_unit(inside, outside):
+    """A linear layer whose weights are whole numbers and a bit more, which bfloat16 does not hold. Sums and
+    products are whole numbers that it does hold: whatever order they come in, they are exact."""
+    state = {name: whole_numbers(1, 7, *shape) for name, shape in shapes_of([inside, outside]).items()}
+    finer = {name: value * (1 + 2.0**-10) for name, value in state.items()}
+    unit = {"widths": [inside, outside], "plain": True}
+    return unit | {"state": finer}, unit | {"state": state}
+
+
+def test_4a_weights_travel_and_compute_in_bfloat16():
+    """3 processes, a bfloat16 unit with weights that bfloat16 cannot hold exactly; one pass; bytes of all
+    calls of torch.distributed"""
+    unit, rounded = low_unit(3, 4)
+    batches = [{"images": whole_numbers(1, 5, 1, 3), "slope": whole_numbers(1, 3, 1, 4)} for _ in range(3)]
+    ranks = use_on_each([unit], low=[True] * 3, passes=[[batch | {"leaf": True}] for batch in batches])
+    for rank, came in enumerate(ranks):
+        what = f"the shard on rank {rank}, of a unit in bfloat16"
+        check_tensor(what, came["shards"][0], shards_of(unit["state"].values(), 3)[rank], relative=1e-6)
+    check_pass([rounded], ranks, 0, right([rounded], batches))
+    for rank, came in enumerate(ranks):
+        kinds, sent = came["computed"][0], came["passes"][0]["sent"]
+        words = f"on rank {rank}, the module computed with weights and images of {' and '.join(kinds)}"
+        require(kinds == ["bfloat16"], words, "bfloat16")
+        wanted = "about 24: 18 numbers of 2 bytes, with zeros, and each of 3 processes sends 2/3 of them"
+        require(sent <= 30, f"in forward, rank {rank} sent {sent:.0f} bytes", wanted)
+
+
+def test_4b_sums_stay_in_float32():
+    """2 processes, a unit in bfloat16; gradients of about 300 on rank 0 and of 1 on rank 1"""
+    (unit, rounded), batches = low_unit(2, 3), []
+    for rank in range(2):
+        images, slope = whole_numbers(1, 1, 1, 2), whole_numbers(1, 1, 1, 3)
+        if rank == 0:
+            images, slope = images * 17, slope * 2 * integers(8, 11, 1, 3)
+        batches.append({"images": images, "slope": slope, "leaf": False})
+    # The outputs of rank 0 may be too large to be exact in bfloat16; gradients of the weights are exact.
+    _, _, (means,) = right([rounded], batches)
+    for rank, came in enumerate(use_on_each([unit], low=[True] * 2, passes=[[batch] for batch in batches])):
+        what, shard = f"the gradient of the shard on rank {rank}", shards_of(means, 2)[rank]
+        check_tensor(what, came["passes"][0]["shards"][0], shard, relative=1e-6)
+
+
+def test_4b_shards_stay_in_float32():
+    """2 processes, 8 steps of SGD with a unit in bfloat16, each of about a thousandth"""
+    state = {name: torch.ones(shape) for name, shape in shapes_of([3, 2]).items()}
+    unit = {"widths": [3, 2], "plain": True, "state": state}
+    batch = {"images": whole_numbers(1, 1, 1, 3), "slope": whole_numbers(1, 1, 1, 2)}
+    given = {"units": [unit], "low": True, "batches": [batch] * 8, "lr": 2.0**-10, "momentum": 0.0}
+    steps = 8 * 2.0**-10
+    expected = [1 - steps * batch["slope"].T @ batch["images"], 1 - steps * batch["slope"][0]]
+    for rank, came in enumerate(run(train, [given] * 2)):
+        what, shard = f"the shard on rank {rank} after 8 steps", shards_of(expected, 2)[rank]
+        check_tensor(what, came["shards"][0], shard, relative=1e-5)
+
+
+def test_5a_rank_0_gets_the_whole_weights():
+    """3 processes, two units in bfloat16; then new numbers in the shards; full_state()"""
+    units = [unit_of(3, 2), unit_of(2, 1)]
+    others, shards = other_shards(units, 3)
+    ranks = use_on_each(units, shards=shards, low=[True] * 3, state=[True] * 3)
+    for rank, came in enumerate(ranks):
+        for (words, other), state in zip(numbered(others), came["state"], strict=True):
+            what = f"full_state() of {words} on rank {rank}"
+            if rank == 0:
+                check_weights(what, state, other["state"])
+            else:
+                same(what, "tensors" if isinstance(state, dict) else state, None)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_5b_the_same_training(world_size):
+    steps = f"4 steps of SGD with momentum on 12 images, {12 // world_size} on each"
+    tried(f"{so_many(world_size, 'process')}, {steps}; then full_state()")
+    units, lr, momentum = [unit_of(5, 7), unit_of(7, 6, 3)], random.uniform(0.2, 0.4), 0.9
+    batches = [{"images": floats(12, 5), "targets": floats(12, 3)} for _ in range(4)]
+    # In one process, on the whole batches, in float64.
+    states, losses = doubled(units), []
+    optimizer = torch.optim.SGD([one for state in states for one in state.values()], lr, momentum=momentum)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = (computed(units, states, batch["images"].double()) - batch["targets"].double()).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    own = [
+        [{name: one.chunk(world_size)[rank] for name, one in b.items()} for b in batches]
+        for rank in range(world_size)
+    ]
+    ranks = run(train, [{"units": units, "batches": one, "lr": lr, "momentum": momentum} for one in own])
+    for step, expected in enumerate(losses):
+        mean = sum(came["losses"][step] for came in ranks) / world_size
+        close(f"the mean loss of step {step + 1}", mean, expected, relative=1e-4)
+    for (words, _), state, came in zip(numbered(units), states, ranks[0]["state"], strict=True):
+        check_weights(f"full_state() of {words} on rank 0", came, state)

@@ -1,0 +1,548 @@
+"""Exercise 10: a pipeline, with its schedule as data.
+
+| axis | checked in |
+| --- | --- |
+| stages 1 to 4 | 1a to 4b; 5a, 5b |
+| micro-batches | 2b: fewer than stages; 1a, 2a: one |
+| schedules | 3b, 4b, 5c: any order; 3c, 4a, 4b: no action, forwards only, actions that can never begin |
+| times | 3b, 4a: other ones on each stage, and 0 |
+| memory layout | 5a: an output that is a transposed view |
+| missing gradients | 5b: none from before; 5a, 5c, 5d: added to those from before |
+| sizes | 5a: another width on each stage |
+| dtypes, micro-batches of different sizes, tied parameters, a second batch | excluded by the docstring |
+| modes, seeds | the functions know none |
+"""
+
+import random
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from give_back import own_pages, settle
+from grader import Verdict, close, floats, require, run, same, so_many, tried
+from torch import nn
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+def ask(student, me, given):
+    """What a function gives for each of several cases; None for a ValueError."""
+    function, found = getattr(student, given["function"]), []
+    for case in given["cases"]:
+        try:
+            found.append(function(*(pairs(one) if isinstance(one, list) else one for one in case)))
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def pairs(value):
+    """JSON has no tuples, and an action or an interval is one."""
+    if value and type(value[0]) in (str, float) and len(value) == 2 and type(value[1]) in (int, float):
+        return tuple(value)
+    return [pairs(one) if isinstance(one, list) else one for one in value]
+
+
+class Back(torch.autograd.Function):
+    """Its backward shows the gradient that comes to the stage's output."""
+
+    @staticmethod
+    def forward(context, value, note):
+        context.note = note
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        context.note("backward", gradient)
+        return gradient, None
+
+
+class Stage(nn.Module):
+    """A linear layer and tanh. Notes each forward and backward, and what came in."""
+
+    def __init__(self, given, me):
+        super().__init__()
+        self.weight, self.me, self.calls = nn.Parameter(given["weight"]), me, 0
+        self.weight.grad = given["gradient"]
+        self.most, self.settles = len(given["schedule"]) // 2, given.get("settles", [])
+        self.transposes = given.get("transposes")
+
+    def forward(self, data):
+        place, self.calls = self.calls, self.calls + 1
+        if place == self.most:
+            raise RuntimeError(f"the stage is called once more, and the schedule has {place} forwards")
+
+        def note(action, value):
+            held = 0
+            if action == "forward" and place in self.settles:
+                settle()
+                held = self.me.memory()
+            self.me.note(action, place=place, shown=value.detach()[:6].clone(), held=held)
+
+        note("forward", data)
+        output = Back.apply(torch.tanh(data @ self.weight), note)
+        return output.T.contiguous().T if self.transposes else output  # by columns, the same numbers
+
+
+def stage(student, me, given):
+    """One batch through the pipeline."""
+    sys.modules["torch.distributed.pipelining"] = None  # what the exercise is done without
+    own_pages()
+    module = Stage(given, me)
+    schedule, shape = (
+        [tuple(action) for action in given["schedule"]],
+        given["shape"] and tuple(given["shape"]),
+    )
+    loss = student.run(schedule, module, given["images"], given["targets"], nn.functional.mse_loss, shape)
+    return {"loss": loss, "gradient": module.weight.grad, "weight": module.weight, "calls": me.calls}
+
+
+# ---- schedules
+
+
+def answers(function, cases):
+    return run(ask, [{"function": function, "cases": cases}], group=False)[0]
+
+
+def gpipe(stage, stages, microbatches):
+    return [[action, number] for action in ("forward", "backward") for number in range(microbatches)]
+
+
+def one_forward_one_backward(stage, stages, microbatches):
+    """Whenever as many are held as there are stages from here to the end, a backward is due."""
+    schedule, forwards, backwards = [], 0, 0
+    while backwards < microbatches:
+        if forwards < microbatches and forwards - backwards < stages - stage:
+            schedule.append(["forward", forwards])
+            forwards += 1
+        else:
+            schedule.append(["backward", backwards])
+            backwards += 1
+    return schedule
+
+
+def all_stages(function, stages, microbatches):
+    return [function(stage, stages, microbatches) for stage in range(stages)]
+
+
+def words(schedule):
+    return " ".join(f"{action[0].upper()}{number}" for action, number in schedule)
+
+
+def parsed(*lines):
+    names = {"F": "forward", "B": "backward"}
+    return [[[names[word[0]], int(word[1:])] for word in line.split()] for line in lines]
+
+
+def check_schedules(function, sizes):
+    told = ", ".join(f"{stages} and {microbatches}" for stages, microbatches in sizes)
+    tried(f"every stage, for these numbers of stages and micro-batches: {told}")
+    cases = [[stage, *one] for one in sizes for stage in range(one[0])]
+    for case, schedule in zip(cases, answers(function.__name__, cases), strict=True):
+        what, expected = f"{function.__name__}{tuple(case)}", function(*case)
+        good = isinstance(schedule, list) and all(
+            isinstance(one, list) and [type(part) for part in one] == [str, int] for one in schedule
+        )
+        require(good, f"{what} is {schedule!r:.150}", 'a list of pairs like ("forward", 0)')
+        for place, wanted in enumerate(expected):
+            got = tuple(schedule[place]) if place < len(schedule) else "missing"
+            came = f"{what}: action number {place + 1} is {got}, in {words(schedule) or 'an empty list'}"
+            require(got == tuple(wanted), came, f"{tuple(wanted)}, in {words(expected)}")
+        came = f"{what} has {so_many(len(schedule), 'action')}: {words(schedule)}"
+        require(len(schedule) == len(expected), came, f"{len(expected)}: {words(expected)}")
+
+
+def drawn_sizes(fewer):
+    """Stages and micro-batches."""
+    most = {stages: (1, stages - 1) if fewer else (stages, stages + 5) for stages in (2, 3, 4, 5)}
+    return [(stages, random.randint(*some)) for stages, some in most.items()]
+
+
+def test_1a_gpipe():
+    check_schedules(gpipe, [(1, 1), *drawn_sizes(False), *drawn_sizes(True)])
+
+
+def test_2a_one_forward_one_backward():
+    check_schedules(one_forward_one_backward, [(1, 1), (1, 3), (2, 2), *drawn_sizes(False)])
+
+
+def test_2b_fewer_microbatches_than_stages():
+    check_schedules(one_forward_one_backward, [(2, 1), (6, 3), *drawn_sizes(True)])
+
+
+# ---- timelines
+
+
+def needs(schedules, stage, action, number):
+    """What an action waits for, beside the action before it: (stage, action, number) of each."""
+    if action == "forward":
+        return [(stage - 1, action, number)] if stage else []
+    own, after = (stage, "forward", number), (stage + 1, action, number)
+    return [own, after] if stage + 1 < len(schedules) else [own]
+
+
+def timeline(schedules, forward_times, backward_times):
+    """Begin and end of each action, and the first one that can never begin, in words."""
+    ends, lines, going = {}, [[] for _ in schedules], True
+    while going:
+        going = False
+        for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
+            while len(line) < len(schedule):
+                action, number = schedule[len(line)]
+                before = needs(schedules, stage, action, number)
+                if any(one not in ends for one in before):
+                    break
+                begin = max([ends[one] for one in before] + [end for _, end in line[-1:]], default=0.0)
+                line.append(
+                    [begin, begin + (forward_times if action == "forward" else backward_times)[stage]]
+                )
+                ends[stage, action, number], going = line[-1][1], True
+    for stage, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
+        if len(line) < len(schedule):
+            head = schedule[len(line)]
+            other, *need = next(one for one in needs(schedules, stage, *head) if one not in ends)
+            never = "" if need in schedules[other] else ", which never comes"
+            waits = f"stage {stage}'s {words([head])} waits forever"
+            return None, f"{waits} for stage {other}'s {words([need])}{never}"
+    return lines, ""
+
+
+def check_timelines(cases):
+    """`timeline` of (words, schedules, times of a forward, times of a backward)."""
+    for (title, *case), found in zip(cases, answers("timeline", [case[1:] for case in cases]), strict=True):
+        expected, never = timeline(*case)
+        drawn = "; ".join(
+            f"stage {stage}: {words(some) or 'no action'}" for stage, some in enumerate(case[0])
+        )
+        require(expected or found is None, f"a timeline, but {never} ({drawn})", "a ValueError")
+        if expected is None:
+            continue
+        require(found is not None, f"{title} raises ValueError ({drawn})", "a timeline")
+        lengths = [len(line) for line in found]
+        same(
+            f"the list of numbers of pairs in the timeline of {title} ({drawn})",
+            lengths,
+            list(map(len, expected)),
+        )
+        for stage, (line, got) in enumerate(zip(expected, found, strict=True)):
+            for action, wanted, (begin, end) in zip(case[0][stage], line, got, strict=True):
+                what = f"of {words([action])} on stage {stage}, {title} ({drawn})"
+                close(f"the begin {what}", begin, wanted[0])
+                close(f"the end {what}", end, wanted[1])
+
+
+def drawn_times(stages):
+    return [round(random.uniform(0.5, 3), 2) for _ in range(stages)]
+
+
+def odd_schedules(stages, microbatches):
+    """Schedules that nobody would call by a name: another order, and as far ahead as chance will have it."""
+    forwards, backwards = (random.sample(range(microbatches), microbatches) for _ in range(2))
+    schedules = [[] for _ in range(stages)]
+    while any(len(schedule) < 2 * microbatches for schedule in schedules):
+        stage = random.randrange(stages)
+        done = schedules[stage]
+        count = sum(action == "forward" for action, _ in done)
+        if len(done) == 2 * microbatches:
+            continue
+        forward, backward = forwards[count] if count < microbatches else None, backwards[len(done) - count]
+        above = stage == stages - 1 or ["backward", backward] in schedules[stage + 1]
+        below = stage == 0 or ["forward", forward] in schedules[stage - 1]
+        if ["forward", backward] in done and above and (forward is None or random.random() < 0.6):
+            done.append(["backward", backward])
+        elif forward is not None and below:
+            done.append(["forward", forward])
+    return schedules
+
+
+def test_3a_timelines():
+    """gpipe and 1F1B on 1 to 4 stages; a forward takes 1 s and a backward 2 s"""
+    check_timelines(
+        [
+            (f"{function.__name__}, {m} micro-batches", all_stages(function, p, m), [1.0] * p, [2.0] * p)
+            for function in (gpipe, one_forward_one_backward)
+            for p, m in ((1, 2), (2, 3), (3, 5), (4, 2))
+        ]
+    )
+
+
+def test_3b_any_schedules():
+    """Random schedules and times, with different times on each stage"""
+    cases = []
+    for stages, count in ((3, 4), (4, 5), (2, 6)):
+        times = drawn_times(stages), drawn_times(stages)
+        times[0][0] = 0.0  # an action may end at 0, and so others begin there
+        cases.append(("gpipe", all_stages(gpipe, stages, count), *times))
+        cases.append(("1F1B", all_stages(one_forward_one_backward, stages, count), *times))
+        cases.append(("random", odd_schedules(stages, count), *times))
+    check_timelines(cases)
+
+
+def test_3c_an_action_that_can_never_begin():
+    """Some schedules in which an action can never begin, and some in which all actions can"""
+    lines = [
+        ("F0 F1 B1 B0", "F0 F1 B1 B0"),
+        ("F1 B1 F0 B0", "F1 B1 F0 B0"),
+        ("F0 F1 B0 B1", "F1 F0 B0 B1", "F0 F1 B0 B1"),
+        ("F1 F0", "F1"),
+        ("F0 F1", ""),  # up to here all can begin
+        ("B0 F0",),
+        ("F0 B0 F1 B1", "F0 F1 B0 B1"),
+        ("F0 F1 B0 B1", "F0 B0"),
+        ("F0 F1 B0 B1", "F0 B0 B1 F1"),
+        ("F0 B0", "F0 F1 B0 B1"),
+        ("F0 B0", ""),
+        ("", "F0"),
+    ]
+    random.shuffle(lines)
+    check_timelines([("a schedule", parsed(*one), [1.0] * len(one), [1.0] * len(one)) for one in lines])
+
+
+# ---- what a schedule costs
+
+
+def test_4a_the_idle_share():
+    """Timelines of gpipe, 1F1B and other schedules, with equal and unequal times"""
+    cases = [
+        ("two forwards on two stages", [[[0.0, 1.0], [1.0, 2.0]], [[1.0, 2.0], [2.0, 3.0]]]),
+        ("a stage without an action", [[[0.0, 1.0], [1.0, 2.0]], []]),
+    ]
+    for stages, count in (
+        (1, 1),
+        (2, random.randint(2, 8)),
+        (3, random.randint(2, 8)),
+        (4, random.randint(2, 8)),
+    ):
+        for function in (gpipe, one_forward_one_backward):
+            for times in (([1.0] * stages, [1.0] * stages), (drawn_times(stages), drawn_times(stages))):
+                about = f"{function.__name__} on {so_many(stages, 'stage')}, {so_many(count, 'micro-batch')}"
+                about += f", seconds per forward {times[0]}, per backward {times[1]}"
+                cases.append((about, timeline(all_stages(function, stages, count), *times)[0]))
+    for (about, lines), got in zip(
+        cases, answers("idle_share", [[lines] for _, lines in cases]), strict=True
+    ):
+        end, busy = (
+            max(end for line in lines for _, end in line),
+            sum(b - a for line in lines for a, b in line),
+        )
+        close(f"the idle share of {about}", got, 1 - busy / len(lines) / end)
+
+
+def test_4b_how_many_are_held():
+    """The schedules of gpipe, 1F1B and other schedules"""
+    cases = odd_schedules(3, 6)
+    for stages, microbatches in ((1, 1), *drawn_sizes(False), *drawn_sizes(True)):
+        cases += all_stages(gpipe, stages, microbatches)[:1]
+        cases += all_stages(one_forward_one_backward, stages, microbatches)
+    # One after the other, then more at a time; and a stage that runs forwards only.
+    cases += parsed("F0 B0 F1 F2 B2 B1", "F0 F1 F2", "")
+    for schedule, got in zip(cases, answers("activations_held", [[case] for case in cases]), strict=True):
+        steps = [1 if action == "forward" else -1 for action, _ in schedule]
+        most = max(sum(steps[:place]) for place in range(len(steps) + 1))
+        same(f"activations_held of {words(schedule) or 'a stage without an action'}", got, most)
+
+
+# ---- run
+
+
+class Batch:
+    """A batch and a model of as many stages as there are schedules, each with a size of its own."""
+
+    def __init__(self, schedules, rows, fresh):
+        self.schedules, self.rows = schedules, rows
+        stages, self.count = len(schedules), len(schedules[0]) // 2
+        self.sizes = [random.randint(40, 79) for _ in range(stages + 1)]
+        self.weights = [floats(one, other) / one**0.5 for one, other in pairwise(self.sizes)]
+        # No larger than those that come, or rounding would be.
+        self.gradients = [None if fresh else floats(*weight.shape) * 0.01 for weight in self.weights]
+        self.images, self.targets = (
+            floats(self.count, rows, size) for size in (self.sizes[0], self.sizes[-1])
+        )
+
+    def inputs(self, **more):
+        each = zip(self.schedules, self.weights, self.gradients, self.sizes[:-1], strict=True)
+        found = [
+            {"schedule": one, "weight": weight, "gradient": gradient, "images": None, "targets": None}
+            | {"shape": [self.rows, size], **more}
+            for one, weight, gradient, size in each
+        ]
+        found[0] |= {"images": list(self.images), "shape": None}
+        found[-1]["targets"] = list(self.targets)
+        return found
+
+    def expected(self):
+        """The loss, the gradients of all stages, and what comes into each action: in float64."""
+        weights, loss, shown = [weight.double().requires_grad_() for weight in self.weights], 0, {}
+        for number in range(self.count):
+            value = self.images[number].double()
+            for stage, weight in enumerate(weights):
+                shown[stage, "forward", number] = value.detach()[:6]
+                value = torch.tanh(value @ weight)
+                key = stage, "backward", number
+                value.register_hook(lambda gradient, key=key: shown.update({key: gradient[:6]}))
+            loss = loss + nn.functional.mse_loss(value, self.targets[number].double()) / self.count
+        loss.backward()
+        return loss.item(), [weight.grad for weight in weights], shown
+
+
+def check_run(schedules, rows=6, in_order=True, fresh=False, **more):
+    """Let the stages work; gradients, loss, messages and the order of everything must be right. `fresh`: no
+    gradients from before."""
+    batch = Batch(schedules, rows, fresh)
+    try:
+        ranks = run(stage, batch.inputs(**more))
+    except Verdict as verdict:
+        aborted = "SIGABRT" in verdict.came
+        verdict.came += "; gloo does this when a message is larger than the tensor that receives it" * aborted
+        raise
+    loss, gradients, shown = batch.expected()
+    for rank, (came, gradient, old) in enumerate(zip(ranks, gradients, batch.gradients, strict=True)):
+        got, what = came["gradient"], f"the gradient of stage {rank}'s weight"
+        if not fresh and isinstance(got, torch.Tensor) and got.shape == old.shape:
+            lost = torch.allclose(got.double(), gradient, rtol=0, atol=1e-6)
+            wanted = "the sum of the old and the new gradient"
+            require(not lost, f"{what} contains only this batch: what was in .grad is gone", wanted)
+            got = got.double() - old.double()
+        is_same = torch.equal(came["weight"], batch.weights[rank])
+        require(is_same, f"run has changed stage {rank}'s weight", "gradients only: no optimizer step")
+        close(f"{what}{', minus what was there before' * (not fresh)}", got, gradient)
+        got = came["loss"]
+        if rank < len(ranks) - 1:
+            require(got is None, f"run returns {got!r:.80} on rank {rank}", "None: not the last stage")
+        else:
+            kind = "a tensor" if isinstance(got, torch.Tensor) else f"{got!r:.80}"
+            require(
+                isinstance(got, float), f"what run returns on the last stage is {kind}", "the loss, a float"
+            )
+            close("the loss that run returns on the last stage", got, loss)
+    for rank, came in enumerate(ranks):
+        check_messages(batch, rank, came["calls"])
+        if in_order:
+            check_order(batch, rank, came["calls"], shown)
+    return batch, ranks
+
+
+def sends(call):
+    """Of a call: the place, the peer and the bytes of each message that it sends. A batch has several."""
+    one = [call["event"], call.get("peer"), call.get("bytes")]
+    if call.get("phase") != "begin":
+        return []
+    return [(part, *to) for part, (kind, *to) in enumerate(call["operations"] or [one]) if "send" in kind]
+
+
+def check_messages(batch, rank, calls):
+    """One message for each micro-batch to each neighbour, and nothing else."""
+    gone = [to for call in calls for _, *to in sends(call)]
+    for other in range(len(batch.weights)):
+        mine = [size for peer, size in gone if peer == other]
+        came = f"rank {rank} sent {sum(mine)} bytes to rank {other}"
+        if abs(other - rank) != 1:
+            require(not mine, came, "messages to neighbours only")
+            continue
+        name, one = "outputs" if other > rank else "gradients", 4 * batch.rows * batch.sizes[max(rank, other)]
+        wanted = f"{batch.count} {name} of {one} bytes"
+        times = sum(mine) / one / batch.count
+        require(times == 1, f"{came}, {times:.2f} times what it should", wanted)
+        same(f"the number of messages from rank {rank} to rank {other}", len(mine), batch.count)
+    talks = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "forward", "backward")
+    others = sorted({call["event"] for call in calls} - {*talks})
+    require(not others, f"rank {rank} called {', '.join(others)}", "only sends and receives")
+
+
+def check_order(batch, rank, calls, shown):
+    """The stage has run its schedule, and each send was begun before anything else was received or done."""
+    schedule, done, due, ran, receives = batch.schedules[rank], 0, 0, [], set()
+    forwards = [number for action, number in schedule if action == "forward"]
+    for call in calls:
+        event, phase = call["event"], call.get("phase")
+        if phase == "begin":
+            done += len(sends(call))
+            kinds = [kind for kind, *_ in call["operations"]] or [event]
+            receives |= {(call["number"], part) for part, kind in enumerate(kinds) if kind == "irecv"}
+        is_action = event in ("forward", "backward")
+        if is_action:
+            ran.append([event, forwards[call["place"]]])
+        waited = phase == "wait" and (call["number"], call["part"]) in receives
+        received = waited or (event == "recv" and phase == "begin")
+        if is_action or received:
+            what = f"computed {words(ran[-1:])}" if is_action else f"received a message after {words(ran)}"
+            came = f"rank {rank} {what} when {so_many(due - done, 'send')} had not begun"
+            wanted = "each send begins before the next action receives or computes anything"
+            require(done >= due, came, wanted)
+        due += (event == "forward" and rank < len(batch.weights) - 1) or (event == "backward" and rank > 0)
+    require(ran == schedule, f"the stage of rank {rank} ran {words(ran) or 'nothing'}", words(schedule))
+    notes = [call for call in calls if "shown" in call]
+    for (action, number), call in zip(schedule, notes, strict=True):
+        what = f"what the stage of rank {rank} was given in {words([[action, number]])}"
+        close(what, call["shown"], shown[rank, action, number], scale=0.01)
+
+
+@pytest.mark.parametrize(("stages", "transposes"), [(1, False), (2, False), (3, True)])
+def test_5a_gradients_of_the_whole_batch(stages, transposes):
+    # With two processes each has but one neighbour: whatever is sent goes the right way.
+    view = " and each output is a transposed view;" * transposes
+    processes = so_many(stages, "process")
+    tried(f"{processes}, gpipe with 3 micro-batches, old gradients in .grad;{view} the messages are counted")
+    check_run(all_stages(gpipe, stages, 3), in_order=False, transposes=transposes)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 6), (3, 2)])
+def test_5b_no_process_waits_for_ever(stages, microbatches):
+    tried(
+        f"{stages} processes, 1F1B with {microbatches} micro-batches, no gradients from before; is each send"
+        " waited for?"
+    )
+    schedules = all_stages(one_forward_one_backward, stages, microbatches)
+    _, ranks = check_run(schedules, in_order=False, fresh=True)
+    for rank, came in enumerate(ranks):
+        # Nothing but wait() does it: with gloo, is_completed() stays False.
+        begun = [
+            (call, part) for call in came["calls"] if call["event"] != "send" for part, *_ in sends(call)
+        ]
+        waited = {(call["number"], call["part"]) for call in came["calls"] if call.get("phase") == "waited"}
+        left = [call for call, part in begun if (call["number"], part) not in waited]
+        started = (
+            f"rank {rank} started {so_many(len(begun), 'send')} and returned without wait() for {len(left)}"
+        )
+        first = (
+            f" of them; the first is {left[0]['event']} number {left[0]['nth']} ({left[0]['where']})"
+            if left
+            else ""
+        )
+        require(not left, started + first, "a wait() for each handle that isend returned")
+
+
+def test_5c_random_schedules():
+    schedules = odd_schedules(3, 5)
+    drawn = "; ".join(f"rank {stage}: {words(schedule)}" for stage, schedule in enumerate(schedules))
+    tried(f"3 processes, random schedules: {drawn}")
+    check_run(schedules)
+
+
+def test_5c_one_after_the_other():
+    """3 processes, F0 B0 F1 B1 F2 B2 on each: a send that starts late blocks all of them"""
+    check_run(parsed(*["F0 B0 F1 B1 F2 B2"] * 3))
+
+
+@pytest.mark.parametrize("function", [one_forward_one_backward, gpipe])
+def test_5c_sent_before_anything_else(function):
+    tried(f"2 processes, {function.__name__} with 4 micro-batches; at each action, everything due is sent")
+    check_run(all_stages(function, 2, 4))
+
+
+def test_5d_released_with_its_backward():
+    """3 processes, 1F1B with 10 micro-batches of 2048 images; memory at the fourth forward and at the last"""
+    schedules, rows = all_stages(one_forward_one_backward, 3, 10), 2048
+    batch, ranks = check_run(schedules, rows, in_order=False, settles=[3, 9])
+    for rank, came in enumerate(ranks):
+        # From the fourth on, each forward comes after a backward: no more is held than at that one, but for
+        # the gradients that were sent back, which may be waited for at the end.
+        one, sent_back = (4 * rows * size for size in (min(batch.sizes[rank : rank + 2]), batch.sizes[rank]))
+        most = int(2.5 * one) + 6 * sent_back * (rank > 0)
+        held = [call["held"] for call in came["calls"] if call["event"] == "forward"]
+        words = f"when rank {rank} came to F9, it held {(held[9] - held[3]) / 1e6:.1f} MB more than at F3"
+        released = (
+            f"each backward releases the input and the output of its micro-batch, {one / 1e6:.1f} MB each"
+        )
+        require(held[9] - held[3] <= most, words, f"at most {most / 1e6:.1f} MB more: {released}")

@@ -1,0 +1,711 @@
+"""Exercise 15: attention around a ring, with shared heads.
+
+| axis | checked in |
+| --- | --- |
+| world size 1 to 4 | 4a, 5a; 1a, 1b also more |
+| dtype | 2d, 3b, 4a, 5a: float64 |
+| memory layout | 2a to 3b: every second case, 4a to 5c: views of texts x positions x heads x size |
+| container | results: tuples and lists |
+| order | 2a: positions in any order |
+| heads | 2d, 4a, 5a: 6 for 1, 2 and 6 heads of keys, 4 for 4, 2 and 1 |
+| sizes | 1a, 4a, 5a: chunks of one position; 2a: more keys than queries |
+| numbers | 2b, 3b, 4a, 5a: scores near 300; 2b, 3b: near -300; 2c, 3b: no keys; 4d, 5c: NaN |
+| arguments left alone | 2a to 2d, 3b, 4a, 5a |
+| shards of different sizes, no keys at all | excluded by the docstring |
+| calls, modes, seeds, missing gradients | the functions keep nothing, and have none |
+"""
+
+import functools
+import operator
+import random
+
+import pytest
+import torch
+from give_back import own_pages, settle
+from grader import Verdict, close, floats, require, run, so_many, tried
+
+NAMES, PAIR = ("query", "key", "value"), ("output", "log_sum_exp")
+EVERY = (*NAMES, *PAIR, "gradient")
+# Positions, size of a head, and processes, where memory is looked at; and columns that are compared.
+LENGTH, WIDE, RANKS, COLUMNS = 128, 1 << 15, 8, 500
+
+
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+def copied(value):
+    """What is there now, if it is a tensor, or a tuple or list of them."""
+    if isinstance(value, tuple | list):
+        return [copied(one) for one in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def view(tensor):
+    """The same with positions before heads in memory, as a model has it."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def order(student, me, given):
+    """A function of numbers, for several cases."""
+    return [copied(getattr(student, given["function"])(*case)) for case in given["cases"]]
+
+
+def pairs(student, me, given):
+    """attend or merge, for several cases: what came, and which arguments have changed."""
+    found = []
+    for number, case in enumerate(given["cases"]):
+        mine = [view(one) if number % 2 and one.ndim == 4 else one.clone() for one in case]
+        came = copied(getattr(student, given["function"])(*mine))
+        changed = [
+            n for n, one, before in zip(given["names"], mine, case, strict=True) if not one.equal(before)
+        ]
+        found.append({"came": came, "changed": changed})
+    return found
+
+
+def around(student, me, given):
+    """ring_forward or ring_backward: what it returns, which arguments have changed, and what was sent."""
+    mine = [view(one) for one in given["tensors"]]
+    with torch.no_grad():
+        found = copied(getattr(student, given["function"])(*mine))
+    both = zip(given["names"], mine, given["tensors"], strict=True)
+    return {
+        "found": found,
+        "changed": [n for n, one, before in both if not one.equal(before)],
+        "sent": sent_to(me),
+    }
+
+
+def sent_to(me):
+    """Bytes that this rank has sent: to each rank, or with a collective, by its name."""
+    sent = {}
+    for call in me.calls:
+        name, phase = call["event"], call["phase"]
+        messages = [[name, None, call["inner"]]] if phase == "end" and "object" in name else []
+        if phase == "begin":
+            messages = call["operations"] or [[name, call["peer"], call["bytes"]]]
+        for kind, peer, size in messages:
+            if "recv" not in kind:
+                to = kind if peer is None else str(peer)
+                sent[to] = sent.get(to, 0) + size
+    return sent
+
+
+def large(student, me, given):
+    """Forward or backward with large tensors, made here of thin ones: some columns of what comes, and how
+    much more memory than before this has needed."""
+    own_pages()
+    with torch.no_grad():
+        # The code of torch that attention needs would be counted as the student's.
+        small = torch.randn(2, 1, 4, 8)
+        scores = small @ small.mT
+        torch.logaddexp(scores, scores).masked_fill(scores > 0, -torch.inf).softmax(-1)
+        torch.stack([small, small]).logsumexp(-1).exp().sum()
+        del small, scores
+        tensors = [
+            (one @ other)[None, None] if other.ndim else one[None, None] for one, other in given["tensors"]
+        ]
+        settle()
+        me.restart_peak()
+        before = me.peak()
+        found = getattr(student, given["function"])(*tensors)
+        needed = me.peak() - before
+    some = slice(given["first"], given["first"] + COLUMNS)
+    return {"found": [one[..., some] if one.shape[-1] > 1 else one for one in found], "needed": needed}
+
+
+# ---- what is right
+
+
+def places_of(length, rank, world_size):
+    """The positions of a rank in zigzag order."""
+    chunk = length // (2 * world_size)
+    early, late = rank * chunk, (2 * world_size - 1 - rank) * chunk
+    return [*range(early, early + chunk), *range(late, late + chunk)]
+
+
+def joined(lists):
+    return [one for some in lists for one in some]
+
+
+def in_a_row(length, rank, world_size):
+    return list(range(rank * length // world_size, (rank + 1) * length // world_size))
+
+
+def spread(tensor, query):
+    """Each head of keys or values as often as heads of queries share it."""
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1)
+
+
+def collected(tensor, key):
+    """What all heads of queries give a head of keys that they share."""
+    return tensor.unflatten(1, (key.shape[1], -1)).sum(2)
+
+
+def attention(query, key, value, query_places, key_places, scale=None, later=operator.gt, spread=spread):
+    """Output and log-sum-exp, in 64 bits."""
+    query, key, value = (one.double() for one in (query, key, value))
+    key, value = spread(key, query), spread(value, query)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    masked = later(torch.tensor(key_places), torch.tensor(query_places)[:, None])
+    scores = scores.masked_fill(masked, -torch.inf)
+    total = scores.logsumexp(-1, keepdim=True)
+    return (scores - total.nan_to_num(neginf=0.0)).exp() @ value, total
+
+
+def whole(given):
+    """All of it on one process: output, log_sum_exp, and the gradients."""
+    leaves = [given[name].double().requires_grad_() for name in NAMES]
+    every = range(given["query"].shape[-2])
+    output, total = attention(*leaves, every, every)
+    gradients = torch.autograd.grad(output, leaves, given["gradient"].double())
+    return {
+        "output": output.detach(),
+        "log_sum_exp": total.detach(),
+        **dict(zip(NAMES, gradients, strict=True)),
+    }
+
+
+def shard(value, rank, world_size):
+    return value[..., places_of(value.shape[-2], rank, world_size), :]
+
+
+def check_numbers(what, got, expected, relative=2e-5, wrong=dict):
+    """Like close. -inf may be right, NaN has words of its own, and so have some known mistakes: `wrong` works
+    out what they come to, by name. It is only asked if something is wrong."""
+    alike = isinstance(got, torch.Tensor) and got.shape == expected.shape and got.is_floating_point()
+    nothing = expected.isneginf()
+    if alike:
+        more = f" ({int(got.isnan().sum())} of {got.numel()} numbers are NaN)"
+        none_wrong(what, got.isnan(), got, expected, more)
+        none_wrong(what, nothing != got.isneginf(), got, expected)
+        got, expected = got.masked_fill(nothing, 0), expected.masked_fill(nothing, 0)
+    try:
+        close(what, got, expected, relative)
+    except Verdict as verdict:
+        fitting = []
+        for words, one in wrong().items() if alike else ():
+            one = one.masked_fill(nothing, 0).double()
+            # By some mistakes, a query meets no key: then all of `got` would be near to -inf.
+            if not one.isfinite().all():
+                continue
+            near = functools.partial(
+                torch.allclose, one, rtol=0, atol=1e-4 * max(0.05, one.abs().max().item())
+            )
+            # Some mistakes make no difference to some ranks, and some come to the same on a rank.
+            if near(got.double()) and not near(expected.double()):
+                fitting.append(words)
+        verdict.came += f"; as if {', or '.join(fitting)}" if fitting else ""
+        raise
+
+
+def none_wrong(what, wrong, got, expected, more=""):
+    """If any of these numbers is wrong, say the first of them, and where it is."""
+    if wrong.any():
+        place = tuple(wrong.nonzero()[0].tolist())
+        require(False, f"{what} is {number(got[place])} at {list(place)}{more}", number(expected[place]))
+
+
+def number(value):
+    return f"{float(value):.6g}".replace("nan", "NaN")
+
+
+def check_pairs(function, names, cases, rights, mistakes, relative, alone=True):
+    """attend or merge of (words, arguments). `mistakes` works out what arguments come to by known mistakes:
+    the output (place 0), or the log_sum_exp. `alone`: arguments must not change."""
+    given = {"function": function, "names": names, "cases": [case for _, case in cases]}
+    (found,) = run(pairs, [given], group=False)
+    for (words, case), right, one in zip(cases, rights, found, strict=True):
+        what, came = f"{function}{words}", one["came"]
+        changed = one["changed"][:1] if alone else []
+        require(not changed, f"{what} changed {''.join(changed)}", "an unchanged tensor")
+        is_pair = isinstance(came, list) and len(came) == 2
+        require(is_pair, f"{function} does not return a pair", "a pair: (output, log_sum_exp)")
+        # The output of a query that meets no key is zeros: the log-sum-exp is -inf there.
+        empty = right[1].isneginf().expand(right[0].shape)
+        if isinstance(came[0], torch.Tensor) and came[0].shape == empty.shape:
+            zeros, more = torch.zeros(empty.shape), ", for a query without any key"
+            none_wrong(f"the output of {what}", empty & (came[0] != 0), came[0], zeros, more)
+        its = relative if case[0].dtype == torch.float32 else 1e-10
+        for place, name in enumerate(PAIR):
+            wrong = functools.partial(mistakes, case, place)
+            check_numbers(f"the {name} of {what}", came[place], right[place], its, wrong)
+
+
+# ---- 15.1: order
+
+
+def short(values):
+    text = str(values)
+    return text if len(text) < 120 else f"{text[:100]} ..."
+
+
+def test_1a_the_zigzag_order():
+    """positions for every rank, with 1, 2, 3, 4 and more processes"""
+    cases = []
+    for world_size in (1, 2, 3, 4, random.randint(5, 8)):
+        length = 2 * world_size * (1 if world_size == 2 else random.randint(2, 5))
+        cases += [[length, rank, world_size] for rank in range(world_size)]
+    # In a group of one process: what is asked for does not depend on this process's group.
+    (found,) = run(order, [{"function": "positions", "cases": cases}])
+    for (length, rank, world_size), got in zip(cases, found, strict=True):
+        what, right = f"positions({length}, {rank}, {world_size})", places_of(length, rank, world_size)
+        require(isinstance(got, torch.Tensor), f"{what} is not a tensor", "a tensor of integers")
+        words = f"; these are plain blocks: {so_many(world_size, 'process')} with one continuous block each"
+        words *= got.tolist() == in_a_row(length, rank, world_size)
+        require(got.tolist() == right, f"{what} is {short(got.tolist())}{words}", short(right))
+        is_whole = not got.is_floating_point() and not got.is_complex()
+        require(is_whole, f"{what} has dtype {got.dtype}", "integers: int64")
+
+
+def meet(rank, owner):
+    """The pairs of halves that meet: the chunk of the keys is not later than that of the queries."""
+    world_size = max(rank, owner) + 1
+    mine, theirs = ([one, 2 * world_size - 1 - one] for one in (rank, owner))
+    return [[own, its] for own in (0, 1) for its in (0, 1) if theirs[its] <= mine[own]]
+
+
+def test_1b_which_halves_meet():
+    """meetings for all pairs of a rank and an owner, with 1, 2, 3, 4 and more processes"""
+    sizes = 1, 2, 3, 4, random.randint(5, 8)
+    cases = [[rank, owner] for size in sizes for rank in range(size) for owner in range(size)]
+    (found,) = run(order, [{"function": "meetings", "cases": cases}])
+    for (rank, owner), got in zip(cases, found, strict=True):
+        right = meet(rank, owner)
+        more = [pair for pair in got if pair not in right] if isinstance(got, list) else []
+        less = [pair for pair in right if pair not in got] if isinstance(got, list) else []
+        words = f"; in {more[0]} all keys are later" if more else f"; {less[0]} is missing" if less else ""
+        require(got == right, f"meetings({rank}, {owner}) is {got}{words}", f"{right}")
+
+
+# ---- 15.2: attend
+
+
+def text(positions, size=8, texts=2, heads=3, shared=1):
+    """`shared`: how many heads of queries use each head of keys and values."""
+    counts = {"query": heads, "key": heads // shared, "value": heads // shared, "gradient": heads}
+    return {name: floats(texts, count, positions, size) for name, count in counts.items()}
+
+
+def attended(given):
+    """Query, key and value of a text."""
+    return [given[name] for name in NAMES]
+
+
+def no_mask(key, query):
+    return (key < 0) & (query < 0)
+
+
+def in_turn(tensor, query):
+    return tensor.repeat(1, query.shape[1] // tensor.shape[1], 1, 1)
+
+
+def check_attend(*cases, relative=2e-5):
+    """attend on cases of (words, (query, key, value), the queries' positions, the keys' positions)."""
+    given = [(words, [*tensors, *map(torch.tensor, places)]) for words, tensors, *places in cases]
+    rights = [attention(*tensors, *places) for _, tensors, *places in cases]
+    names = [*NAMES, "query_positions", "key_positions"]
+    check_pairs("attend", names, given, rights, attend_mistakes, relative)
+
+
+def attend_mistakes(given, place):
+    query, key, value, *places = given
+    wrong = {
+        "scores were not divided by the square root of the size": {"scale": 1.0},
+        "scores were divided by the size": {"scale": 1 / query.shape[-1]},
+        "later keys were not masked": {"later": no_mask},
+        "the key at a query's own position was masked": {"later": operator.ge},
+        "the mask was reversed": {"later": operator.lt},
+    }
+    if query.shape[1] > key.shape[1] > 1:
+        wrong["the heads of queries used the heads of keys and values in turn"] = {"spread": in_turn}
+    places = [one.tolist() for one in places]
+    return {words: attention(query, key, value, *places, **more)[place] for words, more in wrong.items()}
+
+
+def some(queries, keys):
+    """So many queries and keys of a text."""
+    query, *both = attended(text(max(queries, keys)))
+    return [query[..., :queries, :], *(one[..., :keys, :] for one in both)]
+
+
+def test_2a_output_and_log_sum_exp():
+    """attend with 6 queries and 6 keys at positions 0 to 5, then with 5 queries and 9 keys in any order,
+    where each query has some keys; everything in 2 texts with 3 heads of size 8"""
+    keys = random.sample(range(25), 9)
+    queries = [29, min(keys), *(random.randint(min(keys), 29) for _ in range(3))]
+    every = list(range(6))
+    check_attend(
+        ("", attended(text(6)), every, every), (" for 5 queries and 9 keys", some(5, 9), queries, keys)
+    )
+
+
+def shifted(tensors, by):
+    """Tensors whose scores are larger by so much, all of them."""
+    query, key, value = (one.clone() for one in tensors)
+    query[..., 0] = (abs(by) * query.shape[-1] ** 0.5) ** 0.5
+    key[..., 0] = query[..., 0].amax() * (1 if by > 0 else -1)
+    return query, key, value
+
+
+def test_2b_large_scores():
+    """attend with scores near 300, then near -300"""
+    every = list(range(6))
+    cases = [(f" with scores near {by}", shifted(attended(text(6)), by), every, every) for by in (300, -300)]
+    check_attend(*cases, relative=1e-3)
+
+
+def test_2c_queries_without_any_key():
+    """attend with 6 queries at positions 4 to 9 and 5 keys at positions 7 to 11, then with queries at
+    positions 0 to 3 and keys at 4 to 7"""
+    words = ", where some queries have no key,", ", where no query has any key,"
+    first = words[0], some(6, 5), list(range(4, 10)), list(range(7, 12))
+    check_attend(first, (words[1], some(4, 4), list(range(4)), list(range(4, 8))))
+
+
+def test_2d_shared_heads():
+    """attend with 6 heads of queries and 2, 1 and 6 heads of keys and values, 5 positions each; and in
+    float64"""
+    cases, every = [], list(range(5))
+    for shared in (3, 6, 1):
+        words = f" for 6 heads of queries and {so_many(6 // shared, 'head')} of keys and values"
+        cases.append((words, attended(text(5, heads=6, shared=shared)), every, every))
+    cases.append((" for float64", [one.double() / 3 for one in cases[0][1]], every, every))
+    check_attend(*cases)
+
+
+# ---- 15.3: merge
+
+
+def check_merge(*cases, relative=2e-5, alone=True):
+    """merge on cases of (words, (query, key, value), queries' positions, one side's keys, the other's)."""
+    given, rights = [], []
+    for words, (query, key, value), places, *sides in cases:
+        results = [
+            attention(query, *(one[..., side, :] for one in (key, value)), places, side)
+            for side in (*sides, sorted(joined(sides)))
+        ]
+        rights.append(results.pop())
+        given.append((words, [one.to(query.dtype) for one in joined(results)]))
+    names = [*PAIR, "new_output", "new_log_sum_exp"]
+    check_pairs("merge", names, given, rights, merge_mistakes, relative, alone)
+
+
+def merge_mistakes(given, place):
+    output, total, more, more_total = (one.double() for one in given)
+    if place:
+        found = {"the two log_sum_exp were added up": total + more_total}
+        return found | {"the larger of the two was used": torch.maximum(total, more_total)}
+    share, of_sums = (total - torch.logaddexp(total, more_total)).exp(), total / (total + more_total)
+    return {
+        "the outputs were added up": output + more,
+        "the mean of the outputs was used": (output + more) / 2,
+        "the shares were shares of log_sum_exp, not of its exp": of_sums * output + (1 - of_sums) * more,
+        "the two shares were swapped": (1 - share) * output + share * more,
+    }
+
+
+def test_3a_each_weighted_by_its_share():
+    """merge of the outputs over keys 0 to 3 and over keys 4 to 6, for queries at positions 7 to 11"""
+    query, *both = attended(text(12))
+    # That nothing is changed is asked for in 3b.
+    case = "", (query[..., 7:, :], *both), list(range(7, 12)), [0, 1, 2, 3], [4, 5, 6]
+    check_merge(case, alone=False)
+
+
+def test_3b_nothing_on_one_side_and_large_numbers():
+    """merge where some queries have no key in the old result; in the new result; in neither; where
+    log_sum_exp is near 300 and -300; and in float64"""
+    tensors, places = attended(text(12)), list(range(12))
+    check_merge(
+        (" of float64", [one.double() / 3 for one in tensors], places, [0, 1, 2], [3, 4, 5]),
+        (", where some queries had no old key,", tensors, places, [3, 4, 5], [0, 1, 2]),
+        (", where some queries have no new key,", tensors, places, [0, 1, 2], [9, 10]),
+        (", where some queries have no key on either side,", tensors, places, [6, 7], [4, 5]),
+        (" with log_sum_exp near 300", shifted(tensors, 300), places, [0, 2, 4], [1, 3, 5]),
+        (" with log_sum_exp near -300", shifted(tensors, -300), places, [0, 2, 4], [1, 3, 5]),
+        relative=1e-3,
+    )
+
+
+# ---- 15.4 and 15.5: around the ring
+
+WAYS = {False: ("ring_forward", NAMES, PAIR), True: ("ring_backward", EVERY, NAMES)}
+
+
+def run_around(given, world_size, backward):
+    function, names, _ = WAYS[backward]
+    common = {"function": function, "names": names}
+    shards = [[shard(given[name], rank, world_size) for name in names] for rank in range(world_size)]
+    return run(around, [common | {"tensors": one} for one in shards])
+
+
+def check_around(given, world_size, relative, backward=False):
+    """ring_forward or ring_backward on shards of this text. Returns what came."""
+    function, _, wanted = WAYS[backward]
+    right = whole(given)
+    given = given | {name: right[name].to(given["query"].dtype) for name in PAIR}
+    ranks = run_around(given, world_size, backward)
+    for rank, came in enumerate(ranks):
+        # First: whoever divides the query in its place gets other numbers by that.
+        changed = came["changed"][:1]
+        require(not changed, f"{function} changed {''.join(changed)} on rank {rank}", "an unchanged tensor")
+        is_list = isinstance(came["found"], list) and len(came["found"]) == len(wanted)
+        require(is_list, f"on rank {rank}, {function} does not return {so_many(len(wanted), 'tensor')}")
+        mistakes = backward_mistakes if backward else forward_mistakes
+        for name, got in zip(wanted, came["found"], strict=True):
+            its = f"the {'gradient of the ' if backward else ''}{name} on rank {rank}"
+            wrong = functools.partial(mistakes, given, right, name, rank, world_size)
+            check_numbers(its, got, shard(right[name], rank, world_size), relative, wrong)
+    return ranks
+
+
+def forward_mistakes(given, right, name, rank, world_size):
+    """Outputs that a rank comes to by a mistake, with words for it."""
+    if world_size == 1 or name != "output":
+        return {}
+    length, every = given["query"].shape[-2], range(world_size)
+    places = [places_of(length, other, world_size) for other in every]
+    rows = [in_a_row(length, other, world_size) for other in every]
+    query, around = given["query"][..., places[rank], :], [(rank - step) % world_size for step in every]
+
+    def over_keys(there, at, own=places[rank], place=0, **more):
+        tensors = (given[name][..., there, :] for name in ("key", "value"))
+        return attention(query, *tensors, own, at, **more)[place]
+
+    def over(keys, at=None, *own, **more):
+        """The output over the keys of these ranks, taken for those at the positions `at`."""
+        there = joined(places[other] for other in keys)
+        return over_keys(there, there if at is None else joined(at), *own, **more)
+
+    half = length // (2 * world_size)
+    blocks = [over_keys(block, block) for one in places for block in (one[:half], one[half:])]
+    each, theirs = [over([other]) for other in every], [places[one] for one in around]
+    wrong = {
+        "later keys were not masked": over(every, later=no_mask),
+        "the positions were in plain order": over(every, rows, rows[rank]),
+        "keys and values were always those of this rank": over([rank] * world_size, theirs),
+        "they travelled the other way round": over(around, [theirs[0], *theirs[:0:-1]]),
+        "all keys had the positions of this rank": over(every, [places[rank]] * world_size),
+        # The log_sum_exp before any key is -inf. With 0 it is as if a key had been met.
+        "there was one more key, of score 0, whose value is zeros": over(every)
+        * over(every, place=1).sigmoid(),
+        "the outputs over the keys of each rank were added up": sum(each),
+        "the outputs over the keys of each half were added up": sum(blocks),
+        "the mean of the outputs over the keys of each rank was used": sum(each) / world_size,
+    }
+    for other in every:
+        name = "this rank" if other == rank else f"rank {other}"
+        wrong[f"only the keys of {name} counted"] = each[other]
+        wrong[f"the keys of {name} were left out"] = over([one for one in every if one != other])
+    return wrong
+
+
+def backward_mistakes(given, right, name, rank, world_size):
+    """Gradients that a rank comes to by a mistake, with words for it."""
+    query, few, value, gradient = (given[one].double() for one in (*NAMES, "gradient"))
+    key, value, length, scale = (
+        spread(few, query),
+        spread(value, query),
+        query.shape[-2],
+        query.shape[-1] ** -0.5,
+    )
+    scores = query @ key.mT * scale
+    scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+    weights, above, wrong = (scores - right["log_sum_exp"]).exp(), gradient @ value.mT, {}
+    if name != "value":
+
+        def its_gradient(at_scores):
+            found = at_scores @ key if name == "query" else collected(at_scores.mT @ query, few)
+            return shard(found * scale, rank, world_size)
+
+        wrong["nothing was subtracted from the gradient of the scores"] = its_gradient(weights * above)
+        apart = torch.zeros_like(weights)
+        for some in torch.arange(length).chunk(2 * world_size):
+            block = (weights * above)[..., some]
+            apart[..., some] = block - weights[..., some] * block.sum(-1, keepdim=True)
+        wrong["the subtracted sum were over the keys of each half alone"] = its_gradient(apart)
+    if name == "query" or world_size == 1:
+        return wrong
+    at_scores = weights * (above - (gradient * right["output"]).sum(-1, keepdim=True)) * scale
+    left, factor = (at_scores, query) if name == "key" else (weights, gradient)
+    every, places = range(world_size), [places_of(length, one, world_size) for one in range(world_size)]
+    counted = {"only the queries of this rank counted": [rank]}
+    for other in every:
+        counted[f"the queries of rank {other} were left out"] = [one for one in every if one != other]
+    for words, ranks in counted.items():
+        some = joined(places[one] for one in ranks)
+        found = collected(left[..., some, :].mT @ factor[..., some, :], few)
+        wrong[words] = shard(found, rank, world_size)
+    shares = query.shape[1] // few.shape[1]
+    if shares > 1:
+        first = (left.mT @ factor).unflatten(1, (few.shape[1], -1))[:, :, 0]
+        wrong["only the first of the heads that share it counted"] = shard(first, rank, world_size)
+        wrong["it were the mean over the heads that share it"] = shard(right[name], rank, world_size) / shares
+    own = places[rank]
+    kept = sum(left[..., own, :][..., some].mT @ factor[..., own, :] for some in places)
+    wrong["nothing had been passed on"] = collected(kept, few)
+    for other in every:
+        if other != rank:
+            wrong[f"it were that of rank {other}'s {name}"] = shard(right[name], other, world_size)
+    its = {"key": "value", "value": "key"}[name]
+    wrong[f"it were that of the {its}"] = shard(right[its], rank, world_size)
+    return wrong
+
+
+RINGS = [(2, 2, ""), (3, 4, ", of float64"), (4, 2, ", with scores near 300"), (1, 1, "")]
+
+
+def check_ring(world_size, shared, kind, relative, **more):
+    length = 6 * world_size if world_size > 1 else 2
+    tried(
+        f"{so_many(world_size, 'process')}, 2 texts of {length} positions, 4 heads of queries and"
+        f" {4 // shared} of keys and values, of size 8{kind}"
+    )
+    given = text(length, heads=4, shared=shared)
+    if "float64" in kind:
+        given, relative = {name: one.double() for name, one in given.items()}, relative * 1e-5
+    if "300" in kind:
+        given |= dict(zip(NAMES, shifted(attended(given), 300), strict=True))
+        relative *= 50
+    check_around(given, world_size, relative, **more)
+
+
+@pytest.mark.parametrize(("world_size", "shared", "kind"), RINGS)
+def test_4a_output_and_log_sum_exp_of_one_process(world_size, shared, kind):
+    check_ring(world_size, shared, kind, 2e-5)
+
+
+def check_sent(world_size, least, most, words, relative, **more):
+    """All that a rank sends goes to the right: keys and values of a process, from `least` to `most` times."""
+    tried(
+        f"{world_size} processes, 2 texts of {16 * world_size} positions, 4 heads of queries and 2 of keys"
+        " and values, of size 64; bytes of all calls of torch.distributed"
+    )
+    given = text(16 * world_size, size=64, heads=4, shared=2)
+    unit, few = 2 * given["key"].nbytes // world_size, 2000
+    for rank, came in enumerate(check_around(given, world_size, relative, **more)):
+        right = (rank + 1) % world_size
+        for other, size in came["sent"].items():
+            to = f"to rank {other}" if other.isdigit() else f"with {other}, not only to rank {right}"
+            wanted = f"everything sent to the right, to rank {right}"
+            require(other == str(right) or size <= few, f"rank {rank} sent {size} bytes {to}", wanted)
+        sent = came["sent"].get(str(right), 0)
+        times = f"{sent / unit:.2f} times the keys and values of a process, which are {unit} bytes"
+        fine = least * unit <= sent <= most * unit + few
+        require(fine, f"rank {rank} sent {sent} bytes to rank {right}: {times}", words)
+
+
+@pytest.mark.parametrize("world_size", [4, 3])
+def test_4b_keys_and_values_travel_to_the_right(world_size):
+    least = world_size - 1
+    check_sent(world_size, least, least, f"{least} times: after the last step, nothing more is needed", 2e-5)
+
+
+def megabytes(value):
+    return f"{value / 1e6:.1f} MB"
+
+
+def check_memory(backward):
+    """One pass with a head so wide that nothing else than the shards needs memory."""
+    (function, names, wanted), unit = WAYS[backward], 8 * LENGTH // RANKS * WIDE
+    tried(
+        f"{RANKS} processes, {function} with a text of {LENGTH} positions and one head of size {WIDE}; the"
+        f" keys and values of a process are {megabytes(unit)}; peak memory as the kernel counts it"
+    )
+    drawn = (*NAMES, "gradient") if backward else NAMES
+    thin, wide = {name: floats(LENGTH, 2) for name in drawn}, {name: floats(2, WIDE) for name in drawn}
+    first = random.randrange(WIDE - COLUMNS)
+    right = thin_pass(thin, wide, slice(first, first + COLUMNS))
+    if backward:
+        thin |= {"log_sum_exp": right["log_sum_exp"].float(), "output": right["means"].float()}
+        wide |= {"log_sum_exp": torch.tensor(0.0), "output": wide["value"]}
+    common = {"function": function, "first": first}
+    pairs = [[[shard(thin[name], rank, RANKS), wide[name]] for name in names] for rank in range(RANKS)]
+    ranks = run(large, [common | {"tensors": one} for one in pairs])
+    for rank, came in enumerate(ranks):
+        for name, got in zip(wanted, came["found"], strict=True):
+            its = f"the {'gradient of the ' if backward else ''}{name} on rank {rank}"
+            check_numbers(its, got, shard(right[name], rank, RANKS)[None, None], 1e-3)
+    for rank, came in enumerate(ranks):
+        most = (9.75 if backward else 6.5) * unit
+        words = f"rank {rank} needed {megabytes(came['needed'])} in {function}, in addition to its inputs"
+        every = f"the keys and values of all processes are {megabytes(RANKS * unit)}"
+        require(came["needed"] <= most, words, f"at most {megabytes(most)}: {every}")
+
+
+def thin_pass(thin, wide, columns):
+    """Some columns of what comes of tensors that are products of a thin and a wide matrix each."""
+    thin, wide = ({name: one.double() for name, one in some.items()} for some in (thin, wide))
+    seen = {name: one[:, columns] for name, one in wide.items()}
+    scores = thin["query"] @ (wide["query"] @ wide["key"].T) @ thin["key"].T * WIDE**-0.5
+    scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    weights, total = scores.softmax(-1), scores.logsumexp(-1, keepdim=True)
+    means = weights @ thin["value"]
+    if "gradient" not in thin:
+        return {"output": means @ seen["value"], "log_sum_exp": total}
+    above = thin["gradient"] @ (wide["gradient"] @ wide["value"].T) @ thin["value"].T
+    above = weights * (above - (above * weights).sum(-1, keepdim=True)) * WIDE**-0.5
+    return {
+        "means": means,
+        "log_sum_exp": total,
+        "query": above @ thin["key"] @ seen["key"],
+        "key": above.T @ thin["query"] @ seen["query"],
+        "value": weights.T @ thin["gradient"] @ seen["gradient"],
+    }
+
+
+def test_4c_no_process_holds_all_keys_and_values():
+    check_memory(backward=False)
+
+
+def check_left_out(backward):
+    """NaN in the values of one chunk, in each text of a different one: no query of an earlier chunk is to
+    have anything of it. A product with 0 would be NaN, too."""
+    chunks, function = 8, WAYS[backward][0]
+    tried(
+        f"4 processes, {function} with {chunks - 1} texts of {chunks} chunks; in each text, the values of one"
+        " chunk are NaN"
+    )
+    given = text(3 * chunks, texts=chunks - 1, heads=1)
+    right = whole(given)
+    given |= {name: right[name].float() for name in PAIR}
+    for number in range(chunks - 1):
+        given["value"][number, :, 3 * (number + 1) : 3 * (number + 2)] = torch.nan
+    name, its = ("query", "gradient of the query") if backward else ("output", "output")
+    for rank, came in enumerate(run_around(given, 4, backward)):
+        what, got, expected = f"the {its} on rank {rank}", came["found"][0], shard(right[name], rank, 4)
+        alike = isinstance(got, torch.Tensor) and got.shape == expected.shape
+        require(alike, f"{what} does not have the shape of its queries")
+        for number in range(chunks - 1):
+            for half, chunk in enumerate((rank, chunks - 1 - rank)):
+                if chunk <= number:
+                    part = number, slice(None), slice(3 * half, 3 * half + 3)
+                    words = f"{what} is NaN for its chunk {chunk} of {chunks}: NaN was only in the values of"
+                    wanted = "numbers: leave out a block in which all keys are later"
+                    require(
+                        not got[part].isnan().any(), f"{words} chunk {number + 1}, which is later", wanted
+                    )
+                    check_numbers(f"{what} for its chunk {chunk}", got[part], expected[part])
+
+
+def test_4d_halves_that_are_later_are_left_out():
+    check_left_out(backward=False)
+
+
+@pytest.mark.parametrize(("world_size", "shared", "kind"), RINGS)
+def test_5a_the_gradients_of_one_process(world_size, shared, kind):
+    check_ring(world_size, shared, kind, 5e-5, backward=True)
+
+
+def test_5b_gradients_travel_with_their_keys():
+    words = "6 or 7 times: keys and values 3 times, gradients equally often or once more"
+    check_sent(4, 6, 7, words, 5e-5, backward=True)
+
+
+def test_5b_and_no_process_holds_all_of_them():
+    check_memory(backward=True)
+
+
+def test_5c_halves_that_are_later_are_left_out():
+    check_left_out(backward=True)

@@ -1,0 +1,132 @@
+"""Why a run gave no result: the earliest cause, and whether it is the student's or the machine's."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from grader.results import Verdict
+from grader.settings import LIMITS, MEMORY_OF_ALL
+from grader.waits import Ranks, names, standing, stood, stuck, unequal, waiting, with_last
+
+HOLE = re.compile(r"\d\d[a-z]?\.\d+: ")
+ABSENT = re.compile(r"module 'submission_\w+' has no attribute '(\w+)'")
+GLOO = re.compile(r"SIGABRT|enforce fail|gloo/transport", re.I)
+BYSTANDER = re.compile(
+    r"closed by peer|Connection reset|Broken pipe|Timed out waiting|Connection refused|Application timeout"
+    r"|another rank|Connection closed",
+    re.I,
+)
+KILLED = (-9, -25)  # by SIGKILL, or by SIGXFSZ because a file grew too large
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+
+class Near(IntEnum):
+    """How near a cause is to the student's hand. The nearest is told, however late it was heard."""
+
+    NOT_WRITTEN = 0
+    OWN = 1
+    BYSTANDER = 2  # fell because another rank did: its connection was closed
+
+
+@dataclass(frozen=True, order=True)
+class Cause:
+    # The nearest comes first, of those the earliest.
+    near: Near
+    time: float
+    rank: int
+    status: str
+    came: str
+
+
+def ended_words(code: int) -> str:
+    """What became of a process that ended with this code; a signal is negative."""
+    if code == 0:
+        return "ended its process before your function returned (by os._exit or something similar)"
+    if code == -99:
+        return "closed the pipe to the grader"
+    if code == -24:
+        return f"used up its {LIMITS['cpu_seconds']} s of CPU time: does a loop never end?"
+    if code == -25:
+        return f"wrote more than {LIMITS['file_bytes'] >> 20} MB: does your code write without end?"
+    if code < 0:
+        return f"was killed by {SIGNALS.get(-code, f'signal {-code}')}"
+    return f"exited with status {code} before your function returned"
+
+
+def raised(rank: int, error: dict[str, Any], who: str, alone: bool, file: str) -> Cause:
+    """The cause that an exception is. All in `error` are the worker's own words."""
+    words, kind = str(error.get("words", "")), str(error.get("kind", "an exception"))
+    if kind == "NotImplementedError" and HOLE.match(words):
+        return Cause(Near.NOT_WRITTEN, error["time"], rank, "failed", f"not written yet: {words}")
+    absent = ABSENT.fullmatch(words)
+    if absent:
+        came = f"there is no {absent[1]} in {file}"
+        return Cause(Near.NOT_WRITTEN, error["time"], rank, "error", came)
+    place = f" at {error['place']}" if error.get("place") else ""
+    place += f": {error['text']}" if error.get("text") else ""
+    if kind == "SystemExit":
+        came = f"{who} called sys.exit({words}){place}"
+    elif kind == "BadFrame":
+        came = f"{who} sent something that is not a valid result ({words})"
+    else:
+        came = f"{who} raised {kind}{': ' * bool(words)}{words}{place}"
+    near = Near.BYSTANDER if BYSTANDER.search(words) and not alone else Near.OWN
+    return Cause(near, error["time"], rank, "error", came)
+
+
+def ended(rank: int, one: dict[str, Any], who: str, files: dict[str, str]) -> Cause:
+    when = one["time"]
+    if one["ended"] != -24:
+        return Cause(Near.OWN, when, rank, "error", f"{who} {ended_words(one['ended'])}")
+    # The kernel's warning makes faulthandler print where the process is.
+    at = standing({"stack": one["output"].rpartition("(most recent call first)")[2]}, files)
+    came = f"{who} was{at} when it had {ended_words(-24)}" if at else f"{who} {ended_words(-24)}"
+    return Cause(Near.OWN, when, rank, "timeout", came)
+
+
+def explain(why: str, seconds: float, seen: list[dict], files: dict[str, str], dies: Iterable[int]) -> None:
+    """Raise a Verdict that names the earliest cause, or return if every rank has sent a result."""
+    ranks = dict(enumerate(seen))
+    for rank, one in ranks.items():
+        if one["broken"]:
+            raise Verdict("infrastructure", f"rank {rank} did not start: {one['broken']}")
+    may_be_killed = {rank for rank in dies if ranks[rank]["ended"] in KILLED}
+    missing = {rank: one for rank, one in ranks.items() if one["value"] is None and rank not in may_be_killed}
+    if not missing:
+        return
+    alone, causes = len(ranks) == 1, []
+    for rank, one in missing.items():
+        who = "your code" if alone else f"rank {rank}"
+        if one["error"]:
+            causes.append(raised(rank, one["error"], who, alone, next(iter(files), "")))
+        elif one["ended"] is not None:
+            causes.append(ended(rank, one, who, files))
+    if causes:
+        raise told(min(causes), ranks)
+    if why == "memory":
+        came = f"your code used more than {MEMORY_OF_ALL >> 30} GB of memory across all its processes"
+        raise Verdict("error", came)
+    if why == "stuck":
+        raise Verdict("timeout", stuck(ranks, missing, files))
+    busy = [rank for rank, one in missing.items() if not one["inside"]] or list(missing)
+    who, last = "your code" if alone else names(busy), with_last(ranks[busy[0]])
+    at = {rank: ranks[rank] for rank in busy if standing(ranks[rank], files)}
+    time = f"had not returned after {seconds:.0f} s"
+    if at:  # the line is what is looked for first
+        place = stood(at, files)
+        who, last = (f"your code{place.removeprefix('rank 0')}" if alone else place), ""
+        time = f"and {time}"
+    raise Verdict("timeout", f"{who} {time}{last}{waiting(ranks, busy)}")
+
+
+def told(cause: Cause, ranks: Ranks) -> Verdict:
+    """A cause as the student reads it, with who was waiting for that rank."""
+    came = cause.came
+    # gloo ends a process that gets more or fewer numbers than it waits for, and says so in its own words.
+    if GLOO.search(came):
+        came = unequal(ranks) or came
+    if not came.startswith("not written"):
+        came += waiting(ranks, [cause.rank])
+    return Verdict(cause.status, came)

@@ -1,0 +1,170 @@
+"""Who waits for whom, in words: what the ranks did when a run came to nothing."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+Ranks = dict[int, dict[str, Any]]  # what the nursery says of each rank, by its number
+Event = dict[str, Any]
+
+STACK = re.compile(r'^  File "(.+)", line (\d+) in ', re.M)  # as faulthandler writes it
+POINT = ("send", "recv", "isend", "irecv")
+
+
+def names(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0, 2 and 3`"""
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+def call(event: Event) -> str:
+    """`all_reduce number 3 (line 31 of 04_sampler.py)`, `recv number 1 from rank 2 (line ...)`"""
+    where = f" ({event['where']})" if event.get("where") else ""
+    way = "to" if "send" in event["event"] else "from"
+    peer = f" {way} rank {event['peer']}" if type(event.get("peer")) is int else ""
+    return f"{event['event']} number {event.get('nth', event['number'])}{peer}{where}"
+
+
+def called(events: dict[int, Event]) -> str:
+    return ", ".join(f"rank {rank} called {call(event)}" for rank, event in events.items())
+
+
+def each_inside(events: dict[int, Event]) -> list[str]:
+    return [f"rank {rank} in {call(event)}" for rank, event in events.items()]
+
+
+def with_place(one: dict[str, Any], event: Event) -> Event:
+    """An event "wait" knows no line; the beginning of the same call does."""
+    for other in one["events"]:
+        if other.get("number") == event.get("number") and other.get("phase") == "begin":
+            return event | {"where": other.get("where", "")}
+    return event
+
+
+def with_last(one: dict[str, Any]) -> str:
+    """The last call of a rank that is inside none now."""
+    for event in reversed(one["events"]):
+        if event.get("phase"):
+            return f"; the last call was {call(with_place(one, event))}"
+    return ""
+
+
+def begun(ranks: Ranks) -> Iterator[tuple[int, Event]]:
+    for rank, one in ranks.items():
+        yield from ((rank, event) for event in one["events"] if event.get("phase") == "begin")
+
+
+def not_received(ranks: Ranks) -> str:
+    """Messages that were begun and not asked for yet, in words. Empty where it is not known
+    who talks to whom."""
+    counts = Counter()
+    for rank, event in begun(ranks):
+        name, peer = event["event"], event.get("peer")
+        if name in (*POINT, "batch_isend_irecv"):
+            if type(peer) is not int:
+                return ""
+            counts[(rank, peer) if "send" in name else (peer, rank)] += 1 if "send" in name else -1
+    left = [(*way, count) for way, count in sorted(counts.items()) if count > 0]
+    lines = [f"{count} from rank {source} to rank {target}" for source, target, count in left]
+    return f"; messages that were not received: {', '.join(lines)}" if lines else ""
+
+
+def waiting(ranks: Ranks, but: Iterable[int]) -> str:
+    """Words about who waits for whom, beside the ranks that are the cause."""
+    inside = {rank: one["inside"][0] for rank, one in ranks.items() if one["inside"] and rank not in but}
+    if not inside:
+        return ""
+    first = next(iter(inside))
+    verb = "was" if len(inside) == 1 else "were"
+    return f"; {names(inside)} {verb} waiting for it in {call(with_place(ranks[first], inside[first]))}"
+
+
+def unequal(ranks: Ranks) -> str:
+    """The first collective in which the ranks did not do the same, in words, or nothing."""
+    calls = {}
+    for rank, event in begun(ranks):
+        if event["event"] not in POINT:
+            calls.setdefault(event["number"], {})[rank] = event
+    for _, same in sorted(calls.items()):
+        first = next(iter(same.values()))
+        kinds, sizes = ({event[name] for event in same.values()} for name in ("event", "size"))
+        if len(kinds) > 1:
+            return f"the ranks do not make the same calls: {called(same)}"
+        if len(sizes) > 1 and first["event"] in ("all_reduce", "broadcast", "reduce"):
+            lines = ", ".join(f"rank {rank} gives {event['size']} numbers" for rank, event in same.items())
+            return f"the ranks give {call(first)} tensors of different size: {lines}"
+    return ""
+
+
+def standing(one: dict[str, Any], files: dict[str, str]) -> str:
+    """The innermost line of the student's files in which a rank was when it was ended, after a space:
+    ` at line 31 of 04_sampler.py: time.sleep(9)`. No words where that is not known."""
+    for name, line in STACK.findall(one.get("stack", "")):
+        if name in files:
+            lines = files[name].splitlines()
+            text = lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else ""
+            return f" at line {line} of {name}" + f": `{text}`" * bool(text)
+    return ""
+
+
+def stood(ranks: Ranks, files: dict[str, str]) -> str:
+    places = {rank: standing(one, files) for rank, one in ranks.items()}
+    if len(set(places.values())) == 1:
+        verb = "was" if len(places) == 1 else "were"
+        return f"{names(places)} {verb}{next(iter(places.values())) or ' outside of torch.distributed'}"
+    return ", ".join(f"rank {rank} was{place or ' somewhere else'}" for rank, place in places.items())
+
+
+def different_roots(ranks: Ranks) -> str:
+    """The first broadcast for which the ranks have named different sources, in words, or nothing. gloo may
+    come through it, and then all keep what they have."""
+    calls = {}
+    for rank, event in begun(ranks):
+        if type(event.get("root")) is int:
+            calls.setdefault((event["number"], event["event"]), {})[rank] = event
+    for _, same in sorted(calls.items()):
+        if len({event["root"] for event in same.values()}) > 1:
+            lines = ", ".join(f"rank {rank} with src={event['root']}" for rank, event in same.items())
+            return f"the ranks call {call(next(iter(same.values())))} with different values of src: {lines}"
+    return ""
+
+
+def stuck(ranks: Ranks, missing: Ranks, files: dict[str, str]) -> str:
+    """All that still run wait for others, and nothing moves."""
+    inside = {rank: one["inside"][0] for rank, one in missing.items() if one["inside"]}
+    wait = {rank: with_place(ranks[rank], event) for rank, event in inside.items()}
+    if not wait:
+        others = [rank for rank in ranks if rank not in missing]
+        those = f"{names(others)} returned, and " if others else ""
+        return f"the run was stuck: {those}{stood(missing, files)}"
+    first = min(wait, key=lambda rank: (wait[rank]["number"], rank))
+    returned = [rank for rank in ranks if rank not in missing]
+    if returned:
+        verb = "was" if len(wait) == 1 else "were"
+        it = "it" if len(returned) == 1 else "them"
+        done = f"rank {first} was done with " * (wait[first]["event"] in POINT)
+        before = f"{names(returned)} returned before {done}{call(wait[first])}"
+        return f"{before}; {names(wait)} {verb} waiting for {it}{not_received(ranks)}"
+    # Nobody has returned. Somebody may be in a call that is none of torch.distributed, time.sleep for one.
+    elsewhere = {rank: one for rank, one in missing.items() if rank not in wait and standing(one, files)}
+    if elsewhere:
+        return f"{stood(elsewhere, files)}; {names(wait)} waited in {call(wait[first])}"
+    # Of those that wait, these are at the earliest call.
+    number = wait[first]["number"]
+    same = {rank: event for rank, event in wait.items() if event["number"] == number}
+    kinds = {event["event"] for event in same.values()}
+    if kinds <= set(POINT):
+        lines = "; ".join(each_inside(wait))
+        return f"all ranks are waiting and none can go on: {lines}{not_received(ranks)}"
+    if len(kinds) > 1:
+        return f"the ranks do not make the same calls: {called(same)}"
+    sizes = {rank: event["size"] for rank, event in begun(ranks) if event["number"] == number}
+    if len(set(sizes.values())) > 1:
+        lines = ", ".join(f"rank {rank} with {size} numbers" for rank, size in sizes.items())
+        what = f"{wait[first]['event']} number {number}"
+        return f"the ranks call {what} with different sizes: {lines}"
+    ahead = {rank: event for rank, event in wait.items() if rank not in same}
+    if ahead:
+        return f"{names(same)} waited in {call(wait[first])} while {', '.join(each_inside(ahead))} waited too"
+    return f"{names(wait)} waited forever in {call(wait[first])}"

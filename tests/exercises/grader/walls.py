@@ -1,0 +1,141 @@
+"""Which walls stand around the workers on this machine, and how they are put up."""
+
+import fcntl
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+import limits
+from judge import seccomp
+
+from grader.settings import HERE, ROOT, SANDBOX, SOLUTIONS
+
+MEANING = {
+    1: "own session, resource limits, and cleanup of whatever is left",
+    2: "separate user id, resource limits, and cleanup of whatever is left",
+    3: "bubblewrap: own file system, own processes, only the loopback network, no dangerous system calls",
+}
+TEMPORARY = 1 << 30  # bytes in /tmp at level 3, which are memory
+SYSTEM = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
+# malloc asks there whether it may use large pages.
+LARGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """What this machine offers: the best level of containment, and why not more."""
+    why = {level: words for level, words in ((3, no_bubblewrap()), (2, no_other_user())) if words}
+    level = max(level for level in (1, 2, 3) if level not in why)
+    return {"level": level, "why": why, "landlock": limits.landlock_version(), "root": os.getuid() == 0}
+
+
+def no_bubblewrap() -> str:
+    """Why there is no level 3 here; no words if there is."""
+    if sys.platform != "linux":
+        return "this is not Linux"
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    if platform.machine() not in seccomp.MACHINES:
+        return f"judge/seccomp.py does not have the system call numbers of {platform.machine()}"
+    with call_filter() as file:
+        words = [*bubblewrap({}, file.fileno()), "true"]
+        tried = subprocess.run(words, capture_output=True, text=True, pass_fds=[file.fileno()])
+    return f"bubblewrap does not work here: {tried.stderr.strip()[:120]}" if tried.returncode else ""
+
+
+def no_other_user() -> str:
+    """Why there is no level 2 here; no words if there is."""
+    if sys.platform != "linux":
+        return "this is not Linux"
+    if os.getuid() != 0:
+        return "only root can run processes as another user"
+    for place in (Path(sys.prefix), Path(sys.base_prefix)):
+        for folder in (place, *place.parents):
+            if not folder.stat().st_mode & 0o001:
+                return f"another user could not run Python, because {folder} is closed to other users"
+    if limits.landlock_version():
+        return ""
+    for place in filter(Path.exists, (SOLUTIONS, HERE)):
+        reached = all(folder.stat().st_mode & 0o001 for folder in place.parents)
+        if reached and place.stat().st_mode & 0o005:
+            return f"another user can read {place}, and there is no Landlock: run chmod -R go= {place}"
+    return ""
+
+
+def within_reach() -> str:
+    """Why submissions can read this repository whatever contains them; no words if they cannot."""
+    for place in sorted({Path(name).resolve() for name in limits.READABLE}):
+        if ROOT.is_relative_to(place):
+            return f"submissions can read everything below {place}, including {ROOT}: move the repository"
+    return ""
+
+
+def containment(level: int) -> str:
+    if level == 3:
+        files = "only Python and an empty folder are visible"
+    elif machine()["landlock"]:
+        files = "Landlock limits file access"
+    else:
+        files = "no Landlock, so file access is not limited"
+    user = "" if level < 3 else ", separate user id" if machine()["root"] else ", own user namespace"
+    return f"level {level} ({MEANING[level]}{user}; {files})"
+
+
+USERS = range(61000, 62000)  # of nobody else on this machine
+
+
+def claim_user() -> tuple[int, IO] | None:
+    """A user id for this nursery alone, and the lock that keeps it so; None if all are taken. After a run,
+    all that this user has is ended: two nurseries with one would end each other's workers."""
+    folder = Path("/run/lock" if Path("/run/lock").is_dir() else tempfile.gettempdir()) / "rungs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for uid in USERS:
+        lock = (folder / str(uid)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return uid, lock
+        except OSError:
+            lock.close()
+    return None
+
+
+def call_filter() -> IO[bytes]:
+    """The filter of system calls as an open file, from which bubblewrap reads it."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (for whoever calls to close)
+    file.write(seccomp.program())
+    file.seek(0)
+    return file
+
+
+def bubblewrap(environment: dict[str, str], call_filter: int) -> list[str]:
+    """The command before the command: what the nursery and all below it can see and do. `call_filter` is the
+    descriptor of the filter of system calls, which the command has to get."""
+    words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
+    # As process 1, the nursery lives on where whatever a run has left is ended with kill -1.
+    words += ["--as-pid-1", "--new-session", "--clearenv", "--hostname", "rungs"]
+    words += ["--seccomp", str(call_filter)]
+    if os.getuid() == 0:
+        words += ["--cap-drop", "ALL"]
+        for capability in ("SETUID", "SETGID", "KILL", "SYS_PTRACE", "CHOWN", "DAC_OVERRIDE", "FOWNER"):
+            words += ["--cap-add", f"CAP_{capability}"]
+    else:
+        words += ["--unshare-user", "--disable-userns"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    words += ["--size", str(TEMPORARY), "--perms", "1777", "--tmpfs", "/tmp"]
+    shown = [Path(sys.prefix), Path(sys.base_prefix), SANDBOX]
+    seen = [*shown, Path(LARGE_PAGES)]
+    for folder in sorted({above for place in seen for above in place.parents} - {Path("/"), Path("/tmp")}):
+        words += ["--perms", "0755", "--dir", str(folder)]
+    for place in (*SYSTEM, LARGE_PAGES):
+        words += ["--ro-bind-try", place, place]
+    for place in shown:
+        words += ["--ro-bind", str(place), str(place)]
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    return [*words, "--remount-ro", "/", "--chdir", "/tmp"]

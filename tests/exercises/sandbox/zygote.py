@@ -1,0 +1,223 @@
+"""Runs in the sandbox: has imported torch, and forks the ranks of each run. It never runs a student's code.
+
+The grader (grader/ranks.py) talks to it through a socket, and to each rank through pipes of the rank's own,
+so no rank can read what another one was given. A rank answers with lines of JSON: its calls of
+torch.distributed as they happen, and at the end its result. A tensor in them is its dtype, shape and bytes.
+Nothing is unpickled.
+"""
+
+import base64
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+FORK = sys.platform == "linux" and "RUNGS_SPAWN" not in os.environ
+DTYPES = ["float64", "float32", "float16", "bfloat16", "complex64"]
+DTYPES += ["int64", "int32", "int16", "int8", "uint8", "bool"]
+
+
+def pack(value):
+    """Nested lists and dicts (with words for keys) of numbers, words, None and tensors, as one line."""
+    return json.dumps(value, default=plain).encode()
+
+
+def plain(thing):
+    import torch
+
+    if isinstance(thing, torch.Tensor):
+        data = (
+            thing.detach().cpu().clone(memory_format=torch.contiguous_format)
+        )  # the last stride is 1 only then
+        data = data.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return {
+            "dtype": str(thing.dtype)[6:],
+            "shape": list(thing.shape),
+            "bytes": base64.b64encode(data).decode(),
+        }
+    if isinstance(thing, bytes):
+        return plain(
+            torch.frombuffer(bytearray(thing), dtype=torch.uint8) if thing else torch.empty(0).byte()
+        )
+    if hasattr(thing, "item") and getattr(thing, "ndim", 1) == 0:  # a number of NumPy
+        return thing.item()
+    return f"something of the type {type(thing).__name__}"
+
+
+def unpack(data):
+    """Raises ValueError, TypeError, KeyError, RuntimeError or RecursionError for what pack() has not
+    written."""
+    return json.loads(data, object_hook=tensor)
+
+
+def tensor(found):
+    if found.keys() != {"dtype", "shape", "bytes"}:
+        return found
+    import torch
+
+    if found["dtype"] not in DTYPES:
+        raise ValueError(f"a tensor of {found['dtype']}")
+    data, dtype = bytearray(base64.b64decode(found["bytes"])), getattr(torch, found["dtype"])
+    return (
+        torch.frombuffer(data, dtype=dtype).reshape(found["shape"])
+        if data
+        else torch.empty(found["shape"], dtype=dtype)
+    )
+
+
+def warm():
+    """What torch does at its first use, done here once and not in each rank. No backward pass: a process that
+    has done one must not fork."""
+    import torch
+    import torch._dynamo
+    import torch.distributed
+    import torch.nn.utils.parametrize
+    import torch.utils.data.distributed
+    import torch.utils.serialization.config
+
+    for path in Path(__file__).parent.glob("*.py"):  # Landlock will not let a rank read them
+        importlib.import_module(path.stem)
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    outputs = model(torch.randn(4, 8))
+    torch.nn.functional.cross_entropy(outputs, torch.zeros(4, dtype=torch.long)).item()
+    outputs.softmax(1).argmax(1).eq(torch.zeros(4)).sum().item()
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer = kind(model.parameters(), 0.1)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    list(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)), 2, shuffle=True))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    torch.load(file)
+    # init_process_group empties these tables, which in a rank, by copy on write, takes a tenth of its time.
+    torch._dynamo.trace_rules.clear_lru_cache()
+    gc.collect()
+    gc.freeze()
+
+
+def start(number, order, home, ends):
+    """One rank, forked or (where a process that has imported torch must not fork, on macOS) started anew."""
+    if not FORK:
+        words = [
+            sys.executable,
+            "-P",
+            str(Path(__file__).parent / "worker.py"),
+            json.dumps([number, order, home, ends]),
+        ]
+        return subprocess.Popen(words, start_new_session=True, pass_fds=ends, stdin=subprocess.DEVNULL).pid
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import worker
+
+            worker.live(number, order, home, ends)
+        finally:
+            os._exit(70)
+    return pid
+
+
+def children(pid):
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return [*found, *(one for child in found for one in children(child))]
+
+
+def end(pids, codes):
+    """End the ranks and everything that they have started."""
+    for _ in range(500):
+        for pid in [-1] if os.getpid() == 1 else [*pids, *children(os.getpid())]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not reap(codes):
+            return
+        time.sleep(0.002)
+
+
+def reap(codes):
+    """Note how children have ended. False if none is left."""
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return True
+            codes[pid] = os.waitstatus_to_exitcode(status)
+    except ChildProcessError:
+        return False
+
+
+def remove(path):
+    """A submission may have made folders in folders until Python cannot follow, or one that is closed."""
+    if path.is_dir() and not path.is_symlink():
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            for words in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+                subprocess.run([*words, str(path)], stderr=subprocess.DEVNULL)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def serve(channel, home, uid):
+    import limits
+
+    limits.prctl(limits.SUBREAPER, 1)
+    limits.prctl(limits.DUMPABLE, 0)  # no rank may look into this process
+    if FORK:
+        warm()
+    channel.send(b"{}")
+    pids, codes = [], {}
+    while True:
+        message, ends, *_ = socket.recv_fds(channel, 1 << 16, 250)
+        if not message:
+            os._exit(0)
+        order = json.loads(message)
+        if order["do"] == "start":
+            run, disk, answer = Path(home, "run"), Path(home, "disk"), []
+            for folder in (run, disk, *(run / str(number) for number in range(order["ranks"]))):
+                folder.mkdir(exist_ok=True)
+                if uid is not None:
+                    os.chown(folder, uid, uid)
+            for name in order["imports"]:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+            each = len(ends) // order["ranks"]
+            for number in range(order["ranks"]):
+                pids.append(
+                    start(number, order | {"uid": uid}, home, ends[each * number : each * (number + 1)])
+                )
+                answer.append(pids[-1])
+            for descriptor in ends:
+                os.close(descriptor)
+        elif order["do"] == "codes":
+            reap(codes)
+            answer = [codes.get(pid) for pid in pids]
+        else:
+            end(pids, codes)
+            pids, codes, answer = [], {}, True
+            for path in Path(home).iterdir():
+                if path.name != "disk" or order["do"] == "wipe":
+                    remove(path)
+        channel.send(json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    number, home, uid = json.loads(sys.argv[1])
+    serve(socket.socket(fileno=number), home, uid)
