@@ -83,7 +83,7 @@ def main():
             counts[what] = counts.get(what, 0) + 1
             print(f"{what:9} {seconds:5.1f}s {killer:7} {name}: {came[:400]}", flush=True)
     print(counts)
-    sys.exit(set(counts) > {"killed", "accepted"})
+    sys.exit(bool(set(counts) - {"killed", "accepted"}))
 
 
 if __name__ == "__main__":
