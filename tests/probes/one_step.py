@@ -226,7 +226,7 @@ def step_of_15():
             (result * weights[:, :, positions]).sum().backward()
         pairs = [(result, expected), *((mine.grad, one.grad) for mine, one in zip(own, inputs, strict=True))]
         model = seeded(build)
-        lesson.shard(model, mesh, order)
+        lesson.shard(model, mesh, mesh["context"].get_group(), order)
         found[order] = {
             "off": max(most(mine, one[:, :, positions]) for mine, one in pairs),
             "positions": positions.tolist(),

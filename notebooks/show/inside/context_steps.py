@@ -21,7 +21,7 @@ def three_losses(texts, following, positions, order="zigzag", attend=None):
     workload.set_seed(0)
     model = lesson.build_model(61, 96)
     if order:
-        lesson.shard(model, mesh, order)
+        lesson.shard(model, mesh, mesh["context"].get_group(), order)
     for block in model.blocks if attend else ():
         block.attention.attend = attend
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
