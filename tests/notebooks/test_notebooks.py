@@ -353,7 +353,7 @@ def test_long_cells_failed_cells_and_old_runs_are_found(tmp_path):
     failed, late, skipped = made("x"), made("x"), made("x")
     failed.cells[0].outputs = [nbformat.v4.new_output("error", ename="E", evalue="no", traceback=["no"])]
     assert notebooks.shown("n", failed) == ["n, cell 1 failed"]
-    late.metadata["rungs"] = {"seconds": 121}
+    late.metadata["rungs"] = {"seconds": notebooks.SECONDS + 1}
     assert "seconds" in notebooks.complaints(path, late)[0]
     skipped.cells[0].execution_count = 2
     assert "top to bottom" in notebooks.complaints(path, skipped)[0]
