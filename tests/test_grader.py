@@ -118,7 +118,6 @@ def test_the_solution_gets_all_points_and_a_hang_is_named(tmp_path):
     at = wrong.splitlines().index("    dist.all_reduce(has_one)") + 1
     words = f"rank 1 returned before all_reduce number 1 (line {at} of {NAME}); rank 0 was waiting for it"
     assert words in found["03.2a"]["came"]
-    assert found["03.2a"]["seconds"] < 10  # a limit of 20 s would have ended it
 
 
 @pytest.mark.long("reads what it can")
