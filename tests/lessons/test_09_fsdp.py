@@ -133,7 +133,9 @@ def test_what_the_options_save_and_that_they_change_no_byte(altered):
     assert offloaded.stdout.count("policy: CPUOffloadPolicy(pin_memory=False)") == 8
     for result in (fewer, whole_layers, offloaded):
         assert weights_of(result) == weights_of(plain)
-        assert result.stdout.splitlines()[-2:] == plain.stdout.splitlines()[-2:]
+        # Rank 1 may print its policies after rank 0 has printed its bytes.
+        lines = [line for line in result.stdout.splitlines() if not line.startswith("policy: ")]
+        assert lines[-2:] == plain.stdout.splitlines()[-2:]
 
 
 @pytest.mark.long
