@@ -141,7 +141,7 @@ def test_its_documented_command_learns(run, reference, stem):
         check_files(result, stem)
 
 
-# 13 ends with other last digits on a CPU with AVX2 only, where the same commit passed on one with AVX-512: open.
+# On a CPU with AVX2 only, 13 ends with other last digits; with AVX-512, the same commit passed. Open.
 @pytest.mark.quick("15-1")
 @pytest.mark.night("13")
 @pytest.mark.long
