@@ -2,8 +2,8 @@
 
     from grader import close, require, run, same
 
-The rooms: `ranks` runs bodies in the sandbox, behind `walls`; `causes` and `waits` say in words why a run
-gave no result; `comparing` compares; conftest.py makes points, hints and a report of what pytest has found.
+The rooms: `ranks` runs bodies in the sandbox, behind `walls`; `causes` says in words why a run gave no
+result; `comparing` compares; `plugin` makes points, hints and a report of what pytest has found.
 """
 
 import os
