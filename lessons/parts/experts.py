@@ -90,7 +90,7 @@ class Experts(nn.Module):
     def weigh(self, counts, chances):
         """The load of each expert, and a loss that is smallest for equal loads."""
         # Over all processes: the total load may be even although each process's load is uneven.
-        self.load = counts.sum(dim=0) / counts.sum()
+        self.load = counts.sum(dim=0).to(chances.dtype) / counts.sum()
         balance = self.count * (self.load * chances.mean(dim=0)).sum()
         self.balance = self.weight * balance
 

@@ -55,34 +55,6 @@ def end_with_parent():
     threading.Thread(target=watch, daemon=True).start()
 
 
-def listen_for_the_end(limit=15):
-    """From now on, SIGTERM and Ctrl-C only set told_to_stop. They no longer end the
-    process.
-
-    Python calls `remember` only between two of its own instructions. A process that
-    waits in torch for a process that is gone never reaches the next instruction, and
-    torchrun would kill it after 30 seconds. So a thread also listens for the signal and
-    gives a long step `limit` seconds to finish.
-    """
-
-    def remember(number, frame):
-        told_to_stop.set()
-
-    def watch():
-        while os.read(heard, 1)[0] not in (signal.SIGTERM, signal.SIGINT):
-            pass  # a DataLoader's workers send SIGCHLD when they end
-        if not told_to_stop.wait(limit):
-            say(f"told to stop, but the step did not end within {limit} seconds: exiting without saving")
-            os._exit(1)
-
-    heard, signals = os.pipe()
-    os.set_blocking(signals, False)
-    signal.set_wakeup_fd(signals)
-    threading.Thread(target=watch, daemon=True).start()
-    signal.signal(signal.SIGTERM, remember)
-    signal.signal(signal.SIGINT, remember)
-
-
 def leave(stopped):
     """End this process, with status 75 for the scheduler if it was told to stop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends SIGTERM when another process has ended with 75
@@ -122,7 +94,8 @@ def release_group():
         elif type(thing) is FunctionType and thing.__defaults__:
             forget_group(thing)
     gc.collect()  # a DDP object refers to its group, and also to itself
-    gc.freeze()  # otherwise Python spends half a second on garbage at exit
+    if "triton" not in sys.modules:  # it calls frozen objects leaked, in 40 lines
+        gc.freeze()  # otherwise Python spends half a second on garbage at exit
 
 
 def crash_once(now):

@@ -34,7 +34,9 @@ def pick_device(number=None):
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
     # This warning does not apply: lesson 10's stages send their shapes one by one.
     os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
-    if may_share() and number >= count:
+    if number >= count and has_gpus_of_its_own():
+        number %= count
+    if number >= count and may_share():
         # NCCL does not let two processes of a machine share a GPU, so pretend to be another machine.
         os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
         number %= count
@@ -116,6 +118,15 @@ def set_random_state(states, device):
 def may_share():
     """Whether processes may share a GPU. This is slow, but all lessons then run on a single GPU."""
     return os.environ.get("SHARE_GPU") == "1"
+
+
+def has_gpus_of_its_own():
+    """Whether no other process sees them, as under srun --gpus-per-task=1."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
+    if tasks is None or tasks != os.environ.get("WORLD_SIZE"):
+        return False  # processes that one task has started see the same GPUs
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", tasks))
+    return gpu_count() * processes <= int(os.environ.get("SLURM_GPUS_ON_NODE", 0))
 
 
 def unseen_gpu():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workload.endings import refuse, say
 from workload.images import DATA, load_images
-from workload.machine import gpu_count, may_share, unseen_gpu
+from workload.machine import gpu_count, has_gpus_of_its_own, may_share, unseen_gpu
 
 OLDEST_TORCH = "2.9"  # with older releases, lessons 09, 12 and 13 fail or produce other curves
 
@@ -71,7 +71,7 @@ def check(arguments, replicas=None, uses_gpus=True, can_share=True):
         )
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = gpu_count() if uses_gpus else 0
-    if 0 < gpus < processes and not (can_share and may_share()):
+    if 0 < gpus < processes and not has_gpus_of_its_own() and not (can_share and may_share()):
         variable = 'CUDA_VISIBLE_DEVICES=""'
         if can_share:
             cure = f"put SHARE_GPU=1 in front of the command to let them share, or {variable}"

@@ -115,6 +115,35 @@ def test_processes_share_gpus_only_if_they_may(gpus, monkeypatch, capsys, count,
 
 
 @pytest.mark.parametrize(
+    ("tasks", "on_node", "is_refused"),
+    [
+        (2, 2, False),  # srun --gpus-per-task=1, with one task for each process
+        (2, 1, True),  # two tasks and one GPU
+        (1, 2, True),  # one task, in which torchrun has started two processes
+    ],
+)
+def test_a_gpu_that_slurm_gives_to_each_task_is_not_shared(
+    gpus, monkeypatch, capsys, tasks, on_node, is_refused
+):
+    """With NCCL_HOSTID, NCCL would take the two for two machines, and use sockets between their GPUs."""
+    gpus(1)
+    environment = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    environment |= {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_GPUS_ON_NODE": on_node}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    arguments = workload.parser("04_ddp_torchrun.py", "").parse_args([])
+    with pytest.raises(SystemExit) if is_refused else nullcontext():
+        workload.check(arguments)
+    torch, taken = workload.machine.torch, []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", taken.append)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    with pytest.raises(SystemExit) if is_refused else nullcontext():
+        workload.pick_device(1)
+    assert taken == ([] if is_refused else [0]) and "NCCL_HOSTID" not in os.environ
+
+
+@pytest.mark.parametrize(
     ("built_with", "error", "said"),
     [(None, None, "was built without CUDA"), ("13.0", RuntimeError("driver too old\n..."), "driver too old")],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import launcher
+import pretending
 import slurm
 from lines import check_curve
 from processes import alive, wait_for
@@ -208,6 +209,26 @@ def test_who_asks_for_gpus_only_has_one_core_for_all_of_them(binding, submit):
     assert found["0"] == found["1"] in "01" and found["2"] == found["3"] in "01"
     assert "note: 2 processes on 1 CPU of a node: add --ntasks-per-node 2" in job.log()
     job.cancel()
+
+
+@pytest.mark.skipif(bool(pretending.missing(2)), reason=pretending.missing(2))
+@pytest.mark.night
+def test_a_task_with_a_gpu_of_its_own_does_not_share_it(cluster, tmp_path):
+    """Each task sees one GPU, as this cluster's SLURM would let it with real ones, and takes it as GPU 0."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    more = pretending.environment(2, reports, cluster.environment)
+    more["PYTHONPATH"] = str(pretending.WITNESS)
+    script = (
+        "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=2 "
+        "MASTER_ADDR=localhost MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000)) "
+        'CUDA_VISIBLE_DEVICES=$SLURM_LOCALID; exec "$@"'
+    )
+    words = ["srun", "--nodes=1", "--ntasks=2", "--gpus-per-task=1", "bash", "-c", script, "bash"]
+    words += [sys.executable, launcher.ROOT / "lessons/10_pipeline.py"]  # which connects as it begins
+    words += [*SIZES[:4], "--epochs", 1, "--out", tmp_path / "out"]
+    cluster.call(*words, environment=more, limit=180)
+    assert [json.loads(path.read_text())["gpus"] for path in reports.iterdir()] == [1, 1]
 
 
 # What SLURM does before the time limit, but now: it looks at the limits every 30 s only. It preempts with a
