@@ -30,7 +30,7 @@ from lessons import ROOT
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SECONDS, BYTES = 120, 2_500_000
+SECONDS, BYTES = 300, 2_500_000
 CODE, FENCE = 25, 12  # lines: of code before something is seen, of a diff under one sentence
 WIDE = 88  # characters of a line that a cell prints
 # Pictures that the README shows: from which notebook, and words of the cell that draws it last.
