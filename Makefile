@@ -48,8 +48,8 @@ newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISI
 
 # To a person at a terminal the report says it all: "make: *** [Makefile:63: check] Error 1" would say it worse.
 check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at every save), SUBMISSION=folder
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) $(if $(filter no,$(WARM)),,tests/exercises/warm.py) \
-		$(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises $(if $(filter -v%,$(ARGUMENTS)),,-q)) $(if $(EX),--only $(EX)) \
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises \
+		--confcutdir tests/exercises -p no:cacheprovider $(if $(filter -v%,$(ARGUMENTS)),,-q)) $(if $(EX),--only $(EX)) \
 		$(if $(SUBMISSION),--submission $(SUBMISSION)) $(if $(HINTS),--hints) --out $(OUT) $(ARGUMENTS) || [ -t 2 ]
 
 lab: setup ## open the notebooks in JupyterLab

@@ -23,6 +23,8 @@ import tiers
 from forks import Forks
 from processes import alive, wait_for
 
+EXERCISES = Path(__file__).resolve().parent / "exercises"
+
 
 def pytest_addoption(parser):
     parser.addoption("--allowed-skips", help="a file of reasons, one a line; a skip for any other one fails")
@@ -59,8 +61,9 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     """The exercises are a student's: they are only checked by whoever names their folder."""
-    named = any("exercises" in Path(word.partition("::")[0]).parts for word in config.args)
-    return True if collection_path.name == "exercises" and not named else None
+    named = [(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args]
+    is_named = any(EXERCISES in (path, *path.parents) for path in named)
+    return True if collection_path == EXERCISES and not is_named else None
 
 
 def skips(config):

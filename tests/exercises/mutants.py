@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import selftest
-from grader import batch
+from grader import batch, exercises
 from grader.settings import HERE, SOLUTIONS, STARTERS
-from judge import exercises
 
 
 def cases(identity):

@@ -26,7 +26,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from disks import file_events
-from grader import Verdict, close, floats, integers, require, run, same, so_many, tried
+from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
 from grader.ranks import Submission
 from grader.settings import STARTERS
 from learning import answers, compare, environments, learnt, parameters, pictures, run_and_count

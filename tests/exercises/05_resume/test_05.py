@@ -19,7 +19,7 @@ import signal
 import torch
 import torch.distributed as dist
 from disks import file_events, look
-from grader import close, floats, integers, require, run, same, tried
+from grader.testing import close, floats, integers, require, run, same, tried
 from torch import nn
 from torch.nn.functional import cross_entropy
 

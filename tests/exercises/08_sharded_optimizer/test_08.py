@@ -23,7 +23,7 @@ import random
 import pytest
 import torch
 from give_back import own_pages, settle
-from grader import Verdict, close, floats, require, run, same, tried
+from grader.testing import Verdict, close, floats, require, run, same, tried
 from torch import nn
 
 SHAPES = [(3, 4), (5,), (2, 3), (7,), (4, 4), (1,), (3, 3), (6,)]

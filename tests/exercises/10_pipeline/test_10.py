@@ -20,7 +20,7 @@ from itertools import pairwise
 import pytest
 import torch
 from give_back import own_pages, settle
-from grader import Verdict, close, floats, require, run, same, so_many, tried
+from grader.testing import Verdict, close, floats, require, run, same, so_many, tried
 from torch import nn
 
 # ---- what runs in each rank: a body, and what it mentions of this file

@@ -6,44 +6,41 @@ which ranks are forked, and after each test no process and no file is left there
 
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from grader import ranks
+from grader import exercises, ranks
 from grader.settings import HERE
 
 
 def pool(jobs, level=None):
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin, initargs=(level,))
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_in_pool, initargs=(level,))
 
 
-def begin(level):
-    """Once in each process: what each pytest would otherwise import again."""
-    import pytest  # noqa: F401
-    import torch  # noqa: F401
-
+def begin_in_pool(level):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process above, which ends this one
+    begin(level)
+    multiprocessing.util.Finalize(None, ranks.BOX.close, exitpriority=10)
+
+
+def begin(level=None):
+    """Once in each process: start the sandbox, and import what each pytest would otherwise import again."""
     ranks.BOX.level = level
     ranks.BOX.begin()
-    multiprocessing.util.Finalize(None, ranks.BOX.close, exitpriority=10)
+    import pytest  # noqa: F401
+    import torch  # noqa: F401
 
 
 def grade(folder, only, seed, more=()):
     """The results of the checks `only` (03,03a or 03.2a) for the files in a folder: a list of dicts for each
     exercise; and what pytest has printed."""
-    from judge import exercises
-
-    identities = {word.partition(".")[0] for word in only.split(",")}
-    paths = [
-        str(path)
-        for name in identities
-        for path in (HERE / exercises.exercise(name)["stem"]).glob("test_*.py")
-    ]
+    stems = sorted({exercises.exercise(check.partition(".")[0])["stem"] for check in exercises.wanted(only)})
+    paths = [str(HERE / stem) for stem in stems]
     if ranks.BOX.process is None or ranks.BOX.process.poll() is not None:
         ranks.BOX.close()
         ranks.BOX.begin()
@@ -67,5 +64,6 @@ def grade(folder, only, seed, more=()):
 def run_pytest(words):
     import pytest
 
-    sys.path[:0] = [str(HERE)]
-    pytest.main(["-p", "grader.plugin", "--noconftest", "-p", "no:cacheprovider", "-p", "no:xdist", *words])
+    # Nothing of this repository but the exercises: the bundle for Gradescope has nothing else.
+    here = ["--rootdir", str(HERE), "--confcutdir", str(HERE), "-c", os.devnull]
+    pytest.main([*here, "-p", "no:cacheprovider", "-p", "no:xdist", *words])

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from judge.waits import Ranks, names, standing, stood, stuck, unequal, waiting, with_last
-
 from grader.results import Verdict
 from grader.settings import LIMITS, MEMORY_OF_ALL
+from grader.waits import Ranks, names, standing, stood, stuck, unequal, waiting, with_last
 
 HOLE = re.compile(r"\d\d[a-z]?\.\d+: ")
 ABSENT = re.compile(r"module 'submission_\w+' has no attribute '(\w+)'")

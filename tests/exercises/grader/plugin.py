@@ -10,14 +10,14 @@ import random
 import re
 import time
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from judge import exercises, hints, printed, wording
 
-from grader import ranks
+from grader import exercises, hints, printed, ranks, wording
 from grader.results import Result, Verdict
-from grader.settings import LIMITS, RUN_SECONDS, SOLUTIONS, STARTERS, SUBMISSION_SECONDS
+from grader.settings import HERE, LIMITS, RUN_SECONDS, SOLUTIONS, STARTERS, SUBMISSION_SECONDS
 from grader.submissions import read_files
 
 NAME = re.compile(r"test_(\d+[a-z]?)_")
@@ -52,9 +52,13 @@ class State:
 
 
 def pytest_configure(config):
+    if config.getoption("numprocesses", None):  # one check after the other
+        config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     state = config.stash[STATE] = State(config)
     if not state.folder.is_dir():
         raise pytest.UsageError(f"there is no folder {state.folder}: choose another one with --submission")
+    if find_spec("torch") is None:
+        raise pytest.UsageError("this Python has no torch: run make check, or activate .venv first")
     only = config.getoption("--only")
     try:
         state.wanted = exercises.wanted(only) if only else None
@@ -67,6 +71,17 @@ def pytest_configure(config):
         config.option.tbstyle, config.option.reportchars = "no", "N"
     if not config.option.collectonly and ranks.BOX.process is None:
         ranks.BOX.begin()  # which takes seconds: torch can be imported here meanwhile
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Read no file of an exercise that nobody asks for. Beside the exercises lies nothing to be collected."""
+    name = collection_path.name
+    if collection_path.parent == HERE and collection_path.is_dir():
+        wanted = config.stash[STATE].wanted
+        names = {identity.partition(".")[0] for identity in wanted} if wanted else None
+        is_one = (collection_path / "exercise.toml").exists()
+        return True if not is_one or names and name.partition("_")[0] not in names else None
+    return None
 
 
 def pytest_unconfigure(config):

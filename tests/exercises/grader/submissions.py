@@ -5,8 +5,7 @@ import functools
 import warnings
 from pathlib import Path
 
-from judge import forbidden
-
+from grader import forbidden
 from grader.results import Verdict
 from grader.settings import LARGEST_FILE
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import limits
-from judge import seccomp
 
+from grader import seccomp
 from grader.settings import HERE, ROOT, SANDBOX, SOLUTIONS
 
 MEANING = {
@@ -42,7 +42,7 @@ def no_bubblewrap() -> str:
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     if platform.machine() not in seccomp.MACHINES:
-        return f"judge/seccomp.py does not have the system call numbers of {platform.machine()}"
+        return f"grader/seccomp.py does not have the system call numbers of {platform.machine()}"
     with call_filter() as file:
         words = [*bubblewrap({}, file.fileno()), "true"]
         tried = subprocess.run(words, capture_output=True, text=True, pass_fds=[file.fileno()])

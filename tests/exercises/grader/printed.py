@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from judge.results import Result
+from grader.results import Result
 
 FAILED, PASSED = (4, 6), (2, 3)  # first and last lines of each rank
 RAISED = (12, 4)  # of an exception's words

@@ -2,12 +2,12 @@
 
 In the exercise, `when` names some. The kinds here are those of all exercises: a regular expression on what
 came, and a hint, which may be empty where what came says it all. Of each kind, there is a mutant that shows
-it (tests/test_judge.py).
+it (tests/test_grader.py).
 """
 
 import re
 
-from judge.exercises import Entry
+from grader.exercises import Entry
 
 # What says nothing about the subject of any check.
 ALWAYS = {

@@ -2,9 +2,9 @@
 
 import re
 
-from judge.comparing import so_many
-from judge.exercises import Exercise, points_of
-from judge.results import Result
+from grader.comparing import so_many
+from grader.exercises import Exercise, points_of
+from grader.results import Result
 
 
 def number(value: float) -> str:

@@ -4,18 +4,13 @@ import difflib
 import functools
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import by_path
-
-from judge.settings import HERE
+from grader.settings import HERE
 
 Exercise = dict[str, Any]  # what exercise.toml says, and "stem", the name of its folder
 Entry = dict[str, Any]  # one check in it
-
-CHECKS: dict[str, Callable] = {}
 
 
 @functools.cache
@@ -83,20 +78,3 @@ def of_file(stem: str) -> set[str]:
 
 def points_of(one: Exercise) -> float:
     return sum(entry["points"] for entry in one["check"])
-
-
-def check(identity: str) -> Callable[[Callable], Callable]:
-    """Mark a function as the check that has this name in exercise.toml."""
-
-    def mark(function):
-        CHECKS[identity] = function
-        return function
-
-    return mark
-
-
-def check_function(identity: str) -> Callable:
-    if identity not in CHECKS:
-        stem = exercise(identity.partition(".")[0])["stem"]
-        by_path.load(HERE / stem / "check.py", f"check_{stem}")
-    return CHECKS[identity]
