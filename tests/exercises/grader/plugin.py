@@ -80,7 +80,7 @@ def pytest_ignore_collect(collection_path, config):
         wanted = config.stash[STATE].wanted
         names = {identity.partition(".")[0] for identity in wanted} if wanted else None
         is_one = (collection_path / "exercise.toml").exists()
-        return True if not is_one or names and name.partition("_")[0] not in names else None
+        return True if not is_one or (names and name.partition("_")[0] not in names) else None
     return None
 
 
