@@ -2,9 +2,9 @@
 
 A test draws inputs, has a body run with the submission's code in ranks (sandbox/), and compares what they
 send with what it has worked out here. `exercises` knows what there is; `plugin` makes points, hints and a
-report of what pytest finds; `ranks` runs bodies in the sandbox, behind `walls`; `comparing` compares; `causes`
-and `waits` say why a run gave no result; `wording` is what a student reads; `batch` grades several
-submissions.
+report of what pytest finds; `testing` is what tests use. `ranks` runs bodies in the sandbox, behind `walls`;
+`comparing` compares; `causes` and `waits` say why a run gave no result; `wording` is what a student reads;
+`batch` grades several submissions.
 """
 
 import os
