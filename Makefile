@@ -69,14 +69,14 @@ gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip (CO
 	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip $(if $(COURSE),--course $(COURSE))
 
 # What holds a solution, or is made of one. `git archive` also leaves out what git does not know, and all history.
-ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/others.py tests/exercises/*/cheats.py
+ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/others.py
 students: ## write the repository without its answers and history, for students: out/students.zip
 	@mkdir -p $(OUT)
 	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))
 	@echo "$(OUT)/students.zip: unpack it into a new repository, and push that one"
 
-selftest: setup ## test the grader with solutions, mutants and hostile submissions: out/selftest.html
-	@$(PYTHON) tests/exercises/grade.py --selftest --out $(OUT)/selftest.html $(ARGUMENTS)
+selftest: setup ## test the tests of the exercises with solutions and mutants: EX=03 for one
+	@$(PYTHON) tests/exercises/mutants.py $(EX) $(ARGUMENTS)
 
 scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/scaling.svg
 	@$(PYTHON) tools/bench/scaling.py --out $(OUT) $(ARGUMENTS)

@@ -1,5 +1,5 @@
 """What an instructor decides: course.toml and its tables, and the lists for Canvas and Moodle. Nothing is run
-here: records stand for what the judge has found."""
+here: records stand for what the grader has found."""
 
 import csv
 import json
@@ -8,8 +8,10 @@ import sys
 
 import course
 import grade
-import judge
 import pytest
+from grader.exercises import exercise, points_of
+from grader.results import Result
+from grader.settings import HERE, SOLUTIONS, STARTERS
 
 import pages
 from lessons import ROOT
@@ -30,13 +32,13 @@ def passing(*names):
 
 
 def a_record(student, score_of=nothing, about="", of=("03",), untouched=()):
-    """What the judge has found of these exercises for one student, without any run. `about` is what it says
+    """What the grader has found of these exercises for one student, without any run. `about` is what it says
     of a file that it could not read."""
     exercises = {}
     for identity in of:
-        found, points = [], {one["id"]: score_of(one) for one in judge.exercise(identity)["check"]}
-        for entry in judge.exercise(identity)["check"]:
-            result = judge.Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"])
+        found, points = [], {one["id"]: score_of(one) for one in exercise(identity)["check"]}
+        for entry in exercise(identity)["check"]:
+            result = Result(entry["id"], entry["title"], entry["points"], hints=entry["hints"])
             result.status, result.came, result.score = "failed", "a wrong number", points[entry["id"]]
             lacking = [need for need in entry.get("needs", []) if not points[need]]
             if result.score:
@@ -92,7 +94,7 @@ def test_what_needs_a_check_whose_file_is_missing_was_not_tried_either():
     kinds = []
     for words in (f"there is no file {THIRD}", "it has a syntax error in line 3"):
         record = a_record("ada", about=words)
-        for entry, result in zip(judge.exercise("03")["check"], record["exercises"]["03"], strict=True):
+        for entry, result in zip(exercise("03")["check"], record["exercises"]["03"], strict=True):
             if "needs" in entry:
                 result["came"] = f"{' and '.join(entry['needs'])} must pass first"
         kinds.append([pages.kind(record, result) for result in record["exercises"]["03"]])
@@ -106,9 +108,9 @@ def test_what_needs_a_check_whose_file_is_missing_was_not_tried_either():
 
 def test_the_item_analysis_knows_what_was_tried():
     """A script that is as students got it was not."""
-    hunt, first = judge.exercise("04a"), "04a_bug_hunt/bug_01.py"
+    hunt, first = exercise("04a"), "04a_bug_hunt/bug_01.py"
     every = [entry["id"] for entry in hunt["check"]]
-    starters = {name: (judge.STARTERS / name).read_bytes() for name in hunt["files"]}
+    starters = {name: (STARTERS / name).read_bytes() for name in hunt["files"]}
     # What a student hands in instead of the starter, and how many checks are tried in that way: an editor's
     # line ends are no answer.
     for text, tried in (
@@ -117,8 +119,8 @@ def test_the_item_analysis_knows_what_was_tried():
         (starters[first] + b"x = 1\n", 2),
     ):
         assert grade.untouched_of(hunt, starters | ({first: text} if text else {})) == every[tried:]
-    solution = (judge.SOLUTIONS / THIRD).read_bytes()
-    assert grade.untouched_of(judge.exercise("03"), {THIRD: solution}) == []
+    solution = (SOLUTIONS / THIRD).read_bytes()
+    assert grade.untouched_of(exercise("03"), {THIRD: solution}) == []
 
     record = a_record("ada", untouched=every, of=BOTH)
     assert pages.kind(record, pages.of(record, "04a.1a")) == "not tried"
@@ -127,8 +129,8 @@ def test_the_item_analysis_knows_what_was_tried():
 
 def test_a_line_that_is_only_indented_in_another_way_is_an_answer():
     """In bug_03 of 04a, that can be the whole repair."""
-    hunt, name = judge.exercise("04a"), "04a_bug_hunt/bug_03.py"
-    files = {one: (judge.STARTERS / one).read_bytes() for one in hunt["files"]}
+    hunt, name = exercise("04a"), "04a_bug_hunt/bug_03.py"
+    files = {one: (STARTERS / one).read_bytes() for one in hunt["files"]}
     checks = {entry["id"] for entry in hunt["check"] if name in entry["files"]}
     assert checks <= set(grade.untouched_of(hunt, files))
     indented = b"        accuracy = measure("
@@ -139,7 +141,7 @@ def test_a_line_that_is_only_indented_in_another_way_is_an_answer():
 
 def test_a_check_that_tells_good_students_from_others_says_so():
     """03.1a is passed by the better three of six, 03.1b by the worse, 03.2a by all."""
-    third = judge.exercise("03")
+    third = exercise("03")
 
     def scores(place):
         own = {"03.1a": 2 * (place > 2), "03.1b": place < 3, "03.2a": 3}
@@ -267,15 +269,15 @@ def test_free_late_days_go_to_the_earliest_deadline_wherever_its_clock_is(tmp_pa
     text += "[exercises.03]\ndue = 2027-03-01T23:00:00Z\n"
     times = [SUBMITTED, "ada,4,2027-03-02T12:00:00+14:00", "ada,03,2027-03-02T12:00:00Z"]
     times += ["ada,,2029-01-01T00:00:00Z"]
-    exercises = [judge.exercise("03"), judge.exercise("04")]
+    exercises = [exercise("03"), exercise("04")]
     record = a_record("ada", everything, of=("03", "04"))
     grades = a_course(tmp_path, text, submitted=times).grades(record, exercises)
     assert {name: one["late"] for name, one in grades.items()} == {"03": 1, "04": 1}
-    assert grades["04"]["counts"] == judge.points_of(exercises[1]) and grades["03"]["counts"] == 6
+    assert grades["04"]["counts"] == points_of(exercises[1]) and grades["03"]["counts"] == 6
 
 
 def test_a_correction_by_hand_survives_a_regrade(tmp_path):
-    """It is in a file of its own. grade.json, which a regrade writes, has only what the judge has found."""
+    """It is in a file of its own. grade.json, which a regrade writes, has only what the grader has found."""
     rows = [CORRECTIONS, "ada,03.2a,2.5,forgot <b>one</b> line", "ada,,,well explained", "ada,04a,7,"]
     of = a_course(tmp_path / "c", corrections=[*rows, "ben,03,,see me"])
     for _ in ("graded", "graded again"):
@@ -383,7 +385,7 @@ def test_what_is_hidden_until_the_deadline_is_hidden_everywhere(due, tmp_path):
     written([record], of, tmp_path)
     report, visible = seen(tmp_path, "ada")
     tests = json.loads((tmp_path / "ada" / "results.json").read_text())["tests"]
-    numbers, hint = [test["number"] for test in visible], judge.exercise("03")["check"][0]["hints"][0]
+    numbers, hint = [test["number"] for test in visible], exercise("03")["check"][0]["hints"][0]
     if due and due.startswith("2020"):
         assert numbers.count("03.2a") == 1 and len(visible) == len(tests)
         assert "Hidden for now" not in report and pages.html.escape(hint) in report
@@ -394,7 +396,7 @@ def test_what_is_hidden_until_the_deadline_is_hidden_everywhere(due, tmp_path):
     assert [test["output"] for test in hints if test["number"] == "03.1a"] == [hint]
     assert {test["visibility"] for test in hints} == {"after_due_date"}
     # With it, those that need it: one that is not reached would tell that it has failed.
-    hidden = [entry["id"] for entry in judge.exercise("03")["check"] if entry["id"].startswith("03.2")]
+    hidden = [entry["id"] for entry in exercise("03")["check"] if entry["id"].startswith("03.2")]
     assert f"Hidden for now, and in no sum on this page: {', '.join(hidden)}." in report
     assert "? of 3" in report and not set(hidden) & set(numbers) and pages.html.escape(hint) not in report
     assert f"03 DDP in its simplest form: {12 - 8 - 2} of 12" in report  # 8 are hidden, 2 failed
@@ -403,7 +405,7 @@ def test_what_is_hidden_until_the_deadline_is_hidden_everywhere(due, tmp_path):
 def test_no_other_check_tells_the_result_of_a_hidden_one(tmp_path):
     """Whoever fails 03.2a and whoever passes it see the same of all checks that are not hidden."""
     of = a_course(tmp_path / "c", 'hidden = ["03.2a"]\nhints = "after_due_date"')
-    every = [entry["id"] for entry in judge.exercise("03")["check"]]
+    every = [entry["id"] for entry in exercise("03")["check"]]
     records = [a_record("ada", passing("03.1a", "03.1b"))]
     records += [a_record("ben", passing(*set(every) - {"03.1c"}))]
     written(records, of, tmp_path)
@@ -433,7 +435,7 @@ def test_a_syntax_error_is_said_also_if_the_first_check_is_hidden(tmp_path):
 
 
 def test_the_recipe_can_be_read_with_the_tables_that_it_names(tmp_path):
-    text = (judge.HERE / "recipes" / "course.toml").read_text()
+    text = (HERE / "recipes" / "course.toml").read_text()
     with pytest.raises(SystemExit, match="error: roster cannot be read"):
         a_course(tmp_path, text)
     for name, lines in {

@@ -49,20 +49,20 @@ def sources():
 
 def table():
     """The exercises, for the students' page."""
-    import judge
+    from grader.exercises import manifest, points_of
 
     lines = ["| exercise | points | what you build |", "| --- | ---: | --- |"]
-    for one in judge.manifest():
+    for one in manifest():
         link = one["files"][0].split("/")[0]
-        lines.append(f"| [{link.removesuffix('.py')}]({link}) | {judge.points_of(one)} | {one['title']} |")
+        lines.append(f"| [{link.removesuffix('.py')}]({link}) | {points_of(one)} | {one['title']} |")
     return "\n".join(lines) + "\n"
 
 
 def graded():
     """How the grader itself is tested, for the instructors' page."""
-    import selftest
+    import mutants
 
-    return selftest.sentence() + "\n"
+    return mutants.sentence() + "\n"
 
 
 def main(check):

@@ -5,29 +5,31 @@ import json
 import zipfile
 from pathlib import Path
 
-import judge
 from course import Course
+from grader.exercises import manifest
+from grader.settings import HERE, ROOT
 
-RECIPES = judge.HERE / "recipes"
-OF_AN_EXERCISE = ("exercise.toml", "check.py", "drive.py")
+RECIPES = HERE / "recipes"
+LEFT_OUT = ("bundle", "mutants", "watch")
 
 
 def contents():
     """Each file of the bundle, by its name in it."""
     found = {"setup.sh": RECIPES / "setup.sh", "run_autograder": RECIPES / "run_autograder"}
-    files = [path for path in judge.HERE.glob("*.py") if path.stem not in ("selftest", "bundle", "warm")]
-    files += [*(judge.HERE / "judge").glob("*.py"), *judge.INSIDE.glob("*.py")]
+    files = [path for path in HERE.glob("*.py") if path.stem not in LEFT_OUT]
+    files += [*HERE.glob("grader/*.py"), *HERE.glob("sandbox/*.py")]
     # By name: whatever else lies in the folder of an exercise is made of its solution.
-    files += [judge.HERE / one["stem"] / name for one in judge.manifest() for name in OF_AN_EXERCISE]
+    for one in manifest():
+        files += [HERE / one["stem"] / "exercise.toml", *(HERE / one["stem"]).glob("test_*.py")]
     for path in sorted(files):
-        found[f"grader/{path.relative_to(judge.ROOT).as_posix()}"] = path
+        found[f"grader/{path.relative_to(ROOT).as_posix()}"] = path
     return found
 
 
 def requirements():
-    """What the judge imports: torch as the lessons pin it, and numpy."""
-    lines = (judge.ROOT / "requirements.txt").read_text().splitlines()
-    return "\n".join([line for line in lines if line.startswith("torch==")] + ["numpy", ""])
+    """What the grader imports: torch and pytest as the lessons pin them, and numpy."""
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return "\n".join([line for line in lines if line.startswith(("torch==", "pytest=="))] + ["numpy", ""])
 
 
 def hidden(course):

@@ -1,6 +1,6 @@
 """What an instructor decides about a course, in one small file: `grade.py SUBMISSIONS --course course.toml`.
 
-recipes/course.toml explains each line of it. The judge knows nothing of all this: what it has found stays in
+recipes/course.toml explains each line of it. The grader knows nothing of all this: what it has found stays in
 grade.json as it was, and a correction by hand, a deadline or a weight is applied whenever tables and reports
 are written. So they survive a regrade, and a changed course.toml needs no new grading.
 """
@@ -12,7 +12,8 @@ import datetime
 import math
 import tomllib
 
-import judge
+from grader.exercises import exercise, manifest, points_of, wanted
+from grader.wording import number, visible
 
 # By these columns of a roster Canvas and Moodle know their students, each by one of them.
 CANVAS, MOODLE = ("ID", "SIS User ID", "SIS Login ID"), ("Username", "ID number", "Email address")
@@ -52,7 +53,7 @@ class Course:
         self.path = path
         self.refuse_slips(self.facts, KNOWN, path)
         self.refuse_values()
-        self.exercises = {judge.exercise(name)["id"]: one for name, one in self.get("exercises", {}).items()}
+        self.exercises = {exercise(name)["id"]: one for name, one in self.get("exercises", {}).items()}
         # The export of Canvas begins with a line of points, which is no student.
         rows = self.table("roster")
         if rows and not set(STUDENT) & set(rows[0]):
@@ -63,14 +64,14 @@ class Course:
         for row in self.corrections:
             refuse_correction(row)
         for row in self.submitted:
-            row["exercise"] = judge.exercise(row["exercise"])["id"] if row["exercise"] else ""
+            row["exercise"] = exercise(row["exercise"])["id"] if row["exercise"] else ""
             row["time"] = time_of(row)
-        self.hidden = wanted(self.get("hidden", []))
+        self.hidden = checks_of(self.get("hidden", []))
         for name, one in self.exercises.items():
             if one.get("hidden"):
-                self.hidden |= wanted([name])
+                self.hidden |= checks_of([name])
         # A check that is not reached tells that one it needs has failed.
-        for one in judge.manifest():
+        for one in manifest():
             for entry in one["check"]:
                 if self.hidden & set(entry.get("needs", [])):
                     self.hidden.add(entry["id"])
@@ -161,8 +162,8 @@ class Course:
             used = min(left, late)
             left -= used
             share = max(0.0, 1 - (late - used) * self.get("penalty_per_day", 1.0))
-            weight = self.exercises.get(one["id"], {}).get("weight", judge.points_of(one))
-            counts = round(score / judge.points_of(one) * weight * share, 3)
+            weight = self.exercises.get(one["id"], {}).get("weight", points_of(one))
+            counts = round(score / points_of(one) * weight * share, 3)
             found[one["id"]] = {"points": score, "late": late, "counts": counts, "of": weight}
         return {one["id"]: found[one["id"]] for one in exercises}
 
@@ -181,15 +182,15 @@ def refuse(words):
     raise SystemExit(f"error: {words}")
 
 
-def wanted(names):
-    return set().union(*(judge.wanted(str(name)) for name in names))
+def checks_of(names):
+    return set().union(*(wanted(str(name)) for name in names))
 
 
 def refuse_correction(row):
     """One that names no check, or no points, would be there and count for nothing."""
     student, name = row["student"], row["check"]
-    there = {entry["id"] for one in judge.manifest() for entry in one["check"]}
-    if name and name not in there | {one["id"] for one in judge.manifest()}:
+    there = {entry["id"] for one in manifest() for entry in one["check"]}
+    if name and name not in there | {one["id"] for one in manifest()}:
         refuse(f"corrections: {student} has no check {name}")
     if row["points"] and not name:
         refuse(f"corrections: {row['points']} points of {student} need a check or an exercise")
@@ -267,10 +268,10 @@ def write_lists(course, grades, weights, exercises, out, safe):
     def points(row):
         if id(row) not in by_row:
             return [""] * len(exercises)
-        return [judge.number(grades[by_row[id(row)]][one["id"]]["counts"]) for one in exercises]
+        return [number(grades[by_row[id(row)]][one["id"]]["counts"]) for one in exercises]
 
     names = [f"{one['id']} {one['title']}" for one in exercises]
-    most = [judge.number(weights[one["id"]]["of"]) for one in exercises]
+    most = [number(weights[one["id"]]["of"]) for one in exercises]
     columns = course.roster[0].keys()
     for file, own, known, first in (
         ("canvas.csv", CANVAS, ["Student", *CANVAS, "Section"], [["    Points Possible", *[""] * 4, *most]]),
@@ -285,7 +286,7 @@ def write_lists(course, grades, weights, exercises, out, safe):
 def name_of(row):
     """As a person finds the student in the roster. Canvas lets students choose the name that is shown."""
     columns = ("Student", *STUDENT)
-    return judge.wording.visible(next(row[column] for column in columns if row.get(column)))
+    return visible(next(row[column] for column in columns if row.get(column)))
 
 
 def write(path, lines):

@@ -9,7 +9,8 @@ run the same command again: finished grades are kept.
 
     python tests/exercises/grade.py --one FOLDER --out DIR    grade one submission, for an autograder
     python tests/exercises/grade.py --doctor                  show how well this machine contains submissions
-    python tests/exercises/grade.py --selftest                test the grader with solutions and mutants
+
+Each submission is graded by pytest, in a process of its own: see grader/batch.py.
 """
 
 import argparse
@@ -27,18 +28,20 @@ import zipfile
 from concurrent.futures import BrokenExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
-import jobs
-import judge
+import limits
 from course import Course, refuse
-from judge.connection import wire
-from judge.walls import contain
-from judge.wording import visible
+from grader import batch, ranks, walls
+from grader.comparing import so_many
+from grader.exercises import exercise, manifest
+from grader.settings import HERE, LARGEST_FILE, STARTERS
+from grader.wording import report, visible
 
 import pages
 
 LARGEST_ARCHIVE = 50 << 20
 # What may be used to read an archive: some are made to be unpacked for hours, or to fill the memory.
 ARCHIVE_SECONDS, ARCHIVE_MEMORY = 10, 512 << 20
+SHARED = ("learning.py", "optimizers.py")  # what tests of exercises import
 OURS = ("grades.csv", "nbgrader.csv", "canvas.csv", "moodle.csv", "items.html", "seed.txt")
 
 
@@ -124,7 +127,7 @@ def collect(path, exercises):
 def limited(file):
     """At most one byte more than is allowed: an archive may claim to be small."""
     with file:
-        return file.read(judge.LARGEST_FILE + 1)
+        return file.read(LARGEST_FILE + 1)
 
 
 # ---- one submission ---------------------------------------------------------------------------
@@ -137,21 +140,22 @@ def opened(path, exercises):
     pid = os.fork()
     if pid == 0:
         try:
-            contain.limit("RLIMIT_AS", contain.address_space() + ARCHIVE_MEMORY)
-            contain.limit("RLIMIT_CPU", ARCHIVE_SECONDS + 2)
-            with open(writes, "wb") as pipe:
-                pipe.write(wire.pack(collected(path, exercises)))
+            limits.limit("RLIMIT_AS", limits.address_space() + ARCHIVE_MEMORY)
+            limits.limit("RLIMIT_CPU", ARCHIVE_SECONDS + 2)
+            files, trouble = collected(path, exercises)
+            with open(writes, "w") as pipe:
+                json.dump([{name: data.decode("latin-1") for name, data in files.items()}, trouble], pipe)
         finally:
             os._exit(0)
     os.close(writes)
-    with open(reads, "rb") as pipe:
-        data = pipe.read()
+    with open(reads) as pipe:
+        said = pipe.read()
     os.waitpid(pid, 0)
     files, trouble = {}, f"reading it takes more than {ARCHIVE_SECONDS} s"
-    with contextlib.suppress(wire.BadFrame):
-        files, trouble = wire.unpack(data)
+    with contextlib.suppress(ValueError):  # it was ended before it had said all
+        files, trouble = json.loads(said)
     why = f"{shown(path.name)} cannot be opened: {visible(trouble)}" if trouble else ""
-    return {name: bytes(value) for name, value in files.items()}, why
+    return {name: text.encode("latin-1") for name, text in files.items()}, why
 
 
 def collected(path, exercises):
@@ -164,23 +168,23 @@ def collected(path, exercises):
         return {}, str(error) or type(error).__name__
 
 
-def grade_files(files, exercises, seed, nursery):
+def grade_files(files, exercises, seed):
+    """The results of each exercise, as dicts. Raises Broken if this machine gave none."""
+    if not exercises:
+        return {}
     with tempfile.TemporaryDirectory(prefix="rungs-submission-") as folder:
         for name, data in files.items():
             copy_to(Path(folder) / name, data)
-        graded, left = {}, judge.SUBMISSION_SECONDS
-        for one in exercises:
-            graded[one["id"]] = judge.grade(one, folder, nursery, seed, left=left)
-            left -= sum(result.seconds for result in graded[one["id"]])
-    if any(r.left or r.status == "timeout" for results in graded.values() for r in results):
-        nursery.close()  # the next submission gets a new one
-    else:
-        nursery.wipe()
+        graded, said = batch.grade(folder, ",".join(one["id"] for one in exercises), seed)
+    for one in exercises:
+        if len(graded.get(one["id"], [])) != len(one["check"]):
+            last = (said.strip().splitlines() or ["it printed nothing"])[-1]
+            raise ranks.Broken(f"pytest gave no results for exercise {one['id']}: {last}")
     return graded
 
 
 def a_seed():
-    """One that no student can know: who knows it can draw what the judge draws."""
+    """One that no student can know: who knows it can draw the inputs of the checks."""
     return secrets.token_hex(8)
 
 
@@ -200,9 +204,11 @@ def fingerprint(one, files, seed, level):
     digest = hashlib.sha256(json.dumps([seed, level, one]).encode())
     for name in one["files"]:
         digest.update(files.get(name, b"none"))
-    for folder in (judge.HERE, judge.HERE / "judge", judge.INSIDE, judge.HERE / one["stem"]):
-        for file in sorted(folder.glob("*.py")):
-            digest.update(file.read_bytes())
+    ours = [HERE / name for name in SHARED]
+    for pattern in ("grader/*.py", "sandbox/*.py", f"{one['stem']}/test_*.py"):
+        ours += sorted(HERE.glob(pattern))
+    for file in ours:
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -214,34 +220,34 @@ def untouched_of(one, files):
         return [line.rstrip() for line in data.rstrip().splitlines()]
 
     def is_starter(name):
-        starter = judge.STARTERS / name
+        starter = STARTERS / name
         return name in files and starter.exists() and lines(files[name]) == lines(starter.read_bytes())
 
     return [entry["id"] for entry in one["check"] if all(map(is_starter, entry.get("files", one["files"])))]
 
 
-def grade_into(student, path, out, exercises, seed, nursery):
+def grade_into(student, path, out, exercises, seed):
     """Grade one student into a folder of its own. Returns what the class's tables need."""
     folder, own_seed = out / student, hashlib.sha256(f"{seed}/{student}".encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     files, trouble = opened(path, exercises)
-    marks = {one["id"]: fingerprint(one, files, own_seed, nursery.level) for one in exercises}
-    record = {"marks": {}, "exercises": {}, "absent": []}
+    level = ranks.BOX.level
+    marks = {one["id"]: fingerprint(one, files, own_seed, level) for one in exercises}
+    record = {"marks": {}, "exercises": {}, "absent": [], "untouched": []}
     with contextlib.suppress(OSError, ValueError):
         record = json.loads((folder / "grade.json").read_text())
     todo = [one for one in exercises if record["marks"].get(one["id"]) != marks[one["id"]]]
     began = time.monotonic()
-    graded = grade_files(files, todo, own_seed, nursery)
-    results = record["exercises"] | {name: [r.as_dict() for r in some] for name, some in graded.items()}
+    results = record["exercises"] | grade_files(files, todo, own_seed)
     broken = [name for name, some in results.items() if any(r["status"] == "infrastructure" for r in some)]
     absent = set(record["absent"]) - set(marks)
     absent |= {one["id"] for one in exercises if not any(name in files for name in one["files"])}
-    untouched = {name for name in record.get("untouched", []) if name.partition(".")[0] not in marks}
+    untouched = {name for name in record["untouched"] if name.partition(".")[0] not in marks}
     untouched |= {check for one in exercises for check in untouched_of(one, files)}
     record = {
         "student": student,
         "seed": own_seed,
-        "containment": judge.containment(nursery.level),
+        "containment": walls.containment(level),
         "seconds": round(time.monotonic() - began, 2),
         "infrastructure": bool(broken),
         "trouble": trouble,
@@ -267,15 +273,15 @@ def failed_record(student, trouble):
 def grade_safely(student, path, out, exercises, seed):
     """In a process of the pool: one bad submission never stops the rest."""
     try:
-        return grade_into(student, path, out, exercises, seed, jobs.NURSERY)
+        return grade_into(student, path, out, exercises, seed)
     except Exception as error:
-        jobs.NURSERY.close()
+        ranks.BOX.close()  # the next submission gets a new sandbox
         return failed_record(student, f"{type(error).__name__}: {error}")
 
 
 def grade_in_pool(found, records, level, arguments, exercises, bar):
     """Put the record of each of these students into `records`; of none whose process was ended."""
-    with jobs.pool(arguments.jobs, level) as pool:
+    with batch.pool(arguments.jobs, level) as pool:
         more = (arguments.out, exercises, arguments.seed)
         given = {pool.submit(grade_safely, *one, *more): one[0] for one in found.items()}
         try:
@@ -297,9 +303,9 @@ def grade_class(arguments, exercises):
     found, ignored = students(folder)
     if not found:
         refuse(f"there are no submissions in {folder}: it needs a folder, zip or tar file per student")
-    level = arguments.level or judge.machine()["level"]
+    level = arguments.level or walls.machine()["level"]
     if level < 3 and not arguments.force:
-        why = judge.machine()["why"].get(3, "level 3 is available here")
+        why = walls.machine()["why"].get(3, "level 3 is available here")
         refuse(f"level {level} is not enough for a class ({why}). --force overrides this")
     beside = folder.resolve().parent / "course.toml"
     course = Course(arguments.course or (beside if beside.exists() else None))
@@ -308,8 +314,8 @@ def grade_class(arguments, exercises):
     arguments.seed = seed_in(out, arguments.seed)
     if course.path:
         print(f"course: {course.path}")
-    count = judge.so_many(len(found), "submission")
-    print(f"{count}, {judge.containment(level)}, seed {arguments.seed}")
+    count = so_many(len(found), "submission")
+    print(f"{count}, {walls.containment(level)}, seed {arguments.seed}")
     records, began = {}, time.monotonic()
     with tqdm(total=len(found), unit="submission", disable=None) as bar:
         grade_in_pool(found, records, level, arguments, exercises, bar)
@@ -346,7 +352,7 @@ def collect_class(arguments, exercises):
                 copy_to(arguments.collect / one["id"] / "submissions" / student / name, files[name])
     for one in exercises:
         for name in one["files"]:
-            copy_to(arguments.collect / one["id"] / "starter" / name, (judge.STARTERS / name).read_bytes())
+            copy_to(arguments.collect / one["id"] / "starter" / name, (STARTERS / name).read_bytes())
     print(f"{len(found)} submissions, by exercise, in {arguments.collect}")
 
 
@@ -358,30 +364,33 @@ def copy_to(path, data):
 def grade_one(arguments, exercises):
     if not arguments.one.exists():
         refuse(f"there is no submission {arguments.one}")
-    level = arguments.level or judge.machine()["level"]
-    if level < 2 and judge.machine()["root"] and not arguments.force:
-        why = judge.machine()["why"].get(2, "level 2 is available here")
+    level = arguments.level or walls.machine()["level"]
+    if level < 2 and walls.machine()["root"] and not arguments.force:
+        why = walls.machine()["why"].get(2, "level 2 is available here")
         refuse(f"level 1 is not enough for root, who can do everything ({why}). --force overrides this")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    arguments.seed = arguments.seed or a_seed()
+    seed = arguments.seed or a_seed()
     files, trouble = opened(arguments.one, exercises)
-    with judge.Nursery(level) as nursery:
-        nursery.start()
-        graded = grade_files(files, exercises, arguments.seed, nursery)
+    try:
+        batch.begin(level)
+        graded = grade_files(files, exercises, seed)
+    except ranks.Broken as error:
+        refuse(f"this machine failed, so there is no grade ({visible(str(error))})")
+    finally:
+        ranks.BOX.close()
     for one in exercises:
-        print(judge.report(one, graded[one["id"]]), end="\n\n")
+        print(report(one, [pages.result_of(result) for result in graded[one["id"]]]), end="\n\n")
     record = {
         "student": shown(arguments.one.name),
-        "seed": arguments.seed,
-        "containment": judge.containment(level),
+        "seed": seed,
+        "containment": walls.containment(level),
         "seconds": 0,
         "trouble": trouble,
-        "exercises": {identity: [r.as_dict() for r in results] for identity, results in graded.items()},
+        "exercises": graded,
     }
     print(record["containment"])
-    record = Course(arguments.course).applied(record)
-    statuses = {result.status for results in graded.values() for result in results}
-    pages.write_student(record, arguments.out, "infrastructure" in statuses)
+    statuses = {result["status"] for result in pages.every(record)}
+    pages.write_student(Course(arguments.course).applied(record), arguments.out, "infrastructure" in statuses)
     if "infrastructure" in statuses:
         refuse("this machine failed, so there is no grade (see report.html)")
     # Gradescope takes any other status for a failure of the autograder itself.
@@ -390,19 +399,20 @@ def grade_one(arguments, exercises):
 
 
 def doctor():
-    found = judge.machine()
-    print(f"submissions are contained at {judge.containment(found['level'])}")
+    found = walls.machine()
+    print(f"submissions are contained at {walls.containment(found['level'])}")
     for level in (3, 2, 1):
         why = found["why"].get(level)
-        print(f"  level {level}: {'no: ' + why if why else 'yes'} ({judge.MEANING[level]})")
+        print(f"  level {level}: {'no: ' + why if why else 'yes'} ({walls.MEANING[level]})")
     print(f"  Landlock: {'version ' + str(found['landlock']) if found['landlock'] else 'no'}")
     began = time.monotonic()
-    with judge.Nursery() as nursery:
-        try:
-            nursery.ready()
-        except judge.Gone as gone:
-            refuse(f"the nursery does not start: {gone}")
-        print(f"  a nursery starts in {time.monotonic() - began:.1f} s")
+    try:
+        ranks.wipe()  # the sandbox answers when it has started
+    except ranks.Broken as error:
+        refuse(f"the sandbox does not start: {visible(str(error))}")
+    finally:
+        ranks.BOX.close()
+    print(f"  the sandbox starts in {time.monotonic() - began:.1f} s")
     if found["level"] == 2:
         print("  level 2 is enough for one submission in its own container; a class needs level 3")
     if found["level"] == 1:
@@ -427,24 +437,17 @@ def main():
     option("--one", type=Path, help="grade one submission into --out")
     option("--strict", action="store_true", help="with --one: end with status 1 unless all checks pass")
     option("--doctor", action="store_true", help="show how well this machine can contain submissions")
-    option("--selftest", action="store_true", help="test the grader")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
         refuse("--jobs must be at least 1")
-    if arguments.level and arguments.level > 1 and arguments.level in judge.machine()["why"]:
-        refuse(f"level {arguments.level} does not work here: {judge.machine()['why'][arguments.level]}")
-    if judge.within_reach() and not arguments.force:
-        refuse(judge.within_reach())
+    if arguments.level and arguments.level > 1 and arguments.level in walls.machine()["why"]:
+        refuse(f"level {arguments.level} does not work here: {walls.machine()['why'][arguments.level]}")
+    if walls.within_reach() and not arguments.force:
+        refuse(walls.within_reach())
     only = filter(None, arguments.only.split(","))
-    exercises = [judge.exercise(one) for one in only] or judge.manifest()
+    exercises = [exercise(one) for one in only] or manifest()
     if arguments.doctor:
         doctor()
-    elif arguments.selftest:
-        if not judge.SOLUTIONS.exists():
-            refuse("the selftest needs the folder solutions, which students do not get")
-        import selftest
-
-        selftest.main(exercises, arguments)
     elif arguments.one:
         grade_one(arguments, exercises)
     elif arguments.submissions and arguments.collect:
@@ -452,7 +455,7 @@ def main():
     elif arguments.submissions:
         grade_class(arguments, exercises)
     else:
-        parser.error("give a folder of submissions, or --one, --doctor or --selftest")
+        parser.error("give a folder of submissions, --one or --doctor")
 
 
 if __name__ == "__main__":

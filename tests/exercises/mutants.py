@@ -1,88 +1,181 @@
-"""Test the tests of an exercise: each mutant must fail the check that names it, all other solutions must
-pass.
+"""Test the tests of the exercises: the solution and the other solutions must get all points, the starter none
+that it has not earned, and each mutant of the solution must fail the check that names it, and no other.
 
-python tests/exercises/mutants.py 03 --jobs 2
+    python tests/exercises/mutants.py 03 --jobs 2
+
+README.md explains `mutants.toml` and `others.py` in the folder of an exercise.
 """
 
 import argparse
-import sys
+import ast
+import re
 import tempfile
 import time
 import tomllib
+from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import selftest
-from grader import batch, exercises
+from grader import batch
+from grader.exercises import exercise, manifest, points_of
 from grader.settings import HERE, SOLUTIONS, STARTERS
+from grader.wording import number
+
+MUTANTS, OTHERS = 8, 2  # what a finished exercise has at least
 
 
-def cases(identity):
-    """Name, files, and the check that must fail; none if all must pass."""
-    one = exercises.exercise(identity)
+@dataclass(frozen=True)
+class Case:
+    """One submission. A mutant must fail the check `killed_by`. If it has the patterns `came` and `hint`, it
+    shows what a student reads first."""
+
+    identity: str
+    kind: str
+    name: str
+    files: dict[str, str]
+    killed_by: str = ""
+    came: str = ""
+    hint: str = ""
+
+
+def cases(one):
+    """Each submission with which an exercise is tested: solution, starter, other solutions, mutants."""
     solution = {name: (SOLUTIONS / name).read_text() for name in one["files"]}
     starter = {name: (STARTERS / name).read_text() for name in one["files"]}
-    yield "solution", solution, ""
-    for name, files, _ in selftest.overlays(one, "others.py"):
-        yield f"other: {name}", solution | files, ""
+    found = [
+        Case(one["id"], "solution", "solution", solution),
+        Case(one["id"], "starter", "starter", starter),
+    ]
+    found += [Case(one["id"], "other", name, solution | files) for name, files in overlays(one)]
     for mutant in tomllib.loads((HERE / one["stem"] / "mutants.toml").read_text())["mutant"]:
-        name = mutant.get("file", one["files"][0])
-        text = (starter if mutant.get("of") == "starter" else solution)[name]
-        assert text.count(mutant["old"]) == 1, mutant["name"]
-        yield (
-            mutant["name"],
-            solution | {name: text.replace(mutant["old"], mutant["new"])},
-            mutant["killed_by"],
-        )
+        file = mutant.get("file", one["files"][0])
+        text = (starter if mutant.get("of") == "starter" else solution)[file]
+        if text.count(mutant["old"]) != 1:
+            words = f"`old` is there {text.count(mutant['old'])} times"
+            raise SystemExit(f"error: mutant {mutant['name']!r} of {one['id']}: {words}")
+        files = solution | {file: text.replace(mutant["old"], mutant["new"])}
+        patterns = mutant.get("came", ""), mutant.get("hint", "")
+        found.append(Case(one["id"], "mutant", mutant["name"], files, mutant["killed_by"], *patterns))
+    return found
 
 
-def verdict(case, identity, seed):
-    name, files, killer = case
-    begin = time.monotonic()
+def overlays(one):
+    """The name and the files of each solution in `others.py`, which has only what differs from ours."""
+    path = HERE / one["stem"] / "others.py"
+    if not path.exists():
+        return
+    tree = ast.parse(path.read_text()).body[1:]
+    functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
+    common = written(node for node in tree if node not in functions)
+    for node in functions:
+        if len(one["files"]) > 1:
+            parts = {f"{one['stem']}/{part.name}.py": part.body for part in node.body[1:]}
+        else:
+            parts = {one["files"][0]: node.body}
+        yield node.name, {file: laid_over(SOLUTIONS / file, common, body) for file, body in parts.items()}
+
+
+def laid_over(path, common, body):
+    """The text of a file, then what all other solutions share, then this body without its docstring."""
+    text = path.read_text()
+    for part in body:
+        if isinstance(part, ast.ClassDef) and f"\nclass {part.name}" in text:
+            part.bases = part.bases or [ast.Name(part.name)]
+    return f"{text}\n{common}\n{written(body[1:])}\n"
+
+
+def written(nodes):
+    return ast.unparse(ast.Module([*nodes], []))
+
+
+def verdict(case, seed):
+    """Whether a submission is graded as it must be, and a line about it."""
+    one, begin = exercise(case.identity), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        for file, text in files.items():
-            Path(folder, file).parent.mkdir(exist_ok=True)
-            Path(folder, file).write_text(text)
-        found, said = batch.grade(folder, killer or identity, seed)
-    results = {one["id"]: one for some in found.values() for one in some}
-    seconds = time.monotonic() - begin
+        for name, text in case.files.items():
+            Path(folder, name).parent.mkdir(exist_ok=True)
+            Path(folder, name).write_text(text)
+        # Of a mutant the check that is named, and what must pass before it: others would tell nothing.
+        graded, said = batch.grade(folder, case.killed_by or one["id"], seed)
+    results = graded.get(one["id"], [])
+    score = sum(result["score"] for result in results)
+    failed = [result for result in results if result["status"] != "passed"]
+    first = failed[0] if failed else None
+    words = f"{first['id']} {first['status']}: {first['came']} | {first['expected']}" if first else ""
     if not results:
-        return name, killer, "NO RESULT", said[-900:], seconds
-    bad = {
-        one["id"]: f"{one['status']}: {one['came']} (expected: {one['expected']})"
-        for one in results.values()
-        if one["status"] != "passed"
-    }
-    if not killer:
-        return name, killer, "REFUSED" if bad else "accepted", str(bad or ""), seconds
-    good = (
-        list(bad) == [killer]
-        and not bad[killer].startswith("infrastructure")
-        and "check cannot read" not in bad[killer]
+        right, words = False, f"pytest gave no results: {said[-900:]}"
+    elif any(result["status"] == "infrastructure" for result in results):
+        right = False
+    elif case.kind == "mutant":
+        hint = next(iter(first["hints"]), "") if first else ""
+        right = [result["id"] for result in failed] == [case.killed_by]
+        right = right and "check cannot read" not in first["came"]
+        right = right and bool(re.search(case.came, first["came"]) and re.search(case.hint, hint))
+        words += f" | hint: {hint}" * bool(case.hint)
+        words = words or f"nothing failed, and it must fail {case.killed_by}"
+    else:
+        right = score == (one.get("floor", 0) if case.kind == "starter" else points_of(one))
+    of = number(sum(result["points"] for result in results))
+    seconds = f"{time.monotonic() - begin:6.2f} s"
+    text = f"{case.identity} {case.kind:9}{case.name:44} {number(score):>3} of {of:3}{seconds}  {words}"
+    return right, f"{'ok  ' if right else 'BAD '}{text}".rstrip()
+
+
+def unfinished(one):
+    """What a finished exercise has and this one has not, in words. A new one (`make exercise`) falls short of
+    all of it, and is graded all the same."""
+    rows = cases(one)
+    kinds, killers = Counter(case.kind for case in rows), {case.killed_by for case in rows}
+    words = [
+        f"{kinds[kind]} {name} of at least {least}"
+        for kind, name, least in (("mutant", "mutants", MUTANTS), ("other", "other solutions", OTHERS))
+        if kinds[kind] < least
+    ]
+    words += [f"no mutant fails {entry['id']}" for entry in one["check"] if entry["id"] not in killers]
+    # A bug hunt is tried by its own start.py.
+    tried = f'"{one["id"]}": (try_' in (STARTERS / "try.py").read_text() or one["id"] == "04a"
+    return words if tried else [*words, f"no try_{one['id']} in lessons/exercises/try.py"]
+
+
+def sentence():
+    """How much the grader is tested with, as tests/README.md says it: counted without running anything."""
+    every = manifest()
+    kinds = Counter(case.kind for one in every for case in cases(one))
+    return (
+        f"{len(every)} exercises, {sum(len(one['check']) for one in every)} checks, "
+        f"{sum(map(points_of, every))} points. "
+        f"The grader itself is tested with {kinds['mutant']} mutants of the solutions, each of which must "
+        f"fail the check that names it, and {kinds['other']} alternative solutions that are correct."
     )
-    what = "killed" if good else "OTHERWISE" if bad else "SURVIVES"
-    return name, killer, what, bad.get(killer, "") if good else str(bad), seconds
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("exercise")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--grep", default="", help="only cases with this in the name, or of this check")
-    parser.add_argument("--seed", default="0")
-    given = parser.parse_args()
-    todo = [case for case in cases(given.exercise) if given.grep in case[0] or given.grep == case[2]]
-    counts = {}
-    with batch.pool(min(given.jobs, len(todo))) as pool:
-        for name, killer, what, came, seconds in pool.map(
-            partial(verdict, identity=given.exercise, seed=given.seed), todo
-        ):
-            counts[what] = counts.get(what, 0) + 1
-            print(f"{what:9} {seconds:5.1f}s {killer:7} {name}: {came[:400]}", flush=True)
-    print(counts)
-    sys.exit(bool(set(counts) - {"killed", "accepted"}))
+    option = parser.add_argument
+    option("exercises", nargs="*", metavar="03", help="exercises to test (default: all)")
+    option("--jobs", type=int, default=2, help="number of submissions to grade at the same time (default: 2)")
+    option("--grep", default="", help="only submissions with this in the name, or mutants of this check")
+    option("--seed", default="0", help="seed for the inputs (default: 0)")
+    arguments = parser.parse_args()
+    if not SOLUTIONS.exists():
+        raise SystemExit("error: this needs the folder solutions, which students do not get")
+    exercises = [exercise(name) for name in arguments.exercises] or manifest()
+    every = [case for one in exercises for case in cases(one)]
+    todo = [case for case in every if arguments.grep in case.name or arguments.grep == case.killed_by]
+    begin, right = time.monotonic(), 0
+    with batch.pool(arguments.jobs) as pool:
+        for is_right, line in pool.map(partial(verdict, seed=arguments.seed), todo):
+            right += is_right
+            print(line, flush=True)
+    print(f"{right} of {len(todo)} graded as required, {time.monotonic() - begin:.0f} s")
+    lacking = [f"{one['id']} has {', '.join(words)}" for one in exercises if (words := unfinished(one))]
+    if lacking:
+        print(f"not finished: {'; '.join(lacking)}")
+    if right != len(todo):
+        raise SystemExit("error: the tests of these exercises gave wrong results: see the lines with BAD")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ import re
 from collections import Counter
 from statistics import correlation, mean, median
 
-import judge
 from course import write, write_lists
+from grader import wording
+from grader.exercises import exercise, manifest, points_of
+from grader.results import Result
+from grader.settings import RUN_SECONDS, SUBMISSION_SECONDS
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dim: #8a8f98 }
@@ -63,11 +66,11 @@ def points(results):
 def result_of(result):
     """The Result of a check, without what a course has added to it (course.py)."""
     more = ("corrected_from", "hints_later")
-    return judge.Result(**{name: value for name, value in result.items() if name not in more})
+    return Result(**{name: value for name, value in result.items() if name not in more})
 
 
 def passes(result):
-    """Points that were given by hand decide more than the judge does."""
+    """Points that were given by hand decide more than the grader does."""
     if "corrected_from" in result:
         return result["score"] >= result["points"]
     return result["status"] == "passed"
@@ -83,10 +86,10 @@ def commented(record, name):
 
 def report(record):
     student, results = record["student"], every(record)
-    most = judge.number(sum(result["points"] for result in results))
+    most = wording.number(sum(result["points"] for result in results))
     hidden = ", ".join(result["id"] for result in results if result["visibility"] != "visible")
     parts = [
-        f"<h1>{html.escape(student)}: {judge.number(points(results))} of {most} points</h1>",
+        f"<h1>{html.escape(student)}: {wording.number(points(results))} of {most} points</h1>",
         f"<p class=dim>{html.escape(terms(record))}</p>",
         f"<p class=failed>{html.escape(record['trouble'])}</p>" * bool(record["trouble"]),
         f"<p>Hidden for now, and in no sum on this page: {hidden}.</p>" * bool(hidden),
@@ -94,7 +97,7 @@ def report(record):
     ]
     if len(record["exercises"]) > 1:
         lines = [
-            (identity, html.escape(judge.exercise(identity)["title"]), earned(judge.exercise(identity), some))
+            (identity, html.escape(exercise(identity)["title"]), earned(exercise(identity), some))
             for identity, some in record["exercises"].items()
         ]
         parts.append(table(("exercise", "", "points"), lines, {2}))
@@ -103,36 +106,36 @@ def report(record):
 
 def of_exercise(record, identity):
     """The part of a student's page about one exercise: a line alone if its file could not be read."""
-    one, results = judge.exercise(identity), record["exercises"][identity]
+    one, results = exercise(identity), record["exercises"][identity]
     head = f"<h2>{identity} {html.escape(one['title'])}: {earned(one, results)}</h2>"
     comment = commented(record, identity)
     decided = comment or any("corrected_from" in r or comments(record, r["id"]) for r in results)
     if not decided and all(result["about_file"] or result["status"] == "not reached" for result in results):
-        head = f"{identity} {html.escape(one['title'])}: 0 of {judge.number(judge.points_of(one))}"
+        head = f"{identity} {html.escape(one['title'])}: 0 of {wording.number(points_of(one))}"
         return f"<h2>{head}</h2><p>{html.escape(results[0]['came'])}</p>"
     lines = []
     for result in results:
-        status, score = result["status"], judge.number(result["score"])
+        status, score = result["status"], wording.number(result["score"])
         if "corrected_from" in result:
-            status, score = "corrected", f"{score} (was {judge.number(result['corrected_from'])})"
+            status, score = "corrected", f"{score} (was {wording.number(result['corrected_from'])})"
         words = html.escape(result["title"]) + details(result)
         if result["visibility"] == "visible":
             words += commented(record, result["id"])
         else:
             status, score = "hidden", "?"
         mark = f'<span class="{status.replace(" ", "-")}">{status}</span>'
-        lines.append((result["id"], words, f"{score} of {judge.number(result['points'])}", mark))
+        lines.append((result["id"], words, f"{score} of {wording.number(result['points'])}", mark))
     return f"{head}\n{comment}\n{table(('check', '', 'points', ''), lines, {2})}"
 
 
 def earned(one, results):
-    return f"{judge.number(points(results))} of {judge.number(judge.points_of(one))}"
+    return f"{wording.number(points(results))} of {wording.number(points_of(one))}"
 
 
 def terms(record):
     """Under which a submission was graded."""
     words = f"Contained at {record['containment']}. Seed {record['seed']}. "
-    return words + f"Limits: {judge.CHECK_SECONDS} s per check, {judge.SUBMISSION_SECONDS} s per submission."
+    return words + f"Limits: {RUN_SECONDS} s per run, {SUBMISSION_SECONDS} s per submission."
 
 
 def details(result):
@@ -141,7 +144,7 @@ def details(result):
     if result["status"] == "not reached":
         return f" <span class=dim>{html.escape(result['came'])}</span>"
     said = [("tried", result["tried"]), ("result", result["came"]), ("expected", result["expected"])]
-    hints = judge.helpful(result_of(result), 0 if result.get("hints_later") else 1)
+    hints = wording.helpful(result_of(result), 0 if result.get("hints_later") else 1)
     said += [("hint", hint) for hint in hints]
     words = "".join(f"<dt>{label}</dt><dd>{html.escape(text)}</dd>" for label, text in said if text)
     printed = f"<pre>{html.escape(result['output'])}</pre>" if result["output"].strip() else ""
@@ -158,15 +161,15 @@ def gradescope(record):
 
     for result in every(record):
         one, later = result_of(result), result.get("hints_later")
-        detail = judge.detail(one, 0 if later else 1) if result["status"] != "passed" else []
+        detail = wording.detail(one, 0 if later else 1) if result["status"] != "passed" else []
         if "corrected_from" in result:
-            detail.append(f"corrected by hand: {judge.number(result['corrected_from'])} points before")
+            detail.append(f"corrected by hand: {wording.number(result['corrected_from'])} points before")
         detail += [f"comment: {words}" for words in comments(record, result["id"])]
         score = {"score": result["score"], "max_score": result["points"]}
         score["status"] = "passed" if passes(result) else "failed"
         test(result, result["title"], result["visibility"], "\n".join(detail), **score)
         # Gradescope hides whole tests: a hint that comes later is one of its own, without points.
-        for hint in judge.helpful(one, 1) if later else []:
+        for hint in wording.helpful(one, 1) if later else []:
             test(result, f"hint for {result['title']}", "after_due_date", hint)
     said = [
         f"comment{name and ' on '}{name}: {words}"
@@ -180,31 +183,6 @@ def gradescope(record):
         "stdout_visibility": "hidden",
         "tests": tests,
     }
-
-
-def matrix(rows, level):
-    right, lines = sum(row["right"] for row in rows), []
-    for one in rows:
-        words = f"{one['fell_at']} {one['status']}: {one['came']}" if one["fell_at"] else ""
-        words += f" (expected: {one['expected']})" if one["expected"] else ""
-        mark, bad = ("passed", "") if one["right"] else ("failed", " <b>(BAD)</b>")
-        cells = (
-            one["exercise"],
-            f'<span class="{mark}">{one["kind"]}</span>',
-            html.escape(one["name"].replace("_", " ")) + bad,
-            html.escape(one["wanted"]),
-            f"{judge.number(one['score'])} of {judge.number(one['of'])}",
-            f"{one['seconds']:.1f}",
-            html.escape(words[:400]),
-        )
-        lines.append(cells)
-    head = ("", "", "submission", "required", "points", "seconds", "what the student reads")
-    parts = [
-        f"<h1>Test of the grader: {right} of {len(rows)} submissions graded as required</h1>",
-        f"<p class=dim>Contained at {html.escape(level)}.</p>",
-        table(head, lines, {4, 5}),
-    ]
-    return page("Test of the grader", parts, "matrix")
 
 
 def write_student(record, folder, broken=False):
@@ -223,14 +201,14 @@ OF_CLASS = ("status", "not handed in", "days late", "corrected", "comments")
 
 def write_class(records, out, seed, course):
     """The tables have what counts, after corrections, late days and weights; the item analysis has what the
-    judge has found. Returns words about students who are in one list only."""
+    grader has found. Returns words about students who are in one list only."""
     graded = [record for record in records if not record["infrastructure"]]
     there = {identity for record in records for identity in record["exercises"]}
-    exercises = [one for one in judge.manifest() if one["id"] in there]
+    exercises = [one for one in manifest() if one["id"] in there]
     corrected = {record["student"]: course.applied(record) for record in graded}
     grades = {student: course.grades(record, exercises) for student, record in corrected.items()}
     weights = course.grades({"student": "", "exercises": {}}, exercises)
-    maximum = judge.number(sum(one["of"] for one in weights.values()))
+    maximum = wording.number(sum(one["of"] for one in weights.values()))
     names = [one["id"] for one in exercises]
     class_rows = [["student", *names, "total", "maximum", *OF_CLASS]]
     nbgrader = [["assignment", "student_id", "score", "max_score"]]
@@ -240,8 +218,8 @@ def write_class(records, out, seed, course):
             class_rows.append([student, *empty, maximum, "infrastructure: not graded", *[""] * 4])
             continue
         after, found = corrected[record["student"]], grades[record["student"]]
-        scores = [judge.number(found[name]["counts"]) for name in names]
-        total = judge.number(sum(found[name]["counts"] for name in names))
+        scores = [wording.number(found[name]["counts"]) for name in names]
+        total = wording.number(sum(found[name]["counts"] for name in names))
         status = safe(f"unreadable: {record['trouble']}") if record["trouble"] else "graded"
         absent = " ".join(record["absent"])
         late = " ".join(f"{name}:{one['late']}" for name, one in found.items() if one["late"])
@@ -251,7 +229,7 @@ def write_class(records, out, seed, course):
         by_hand = changed, safe("; ".join(said))
         class_rows.append([student, *scores, total, maximum, status, absent, late, *by_hand])
         for one, score in zip(exercises, scores, strict=True):
-            nbgrader.append([one["stem"], student, score, judge.number(found[one["id"]]["of"])])
+            nbgrader.append([one["stem"], student, score, wording.number(found[one["id"]]["of"])])
         write_student(after, out / record["student"])
     write(out / "grades.csv", class_rows)
     write(out / "nbgrader.csv", nbgrader)
@@ -349,7 +327,7 @@ def facts_of(records, one, entry):
     ran = [result["seconds"] for result in results if result["seconds"] > 0]
     points = f"{mean(result['score'] for result in results):.2f}" if results else ""
     yield from (entry["id"], html.escape(entry["title"]), *map(Counter(kinds).__getitem__, KINDS))
-    yield points and f"{points} of {judge.number(entry['points'])}"
+    yield points and f"{points} of {wording.number(entry['points'])}"
     yield f"{median(ran):.2f}" if ran else ""
     yield discrimination(records, one, entry["id"])
     yield f"{times} times, for example: {html.escape(example[:200])}" if times else ""
@@ -367,7 +345,7 @@ def plots(records, exercises):
     names = list(by_check)
     figure = Figure(figsize=(9, 2.4 + 0.17 * len(names)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=[2, 0.17 * len(names) + 0.4])
-    maximum = sum(judge.points_of(one) for one in exercises)
+    maximum = sum(points_of(one) for one in exercises)
     totals = [points(every(record)) for record in records]
     above.hist(totals, bins=min(20, maximum), range=(0, maximum), color="#4477aa")
     above.set(xlabel="points", ylabel="students", xlim=(0, maximum))

@@ -13,8 +13,12 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import limits
+
 from grader import exercises, ranks
 from grader.settings import HERE
+
+END_WITH_PARENT = 1  # for prctl: by which signal, so that nothing is left if the grader is killed
 
 
 def pool(jobs, level=None):
@@ -24,6 +28,7 @@ def pool(jobs, level=None):
 
 def begin_in_pool(level):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process above, which ends this one
+    limits.prctl(END_WITH_PARENT, signal.SIGKILL)
     begin(level)
     multiprocessing.util.Finalize(None, ranks.BOX.close, exitpriority=10)
 
@@ -50,13 +55,22 @@ def grade(folder, only, seed, more=()):
         words = [*paths, "--submission", str(folder), "--only", only, "--seed", str(seed), "--out", out]
         words += ["--results", str(results), "-q", *more]
         if (pid := os.fork()) == 0:
+            status = 1
             try:
+                limits.prctl(END_WITH_PARENT, signal.SIGKILL)
                 os.dup2(os.open(printed, os.O_CREAT | os.O_WRONLY), 1)
                 os.dup2(1, 2)
                 run_pytest(words)
+                status = ranks.BOX.owner == os.getpid()  # it had to start another sandbox
             finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
+                os._exit(status)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except BaseException:  # Ctrl-C, mostly
+            os.kill(pid, signal.SIGKILL)
+            raise
+        if status:  # a run may not be over in the sandbox: its answer is not to be taken for another one's
+            ranks.BOX.close()
         said = printed.read_text(errors="replace")
         return (json.loads(results.read_text()) if results.exists() else {}), said
 
