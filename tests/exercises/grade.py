@@ -28,12 +28,12 @@ import zipfile
 from concurrent.futures import BrokenExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
-import limits
 from course import Course, refuse
 from grader import batch, ranks, walls
 from grader.comparing import so_many
 from grader.exercises import exercise, manifest
 from grader.settings import HERE, LARGEST_FILE, STARTERS
+from grader.walls import limits
 from grader.wording import report, visible
 
 import pages
