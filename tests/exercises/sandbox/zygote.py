@@ -186,7 +186,8 @@ def serve(channel, home, uid):
     pids, codes = [], {}
     while True:
         message, ends, *_ = socket.recv_fds(channel, 1 << 16, 250)
-        if not message:
+        if not message:  # the grader has ended, perhaps in the middle of a run
+            end(pids, codes)
             os._exit(0)
         order = json.loads(message)
         if order["do"] == "start":
