@@ -360,7 +360,8 @@ def live(number, order, home, ends):
         job = unpack(from_grader.readline())
         files = job["files"]
         os.chdir(folder)
-        # Opened now, because Landlock will refuse it.
+        # Opened now, because Landlock will refuse it. Without this, only root could: the zygote has taken it.
+        limits.prctl(limits.DUMPABLE, 1)
         references = os.open(CLEAR, os.O_WRONLY) if os.path.exists(CLEAR) else None
         limits.give_up(job["limits"], order["uid"], {f"{home}/run", f"{home}/disk", "/dev/null"})
         torch.set_num_threads(1)
