@@ -9,7 +9,7 @@ over the images of one call, so the mean of a part of 20 images must count less 
 50.
 
 A forward pass keeps its activations in memory until its backward pass. If all parts go forward before the
-first part goes backward, you save no memory. The checks measure the memory of your process.
+first part goes backward, you save no memory. The checks count the parts that are in memory.
 
 As in real training, the model may contain batch norm, and it is and stays in training mode. Each part is
 then normalized by its own mean. The step is no longer the step for the whole batch, but it must still be
