@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 import stat
 import sys
 import tarfile
@@ -150,7 +151,8 @@ def opened(path, exercises):
     os.close(writes)
     with open(reads) as pipe:
         said = pipe.read()
-    os.waitpid(pid, 0)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL:  # no limit ends it in this way
+        raise ranks.Broken("the process that read the submission was killed")
     files, trouble = {}, f"reading it takes more than {ARCHIVE_SECONDS} s"
     with contextlib.suppress(ValueError):  # it was ended before it had said all
         files, trouble = json.loads(said)
@@ -370,8 +372,8 @@ def grade_one(arguments, exercises):
         refuse(f"level 1 is not enough for root, who can do everything ({why}). --force overrides this")
     arguments.out.mkdir(parents=True, exist_ok=True)
     seed = arguments.seed or a_seed()
-    files, trouble = opened(arguments.one, exercises)
     try:
+        files, trouble = opened(arguments.one, exercises)
         batch.begin(level)
         graded = grade_files(files, exercises, seed)
     except ranks.Broken as error:
