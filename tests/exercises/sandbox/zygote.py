@@ -113,13 +113,9 @@ def warm():
 def start(number, order, home, ends):
     """One rank, forked or (where a process that has imported torch must not fork, on macOS) started anew."""
     if not FORK:
-        words = [
-            sys.executable,
-            "-P",
-            str(Path(__file__).parent / "worker.py"),
-            json.dumps([number, order, home, ends]),
-        ]
-        return subprocess.Popen(words, start_new_session=True, pass_fds=ends, stdin=subprocess.DEVNULL).pid
+        words = [sys.executable, str(Path(__file__).parent / "worker.py")]
+        words.append(json.dumps([number, order, home, ends]))
+        return subprocess.Popen(words, pass_fds=ends, stdin=subprocess.DEVNULL).pid
     pid = os.fork()
     if pid == 0:
         try:
