@@ -58,7 +58,13 @@ def plain(thing):
 def unpack(data):
     """Raises ValueError, TypeError, KeyError, RuntimeError or RecursionError for what pack() has not
     written."""
-    return json.loads(data, object_hook=tensor)
+    return json.loads(data, object_hook=tensor, parse_int=whole)
+
+
+def whole(digits):
+    if len(digits) > 20:  # no tensor could hold it, and a comparison would fall over
+        raise ValueError("a whole number of more than 64 bits")
+    return int(digits)
 
 
 def tensor(found):
@@ -69,11 +75,9 @@ def tensor(found):
     if found["dtype"] not in DTYPES:
         raise ValueError(f"a tensor of {found['dtype']}")
     data, dtype = bytearray(base64.b64decode(found["bytes"])), getattr(torch, found["dtype"])
-    return (
-        torch.frombuffer(data, dtype=dtype).reshape(found["shape"])
-        if data
-        else torch.empty(found["shape"], dtype=dtype)
-    )
+    # Without data there may be no numbers, however many the shape claims.
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(found["shape"])
 
 
 def warm():
