@@ -259,16 +259,13 @@ def tried_by(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    report = yield
     result = item.config.stash[STATE].result(item.entry)
-    if call.when == "call":
-        report.user_properties += [
-            ("title", result.title),
-            ("score", result.score),
-            ("points", result.points),
-        ]
-        if result.output and report.failed:
-            report.sections.append(("Captured stdout call", result.output))
+    if call.when == "call":  # kept with the test, because a JUnit file has those of its teardown
+        of_check = ("title", result.title), ("score", result.score), ("points", result.points)
+        item.user_properties += of_check
+    report = yield
+    if call.when == "call" and result.output and report.failed:
+        report.sections.append(("Captured stdout call", result.output))
     if report.failed and isinstance(call.excinfo.value, Verdict) and item.config.option.tbstyle == "no":
         report.longrepr = "\n".join(wording.detail(result, 4 if item.config.getoption("--hints") else 1))
     return report
