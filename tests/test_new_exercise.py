@@ -54,6 +54,7 @@ def counts(tree):
     return [int(number) for number in re.search(words, (tree / "tests/README.md").read_text()).groups()]
 
 
+@pytest.mark.long
 def test_a_new_exercise_is_graded_at_once(tree, made):
     folder = tree / "tests/exercises/98_toy"
     names = ("exercise.toml", "test_98.py", "mutants.toml", "others.py")
@@ -61,7 +62,7 @@ def test_a_new_exercise_is_graded_at_once(tree, made):
     assert made == ours | {folder / name for name in names}
     one_more = [before + more for before, more in zip(counts(ROOT), (1, 1, 2), strict=True)]
     assert counts(tree) == one_more
-    code, text = call(tree, sys.executable, "tests/exercises/mutants.py", "98")
+    code, text = call(tree, sys.executable, "tests/exercises/mutants.py", "98", "--jobs", "1")
     lines = [line.split()[:3] for line in text.splitlines() if line.startswith("ok ")]
     kinds = ("solution", "starter", "other", "mutant")
     assert code == 0 and lines == [["ok", "98", kind] for kind in kinds], text
