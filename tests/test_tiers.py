@@ -92,7 +92,7 @@ def test_a_test_that_is_marked_alone_runs_while_no_other_does(pytest_in, tmp_pat
     [
         (["--tier", "long"], {"without_a_mark", "cases[2]", "long", "cases[4]", "cases[5]"}),
         (["--tier", "quick", "--room", "ladder", "-k", "cases"], {"cases[2]"}),
-        (["--room", "judge"], set()),
+        (["--room", "grader"], set()),
     ],
     ids=["long", "quick", "room"],
 )
@@ -171,7 +171,7 @@ def test_a_clone_that_has_left_its_base_knows_which_rooms_have_changed(tmp_path)
     git("checkout", "base")
     commit("tools/site/build.py", "2")  # what others do meanwhile
     git("checkout", "work")
-    assert rooms.changed("base", tmp_path) == ["ladder", "judge"]
+    assert rooms.changed("base", tmp_path) == ["ladder", "grader"]
 
 
 # ---- what CI adds -----------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_ci_adds_stale_notebooks_and_then_the_cheapest_of_rooms_that_have_change
     selection.changed, selection.stale = ["ladder", "notebooks"], [f"{tiers.AFRESH}[03_ddp_spawn]"]
     stale, fresh = (f"{tiers.AFRESH}[{stem}]" for stem in ("03_ddp_spawn", "04_ddp_torchrun"))
     dear, cheap, new, other = (f"tests/lessons/test_curve.py::{name}" for name in "abcd")
-    other = other.replace("lessons/test_curve", "test_judge")
+    other = other.replace("lessons/test_curve", "test_grader")
     seconds = {stale: 100, dear: 90, cheap: 30, fresh: 1, other: 1}
     monkeypatch.setattr(rooms, "costs", lambda: {name: [cost, 9, "night"] for name, cost in seconds.items()})
     left = 0

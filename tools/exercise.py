@@ -2,9 +2,9 @@
 
     python tools/exercise.py 14 toy
 
-It is complete: a solution with one cut, a check, the drive, a mutant that the check kills, another solution.
-`make exercise` cuts its starter, too. Replace one file after the other (tests/exercises/README.md), and ask
-the selftest after each.
+It is complete: a solution with one cut, a test, a mutant that the test must find, and another solution.
+`make exercise` also cuts its starter. Replace one file after another (tests/exercises/README.md), and run
+mutants.py after each.
 """
 
 import re
@@ -20,7 +20,7 @@ Say here what the exercise is for, and what one has to know to begin.
 
     {id}.1 (2 points)  the sum over all processes
 
-The judge calls the function on several processes, with another number on each.
+The grader calls the function on several processes, with a different number on each.
 """
 
 import torch
@@ -51,26 +51,36 @@ hints = [
 ]
 """
 
-CHECK = '''"""What exercise {id} is held against. Runs in the judge."""
+TEST = '''"""Exercise {id}: {words}.
 
-from judge import check
+| axis | checked in |
+| --- | --- |
+| world size 1 to 3 | 1a |
+| calls | 1a: two calls with other numbers |
+"""
 
-
-@check("{id}.1a")
-def sum_on_each(trial):
-    for world_size in (2, 3, 1):
-        trial.tried(f"{{world_size}} processes, another number on each")
-        numbers = trial.floats(world_size).tolist()
-        ranks = trial.run("total", [{{"number": number}} for number in numbers])
-        for rank, came in enumerate(ranks):
-            trial.close(f"the sum on rank {{rank}}", came["total"], sum(numbers), scale=1.0)
-'''
-
-DRIVE = '''"""Runs the student's file of exercise {id} in a rank. Hands over what came of it."""
+import pytest
+from grader.testing import close, floats, run
 
 
-def total(student, inputs, tools):
-    return {{"total": student.total(inputs["number"])}}
+# ---- what runs in each rank: a body, and what it mentions of this file
+
+
+def totals(student, me, numbers):
+    return [student.total(number) for number in numbers]
+
+
+# ---- what is drawn, and what is right
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 1])
+def test_1a_the_sum_on_each_process(world_size):
+    """Different numbers on each process, and two calls"""
+    given = floats(world_size, 2).double()
+    for rank, came in enumerate(run(totals, given.tolist())):
+        for number, total in enumerate(came, 1):
+            expected = given[:, number - 1].sum().item()
+            close(f"the sum of call {{number}} on rank {{rank}}", total, expected, scale=1.0)
 '''
 
 MUTANTS = '''[[mutant]]
@@ -112,8 +122,7 @@ def main(identity: str, name: str) -> None:
     templates = {
         Path("solutions", f"{stem}.py"): SOLUTION,
         folder / "exercise.toml": EXERCISE,
-        folder / "check.py": CHECK,
-        folder / "drive.py": DRIVE,
+        folder / f"test_{identity}.py": TEST,
         folder / "mutants.toml": MUTANTS,
         folder / "others.py": OTHERS,
     }
@@ -122,7 +131,7 @@ def main(identity: str, name: str) -> None:
         filled = text.format(id=identity, stem=stem, words=words, title=words.capitalize())
         (ROOT / path).write_text(filled)
         print(path)
-    print(f"Now replace what is in them, and ask: python {EXERCISES / 'selftest.py'} {identity}")
+    print(f"Now replace what is in them, and run python {EXERCISES / 'mutants.py'} {identity}")
 
 
 if __name__ == "__main__":

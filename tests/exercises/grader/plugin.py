@@ -22,7 +22,8 @@ from grader.submissions import read_files
 
 NAME = re.compile(r"test_(\d+[a-z]?)_")
 STATE = pytest.StashKey()
-OF_VALUES = (TypeError, AttributeError, LookupError, ValueError)
+# What a check raises for values that it did not expect.
+OF_VALUES = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RuntimeError)
 
 
 def pytest_addoption(parser):
@@ -148,6 +149,11 @@ def pytest_runtest_call(item):
         raise
     except BaseException as error:
         verdict = error if isinstance(error, Verdict) else of_ours(item, error)
+        if verdict is None:
+            result.status = "passed"
+            return None
+        if verdict.status in ("failed", "timeout") and ranks.Submission.roots:
+            verdict.came += f"; {ranks.Submission.roots}"
         note(result, entry, verdict)
         result.tried = ranks.Submission.tried or tried_by(item)
         if verdict is not error:
@@ -169,7 +175,7 @@ def prepare(one, files):
     about = ranks.Submission
     about.files, about.forbidden = files, one.get("forbidden", [])
     about.seconds, about.limits = one.get("seconds", RUN_SECONDS), LIMITS | one.get("limits", {})
-    about.printed, about.runs, about.tried, about.given = [], 0, "", []
+    about.printed, about.runs, about.tried, about.given, about.roots = [], 0, "", [], ""
 
 
 def seed_all(seed):
@@ -184,26 +190,39 @@ def seed_all(seed):
 def of_ours(item, error):
     """A Verdict for an error that is not the student's: a bare assert of a test is about the submission; for
     any other error, the recorded solution is asked. Only what no submission can cause is the machine's
-    fault."""
+    fault. None if the machine failed, and the test passes when it is repeated."""
     words = f"{type(error).__name__}: {error}"
     if isinstance(error, AssertionError):
         return Verdict("failed", str(error).partition("\n")[0])
     trace = "".join(traceback.format_exception(error))[-3000:]
-    if isinstance(error, ranks.Broken):
-        ranks.BOX.close()
-        ranks.BOX.process = None
     is_theirs = isinstance(error, OF_VALUES) and ranks.Submission.runs
+    if isinstance(error, ranks.Broken | OSError):
+        if isinstance(error, ranks.Broken):
+            ranks.BOX.close()
+            ranks.BOX.process = None
+        again = repeated(item, item.config.stash[STATE].folder)
+        if again is None or isinstance(again, Verdict):
+            return again
+        is_theirs = False
     if SOLUTIONS.exists():
-        one = item.exercise | {"files": item.entry.get("files", item.exercise["files"])}
-        prepare(one, read_files(one, SOLUTIONS))
-        try:
-            item.runtest()
-            is_theirs = True
-        except Exception:
-            is_theirs = False
+        is_theirs = repeated(item, SOLUTIONS) is None
+    if is_theirs and isinstance(error, ranks.Broken):
+        return Verdict("error", "while your code ran, the process that starts the ranks was killed, twice")
     if is_theirs:
         return Verdict("error", f"your code sent something that the check cannot read ({words})")
     return Verdict("infrastructure", f"the check itself failed: {words}", trace)
+
+
+def repeated(item, folder):
+    """The error of this test with the files of this folder; None if it passes."""
+    one = item.exercise | {"files": item.entry.get("files", item.exercise["files"])}
+    prepare(one, read_files(one, folder))
+    seed_all(f"{item.config.stash[STATE].seed}/{item.nodeid.rpartition('/')[2]}")
+    try:
+        item.runtest()
+    except Exception as error:
+        return error
+    return None if ranks.Submission.runs else RuntimeError(f"{item.name} has run nothing")
 
 
 def note(result, entry, verdict, is_about=""):
@@ -240,16 +259,13 @@ def tried_by(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    report = yield
     result = item.config.stash[STATE].result(item.entry)
-    if call.when == "call":
-        report.user_properties += [
-            ("title", result.title),
-            ("score", result.score),
-            ("points", result.points),
-        ]
-        if result.output and report.failed:
-            report.sections.append(("Captured stdout call", result.output))
+    if call.when == "call":  # kept with the test, because a JUnit file has those of its teardown
+        of_check = ("title", result.title), ("score", result.score), ("points", result.points)
+        item.user_properties += of_check
+    report = yield
+    if call.when == "call" and result.output and report.failed:
+        report.sections.append(("Captured stdout call", result.output))
     if report.failed and isinstance(call.excinfo.value, Verdict) and item.config.option.tbstyle == "no":
         report.longrepr = "\n".join(wording.detail(result, 4 if item.config.getoption("--hints") else 1))
     return report

@@ -28,6 +28,7 @@ from grader import walls
 from grader.causes import explain
 from grader.results import Verdict
 from grader.settings import LIMITS, MEMORY_OF_ALL, RUN_SECONDS, SANDBOX
+from grader.waits import different_roots
 
 # All that the sandbox gets of the environment.
 ENVIRONMENT = {
@@ -48,6 +49,7 @@ ENVIRONMENT = {
 STILL = 0.4  # seconds without any sign of life until ranks that wait for each other count as stuck
 STILL_UNSEEN = 3  # the same for ranks that wait where it is not seen for whom, inside DDP for one
 MOST_ANSWERS = 64 << 20  # bytes of all that a rank sends
+MOST_VALUES = 200_000  # of one answer: as Python's objects, 60 MB of empty lists would take gigabytes
 MOST_PRINTED = 1 << 20  # bytes that are kept of the beginning of what a rank prints, and of its end
 # What is read of a call, and what stands for it where a rank has not said it.
 CALL = {"event": "", "phase": "", "number": 0, "nth": 0, "size": 0, "where": ""}
@@ -66,6 +68,7 @@ class Submission:
     printed: list = []  # noqa: RUF012  for each run what each rank has printed
     given: list = []  # noqa: RUF012  the inputs of the last run
     tried, runs = "", 0
+    roots = ""  # words for broadcasts of the last run for which the ranks have named different sources
 
 
 class Sandbox:
@@ -221,6 +224,8 @@ class Rank:
 
     def hear(self, line, now):
         try:
+            if line.count(b",") > MOST_VALUES:
+                raise ValueError("too many values")
             found = zygote.unpack(line)
             if self.has_answer:
                 raise ValueError("something after the result")
@@ -238,7 +243,7 @@ class Rank:
                 self.is_ready = True
             else:
                 self.hear_call(CALL | found)
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError) as error:
+        except Exception as error:
             self.hear_nonsense(f"{type(error).__name__}: {error}")
 
     def hear_call(self, call):
@@ -260,10 +265,11 @@ class Rank:
 
     def printed(self):
         """The beginning and the end of what it printed, and how many lines are left out between."""
-        data, cut = bytes(self.first), self.lines_between
-        if cut:
-            data += f"\n... {cut} lines left out\n".encode()
-        return (data + bytes(self.last)).decode(errors="replace").replace("\0", "")
+        first, last = bytes(self.first), bytes(self.last)
+        if self.lines_between:  # whole lines alone: of two, there is a part only
+            first, last = first[: first.rfind(b"\n") + 1], last[last.find(b"\n") + 1 :]
+            first += f"... {self.lines_between + 1} lines left out\n".encode()
+        return (first + last).decode(errors="replace").replace("\0", "")
 
     def life(self, seen):
         """Processor time so far, None while a thread runs: if it is the same later, nothing has moved.
@@ -338,8 +344,10 @@ def run(body, inputs, *, group=True, student=True, main=None, files=None, disk=F
             box.ask(do="end")
     printed = {rank.number: rank.printed().strip("\n") for rank in ranks if rank.printed().strip()}
     Submission.printed.append((len(ranks), printed))
+    seen = [rank.seen() for rank in ranks]
+    Submission.roots = different_roots(dict(enumerate(seen)))
     try:
-        explain(why, seconds, [rank.seen() for rank in ranks], files, dies)
+        explain(why, seconds, seen, files, dies)
     except Verdict as verdict:
         verdict.events = [rank.events for rank in ranks]  # what each rank has told until then
         raise

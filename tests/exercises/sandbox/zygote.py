@@ -58,7 +58,13 @@ def plain(thing):
 def unpack(data):
     """Raises ValueError, TypeError, KeyError, RuntimeError or RecursionError for what pack() has not
     written."""
-    return json.loads(data, object_hook=tensor)
+    return json.loads(data, object_hook=tensor, parse_int=whole)
+
+
+def whole(digits):
+    if len(digits) > 20:  # no tensor could hold it, and a comparison would fall over
+        raise ValueError("a whole number of more than 64 bits")
+    return int(digits)
 
 
 def tensor(found):
@@ -69,11 +75,9 @@ def tensor(found):
     if found["dtype"] not in DTYPES:
         raise ValueError(f"a tensor of {found['dtype']}")
     data, dtype = bytearray(base64.b64decode(found["bytes"])), getattr(torch, found["dtype"])
-    return (
-        torch.frombuffer(data, dtype=dtype).reshape(found["shape"])
-        if data
-        else torch.empty(found["shape"], dtype=dtype)
-    )
+    # Without data there may be no numbers, however many the shape claims.
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(found["shape"])
 
 
 def warm():
@@ -113,13 +117,9 @@ def warm():
 def start(number, order, home, ends):
     """One rank, forked or (where a process that has imported torch must not fork, on macOS) started anew."""
     if not FORK:
-        words = [
-            sys.executable,
-            "-P",
-            str(Path(__file__).parent / "worker.py"),
-            json.dumps([number, order, home, ends]),
-        ]
-        return subprocess.Popen(words, start_new_session=True, pass_fds=ends, stdin=subprocess.DEVNULL).pid
+        words = [sys.executable, str(Path(__file__).parent / "worker.py")]
+        words.append(json.dumps([number, order, home, ends]))
+        return subprocess.Popen(words, pass_fds=ends, stdin=subprocess.DEVNULL).pid
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,8 +1,7 @@
 """Pipeline schedules: who works when, how long the others wait, and what they hold meanwhile.
 
-GPipe and 1F1B are those that exercise 10 is judged with, and so is what a stage holds; the idle share is
-lesson 10's. The interleaved and the zero-bubble schedule are torch's own, which tools/site/orders.py
-writes into a file.
+GPipe and 1F1B are those of the tests of exercise 10; the idle share is lesson 10's. The interleaved and the
+zero-bubble schedule are torch's own, which tools/site/orders.py writes into a file.
 """
 
 import json
@@ -19,17 +18,17 @@ shrink the idle share (the bubble). GPipe and 1F1B wait equally long, but 1F1B h
 one process down: the whole pipeline is as fast as its slowest stage. [Lesson 10's
 notebook](../notebooks/10_pipeline.ipynb) draws the same pictures of real processes.
 """
-JUDGE, TIMELINE = "tests/exercises/10_pipeline/check.py", "lessons/parts/timeline.py"
+TESTS, TIMELINE = "tests/exercises/10_pipeline/test_10.py", "lessons/parts/timeline.py"
 ORDERS = "tools/site/widgets/orders.json"
 FILES = {
-    JUDGE: ("gpipe", "one_forward_one_backward", "all_stages", "most_held"),
+    TESTS: ("gpipe", "one_forward_one_backward", "all_stages"),
     TIMELINE: ("idle", "idle_in_theory"),
     ORDERS: (),
     "lessons/planner/report.py": (),
     "lessons/planner/plans.py": (),
     "lessons/planner/formulas.py": (),
 }
-judge = taken.functions(ROOT / JUDGE, *FILES[JUDGE])
+tenth = taken.functions(ROOT / TESTS, *FILES[TESTS])
 timeline = taken.functions(ROOT / TIMELINE, *FILES[TIMELINE])
 
 PROCESSES, MICROBATCHES = (2, 4, 8), (1, 2, 4, 8, 16, 32)
@@ -73,8 +72,8 @@ def orders(schedule, processes, microbatches):
         stored = json.loads((ROOT / ORDERS).read_text())[f"{schedule} {processes} {microbatches}"]
         actions = [re.findall(r"(\d+)(\w)(\d+)", line) for line in stored]
         return [[(int(stage), KINDS[kind], int(number)) for stage, kind, number in line] for line in actions]
-    function = judge.one_forward_one_backward if schedule == "1f1b" else judge.gpipe
-    lines = judge.all_stages(function, processes, 1 if schedule == "naive" else microbatches)
+    function = tenth.one_forward_one_backward if schedule == "1f1b" else tenth.gpipe
+    lines = tenth.all_stages(function, processes, 1 if schedule == "naive" else microbatches)
     return [[(stage, kind, number) for kind, number in line] for stage, line in enumerate(lines)]
 
 
@@ -131,8 +130,11 @@ def values_of(schedule, inputs):
 
 def held(line):
     """The most micro-batches that a process holds: until a micro-batch's last backward in it has ended."""
-    frees = {"forward": "forward", "backward": "backward", KINDS["W"]: "backward"}
-    return judge.most_held([[frees.get(kind, "neither"), number] for _, kind, number in line])
+    count = most = 0
+    for _, kind, _ in line:
+        count += (kind == "forward") - (kind in ("backward", KINDS["W"]))
+        most = max(most, count)
+    return most
 
 
 def end_of(values):

@@ -1,0 +1,194 @@
+"""The exercises: their starters, what they are called, the students' page, try.py."""
+
+import itertools
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from grader import exercises
+from grader.settings import HERE, SOLUTIONS, STARTERS
+
+import starters
+from lessons import ROOT
+
+EXERCISES = [one["id"] for one in exercises.manifest()]
+
+
+def test_starters_are_what_their_solutions_say():
+    words = [sys.executable, "tools/starters.py", "--check"]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_cut_leaves_its_words_or_what_stands_instead():
+    text = "a\n  # cut 03.1: words\n  one = 1\n  # end\n# cut 03.2: b\n# instead: two = 0\ntwo = 2\n# end\n"
+    assert starters.starter(text) == 'a\n  raise NotImplementedError("03.1: words")\ntwo = 0\n'
+
+
+def test_no_answer_is_in_a_file_that_students_get():
+    """In no starter a line of any answer; in lessons and notebooks no two that follow each other. Lines that
+    stand in the lessons, such as optimizer.step(), are the language and not an answer."""
+    lessons = (ROOT / "lessons").glob("*.py")
+    language = {line.strip() for path in lessons for line in path.read_text().splitlines()}
+    language.add("if dist.get_rank() == 0:")  # the lessons have the rank in a variable
+    kinds = (".py", ".md", ".sh", ".sbatch")
+    pages = [path for path in (ROOT / "lessons").rglob("*") if path.suffix in kinds]
+    pages += [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
+    starter_lines, plain = {}, {}
+    for path in pages:
+        if STARTERS in path.parents:
+            starter_lines[path] = {line.strip() for line in path.read_text().splitlines()}
+        else:
+            # A notebook is JSON: each line of a cell is a string.
+            text = re.sub(r"\s+", " ", path.read_text().replace('\\n",', "").replace('\\"', '"'))
+            plain[path] = re.sub(r'" +"', " ", text)
+    found = []
+    for source in sorted(SOLUTIONS.rglob("*.py")):
+        lines = starters.answers(source.read_text())
+        assert lines, f"{source.name} has no answers: what is compared here?"
+        for path, there in starter_lines.items():
+            found += [(path.name, line) for line in lines if len(line) > 15 and line in there - language]
+        pairs = [f"{one} {two}" for one, two in itertools.pairwise(lines)]
+        for path, text in plain.items():
+            found += [(path.name, pair) for pair in pairs if len(pair) > 40 and pair in text]
+    assert found == []
+
+
+def test_the_manifest_says_what_the_docstrings_say():
+    for one in exercises.manifest():
+        text = "".join((SOLUTIONS / name).read_text() for name in one["files"])
+        written = dict(re.findall(r"^ +(\d\d[a-z]?\.\d+) \((\d+) points?\)", text, re.M))
+        counted = Counter()
+        for entry in one["check"]:
+            counted[re.match(r"\d\d[a-z]?\.\d+", entry["id"])[0]] += entry["points"]
+        if written:
+            assert {part: int(points) for part, points in written.items()} == counted, one["id"]
+        assert f"{exercises.points_of(one)} points" in text or len(one["files"]) > 1, one["id"]
+
+
+def test_the_manifest_is_in_order():
+    seen = set()
+    assert sorted(EXERCISES) == EXERCISES and {"03", "03a", "03b", "04"} <= set(EXERCISES)
+    for one in exercises.manifest():
+        fields = ["id", "stem", "title", "files", "forbidden", "floor", "limits", "seconds", "check"]
+        assert set(one) <= set(fields) and one["id"] == one["stem"].partition("_")[0]
+        for entry in one["check"]:
+            assert set(entry) <= {"id", "title", "points", "needs", "hints", "when", "visibility", "files"}
+            assert entry["id"].startswith(one["id"] + ".") and entry["id"] not in seen
+            assert set(entry.get("needs", [])) <= seen, entry["id"]
+            assert len(entry["hints"]) == 3 and entry["points"] > 0
+            for pattern, *more in entry.get("when", []):
+                assert re.compile(pattern) and len(more) in (1, 3) and {*map(type, more)} == {str}
+            seen_by = ("visible", "hidden", "after_due_date", "after_published")
+            assert entry.get("visibility", "visible") in seen_by
+            seen.add(entry["id"])
+        text = (HERE / one["stem"] / f"test_{one['id']}.py").read_text()
+        if one["id"] == "04a":  # its checks "b" are all alike
+            text += "".join(f"\ndef test_{number}b_" for number in range(1, 11))
+        tested = re.findall(r"\bdef test_(\d+[a-z]?)_", text)
+        assert {f"{one['id']}.{check}" for check in tested} == {entry["id"] for entry in one["check"]}
+
+
+def test_links_of_the_students_page_lead_somewhere():
+    """test_house.py looks at the others."""
+    links = re.findall(r"\]\(([^)#]+)", (STARTERS / "README.md").read_text())
+    missing = [link for link in links if not (STARTERS / link).exists()]
+    assert all(link.startswith("http") for link in missing), missing
+    names = {Path(name).parts[0] for one in exercises.manifest() for name in one["files"]}
+    there = {path.name for path in STARTERS.iterdir()}
+    assert there - {"README.md", "try.py", "conftest.py", "__pycache__"} == names
+
+
+@pytest.mark.long("03", "10")
+@pytest.mark.night
+@pytest.mark.parametrize("name", [name for name in EXERCISES if name != "04a"])
+def test_each_exercise_can_be_tried_by_hand(forked, name):
+    """With the solution in place, every line has the rank in front, and no part is left out."""
+    run = forked(
+        [sys.executable, STARTERS / "try.py", name, "--submission", SOLUTIONS], {"PYTHONWARNINGS": "default"}
+    )
+    code, out, err = run.code, run.stdout, run.stderr
+    assert (code, "refused" in err, err.count("\n")) == (0, name == "06b", int(name == "06b"))
+    lines = out.splitlines()
+    found = {line.split(" | ")[0] for line in lines}
+    assert found == {f"rank {rank}" for rank in range(len(found))} and len(found) >= 1
+    assert "not written yet" not in out and len(lines) >= 3 * len(found)
+
+
+@pytest.mark.long
+def test_a_starter_can_be_tried():
+    command = [sys.executable, "lessons/exercises/try.py", "3", "--ranks", "3"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.count("not written yet: 03.1: all ranks begin with what rank 0 has") == 3
+
+
+NOT_TRIED = {
+    "try": "there is no exercise try in ",
+    "bug_03": "start the bug hunt with ",
+    "98": "there is no try_98 yet: write it, ",
+}
+
+
+@pytest.mark.parametrize("name", NOT_TRIED)
+def test_what_cannot_be_tried_is_refused_in_one_line(name, monkeypatch, tmp_path):
+    (tmp_path / "98_toy.py").touch()
+    shutil.copy(STARTERS / "try.py", tmp_path)
+    start = runpy.run_path(str(tmp_path / "try.py"))["main"]
+    monkeypatch.setattr(sys, "argv", ["try.py", name])
+    with pytest.raises(SystemExit, match=f"^error: {NOT_TRIED[name]}[^\n]*$"):
+        start()
+
+
+CHECKED_AS = {
+    "lessons/exercises": "03",
+    "lessons/exercises/02_scatter_gather.py": "02_scatter_gather",
+    "lessons/exercises/04a_bug_hunt/bug_03.py::main": "bug_03",
+}
+
+
+@pytest.mark.parametrize("path", CHECKED_AS)
+def test_pytest_on_a_starter_says_where_its_checks_are(path):
+    run = subprocess.run([sys.executable, "-m", "pytest", path], cwd=ROOT, capture_output=True, text=True)
+    name = CHECKED_AS[path]
+    words = f"run `make check EX={name}`, or `pytest tests/exercises --only {name}`, in"
+    assert run.returncode == 4 and words in run.stdout + run.stderr
+    assert exercises.wanted(name)
+
+
+# How many checks are meant by what a student may call them.
+MEANT = {
+    1: ["03a.4c"],
+    2: ["4a.1", "bug_03", "lessons/exercises/04a_bug_hunt/bug_10.py"],
+    5: ["03.2"],
+    8: ["3", "03", "03_average_gradients"],
+    9: ["3a", "3A", "lessons/exercises/03_average_gradients.py, 03.1a,3a.4c"],
+    20: ["04a_bug_hunt/"],
+}
+
+
+@pytest.mark.parametrize("count", MEANT)
+def test_a_number_names_an_exercise_a_part_or_a_check(count):
+    assert {name: len(exercises.wanted(name)) for name in MEANT[count]} == dict.fromkeys(MEANT[count], count)
+
+
+ALL = f"the exercises are {', '.join(EXERCISES)}"
+CHECKS_OF_03B = ", ".join(entry["id"] for entry in exercises.exercise("03b")["check"])
+NO_NAMES = {
+    "DDP": "there is no exercise ddp: did you mean 03b_ddp?",
+    "03_avarage_gradient": "there is no exercise 03_avarage_gradient: did you mean 03_average_gradients?",
+    "zebra": f"there is no exercise zebra; {ALL}",
+    "3b.1.2": f"there is no check 03b.1.2. Exercise 03b has {CHECKS_OF_03B}",
+}
+
+
+@pytest.mark.parametrize("word", NO_NAMES)
+def test_a_name_that_is_none_is_told_what_there_is(word):
+    with pytest.raises(SystemExit) as refused:
+        exercises.wanted(word)
+    assert str(refused.value) == f"error: {NO_NAMES[word]}"
