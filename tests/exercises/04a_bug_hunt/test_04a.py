@@ -26,9 +26,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from disks import file_events
-from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
 from grader.ranks import Submission
 from grader.settings import STARTERS
+from grader.testing import Verdict, close, floats, integers, require, run, same, so_many, tried
 from learning import answers, compare, environments, learnt, parameters, pictures, run_and_count
 from torch import nn
 
