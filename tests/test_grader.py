@@ -1,5 +1,6 @@
 """What a student or an instructor is promised of the grader: tests/exercises/grader."""
 
+import ast
 import contextlib
 import ctypes
 import errno
@@ -31,12 +32,14 @@ from grader import (
     causes,
     comparing,
     exercises,
+    forbidden,
     hints,
     plugin,
     printed,
     ranks,
     seccomp,
     submissions,
+    waits,
     walls,
     wording,
 )
@@ -379,7 +382,6 @@ def test_no_text_makes_the_grader_fall_over(kind):
     ("text", "word"),
     [
         ("dist.all_reduce(x)", "all_reduce"),
-        ("dist" + ".all_reduce" * 2000, "all_reduce"),  # its paths of names have taken 15 s for each check
         ("from torch.distributed import all_reduce as add", "all_reduce"),
         ("import torch\ntorch.distributed.distributed_c10d.reduce(x, 0)", "reduce"),
         ("from torch.distributed.nn import functional\nfunctional.all_reduce(x)", "all_reduce"),
@@ -397,11 +399,18 @@ def test_no_text_makes_the_grader_fall_over(kind):
 )
 def test_what_is_forbidden_is_torchs(text, word):
     """And not what is only called like it."""
-    text, began = f"import torch.distributed as dist\n{text}\n", time.process_time()
+    text = f"import torch.distributed as dist\n{text}\n"
     refused = pytest.raises(Verdict, match=rf"^line \d of ring.py uses {word}$")
     with refused if word else contextlib.nullcontext():
         submissions.refuse_names(exercises.exercise("03a"), "ring.py", text)
-    assert time.process_time() - began < 5
+
+
+def test_a_long_chain_of_names_is_not_gone_through():
+    """To put together the path of each name in it took the grader 15 seconds, for each check."""
+    tree = ast.parse("a" + ".all_reduce" * 2000)
+    imports = {"a": "torch.distributed"}
+    paths = [path for node in ast.walk(tree) for path in forbidden.named(node, imports, set())]
+    assert max(map(len, paths)) < 2 * forbidden.LONGEST and "torch.distributed.all_reduce" in paths
 
 
 def test_what_is_forbidden_is_not_there_under_another_name_either(fails, monkeypatch):
@@ -503,6 +512,7 @@ def test_no_call_makes_the_words_fall_over(why):
         seen[0]["error"] = {"kind": "RuntimeError", "words": "gloo/transport", "time": 1.0}
     with pytest.raises(Verdict):
         causes.explain(why, 1.2, seen, {NAME: ""}, ())
+    assert waits.different_roots(dict(enumerate(seen))) == ""
 
 
 def test_what_is_much_too_long_costs_the_grader_no_time():
@@ -584,23 +594,26 @@ STRANGE = {
     "a word": "'passed'",
     "no tensor": "{'state': {'first.weight': 'passed'}, 'trainable': []}",
     "another shape": "{'state': dict.fromkeys(given['state'], __import__('torch').zeros(2, 0, 7))}",
-    "another dtype": "{'state': dict.fromkeys(given['state'], __import__('torch').zeros(4).bool())}",
     "a deep list": "eval('[' * 150 + ']' * 150)",
     "400 digits": "{'state': dict.fromkeys(given['state'], 10 ** 400)}",
 }
 
 
-@pytest.mark.parametrize("kind", [*STRANGE, "a word, with solutions"])
+@pytest.mark.parametrize("kind", [*STRANGE, "a word, with solutions", "an error of torch"])
 def test_no_submission_can_make_a_check_nobodys_zero(kind, grade, monkeypatch, tmp_path):
     """A check that fails does so with the recorded solution, too, or it is the submission's fault. Where
     there are no solutions, as in Gradescope's bundle, the kind of the failure has to say it."""
     kind, _, with_solutions = kind.partition(", ")
-    text = f"import sys\nsys.modules['the_check'].begin = lambda student, me, given: {STRANGE[kind]}\n"
+    text = ""
+    if kind in STRANGE:
+        text = f"import sys\nsys.modules['the_check'].begin = lambda student, me, given: {STRANGE[kind]}\n"
+    else:
+        monkeypatch.setattr("grader.testing.same", lambda *words: torch.zeros(2) + torch.zeros(3))
     if not with_solutions:
         monkeypatch.setattr(plugin, "SOLUTIONS", tmp_path / "none")
     result = grade(text + SOLUTION.read_text(), "03.1a")["03.1a"]
     assert result.status in ("failed", "error") and result.score == 0, result.came
-    if kind == "a word":
+    if kind in ("a word", "an error of torch"):
         assert re.match(r"your code sent something that the check cannot read \(\w+Error: ", result.came)
 
 
