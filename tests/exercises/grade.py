@@ -31,11 +31,10 @@ from pathlib import Path, PurePosixPath
 
 from course import Course, refuse
 from grader import batch, ranks, walls
-from grader.comparing import so_many
 from grader.exercises import exercise, manifest
 from grader.settings import HERE, LARGEST_FILE, STARTERS
 from grader.walls import limits
-from grader.wording import report, visible
+from grader.wording import report, so_many, visible
 
 import pages
 

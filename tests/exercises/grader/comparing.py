@@ -95,12 +95,6 @@ def short(value: Any) -> str:
     return text if len(text) < 160 else text[:150] + " ..."
 
 
-def so_many(count: int, one: str, more: str = "") -> str:
-    """`1 image`, `2 images`, `3 processes`; `more` are words of which there are several."""
-    several = more or one + ("es" if one.endswith(("s", "ch")) else "s")
-    return f"{count} {one if count == 1 else several}"
-
-
 def apart(got: float, expected: float) -> tuple[str, str]:
     """Two numbers with as many digits as it takes to see that they differ."""
     for digits in (6, 9, 12, 17):

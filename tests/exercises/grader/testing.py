@@ -6,9 +6,10 @@ from grader.testing import close, require, run, same
 import torch
 
 from grader import comparing, ranks
-from grader.comparing import require, same, so_many
+from grader.comparing import require, same
 from grader.ranks import run, wipe
 from grader.results import Verdict
+from grader.wording import so_many
 
 __all__ = ["Verdict", "close", "floats", "integers", "require", "run", "same", "so_many", "tried", "wipe"]
 

@@ -2,9 +2,14 @@
 
 import re
 
-from grader.comparing import so_many
 from grader.exercises import Exercise, points_of
 from grader.results import Result
+
+
+def so_many(count: int, one: str, more: str = "") -> str:
+    """`1 image`, `2 images`, `3 processes`; `more` are words of which there are several."""
+    several = more or one + ("es" if one.endswith(("s", "ch")) else "s")
+    return f"{count} {one if count == 1 else several}"
 
 
 def number(value: float) -> str:
