@@ -31,7 +31,7 @@ run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves
 test: setup ## run the quick tests in about 7 minutes; the last lines say what was skipped
 	@$(PYTHON) -m pytest $(TESTS) --tier $(TIER) $(ARGUMENTS)
 
-test-room: setup ## run all tests of one room of tests/rooms.toml, also the nightly ones: ROOM=judge
+test-room: setup ## run all tests of one room of tests/rooms.toml, also the nightly ones: ROOM=grader
 	@$(PYTHON) -m pytest $(TESTS) --room "$(ROOM)" $(ARGUMENTS)
 
 test-all: setup ## run all tests, which takes over an hour

@@ -264,7 +264,7 @@ def pytest_runtest_makereport(item, call):
         of_check = ("title", result.title), ("score", result.score), ("points", result.points)
         item.user_properties += of_check
     report = yield
-    if call.when == "call" and result.output and report.failed:
+    if call.when == "call" and result.output:
         report.sections.append(("Captured stdout call", result.output))
     if report.failed and isinstance(call.excinfo.value, Verdict) and item.config.option.tbstyle == "no":
         report.longrepr = "\n".join(wording.detail(result, 4 if item.config.getoption("--hints") else 1))
