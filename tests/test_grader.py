@@ -1001,6 +1001,17 @@ def test_a_hostile_submission_gets_nothing_and_harms_nothing(tmp_path, name):
     assert time.monotonic() - began < 120
 
 
+@pytest.mark.quick("03")
+@pytest.mark.long
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_gets_all_points_and_the_starter_none(exercise, capfd):
+    for case in mutants.cases(exercises.exercise(exercise)):
+        if case.kind in ("solution", "starter"):
+            with capfd.disabled():
+                is_right, line = mutants.verdict(case, 0)
+            assert is_right, line
+
+
 @pytest.mark.night
 @pytest.mark.alone
 @pytest.mark.parametrize("exercise", EXERCISES)
