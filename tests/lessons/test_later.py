@@ -141,9 +141,7 @@ def test_its_documented_command_learns(run, reference, stem):
         check_files(result, stem)
 
 
-# On a CPU with AVX2 only, 13 ends with other last digits; with AVX-512, the same commit passed. Open.
 @pytest.mark.quick("15-1")
-@pytest.mark.night("13")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("stem", "first", "then", "step", "options"),
@@ -161,7 +159,10 @@ def test_a_killed_run_goes_on_with_its_curve(fork, kept, stem, first, then, step
     killed = fork(stem, first, *words, *every, "--crash-at", 2, refused=True)
     assert killed.code != 0
     assert [row["epoch"] for row in launcher.read_curve(killed.out, stem)] == [1]
-    whole, resumed = kept(stem, then, *words), fork(stem, then, *words, *every)
+    # On the same number of processes, the whole run saves as often: a save averages the sum of losses over
+    # the processes, which rounds its last digit.
+    whole = kept(stem, then, *words, *every * (first == then))
+    resumed = fork(stem, then, *words, *every)
     assert f"resumed in epoch 2 after step {step}\n" in resumed.stdout
     curves = [launcher.read_curve(run.out, stem) for run in (resumed, whole)]
     limits = lessons.Curve(early=1e-6 if options else 1e-5)
