@@ -81,7 +81,8 @@ class Me:
                 continue
             if "send" in name or call.get("parts"):
                 parts = [*call.get("operations", []), *call.get("parts", [])]
-                parts += [["isend", call["peer"], call["bytes"]]] if phase == "begin" else []
+                if not parts and phase == "begin":  # a single message
+                    parts = [["isend", call["peer"], call["bytes"]]]
                 sends = [(peer, size) for kind, peer, size in parts if kind == "isend"]
                 total += sum(size for peer, size in sends if peer in others or peer is to)
                 continue
