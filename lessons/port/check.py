@@ -369,7 +369,8 @@ def without_zeroed(rows):
 def same_weights(many):
     ranks = {rank: many.rows(rank, "weights") + many.steps(rank) for rank in many.ranks}
     if not ranks.get(0) or not many.steps(0):
-        return unseen("no step of an optimizer was seen, and no change of the weights by hand")
+        reason = "no step of an optimizer was seen, and no change of the weights by hand"
+        return many.reason() if many.failed else unseen(reason)
     for other in list(ranks)[1:]:
         for mine, its in zip(ranks[0], ranks[other], strict=False):
             when = f"of rank {other} is not rank 0's since step {mine['step']}".replace(
@@ -622,7 +623,8 @@ def one_writer(many):
     for rank in many.ranks:
         for seen in many.rows(rank, "file"):
             path = re.sub(r"(events\.out\.tfevents).*", r"\1", many.short(seen["path"]))
-            if not re.search(r"^/(dev|proc|sys)/|__pycache__|\.lock$", path):
+            is_temporary = path.startswith(f"{many.folder / 'tmp'}{os.sep}")
+            if not is_temporary and not re.search(r"^/(dev|proc|sys)/|__pycache__|\.lock$", path):
                 files.setdefault(path, set()).add(rank)
     for path, ranks in files.items():
         if len(ranks) > 1:
@@ -641,7 +643,9 @@ def one_writer(many):
     for found in lines.values():
         if len(found) > 1:
             return wrong(f"ranks {sorted(found)} print: {found[min(found)]}", "printing-and-progress-bars")
-    return ok(f"{len(files)} files, each written by one process")
+    names = sorted(path.rpartition(os.sep)[2] for path in files)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ok(f"one process writes {', '.join(names[:3])}{more}" if names else "no file is written")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def replace(owner, name, look):
 def tensors_of(values):
     """All tensors in nested tuples, lists and dictionaries."""
     if isinstance(values, torch.Tensor):
-        return [values]
+        return [values if values.layout == torch.strided else values.to_dense()]  # sparse: it has no bytes
     if isinstance(values, dict):
         values = values.values()
     elif not isinstance(values, list | tuple):

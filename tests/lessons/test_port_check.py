@@ -8,6 +8,7 @@ import sys
 import tomllib
 
 import pytest
+import torch
 
 from lessons import ROOT
 
@@ -106,3 +107,11 @@ def test_it_names_rows_that_the_page_has():
     headings = re.findall(r"^##+ (.*)", (ROOT / "lessons/pages/port.md").read_text(), re.M)
     there = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     assert len(rows) > 10 and rows <= there
+
+
+def test_sparse_tensors_are_compared_too(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    from port import watch
+
+    hashes = [watch.hash_of(*watch.tensors_of(tensor)) for tensor in (torch.eye(3).to_sparse(), torch.eye(3))]
+    assert hashes[0] == hashes[1]
