@@ -266,13 +266,15 @@ def main(stems):
             for found, numbers in pool.map(make, group):
                 bad += found
                 moved += numbers
-    if bad:
-        sys.exit("error: " + "\n".join([*bad, "What was not written is in out, as NAME.refused.ipynb"]))
     for name, (stem, _) in PICTURES.items():
         if FOLDER / f"{stem}.ipynb" in chosen:
             (ROOT / "lessons/pictures" / name).write_bytes(picture(name))
+    if bad:
+        bad.append("What was not written is in out, as NAME.refused.ipynb")
     if moved:
-        sys.exit("error: " + "\n".join(["correct these sentences, or print their numbers:", *moved]))
+        bad += ["correct these sentences, or print their numbers:", *moved]
+    if bad:
+        sys.exit("error: " + "\n".join(bad))
 
 
 if __name__ == "__main__":
