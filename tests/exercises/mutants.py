@@ -1,9 +1,10 @@
 """Test the tests of the exercises: the solution and the other solutions must get all points, the starter none
-that it has not earned, and each mutant of the solution must fail the check that names it, and no other.
+that it has not earned, and each mutant of the solution must fail the check that names it, and pass the checks
+that this one needs. Other checks are not run.
 
     python tests/exercises/mutants.py 03 --jobs 2
 
-README.md explains `mutants.toml` and `others.py` in the folder of an exercise.
+tests/exercises/README.md explains `mutants.toml` and `others.py` in the folder of an exercise.
 """
 
 import argparse

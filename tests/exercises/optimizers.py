@@ -1,4 +1,4 @@
-"""SGD and Adam for the judge. The first use of torch.optim imports a second's worth of other things."""
+"""SGD and Adam for the tests. The first use of torch.optim imports a second's worth of other things."""
 
 import torch
 

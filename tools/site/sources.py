@@ -232,7 +232,7 @@ def exercise(path: PurePosixPath) -> str:
     return (
         f"# {title}\n\n:::{{container}} card\n{points} · `{path}`\n:::\n\n{docstring(rest)}\n\n"
         f"```sh\nmake check EX={lessons.number_of(path.stem)}\n```\n\n{fence(body, 'python', 'code')}\n"
-        "What is allowed, and what the judge will say: [exercises](README.md).\n"
+        "What is allowed, and what the grader will say: [exercises](README.md).\n"
     )
 
 

@@ -18,7 +18,7 @@ def require(condition: Any, came: str, expected: str = "") -> None:
 def same(what: str, got: Any, expected: Any) -> None:
     """Equal things: whole numbers, words, None, lists of them."""
     many = numbers(got)
-    if many > 10_000 and many != numbers(expected):  # as words, they would take the judge minutes
+    if many > 10_000 and many != numbers(expected):  # as words, they would take minutes
         raise Verdict("failed", f"{what} has {many} numbers", short(plain(expected)))
     got, expected = plain(got), plain(expected)
     # Words are made only where they are needed: for a large array they take longer than the comparison.
