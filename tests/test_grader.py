@@ -224,10 +224,9 @@ BLAME = {
 def test_the_earliest_cause_is_named(fault, fails):
     code, words, *world_size = BLAME[fault]
     text = WORK.replace("{code}", f"    {code}")
-    began = time.monotonic()
     came = fails(text, *world_size or [2], seconds=2 if fault in ("never ends", "sleeps") else 20).came
     assert re.search(words, came), came
-    assert time.monotonic() - began < 15  # a second on a machine that does nothing else
+    assert "after 20 s" not in came  # the grader sees that nothing moves, and does not wait for the limit
 
 
 def test_a_bystander_is_not_the_cause_even_if_it_is_heard_first():
@@ -589,6 +588,19 @@ def test_a_check_that_is_broken_is_nobodys_zero(grade, monkeypatch):
     assert (result.status, result.score) == ("infrastructure", 0) and "division by zero" in result.came
 
 
+def test_a_check_that_the_solution_fails_too_is_nobodys_zero(grade, monkeypatch):
+    def refuse(what, *words, **named):
+        raise Verdict("failed", f"{what} is wrong", "another number")
+
+    monkeypatch.setattr("grader.testing.close", refuse)
+    result = grade(SOLUTION.read_text(), "03.2a")["03.2a"]
+    assert (result.status, result.score) == ("infrastructure", 0)
+    assert (
+        "the recorded solution does not pass it either (the gradient of shift on rank 0 is wrong"
+        in result.came
+    )
+
+
 # What replaces the body of a test, and makes the test fail in a way of its own.
 STRANGE = {
     "a word": "'passed'",
@@ -774,9 +786,7 @@ def test_it_checks_again_at_every_save(tmp_path):
         try:
             first = until(watch, "waiting for")
             (tmp_path / NAME).write_text(SOLUTION.read_text())
-            began = time.monotonic()
             second = until(watch, "waiting for")
-            seconds = time.monotonic() - began
             watch.send_signal(signal.SIGINT)
             watch.wait(10)
         finally:
@@ -784,7 +794,6 @@ def test_it_checks_again_at_every_save(tmp_path):
     assert "0 of 12 points" in first and "12 of 12 points" in second
     for said in (first, second):
         assert said.index("checking 03 DDP in its simplest form ...") < said.index("of 12 points")
-    assert seconds < 30  # 1.5 on a machine that does nothing else
 
 
 def until(process, words):

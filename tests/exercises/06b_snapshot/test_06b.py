@@ -187,9 +187,10 @@ def train(student, me, given):
     optimizer = torch.optim.SGD(model.parameters(), lr=given["lr"], momentum=given["momentum"])
     if given.get("at"):
         # Or what torch imports at the first save and the first load would be counted as well.
+        random_state = torch.get_rng_state()
         student.save(place(me, "to-import-all"), 1, given["job"], {})
         student.load(place(me, "to-import-all"), given["job"])
-        torch.manual_seed(given["random"])
+        torch.set_rng_state(random_state)
         file_events(given["at"])
     folder = place(me, given["folder"])
     losses = student.train(folder, given["job"], model, optimizer, given["images"], given["labels"])

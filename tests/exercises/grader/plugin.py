@@ -154,6 +154,9 @@ def pytest_runtest_call(item):
             return None
         if verdict.status in ("failed", "timeout") and ranks.Submission.roots:
             verdict.came += f"; {ranks.Submission.roots}"
+        if verdict.status != "infrastructure" and (ours := solution_fails(item)):
+            words = f"with these inputs, the recorded solution does not pass it either ({ours})"
+            verdict = Verdict("infrastructure", f"the check itself failed: {words}")
         note(result, entry, verdict)
         result.tried = ranks.Submission.tried or tried_by(item)
         if verdict is not error:
@@ -211,6 +214,16 @@ def of_ours(item, error):
     if is_theirs:
         return Verdict("error", f"your code sent something that the check cannot read ({words})")
     return Verdict("infrastructure", f"the check itself failed: {words}", trace)
+
+
+def solution_fails(item):
+    """Why the recorded solution does not pass this test either, if so: no student pays for a wrong check."""
+    about = ranks.Submission
+    kept = about.printed, about.runs, about.tried, about.given, about.roots
+    is_ours = item.config.stash[STATE].folder == SOLUTIONS or not SOLUTIONS.exists()
+    error = None if is_ours else repeated(item, SOLUTIONS)
+    about.printed, about.runs, about.tried, about.given, about.roots = kept
+    return error
 
 
 def repeated(item, folder):
