@@ -463,8 +463,9 @@ def test_5b_adam():
 
 
 def test_5b_one_copy():
-    """2 steps of SGD on 1 copy, 6 and 5 images; the model has gradients, and its first layer is frozen"""
-    check_trained([6, 5], 1, old=drawn_gradients(), frozen=FIRST)
+    """2 steps of SGD with weight decay on 1 copy, 6 and 5 images; the model has gradients, and its first
+    layer is frozen"""
+    check_trained([6, 5], 1, ("SGD", {"lr": 0.1, "weight_decay": 0.1}), old=drawn_gradients(), frozen=FIRST)
 
 
 def test_5b_in_evaluation_mode():

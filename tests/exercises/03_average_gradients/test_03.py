@@ -216,13 +216,14 @@ def test_2c_in_double_precision():
     check_average(drawn(2, dtype=torch.float64), double=True)
 
 
-def test_2d_a_gradient_that_exists_only_on_some_ranks():
-    """3 processes; in call 1, second.weight has a gradient only on ranks 0 and 1, norm.bias only on rank 2;
-    in call 2, rank 1 has no gradient at all"""
+@pytest.mark.parametrize("stored_by_columns", [False, True])
+def test_2d_a_gradient_that_exists_only_on_some_ranks(stored_by_columns):
+    """3 processes; in call 1, second.weight and image.weight have gradients only on ranks 0 and 1, norm.bias
+    only on rank 2; in call 2, rank 1 has no gradient at all"""
     some, later = drawn(3), drawn(3)
-    del some[2]["second.weight"], some[0]["norm.bias"], some[1]["norm.bias"]
+    del some[2]["second.weight"], some[2]["image.weight"], some[0]["norm.bias"], some[1]["norm.bias"]
     later[1] = {}
-    check_average(some, later)
+    check_average(some, later, transposed=stored_by_columns)
 
 
 def test_2e_a_gradient_that_exists_on_no_rank_stays_none():

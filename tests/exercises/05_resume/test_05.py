@@ -172,7 +172,8 @@ def train(student, me, given):
         raise
     kind = "None" if losses is None else f"something of the type {type(losses).__name__}"
     epochs = [[*one] for one in losses.items()] if isinstance(losses, dict) else None
-    return {"kind": kind, "losses": epochs, "weights": facts(parts)["weights"]}
+    again = student.train(path_of(me, f"none-{me.rank}"), parts, train_epoch, 0, me.rank)
+    return {"kind": kind, "losses": epochs, "again": len(again or ()), "weights": facts(parts)["weights"]}
 
 
 # ---- what is drawn, and what is right
@@ -409,6 +410,7 @@ class Training:
             last = ", although the last one had ended," * (not expected)
             losses = dict(came["losses"])
             same(f"{on} the list of epochs trained{last}", sorted(losses), expected)
+            same(f"{on} the number of losses that a call with epochs=0 returns", came["again"], 0)
             for epoch, loss in losses.items():
                 close(f"{on} the loss of epoch {epoch}", loss, self.losses[rank][epoch], 2e-4, 1.0)
             for name, value in self.end.items():

@@ -95,6 +95,16 @@ def save(student, me, given):
     student.save(model, given["epoch"], str(folder / "snapshot.pt"))
 
 
+def save_layers(student, me, names):
+    """Save a model whose layers have these names."""
+    layers = nn.Sequential()
+    for name in names:
+        layers.add_module(name, nn.Linear(2, 2))
+    (me.disk / f"{me.rank}").mkdir(exist_ok=True)
+    path = me.disk / f"{me.rank}" / "snapshot.pt"
+    student.save(nn.parallel.DistributedDataParallel(layers), 1, str(path))
+
+
 def look(student, me, given):
     """Who has written, and what is in the file, without the student's code."""
     writers = [folder.name for folder in sorted(me.disk.iterdir()) if any(folder.iterdir())]
@@ -299,6 +309,14 @@ def test_7a_one_writer(world_size):
 def test_8a_plain_names():
     _, state, found = saved(2)
     same("the names in the file", sorted(found), sorted(state))
+
+
+def test_8a_names_that_look_like_the_prefix():
+    """2 processes save a model with the layers `module` and `lower`"""
+    names = ["module", "lower"]
+    run(save_layers, [names] * 2, disk=True)
+    wanted = sorted(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
+    same("the names in the file", sorted(alone(look, None)["state"]), wanted)
 
 
 def test_9a_what_was_saved_or_an_error():

@@ -229,6 +229,7 @@ def solution_fails(item):
 def repeated(item, folder):
     """The error of this test with the files of this folder; None if it passes."""
     one = item.exercise | {"files": item.entry.get("files", item.exercise["files"])}
+    ranks.wipe()  # or it would find the files of the first try
     prepare(one, read_files(one, folder))
     seed_all(f"{item.config.stash[STATE].seed}/{item.nodeid.rpartition('/')[2]}")
     try:
