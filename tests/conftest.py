@@ -45,9 +45,11 @@ def pytest_configure(config):
     And where five workers compute at once with two threads each, a thread waits for another's core at each
     barrier: ten steps of lesson 08's model have taken 80 s in that way, and half a second alone.
     And where a machine sets PYTHONUNBUFFERED, two ranks that print at once mix their lines.
+    And what `make test` was given would also be given to each make that a test starts.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.pop("PYTHONUNBUFFERED", None)
+    for name in ("PYTHONUNBUFFERED", "ARGUMENTS", "TIER"):
+        os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(tiers.Selection(config))

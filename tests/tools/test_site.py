@@ -243,7 +243,7 @@ def test_a_small_site_is_built(once):
 FOREIGN = """--cpus-per-task --ntasks-per-node --time --short --pid --prefix --ulimit --shm-size --target
     --file --durations --junitxml --logdir --display-name --region --worker-pool-spec --local-rank
     --no_local_rank --dist-url --multiprocessing-distributed --scale-down-unneeded-time --rounds
-    --sync-always"""
+    --sync-always --lf --pdb --gpus-per-task --cap-add --index-url --ngpu"""
 SMART = "[\u2013\u2014\u2018\u2019\u201c\u201d]"  # dashes and quotes that a builder may put in place of ours
 
 
