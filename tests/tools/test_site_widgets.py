@@ -344,6 +344,16 @@ def test_each_page_says_where_no_script_runs_what_it_begins_with(tmp_path):
         assert control["start"] in [value for value, _ in control["values"]], control["name"]
 
 
+@pytest.mark.parametrize("name", LIVE)
+def test_a_page_has_each_file_of_the_planner_that_its_files_import(name):
+    """Without one of them, Python in the browser stops with an ImportError."""
+    files = [file for file in LIVE[name].FILES if file.startswith("lessons/planner/")]
+    text = "\n".join((ROOT / file).read_text() for file in files)
+    named = ", ".join(re.findall(r"^from planner import (.*)", text, re.M)).split(", ")
+    named += re.findall(r"^from planner\.(\w+) import", text, re.M)
+    assert {f"lessons/planner/{module}.py" for module in named if module} <= {*files}
+
+
 # ---- in a browser ----
 
 

@@ -11,7 +11,7 @@ training. The dashed lines are GPUs with 24, 80 and 141 GB: a bar that ends befo
 ZeRO shards the optimizer states, the gradients and the parameters ([FSDP](../notebooks/09_fsdp.ipynb) is
 stage 3). Only activation checkpointing, tensor parallelism and shorter sequences shrink the activations.
 """
-FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "__main__")}
+FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "measured", "__main__")}
 FILES["tools/site/models.py"] = ()
 GPUS = (24e9, 80e9, 141e9)  # bytes
 CONTROLS = [

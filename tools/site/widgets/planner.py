@@ -13,7 +13,7 @@ Does the job fit, how long does it take, and what does it cost? Pick an example,
 The curve shows how much of the ideal speedup is left on more GPUs. [The notebook on
 planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
-FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "__main__")}
+FILES = {f"lessons/planner/{name}.py": () for name in ("formulas", "plans", "report", "measured", "__main__")}
 FILES["tools/site/models.py"] = ()
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 STAGES = {0: "0 (DDP)", 1: "1", 2: "2", 3: "3 (FSDP)"}

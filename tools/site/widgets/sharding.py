@@ -11,7 +11,7 @@ combinations and lists the fastest five that fit. On a slower network the best l
 data-parallel ranks and more pipeline stages; long sequences call for context parallelism. A search takes a
 second or two. [The notebook on planning](../notebooks/planning.ipynb) says what the formulas leave out.
 """
-NAMES = ("formulas", "plans", "report", "search", "__main__")
+NAMES = ("formulas", "plans", "report", "search", "measured", "__main__")
 FILES = {f"lessons/planner/{name}.py": () for name in NAMES} | {"tools/site/models.py": ()}
 MODELS = {name: name for name in plans.MODELS}
 MODELS |= {params: f"a GPT of {report.count(params)}" for params in (7.5e9, 1.75e11, 1e12)}
