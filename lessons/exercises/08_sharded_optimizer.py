@@ -35,6 +35,8 @@ You need not support two things: calling `add_param_group` after the optimizer i
     08.4 (2 points)  the whole state, saved and loaded again, for a checkpoint
 """
 
+import copy
+
 import torch
 import torch.distributed as dist
 
@@ -95,6 +97,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Load options and state from `whole`, which every rank is given. Each rank keeps only its shard.
 
         `whole` may come from a run with any number of processes, or from one optimizer for all parameters. Do
-        not change it.
+        not change it, and do not let later steps change its tensors.
         """
         raise NotImplementedError("08.4: load this rank's shard of the whole state")
