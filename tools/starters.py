@@ -66,16 +66,20 @@ def graded():
 
 
 def main(check):
-    """Write it all; or write nothing, and fail if something would change."""
+    """Write what has changed, and say what; or write nothing, and fail if something would change."""
     if not SOLUTIONS.exists():
         sys.exit("error: starters are cut out of the folder solutions, which students do not get")
 
+    written = []
+
     def put(path, text):
-        if not check:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
-            sys.exit(f"error: {path.relative_to(ROOT)} is not what the solutions say: run make starters")
+        if path.exists() and path.read_text() == text:
+            return
+        written.append(str(path.relative_to(ROOT)))
+        if check:
+            sys.exit(f"error: {written[0]} is not what the solutions say: run make starters")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
 
     # The starters first: the pages count what is graded, and a new exercise has no starter yet.
     for path in sources():
@@ -87,6 +91,8 @@ def main(check):
     ):
         before, _, rest = page.read_text().partition(f"<!-- {name} -->\n")
         put(page, f"{before}<!-- {name} -->\n{words()}{rest[rest.index('<!-- end -->') :]}")
+    if not check:
+        print(f"wrote {', '.join(written)}" if written else "all starters agree with their solutions already")
 
 
 if __name__ == "__main__":
