@@ -1,6 +1,7 @@
 """Whether what came is what was expected, and words for it if not."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,20 @@ def same(what: str, got: Any, expected: Any) -> None:
     got, expected = plain(got), plain(expected)
     # Words are made only where they are needed: for a large array they take longer than the comparison.
     if type(got) is not type(expected) or got != expected:
-        raise Verdict("failed", f"{what} is {short(got)}", short(expected))
+        raise Verdict("failed", f"{what} is {short(got)}{apart_from(got, expected)}", short(expected))
+
+
+def apart_from(got: Any, expected: Any) -> str:
+    """Of two lists, two dicts or two sets: which items are missing, and which are too much."""
+    if type(got) is not type(expected) or not isinstance(got, list | dict | set) or not (got and expected):
+        return ""
+    came, wanted = (
+        Counter(f"{item!r}: {one[item]!r}" if isinstance(one, dict) else repr(item) for item in one)
+        for one in (got, expected)
+    )
+    both = {"missing": wanted - came, "not expected": came - wanted}
+    words = [f"; {name}: {cut(', '.join(some.elements()))}" for name, some in both.items() if some]
+    return "".join(words) or "; the items are right, but in a different order" * isinstance(got, list)
 
 
 def close(
@@ -91,7 +105,10 @@ def shape(array: numpy.ndarray) -> str:
 
 
 def short(value: Any) -> str:
-    text = repr(value)
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
     return text if len(text) < 160 else text[:150] + " ..."
 
 
