@@ -51,8 +51,9 @@ def compute_and_gather(copies, parts):
     """Run each copy on the part with the same number, and return all outputs as one tensor of their dtype, in
     the order of the parts.
 
-    There may be fewer parts than copies. The last copies then have nothing to do. A backward pass from the
-    result must reach the copies, in training mode and in evaluation mode.
+    The first dimension of an output counts the images. It may be the only dimension. There may be fewer
+    parts than copies. The last copies then have nothing to do. A backward pass from the result must reach
+    the copies, in training mode and in evaluation mode.
     """
     # cut 02.3: compute and gather: each part through its copy, and one output
     return torch.cat([one(part) for one, part in zip(copies, parts, strict=False)])

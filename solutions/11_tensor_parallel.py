@@ -194,7 +194,8 @@ def clip_gradients(model, largest):
     total, not once per rank. All ranks must get the same norm, or parameters that are the same everywhere
     would drift apart. Parameters whose gradient is None do not count, but a frozen parameter that has a
     gradient does. Send no gradients, only a sum or two.
-    Ranks without any shard (3 columns, 4 processes) call this function too.
+    Ranks without any shard (3 columns, 4 processes) call this function too, even if they have no
+    number to add.
     """
     # cut 11.5: the norm of all gradients, and clipping
     cut = set()

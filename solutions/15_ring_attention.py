@@ -25,9 +25,9 @@ longer contains this sum, but you need it to merge two outputs. So the logarithm
 each output: the log-sum-exp, with the shape texts x heads x positions x 1. With no keys at all, the sum is
 0, its logarithm is -inf, and the output is zeros.
 
-Numbers. In float32, exp(89) is too large and exp(-104) is 0, and scores can lie outside this range. So
-apply exp only to differences between numbers of similar size, as `torch.logsumexp` and `torch.logaddexp`
-do. Note that -inf - (-inf) is NaN.
+Numbers. In float32, exp(89) is too large and exp(-104) is 0, and the scores of a single head may lie
+outside this range on both sides. So apply exp only to differences between numbers of similar size, as
+`torch.logsumexp` and `torch.logaddexp` do. Note that -inf - (-inf) is NaN.
 
 Zigzag. A text is split into chunks of the same size, two for each process. Rank 0 has the first and the
 last chunk, rank 1 the second and the second to last, and so on. An early chunk, whose queries attend to few

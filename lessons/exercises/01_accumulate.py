@@ -11,9 +11,10 @@ over the images of one call, so the mean of a part of 20 images must count less 
 A forward pass keeps its activations in memory until its backward pass. If all parts go forward before the
 first part goes backward, you save no memory. The checks count the parts that are in memory.
 
-As in real training, the model may contain batch norm, and it is and stays in training mode. Each part is
-then normalized by its own mean. The step is no longer the step for the whole batch, but it must still be
-the right step for these parts. Some parameters may be frozen, or not used by the model: they get no gradient,
+As in real training, the model may contain batch norm and dropout, and it is and stays in training mode.
+With batch norm, each part is normalized by its own mean. The step is no longer the step for the whole
+batch, but it must still be the right step for these parts. Dropout draws a new mask in each forward pass,
+so do not set a random seed. Some parameters may be frozen, or not used by the model: they get no gradient,
 and a step leaves them as they are. The optimizer may be any optimizer of `torch.optim` except LBFGS, whose
 `step()` needs a function that computes the loss.
 

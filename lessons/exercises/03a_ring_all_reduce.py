@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 
 def chunks_of(flat, world_size):
-    """Cut a one-dimensional tensor into `world_size` chunks: a list or a tuple, in order.
+    """Cut a contiguous, one-dimensional tensor into `world_size` chunks: a list or a tuple, in order.
 
     The sizes differ by at most one, and the larger chunks come first: 8 numbers for 3 processes make chunks
     of 3, 3 and 2 numbers. If there are fewer numbers than processes, the last chunks are empty. Chunks are

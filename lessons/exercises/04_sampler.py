@@ -30,10 +30,11 @@ from torch.utils.data import Sampler
 class ShareSampler(Sampler):
     """The numbers (0 to size - 1) of the images that this rank sees in an epoch, in order.
 
-    It needs no process group: `rank` and `world_size` are arguments. `size` may be smaller than
-    `world_size`, and it may be 0. With `drop_last`, no image occurs twice. Without it, every image occurs,
-    and the counts of any two images differ by at most one. Which images are dropped or repeated is left to
-    chance.
+    Each number is an int. A tensor is not: two tensors with the same number count as different in a set or a
+    dict. The sampler needs no process group: `rank` and `world_size` are arguments. `size` may be smaller
+    than `world_size`, and it may be 0. With `drop_last`, no image occurs twice. Without it, every image
+    occurs, and the counts of any two images differ by at most one. Which images are dropped or repeated is
+    left to chance.
 
     The order depends only on `size`, `seed` and the epoch. It is the same in every process, for any number
     of ranks, with and without `drop_last`, and on every pass, even after an unfinished pass. The global

@@ -38,9 +38,10 @@ def load(snapshot, parts):
     """Restore all parts from the snapshot. Return the number of the next epoch to train.
 
     Every process calls this before it trains. Epochs are numbered from 1: if epoch 3 was saved, return 4.
-    If there is no snapshot, leave the parts alone and return 1. Ignore all other files in the folder, and
-    do not remove any: one of them may be an incomplete snapshot, left by a run that was killed while it
-    saved.
+    If there is no snapshot, leave the parts alone and return 1. If the snapshot cannot be loaded, because it
+    is damaged or belongs to another model, raise an error: a run that started from epoch 1 would overwrite
+    it. Ignore all other files in the folder, and do not remove any: one of them may be an incomplete
+    snapshot, left by a run that was killed while it saved.
     """
     raise NotImplementedError("05.2: restore all parts, and return the next epoch")
 

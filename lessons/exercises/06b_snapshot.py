@@ -13,8 +13,9 @@ happened, the previous file is still needed.
 
 A file in the folder may still be unusable. A full or failing disk may have cut it short or damaged it (a
 checksum such as `zlib.crc32` detects damage that torch.load does not). It may belong to another job, or not
-be a snapshot at all. And a pickle may run any code when it is loaded: `torch.load(..., weights_only=True)`
-refuses such a file. The previous snapshot is often still good, which is why two are kept.
+be a snapshot at all, or the system may refuse to read it. And a pickle may run any code when it is loaded:
+`torch.load(..., weights_only=True)` refuses such a file. The previous snapshot is often still good, which
+is why two are kept.
 
 A `job` is a dict of strings and numbers: the settings of a run. A `state` is what `state_of` returns, or
 any other nested dicts and lists that contain tensors, numbers, strings and None.

@@ -10,6 +10,7 @@
 | modes | 1a, 2b, 3a: training mode, and it stays; evaluation mode is excluded by the docstring |
 | frozen, unused, missing gradients | 1b, 2b, 3a: with gradients from before, and weight decay |
 | optimizers | SGD with momentum and weight decay, Adam; LBFGS is excluded by the docstring |
+| global random state | 1a, 1b, 2b, 3a, 3b: each forward pass draws new numbers |
 | world size, seeds, tied | the functions have none; autograd adds up what is tied |
 """
 
@@ -45,13 +46,14 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
             parameter.grad = old.get(name)
-        self.events, self.sizes, self.parts, self.in_memory = [], [], [], []
+        self.events, self.sizes, self.parts, self.in_memory, self.random = [], [], [], [], []
 
     def forward(self, images):
         self.in_memory.append(still_there(self.parts))
         self.sizes.append(len(images))
         part = f"part {len(self.sizes)}"
         self.events.append(f"{part} forward")
+        self.random.append(torch.rand(()).item())  # as dropout does
         hidden = self.norm(self.first(images)).tanh()
         self.parts.append(StorageWeakRef(hidden.untyped_storage()))  # backward needs it
         output = self.last(hidden)
@@ -60,7 +62,7 @@ class Model(nn.Module):
         return output
 
     def seen(self):
-        names = ("events", "sizes", "in_memory", "training")
+        names = ("events", "sizes", "in_memory", "training", "random")
         gradients = {name: parameter.grad for name, parameter in self.named_parameters()}
         return {name: getattr(self, name) for name in names} | {
             "gradients": gradients,
@@ -172,9 +174,13 @@ def right_sizes(came, sizes):
 
 
 def mode_kept(came):
-    """A change of mode changes the next step, and not this one: it is named, not shown by weights."""
+    """A change of mode changes the next step, and not this one: it is named, not shown by weights. So is a
+    seed: with it, dropout would draw the same mask again."""
     wanted = "training mode, as the model was given to your code"
     require(came["training"] is True, "afterwards, the model is in evaluation mode", wanted)
+    is_new = len(set(came["random"])) == len(came["random"])
+    wanted = "new random numbers in each forward pass: set no seed"
+    require(is_new, "two forward passes of the model drew the same random numbers", wanted)
 
 
 def right_loss(what, got, expected):
@@ -199,8 +205,9 @@ def one_at_a_time(came):
         what = f"pass number {number + 1} through the model is {got}"
         require(got == right, what, f"{right}: each part forward and backward before the next")
     for number, kept in enumerate(came["in_memory"], 1):
-        what = f"when part {number} of {count} entered the model, {kept} earlier parts were still in memory"
-        require(kept < 2, what, "at most one")
+        earlier = f"{so_many(kept, 'earlier part')} {'was' if kept == 1 else 'were'} still in memory"
+        what = f"when part {number} of {count} entered the model, {earlier}"
+        require(kept == 0, what, "none: backward() frees what the forward pass stored")
 
 
 def right_state(came, right):

@@ -6,6 +6,7 @@
 | sizes | 1a, 3a, 5a: one image, a smaller last part, fewer parts than copies; no images are excluded |
 | dtype | 3b, 4c, 5b: float64; 1a: labels |
 | memory layout | 1a: stored by columns |
+| dimensions of the output | 3a: one and two |
 | container | 3b: lists and tuples; scatter and replicate may return either |
 | calls | 5b: two and three steps |
 | modes | 2b: batch norm alone in evaluation mode; 3b, 4c, 5b: training and evaluation mode |
@@ -36,9 +37,10 @@ CALLS = []  # (which weights, how many images) for each call of any Model, copie
 
 class Model(nn.Module):
     """Two layers with a batch norm between, which makes the output depend on who else is in the part, and a
-    buffer that state_dict() leaves out. `evaluation`: the modules in evaluation mode, "" is the model."""
+    buffer that state_dict() leaves out. `evaluation`: the modules in evaluation mode, "" is the model.
+    `single`: one number for each image."""
 
-    def __init__(self, state, tied=False, frozen=(), evaluation=(), old=None):
+    def __init__(self, state, tied=False, frozen=(), evaluation=(), old=None, single=False):
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(5, 4), nn.BatchNorm1d(4, eps=0.1), nn.Linear(4, 4)
         self.register_buffer("scale", torch.zeros(4), persistent=False)
@@ -53,10 +55,12 @@ class Model(nn.Module):
         for name in evaluation:
             self.get_submodule(name).eval()
         give_gradients(self, old or {})
+        self.single = single
 
     def forward(self, images):
         CALLS.append((self.first.weight.data_ptr(), len(images)))
         hidden = self.second(self.norm(self.first(images)).tanh())
+        hidden = hidden[:, 0] if self.single else hidden
         return self.third(hidden) if hasattr(self, "third") else hidden
 
 
@@ -252,11 +256,12 @@ def test_2b_tied_and_frozen():
 ALL = ["", "first", "norm", "second"]  # all modules
 
 
-def check_computed(count, sizes, evaluation=False):
+def check_computed(count, sizes, evaluation=False, single=False):
     """Returns what came, and a reference after its backward pass for each copy that has a part. With
     `evaluation`, everything is float64."""
-    models = [{"state": drawn_state(), "evaluation": ALL if evaluation else []} for _ in range(count)]
-    parts, upstream = [floats(size, 5) for size in sizes], floats(sum(sizes), 4)
+    more = {"evaluation": ALL if evaluation else [], "single": single}
+    models = [{"state": drawn_state(), **more} for _ in range(count)]
+    parts, upstream = [floats(size, 5) for size in sizes], floats(sum(sizes), *[] if single else [4])
     given = {"models": models, "parts": parts, "upstream": upstream, "tuples": evaluation}
     if evaluation:
         given["models"] = [one | {"state": double(one["state"])} for one in models]
@@ -280,6 +285,11 @@ def test_3a_in_order(count, sizes):
     number = f"{count} copies with different weights" if count > 1 else "1 copy"
     tried(f"{number}, and {so_many(len(sizes), 'part')} with {words(sizes)} images")
     check_computed(count, sizes)
+
+
+def test_3a_one_number_for_each_image():
+    """2 copies whose output is one number for each image, in one dimension; parts with 3 and 3 images"""
+    check_computed(2, [3, 3], single=True)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])

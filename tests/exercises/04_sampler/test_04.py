@@ -10,6 +10,7 @@ that cannot talk to each other fit together, and an order that ought to be anoth
 | seeds | 1b: two; 1c, 1d: five; 2a: 0 and 1 |
 | epochs | 2a: 0, 1, 2 and a late one; 2b: again, backwards, after a resume |
 | calls | 1f, 2b: after an unfinished pass; 3b: a second evaluation with other lengths |
+| type of a number | 1a to 1f: ints, not tensors (of evaluation_shard: any) |
 | container | 3a: evaluation_shard may return any iterable |
 | global random state | 1f: torch, random and numpy; in all others it differs between the ranks |
 | dtype, memory layout | `right` has bools, in one dimension |
@@ -32,9 +33,10 @@ MOST_SENT = 8192  # bytes of one rank: enough for sums as objects, nothing again
 # ---- what runs in each rank: a body, and what it mentions of this file
 
 
-def numbers(found, most):
-    """What an iterable gives, but not more than `most` of it: it may be endless."""
-    return [one.item() if hasattr(one, "item") else one for one in itertools.islice(found, most)]
+def numbers(found, most, kinds=(torch.Tensor, numpy.integer)):
+    """What an iterable gives, but not more than `most` of it: it may be endless. What is of one of these
+    kinds goes for a number."""
+    return [one.item() if isinstance(one, kinds) else one for one in itertools.islice(found, most)]
 
 
 def ranks_of(case, me):
@@ -57,11 +59,11 @@ def passes_of(student, rank, case):
     sampler = student.ShareSampler(case["size"], rank, case["world_size"], **options)
     length, passes = len(sampler), []
     begun = iter(sampler) if case["breaks"] else ()  # stays, as in a loop that is in a function
-    broken, between = numbers(begun, case["breaks"]), draw()
+    broken, between = numbers(begun, case["breaks"], numpy.integer), draw()
     for epoch in case["epochs"]:
         if epoch is not None:
             sampler.set_epoch(epoch)
-        passes.append(numbers(sampler, 2 * case["size"] + 50))
+        passes.append(numbers(sampler, 2 * case["size"] + 50, numpy.integer))
     return {"length": length, "passes": passes, "drawn": [between, draw()], "broken": broken}
 
 
@@ -130,8 +132,8 @@ def dealt(body, cases):
 
 
 def valid_numbers(who, size, shard):
-    whole = all(type(value) is int for value in shard)
-    require(whole, f"{who} gives values that are not integers", "image numbers")
+    odd = [value for value in shard if type(value) is not int][:1]
+    require(not odd, f"{who} gives {''.join(map(repr, odd)):.60}, which is not an int", "ints: image numbers")
     for number in shard:
         require(0 <= number < size, f"{who} gives the number {number!s:.40}", f"numbers from 0 to {size - 1}")
 

@@ -105,7 +105,7 @@ def by_hand():
                 dist.barrier()
 
     def bug_10():
-        """Running means and variances averaged in every step."""
+        """Buffers averaged in every step."""
 
         def train(model, images, labels, batch_size, lr, test_images):
             model.train()
@@ -115,8 +115,8 @@ def by_hand():
                 optimizer.zero_grad()
                 cross_entropy(parallel(batch), targets).backward()
                 optimizer.step()
-                for name, buffer in model.named_buffers():
-                    if "running" in name:
+                for buffer in model.buffers():
+                    if buffer.is_floating_point():
                         dist.all_reduce(buffer)
                         buffer.div_(dist.get_world_size())
             model.eval()

@@ -11,7 +11,7 @@ by the model.
 | seeds | 2a: 0 and others |
 | initial weights | 4a: other ones on each rank |
 | not finite | 5a: a broken image |
-| train or eval, buffers | 10a |
+| train or eval, buffers | 10a: batch norm, and one with another name and persistent=False |
 | machines | 9a: fewer processes than devices, other numbers on the second machine |
 | dtype, memory layout, container, missing gradients, frozen, tied | the docstrings promise nothing |
 """
@@ -54,6 +54,7 @@ class Model(nn.Module):
         width = len(state["first.bias"])
         self.first, self.second = nn.Linear(6, width), nn.Linear(width, 3)
         self.norm = nn.BatchNorm1d(width) if "norm.weight" in state else nn.Identity()
+        self.register_buffer("total", torch.zeros(6) if "norm.weight" in state else None, persistent=False)
         self.load_state_dict(state)
         self.given, self.before, self.arrived, self.passes = [], [], [], []
         self.stop, self.last, self.tell = stop, last, tell
@@ -68,6 +69,8 @@ class Model(nn.Module):
             self.given.append(images.detach().clone())
             self.before.append(self.second.bias.detach().clone())
             self.passes.append("forward")
+            if self.total is not None:
+                self.total += images.detach().mean(0)
         answers = self.second(torch.tanh(self.norm(self.first(images))))
         if answers.requires_grad:
             answers.register_hook(self.back)
@@ -131,7 +134,7 @@ def train(student, me, given):
         "result": result,
     }
     facts |= {"arrived": model.arrived, "passes": model.passes, "put": notes, "sent": sent}
-    return facts | {"scale": scaler.get_scale() if scaler else None}
+    return facts | {"total": model.total, "scale": scaler.get_scale() if scaler else None}
 
 
 # ---- what is drawn, and what is right
@@ -452,7 +455,8 @@ def test_9a_device(machines):
 @pytest.mark.parametrize("world_size", [2, 3])
 @bug
 def test_10a_buffers(world_size):
-    tried(f"{world_size} processes with 12 images each, batches of 4, and 5 test images")
+    words = "; the model has one more buffer, the sum of the mean images of its batches"
+    tried(f"{world_size} processes with 12 images each, batches of 4, and 5 test images{words}")
     learns = parameters() | {"norm.weight": floats(5) + 2, "norm.bias": floats(5)}
     state = learns | {"norm.running_mean": floats(5), "norm.running_var": floats(5) ** 2 + 0.5}
     state["norm.num_batches_tracked"] = torch.tensor(0)
@@ -489,6 +493,8 @@ def test_10a_buffers(world_size):
     for rank, came in enumerate(ranks):
         for name, value in zip(("norm.running_mean", "norm.running_var"), mean, strict=True):
             close(f"{name} of the model of rank {rank} at the end", came["state"].get(name), value, 1e-4, 1)
+        what = f"total, a buffer with persistent=False, of the model of rank {rank} at the end"
+        close(what, came["total"], 3 * torch.cat([images for images, _ in parts]).mean(0), 1e-4, 1)
 
 
 def running_of(learns, state, parts, spread=False):

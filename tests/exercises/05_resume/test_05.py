@@ -6,7 +6,7 @@
 | calls | 1b: saves over a snapshot, and over what a killed save has left; 3a: a training that has ended |
 | names of files | 1a, 1b, 2b: files of other runs, also those that differ only in the last suffix |
 | parts | 2a: momentum, a buffer, a scheduler, a fourth part |
-| no snapshot, half of one | 2b |
+| no snapshot, half of one, one of another model | 2b |
 | dtype, memory layout, frozen, missing gradients, tied | what state_dict() has: torch.save keeps it |
 | container, train or eval, sizes, seeds | the functions have none |
 """
@@ -148,6 +148,21 @@ def put_back(student, me, given):
     shutil.copyfile(path_of(me, "later"), path_of(me, "other").with_name("later.snapshot"))
     for name in OTHERS:
         (me.disk / "other" / name).write_text(f"{name} is a file of another run")
+
+
+def load_useless(student, me, given):
+    """What load does with a snapshot that is cut short, and with one of another model."""
+    snapshot, found = path_of(me, "useless"), {}
+    student.save(snapshot, trained(given), len(given["history"]), 0)
+    whole = snapshot.read_bytes()
+    cut, other = (whole[:-200], Model(given["state"])), (whole, nn.Linear(6, 3))
+    for words, (content, model) in {"is cut short": cut, "is of another model": other}.items():
+        snapshot.write_bytes(content)
+        try:
+            found[words] = f"returns {student.load(snapshot, parts_of(model))!r}"
+        except Exception:
+            found[words] = "raises"
+    return found
 
 
 def train(student, me, given):
@@ -364,6 +379,13 @@ def test_2b_no_snapshot_or_half_of_one():
         changed = [name for name, one in there[disk].items() if after[disk].get(name) != one]
         came = f"in the folder, load has changed or removed {listed(changed)}"
         require(not changed, came, "all files as they were: load only reads, and removes none")
+
+
+def test_2b_a_snapshot_that_is_of_no_use():
+    """The snapshot is cut short, or it is of another model"""
+    for words, came in run(load_useless, [until(a_history(), 2)], disk=True)[0].items():
+        wanted = "an error: after a 1, train would overwrite the snapshot"
+        require(came == "raises", f"if the snapshot {words}, load {came}", wanted)
 
 
 class Training:

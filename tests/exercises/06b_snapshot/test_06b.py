@@ -40,12 +40,14 @@ MOST_EVENTS = 40
 
 
 def write(student, me, folders):
-    """Files of these contents; the first by name gets the newest date. Runs without the student's code."""
+    """Files of these contents; the first by name gets the newest date. None is a file that nobody may read.
+    Runs without the student's code."""
     for folder, files in folders.items():
         (me.disk / folder).mkdir(exist_ok=True)
         for age, (name, content) in enumerate(sorted(files.items())):
             path = me.disk / folder / name
-            path.write_bytes(content.numpy().tobytes())
+            path.write_bytes(b"unknown" if content is None else content.numpy().tobytes())
+            path.chmod(0 if content is None else 0o644)
             os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
 
 
@@ -573,6 +575,7 @@ def test_2c_foreign_snapshots():
         "a file of zeros": bytes(1000),
         "noise": integers(0, 256, 3000).byte().numpy().tobytes(),
         "a tensor in a file of torch.save": buffer.getvalue(),
+        "a file that the system refuses to read": None,
     }
     tried("steps 1 and 2, and newer files that are not snapshots of this job")
     job, given, (mine, *theirs) = prepare(*others)

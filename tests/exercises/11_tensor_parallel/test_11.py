@@ -593,8 +593,9 @@ def test_5a_every_number_once():
 
 
 def test_5a_a_rank_without_any_shard():
-    """4 processes, a model with one block of 3 neurons, of which rank 3 has no shard"""
-    check_clip(4, [(None, 3.0, "")], (3,))
+    """4 processes, a model with one block of 3 neurons, of which rank 3 has no shard; in call 2, only what is
+    cut has gradients, so rank 3 has no number to add"""
+    check_clip(4, [(None, 3.0, ""), (("blocks.0.up", "blocks.0.down.weight"), 3.0, "")], (3,))
 
 
 def test_5b_clipped():

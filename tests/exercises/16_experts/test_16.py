@@ -452,7 +452,8 @@ def check_balance(counts, number, top_k, gradients):
             right[rank].backward()
             close(f"the gradient of the logits on rank {rank}", came["gradient"], xs[rank].grad)
         else:
-            close_or_named(what, part, right[rank], known[rank], f"{float(right[rank].detach()):.6g}")
+            expected, relative = f"{float(right[rank].detach()):.6g}", 1e-10 if top_k == 2 else 2e-5
+            close_or_named(what, part, right[rank], known[rank], expected, relative=relative)
             close(f"the dtype of {what}", part, right[rank], dtype=dtype)
     # No process has told another one its logits, or which token has chosen what. A call for each expert's
     # count is enough for all, and which expert each token has chosen would be more, a byte each.
