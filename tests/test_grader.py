@@ -514,6 +514,22 @@ def test_no_call_makes_the_words_fall_over(why):
     assert waits.different_roots(dict(enumerate(seen))) == ""
 
 
+@pytest.mark.parametrize(
+    "got, expected, words",
+    [
+        ([*range(90), 91], [*range(91)], "; missing: 90; not expected: 91"),
+        ({"a": 1, "b": 2}, {"a": 1}, "; not expected: 'b': 2"),
+        ({1, 2}, {1, 2, 3}, "; missing: 3"),
+        ([2, 1, 1], [1, 2, 1], "; the items are right, but in a different order"),
+        ([], [1, 2], "it is []"),
+    ],
+)
+def test_what_two_lists_do_not_share(got, expected, words):
+    with pytest.raises(Verdict) as verdict:
+        comparing.same("it", got, expected)
+    assert verdict.value.came.endswith(words)
+
+
 def test_what_is_much_too_long_costs_the_grader_no_time():
     began = time.process_time()
     with pytest.raises(Verdict, match="the list has 60000000 numbers"):
