@@ -7,7 +7,7 @@ KILLS ?= 20
 TIER ?= quick
 TESTS = -q -n 5 --dist worksteal --durations 15
 
-.PHONY: help setup run test test-room test-all costs tools newest check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
+.PHONY: help setup run test test-all tools newest check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -29,16 +29,10 @@ run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves
 	@$(PYTHON) tools/ladder.py --out $(OUT) --lessons $(LESSONS) $(ARGUMENTS)
 
 test: setup ## run the quick tests in about 7 minutes; the last lines say what was skipped
-	@$(PYTHON) -m pytest $(TESTS) --tier $(TIER) $(ARGUMENTS)
-
-test-room: setup ## run all tests of one room of tests/rooms.toml, also the nightly ones: ROOM=grader
-	@$(PYTHON) -m pytest $(TESTS) --room "$(ROOM)" $(ARGUMENTS)
+	@$(PYTHON) -m pytest $(TESTS) -m "$(TIER)" $(ARGUMENTS)
 
 test-all: setup ## run all tests, which takes over an hour
 	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
-
-costs: setup ## run all tests and write the CPU seconds of each to tests/costs.json (as root, on Linux)
-	@$(PYTHON) -m pytest $(TESTS) --costs tests/costs.json $(ARGUMENTS)
 
 tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chromium, frameworks)
 	@sh tools/install.sh $(PYTHON)

@@ -13,30 +13,22 @@ from types import SimpleNamespace
 
 import pytest
 
-import costs
 import launcher
 import lessons
 import meshes
 import pretending
-import rooms
-import tiers
 from forks import Forks
 from processes import alive, wait_for
 
 EXERCISES = Path(__file__).resolve().parent / "exercises"
+TIERS = ("quick", "long", "night")
+PASSED = "rungs/passed"  # the name, in pytest's cache, of the tests that passed
 
 
 def pytest_addoption(parser):
     parser.addoption("--allowed-skips", help="a file of reasons, one a line; a skip for any other one fails")
-    parser.addoption("--costs", help="a file that keeps each test's core seconds and seconds: see costs.py")
-    parser.addoption(
-        "--tier", choices=tiers.TIERS, default="night", help="run nothing that comes later (night)"
-    )
-    words = "run the tests of a room of rooms.toml only"
-    parser.addoption("--room", action="append", default=[], choices=list(rooms.ROOMS), help=words)
     words = "leave out the tests that passed in the last run without this option"
     parser.addoption("--not-again", action="store_true", help=words)
-    parser.addoption("--since", help="also run the later tests of rooms that have changed since this commit")
 
 
 def pytest_configure(config):
@@ -52,13 +44,6 @@ def pytest_configure(config):
         os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.pluginmanager.register(tiers.Selection(config))
-    if config.getoption("--costs"):
-        is_main = not hasattr(config, "workerinput")
-        if is_main:
-            config.pluginmanager.register(costs.Book(Path(config.getoption("--costs")).absolute()))
-        if not is_main or not config.getoption("numprocesses", None):
-            config.pluginmanager.register(costs.Meter())
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -78,9 +63,39 @@ def skips(config):
     return reasons, sorted(set(reasons) - {line for line in lines if not line.startswith("#")})
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    tiers.set_tiers(items)
+def keep_one_tier(items):
+    """Leave each test one mark of `quick`, `long` and `night`, so that `-m "not night"` chooses by case, too.
+
+    A mark may name cases of a parametrized test; one without names takes the rest:
+
+        @pytest.mark.quick("2")
+        @pytest.mark.long("4")
+        @pytest.mark.night
+    """
+    cases, named = {}, {}
+    for item in items:
+        case = item.callspec.id if hasattr(item, "callspec") else None
+        marks = [mark for mark in item.iter_markers() if mark.name in TIERS]
+        tiers = [mark.name for mark in marks if case in mark.args]
+        tiers = tiers or [mark.name for mark in marks if not mark.args] or ["quick"]
+        item.own_markers = [mark for mark in item.own_markers if mark.name not in TIERS]
+        item.add_marker(min(tiers, key=TIERS.index))
+        test = item.nodeid.partition("[")[0]
+        cases.setdefault(test, set()).add(case)
+        named.setdefault(test, set()).update(name for mark in marks for name in mark.args)
+    for test, names in named.items():
+        # A name that fits no case would leave out more than is meant. (Who asks for one case gets that one.)
+        if names - cases[test] and (len(cases[test]) > 1 or None in cases[test]):
+            raise pytest.UsageError(f"{test} has no case {', '.join(sorted(names - cases[test]))}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m
+def pytest_collection_modifyitems(config, items):
+    keep_one_tier(items)
+    if config.getoption("--not-again"):
+        passed = set(config.cache.get(PASSED, []))
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
     # These wait most of their time: begun last, they would end long after all others.
     waits = ("test_hosts", "test_chaos", "test_slurm", "test_launch", "test_lab")
     items.sort(key=lambda item: item.path.stem not in waits)
@@ -106,7 +121,7 @@ def pytest_sessionfinish(session):
     cache = getattr(session.config, "cache", None)  # `make check` runs without it
     if is_main and cache and not session.config.getoption("--not-again"):
         reports = session.config.pluginmanager.get_plugin("terminalreporter").stats.get("passed", [])
-        cache.set(tiers.PASSED, [report.nodeid for report in reports])
+        cache.set(PASSED, [report.nodeid for report in reports])
     if is_main and skips(session.config)[1] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -120,8 +135,8 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("skipped, by reason" if reasons else "nothing was skipped")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:4}  {reason}")
-    if (tier := config.getoption("--tier")) != "night":
-        terminalreporter.write_line(f"left out: what comes after --tier {tier}; make test-all runs all tests")
+    if marks := config.getoption("markexpr"):
+        terminalreporter.write_line(f'left out: what is not "{marks}"; make test-all runs all tests')
     for reason in forbidden:
         terminalreporter.write_line(f"error: on this machine no test may be skipped because: {reason}")
     return result

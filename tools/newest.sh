@@ -37,7 +37,7 @@ run recipes tests tests/lessons/test_recipes.py
 run frameworks tests tests/lessons/test_frameworks.py tests/lessons/test_older.py
 run solutions make --silent check PYTHON="$python" SUBMISSION=solutions OUT="$out/solutions"
 run notebooks tests tests/notebooks/test_notebooks.py
-run quick tests --tier quick
+run quick tests -m quick
 
 echo
 "$python" -c 'import sys, torch, torchvision

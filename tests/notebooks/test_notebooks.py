@@ -34,7 +34,7 @@ def test_there_is_one_for_each_lesson_and_one_on_planning():
 
 
 def test_none_is_stale():
-    """What it shows is what its code does now, or it is executed again. CI does that, too: see tiers.py."""
+    """What it shows is what its code does now, or it is executed again."""
     read = {path.stem: notebooks.read(path) for path in notebooks.NOTEBOOKS}
     assert all("used" in notebook.metadata["rungs"] for notebook in read.values()), "one was not executed"
     found = {stem: changed for stem, notebook in read.items() if (changed := digests.stale(notebook))}

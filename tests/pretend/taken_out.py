@@ -81,7 +81,7 @@ def cases(path):
 def noticed_by(tree, path, text, more=""):
     """The first test that fails where this file has this text, or nothing."""
     (tree / path.relative_to(ROOT)).write_text(text)
-    words = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "--tier", "night"]
+    words = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
     words += ["tests/lessons/test_on_gpus.py", "-k", cases(path) + more]
     run = subprocess.run(words, cwd=tree, capture_output=True, text=True)
     assert run.returncode in (0, 1), run.stdout + run.stderr
