@@ -177,7 +177,7 @@ def test_a_spawned_process_is_told_what_an_agent_would_tell_it(tmp_path):
 @pytest.mark.long
 def test_the_preflight_under_srun(cluster):
     """Without torchrun: it takes its rank, and where to meet, from SLURM."""
-    words = ["srun", "--nodes=2", "--ntasks=4", sys.executable, launcher.ROOT / "tools/preflight.py"]
+    words = ["srun", "--nodes=2", "--ntasks=4", sys.executable, launcher.ROOT / "lessons/launch/preflight.py"]
     said = cluster.call(*words, limit=180)
     assert said.startswith("4 ranks on 1 host, by gloo\n")
     assert said.endswith("\nnothing is wrong that this can see\n")

@@ -121,7 +121,9 @@ class Check:
         self.on_gpus = {
             "LOCK_OF_TURNS": self.folder / "turns",
             "SECONDS_OF_TURN": 100 * self.patience,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "lessons", HERE.parent, pretending.WITNESS))),
+            "PYTHONPATH": os.pathsep.join(
+                map(str, (ROOT / "lessons", ROOT / "lessons/launch", HERE.parent, pretending.WITNESS))
+            ),
             "TORCHINDUCTOR_CACHE_DIR": self.folder / "inductor",
             "TORCHINDUCTOR_COMPILE_THREADS": "4",
         }

@@ -13,7 +13,7 @@ import launcher
 import preflight
 import pretending
 
-TOOL = launcher.ROOT / "tools/preflight.py"
+TOOL = launcher.ROOT / "lessons/launch/preflight.py"
 WELL = "nothing is wrong that this can see"
 
 

@@ -1,7 +1,7 @@
 """Looks at the machines before a long run does: a page, in seconds. Started as the run will be started:
 
-    torchrun --standalone --nproc-per-node 2 tools/preflight.py
-    srun --ntasks-per-node 4 python tools/preflight.py
+    torchrun --standalone --nproc-per-node 2 lessons/launch/preflight.py
+    srun --ntasks-per-node 4 python lessons/launch/preflight.py
 
 You will see what all ranks have (versions, memory, clocks, addresses) and where they differ, the speed of
 each link of a ring, and that of an all-reduce. What is wrong comes last, one line each with what to do,
@@ -532,9 +532,7 @@ def main() -> bool:
     options = parser.parse_args()
     read_environment()
     if "RANK" not in os.environ:
-        refuse(
-            "start it as the run will be started: torchrun --standalone --nproc-per-node 2 tools/preflight.py"
-        )
+        refuse("start it as the run will be started: torchrun --standalone --nproc-per-node 2 preflight.py")
     began = time.monotonic()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cpu")
