@@ -164,7 +164,7 @@ class Started:
                 "PYTHONWARNINGS": WARNINGS,
                 "RUNGS_MARK": self.mark,
                 "SEEN": str(self.seen),
-                "PYTHONPATH": str(pretending.WITNESS),
+                "PYTHONPATH": str(pretending.AT_EXIT),
             }
             | environment
         )
@@ -276,7 +276,7 @@ def forks():
 @pytest.fixture(scope="session")
 def forks_on_gpus():
     """The same on GPUs, whose number each run says. With real ones there are no forks: CUDA cannot fork."""
-    more = pretending.environment(64, "", os.environ) | {"PYTHONPATH": str(pretending.WITNESS)}
+    more = pretending.environment(64, "", os.environ) | {"PYTHONPATH": str(pretending.AT_EXIT)}
     del more["PRETEND_REPORT"]
     forks = Forks(more)
     yield forks

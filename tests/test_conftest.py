@@ -37,7 +37,8 @@ def pytest_in(tmp_path):
         path.write_text(textwrap.dedent(text))
         # A copy: the processes of the run that this test belongs to hold a lock on the file itself.
         shutil.copy(ROOT / "tests/conftest.py", tmp_path)
-        places = os.pathsep.join([str(tmp_path), *(str(ROOT / name) for name in ("tests/helpers", "tools"))])
+        folders = [ROOT / name for name in ("tests/helpers", "tools", "tools/testbed")]
+        places = os.pathsep.join(map(str, [tmp_path, *folders]))
         options = ("-v", "-c", os.devnull, "--rootdir", tmp_path, "--confcutdir", tmp_path)
         return subprocess.run(
             [sys.executable, "-m", "pytest", *options, *words, path],

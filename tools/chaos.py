@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent / "testbed"))
 import launcher
 import lessons
 from forks import Forks
@@ -44,7 +45,7 @@ class Run:
 
     def __init__(self, forks, folder, processes, arguments, lesson=LESSON):
         self.forks, self.folder, self.processes, self.lesson = forks, folder, processes, lesson
-        victim = launcher.ROOT / "tests/helpers/victim.py"
+        victim = launcher.ROOT / "tools/testbed/victim.py"
         self.words, self.environment = launcher.command(lesson, processes, *arguments, script=victim)
         self.words[self.words.index("--max-restarts") + 1] = "1000"
         self.environment["LESSON"] = str(lessons.get(lesson).path)

@@ -50,7 +50,7 @@ def execute(path, where=FOLDER, **environment):
     client = NotebookClient(notebook, timeout=400, kernel_name="python3", resources=resources, **options)
     start = time.monotonic()
     with tempfile.NamedTemporaryFile("r", prefix="rungs-used-") as file:
-        path = os.pathsep.join(filter(None, [str(ROOT / "tools/used"), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(ROOT / "tools/files_used"), os.environ.get("PYTHONPATH")]))
         client.execute(env=os.environ | {"PYTHONPATH": path, "USED": file.name} | environment)
         used = digests.used(file.read().splitlines())
     tidy(notebook, time.monotonic() - start)

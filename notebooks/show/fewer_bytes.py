@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 from show.folders import ROOT
 from show.pictures import GREEN, GREY, INK, ORANGE, PINK, SKY, picture
 
-sys.path += [str(ROOT / folder) for folder in ("tools", "tools/bench", "tests/helpers")]
+sys.path += [str(ROOT / folder) for folder in ("tools/testbed", "tools", "tools/bench")]
 import slow_links
 
 

@@ -1,4 +1,4 @@
-"""check.py, whose processes are forks of this one: torch is imported once, as in tools/forks.py.
+"""check.py, whose processes are forks of this one: torch is imported once, as in tools/testbed/forks.py.
 
 python port_forks.py [options of check.py] -- SCRIPT ...
 """
@@ -17,7 +17,7 @@ import torch._dynamo
 import torch.distributed.nn
 import torch.distributed.run
 
-sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("tools", "lessons/port")]
+sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("tools", "tools/testbed", "lessons/port")]
 import check  # noqa: E402
 import forks  # noqa: E402
 from processes import living  # noqa: E402

@@ -131,7 +131,7 @@ def test_whatever_a_snapshot_forgets_is_seen(forks, tmp_path, stem, part):
     lesson = (changed / f"{stem}.py").read_text()
     assert lesson.count(text) == 1, "the lesson has changed: change this test with it"
     (changed / f"{stem}.py").write_text(lesson.replace(text, instead))
-    victim, results = launcher.ROOT / "tests/helpers/victim.py", []
+    victim, results = launcher.ROOT / "tools/testbed/victim.py", []
     for folder, options in (("peace", sizes), ("crash", (*sizes, *crash))):
         # One agent, which starts all again after a crash.
         words, environment = launcher.command(

@@ -1,5 +1,5 @@
 """How processes end. Whether one has left a worker thread of gloo is looked at after every run that a test
-starts: see conftest.py, and tools/witness."""
+starts: see conftest.py, and tools/testbed/threads_at_exit."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_no_lesson_leaves_a_thread(start, lesson):
 @pytest.mark.night
 @pytest.mark.parametrize("name", ["three_ways", "few_bytes"])
 def test_no_script_of_a_notebook_leaves_a_thread(tmp_path, name):
-    folders = (pretending.WITNESS, launcher.ROOT / "lessons", INSIDE)
+    folders = (pretending.AT_EXIT, launcher.ROOT / "lessons", INSIDE)
     environment = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "SEEN": str(tmp_path / "seen")}
     (tmp_path / "seen").mkdir()
     runs = [{"way": "ddp", "epochs": 1, "look_every": 5}]

@@ -1,4 +1,4 @@
-"""Every lesson on GPUs: the machine's own, or simulated ones (tests/pretend). `make gpu` runs this file too,
+"""Every lesson on GPUs: the machine's own, or simulated ones (tools/testbed). `make gpu` runs this file too,
 and shows a row for each test, with the properties that it records."""
 
 import json
@@ -414,7 +414,7 @@ def test_a_gpu_that_is_too_old_is_refused_before_anything_runs(start, tmp_path, 
     """The whole command: with mp.spawn, one process prints the line, for all of them."""
     path = tmp_path / "sitecustomize.py"
     path.write_text(
-        f"import runpy; runpy.run_path({str(pretending.WITNESS / 'sitecustomize.py')!r}); import torch\n"
+        f"import runpy; runpy.run_path({str(pretending.AT_EXIT / 'sitecustomize.py')!r}); import torch\n"
         f"torch.version.cuda, torch.cuda.get_arch_list = '13.0', lambda: ['sm_75', 'sm_90']\n"
         "torch.cuda.get_device_capability = lambda device: (7, 0)\n"
     )

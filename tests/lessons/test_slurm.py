@@ -218,7 +218,7 @@ def test_a_task_with_a_gpu_of_its_own_does_not_share_it(cluster, tmp_path):
     reports = tmp_path / "reports"
     reports.mkdir()
     more = pretending.environment(2, reports, cluster.environment)
-    more["PYTHONPATH"] = str(pretending.WITNESS)
+    more["PYTHONPATH"] = str(pretending.AT_EXIT)
     script = (
         "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=2 "
         "MASTER_ADDR=localhost MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000)) "

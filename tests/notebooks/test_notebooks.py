@@ -70,7 +70,7 @@ def test_it_runs_afresh_and_shows_what_is_stored(path):
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=STEMS)
 def test_it_runs_on_a_gpu(path, tmp_path):
     """On a simulated one, which its processes share: what it does where there is a GPU runs."""
-    more = pretending.environment(1, tmp_path, os.environ) | {"PYTHONPATH": str(pretending.WITNESS)}
+    more = pretending.environment(1, tmp_path, os.environ) | {"PYTHONPATH": str(pretending.AT_EXIT)}
     fresh = executed_afresh(path, **more)
     for cell in fresh.cells:
         is_the_point = "stack-trace" in cell.metadata.get("tags", [])
@@ -277,7 +277,7 @@ def test_what_processes_open_and_start_is_noted(tmp_path):
         subprocess.run([sys.executable, "-c", "open('tools/ink.py'); import os; os.kill(os.getpid(), 9)"])
         subprocess.run(["true", "lessons/launch/two_terminals.sh"])
     """
-    environment = {"PYTHONPATH": f"{ROOT}/tools/used:{ROOT}/lessons", "USED": str(tmp_path / "used")}
+    environment = {"PYTHONPATH": f"{ROOT}/tools/files_used:{ROOT}/lessons", "USED": str(tmp_path / "used")}
     line = [sys.executable, "-c", textwrap.dedent(code)]
     subprocess.run(line, cwd=ROOT, env=os.environ | environment, check=True)
     used = set(digests.used((tmp_path / "used").read_text().splitlines()))

@@ -17,8 +17,8 @@ import uuid
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-HELPERS = HERE.parents[1] / "tests/helpers"
-sys.path[:0] = [str(HERE.parent), str(HELPERS)]
+TESTBED = HERE.parent / "testbed"
+sys.path[:0] = [str(HERE.parent), str(TESTBED)]
 import hosts
 import launcher
 from processes import alive
@@ -213,7 +213,7 @@ def recovery(folder):
     """Seconds from the death of one of two processes to the next step, with torchrun's real restart."""
     words, environment = launcher.command("06b_preemption", 2, "--epochs", 2, "--crash-at", 1)
     script = next(word for word in words if word.endswith(".py"))
-    words[words.index(script)] = HELPERS / "victim.py"
+    words[words.index(script)] = TESTBED / "victim.py"
     finish(start(words, folder, **environment, LESSON=script))
     steps = [line.split() for line in (folder / ".steps").read_text().splitlines()]
     again = next(number for number, step in enumerate(steps) if step[1] != steps[0][1])

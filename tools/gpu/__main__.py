@@ -4,7 +4,7 @@
     python tools/gpu --rehearse               the same stages in small, on 2 simulated GPUs
 
 Whether it is right is asked by tests/lessons/test_on_gpus.py, which runs here on the machine's GPUs. A
-rehearsal has the quick ones of these tests. It does not test a GPU: see tests/pretend/README.md. Without g++
+rehearsal has the quick ones of these tests. It does not test a GPU: see tools/testbed/README.md. Without g++
 it has no tests, and tries the measurements on the CPU.
 
 You will see a row for each thing that was looked at, as soon as it is known, and a picture, OUT/gpu.png.

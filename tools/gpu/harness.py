@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent), str(ROOT / "lessons")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "testbed"), str(ROOT / "lessons")]
 import launcher
 import pretending
 from processes import alive
@@ -122,7 +122,7 @@ class Check:
             "LOCK_OF_TURNS": self.folder / "turns",
             "SECONDS_OF_TURN": 100 * self.patience,
             "PYTHONPATH": os.pathsep.join(
-                map(str, (ROOT / "lessons", ROOT / "lessons/launch", HERE.parent, pretending.WITNESS))
+                map(str, (ROOT / "lessons", ROOT / "lessons/launch", HERE.parent, pretending.AT_EXIT))
             ),
             "TORCHINDUCTOR_CACHE_DIR": self.folder / "inductor",
             "TORCHINDUCTOR_COMPILE_THREADS": "4",

@@ -13,10 +13,9 @@ import shlex
 import signal
 import subprocess
 import time
+import unittest
 import uuid
 from pathlib import Path
-
-import pytest
 
 import launcher
 from processes import alive
@@ -77,7 +76,7 @@ class Hosts:
 
     def __init__(self, folder, count):
         if why_not():
-            pytest.skip(NEEDED)
+            raise unittest.SkipTest(NEEDED)  # pytest skips the test
         self.folder, self.mark = folder, f"rungs-{uuid.uuid4().hex}"
         self.shared = folder / "shared"  # the disk that all hosts have
         self.shared.mkdir(parents=True, exist_ok=True)
@@ -194,7 +193,7 @@ class Command:
             ended = self.process.poll() is not None and text not in self.output()[after:]
             if ended or time.monotonic() - start > limit:
                 why = "it ended" if ended else f"{limit} seconds have passed"
-                pytest.fail(f"{why} without {text!r} from {self.name}. It wrote:\n{self.output()}")
+                raise AssertionError(f"{why} without {text!r} from {self.name}. It wrote:\n{self.output()}")
             time.sleep(0.02)
         return time.monotonic() - start
 
@@ -203,7 +202,8 @@ class Command:
         try:
             return self.process.wait(limit)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{self.name} still runs after {limit:.1f} seconds. It wrote:\n{self.output()}")
+            why = f"{self.name} still runs after {limit:.1f} seconds"
+            raise AssertionError(f"{why}. It wrote:\n{self.output()}") from None
 
     def alive(self, pattern=""):
         """The pids of its living processes with these words, as seen from outside."""

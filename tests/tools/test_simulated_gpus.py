@@ -1,4 +1,4 @@
-"""The pretended CUDA of tests/pretend refuses what a GPU refuses, with CUDA's words, and counts waits."""
+"""The simulated GPUs of tools/testbed refuse what a GPU refuses, with CUDA's words, and count waits."""
 
 import sys
 import time

@@ -30,5 +30,5 @@ if "SEEN" in os.environ and ("RANK" in os.environ or "--multiprocessing-fork" in
     atexit.register(look)
 
 if "PRETEND_GPUS" in os.environ:
-    sys.path.append(str(Path(__file__).parents[2] / "tests/pretend"))
+    sys.path.append(str(Path(__file__).parents[1] / "simulated_gpus"))
     import pretend  # noqa: F401

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 from processes import living
 
-LESSONS = Path(__file__).resolve().parents[1] / "lessons"
+LESSONS = Path(__file__).resolve().parents[2] / "lessons"
 
 
 class Forks:

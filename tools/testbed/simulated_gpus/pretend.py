@@ -1,6 +1,6 @@
 """What torch's Python code asks of CUDA and NCCL, answered for the device of pretend.cpp: see README.md.
 
-The sitecustomize of tools/witness imports this where PRETEND_GPUS is set. `import torch` then finds
+The sitecustomize of threads_at_exit imports this where PRETEND_GPUS is set. `import torch` then finds
 these GPUs, and nothing of a command changes: torchrun, mp.spawn and the lessons start as they are.
 """
 

@@ -13,9 +13,9 @@ from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1] / "tests/pretend"
+HERE = Path(__file__).resolve().parent / "simulated_gpus"
 SOURCE = HERE / "pretend.cpp"
-WITNESS = Path(__file__).resolve().parent / "witness"  # on PYTHONPATH, its sitecustomize imports pretend
+AT_EXIT = Path(__file__).resolve().parent / "threads_at_exit"  # for PYTHONPATH: it imports pretend
 TORCH = "2.13.0"  # it uses what torch does not promise to keep
 
 
