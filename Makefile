@@ -9,10 +9,12 @@ TESTS = -q -n 5 --dist worksteal --durations 15
 
 .PHONY: help setup run test test-all tools newest check lab notebooks starters exercise gradescope students selftest chaos diffs pictures bench scaling gpu site site-serve format
 
-help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+help: # the targets, in groups
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "PYTHON=python uses your active environment instead of .venv."
+
+##@ to learn
 
 setup: $(if $(filter .venv/%,$(PYTHON)),.venv/ready) ## create .venv from requirements.txt (the other targets do it too)
 	@true
@@ -31,15 +33,6 @@ run: setup ## run lessons 01 to 06 (LESSONS=all: to 17) and compare their curves
 test: setup ## run the quick tests in about 7 minutes; the last lines say what was skipped
 	@$(PYTHON) -m pytest $(TESTS) -m "$(TIER)" $(ARGUMENTS)
 
-test-all: setup ## run all tests, which takes over an hour
-	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
-
-tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chromium, frameworks)
-	@sh tools/install.sh $(PYTHON)
-
-newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISION=0.29.1, before a release
-	@sh tools/newest.sh
-
 # To a person at a terminal the report says it all: "make: *** [Makefile:63: check] Error 1" would say it worse.
 check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at every save), SUBMISSION=folder
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) $(if $(WATCH),tests/exercises/watch.py,-m pytest tests/exercises \
@@ -49,18 +42,19 @@ check: setup ## grade your exercises: EX=03 for one, HINTS=1, WATCH=1 (again at 
 lab: setup ## open the notebooks in JupyterLab
 	@$(PYTHON) -m jupyterlab --ServerApp.port=0 --LabApp.default_url=/lab/tree/notebooks/01_single_gpu.ipynb $(ARGUMENTS)
 
-notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
-	@$(PYTHON) tools/notebooks.py $(ARGUMENTS)
+gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
+	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
 
-starters: setup ## write the starters in lessons/exercises from the solutions
-	@$(PYTHON) tools/starters.py
+bench: setup ## measure throughput and start-up time: a table and out/bench.svg
+	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)
 
-exercise: setup ## create a small example exercise: ID=14 NAME=toy
-	@$(PYTHON) tools/exercise.py "$(ID)" "$(NAME)"
-	@$(PYTHON) tools/starters.py
+scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/scaling.svg
+	@$(PYTHON) tools/bench/scaling.py --out $(OUT) $(ARGUMENTS)
 
-gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip (COURSE=course.toml hides checks)
-	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip $(if $(COURSE),--course $(COURSE))
+chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
+	@$(PYTHON) tools/chaos.py $(KILLS)
+
+##@ to teach
 
 # What holds a solution, or is made of one. `git archive` also leaves out what git does not know, and all history.
 ANSWERS = solutions tests/exercises/*/mutants.toml tests/exercises/*/others.py
@@ -69,20 +63,32 @@ students: ## write the repository without its answers and history, for students:
 	@git archive -o $(OUT)/students.zip HEAD . $(patsubst %,':!%',$(ANSWERS))
 	@echo "$(OUT)/students.zip: unpack it into a new repository, and push that one"
 
+gradescope: setup ## build the autograder for Gradescope, out/gradescope.zip (COURSE=course.toml hides checks)
+	@$(PYTHON) tests/exercises/bundle.py --out $(OUT)/gradescope.zip $(if $(COURSE),--course $(COURSE))
+
 selftest: setup ## test the tests of the exercises with solutions and mutants: EX=03 for one
 	@$(PYTHON) tests/exercises/mutants.py $(EX) $(ARGUMENTS)
 
-scaling: setup ## measure the speedup of 1, 2 and 4 processes: a table and out/scaling.svg
-	@$(PYTHON) tools/bench/scaling.py --out $(OUT) $(ARGUMENTS)
+exercise: setup ## create a small example exercise: ID=14 NAME=toy
+	@$(PYTHON) tools/exercise.py "$(ID)" "$(NAME)"
+	@$(PYTHON) tools/starters.py
 
-bench: setup ## measure throughput and start-up time: a table and out/bench.svg
-	@$(PYTHON) tools/bench/bench.py --out $(OUT) $(ARGUMENTS)
+##@ to maintain
 
-gpu: setup ## test the lessons on your GPUs (ARGUMENTS=--rehearse: a small version without GPUs)
-	@$(PYTHON) tools/gpu --out $(OUT) $(ARGUMENTS)
+test-all: setup ## run all tests, which takes over an hour
+	@$(PYTHON) -m pytest $(TESTS) $(ARGUMENTS)
 
-chaos: setup ## kill a run of lesson 06b again and again: KILLS=20
-	@$(PYTHON) tools/chaos.py $(KILLS)
+tools: setup ## install what some tests need on Debian (SLURM, bubblewrap, Chromium, frameworks)
+	@sh tools/install.sh $(PYTHON)
+
+newest: ## run everything once on the newest torch, or on TORCH=2.14.1 TORCHVISION=0.29.1, before a release
+	@sh tools/newest.sh
+
+notebooks: setup ## execute the notebooks and store their output (ARGUMENTS=03_ddp_spawn for one)
+	@$(PYTHON) tools/notebooks.py $(ARGUMENTS)
+
+starters: setup ## write the starters in lessons/exercises from the solutions
+	@$(PYTHON) tools/starters.py
 
 diffs: setup ## write commands, diffs and lists into pages, READMEs and notebooks
 	@$(PYTHON) tools/diffs.py
@@ -90,11 +96,11 @@ diffs: setup ## write commands, diffs and lists into pages, READMEs and notebook
 pictures: setup ## redraw the pictures of the READMEs
 	@$(PYTHON) tools/pictures.py
 
+format: setup ## format the code
+	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
+
 site: .venv-site/ready ## build the website in out/site
 	@$(if $(ADDRESS),ADDRESS=$(ADDRESS)) .venv-site/bin/python tools/site/build.py --out $(OUT) $(ARGUMENTS)
-
-site-serve: site ## build the website and serve it on a free port
-	@.venv-site/bin/python -m http.server 0 --bind 127.0.0.1 --directory $(OUT)/site
 
 # Nothing in it is for readers, so that their environment has none of it.
 # Pyodide runs the planner and others in the reader's browser.
@@ -108,5 +114,5 @@ PYODIDE = 314.0.7
 		$(addprefix package/,pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json)
 	@touch $@
 
-format: setup ## format the code
-	@$(PYTHON) -m ruff format . && $(PYTHON) -m ruff check --fix .
+site-serve: site ## build the website and serve it on a free port
+	@.venv-site/bin/python -m http.server 0 --bind 127.0.0.1 --directory $(OUT)/site

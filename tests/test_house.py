@@ -128,8 +128,8 @@ def test_code_is_formatted_and_free_of_lint():
 def test_make_lists_its_targets_and_uses_the_environment_one_is_in():
     result = call("make")
     assert result.returncode == 0
-    for name in ("setup", "run", "test", "lab", "notebooks", "diffs", "bench", "gpu", "help"):
-        assert len(re.findall(rf"^{name} +\w.+$", result.stdout, re.M)) == 1
+    for name in ("setup", "run", "test", "lab", "notebooks", "diffs", "bench", "gpu", "test-all"):
+        assert len(re.findall(rf"^  {name} +\w.+$", result.stdout, re.M)) == 1
     for target in ("run", "test", "setup", "lab", "notebooks", "bench", "gpu", "diffs", "pictures", "format"):
         shown = call("make", "-n", target, "PYTHON=python").stdout
         assert "pip install" not in shown
