@@ -2,9 +2,9 @@
 
     python lessons/01_single_gpu.py
 
-You will see one line an epoch, every second or two on two cores. The script writes its curve to
-out/01_single_gpu.jsonl and its weights to out/01_single_gpu.pt. Lessons 02 to 06 run the same
-training job and must produce the same curve.
+You will see one line per epoch, every second or two on two CPU cores. The script writes the loss and
+accuracy of each epoch (the curve) to out/01_single_gpu.jsonl and the model's weights to
+out/01_single_gpu.pt. Lessons 02 to 06 train the same model and must reproduce this curve.
 """
 
 import time
@@ -33,7 +33,7 @@ def train(arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order.manual_seed(arguments.seed + epoch)  # without it, a resumed run would shuffle differently
+        order.manual_seed(arguments.seed + epoch)  # otherwise --seed would not change the image order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -50,7 +50,7 @@ def train(arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Move to the CPU first: without a GPU, a file of GPU tensors loads only with map_location.
+    # Move the model to the CPU first: a machine without a GPU can load GPU tensors only with map_location.
     torch.save(model.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

@@ -2,15 +2,15 @@
 
     python lessons/02_data_parallel.py
 
-You will see lesson 01's lines again. In every step, one process with one thread per GPU does this:
+You will see lesson 01's losses again. In every step, one process with one thread per GPU does this:
     scatter    GPU 0 splits the batch into one chunk per GPU
     replicate  GPU 0 copies the whole model to all other GPUs, again in every step
-    forward    the threads run the copies, but Python's lock (the GIL) lets only one thread run Python code
+    forward    each thread runs one copy, but Python's lock (the GIL) lets only one run Python code at a time
     gather     the outputs go back to GPU 0, which computes the loss
     backward   the gradients of all copies are added up on GPU 0, and the copies are discarded
     step       only GPU 0 updates its model
-GPU 0 does the most work and needs the most memory, and a second machine cannot help. PyTorch's
-documentation recommends DDP, the next lesson, even on a single machine.
+GPU 0 does the most work and needs the most memory, and DataParallel cannot use a second machine.
+PyTorch's documentation recommends DDP, the next lesson, even on a single machine.
 """
 
 import time
@@ -43,7 +43,7 @@ def train(arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order.manual_seed(arguments.seed + epoch)  # without it, a resumed run would shuffle differently
+        order.manual_seed(arguments.seed + epoch)  # otherwise --seed would not change the image order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -60,7 +60,7 @@ def train(arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Move to the CPU first: without a GPU, a file of GPU tensors loads only with map_location.
+    # Move the model to the CPU first: a machine without a GPU can load GPU tensors only with map_location.
     torch.save(model.module.cpu().state_dict(), arguments.out / f"{arguments.lesson}.pt")
 
 

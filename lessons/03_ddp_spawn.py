@@ -2,8 +2,8 @@
 
     python lessons/03_ddp_spawn.py --world-size 2
 
-You will see lesson 01's losses. Each process trains a copy of the model on its shard of
-the batch. During backward, DDP averages the gradients, so all copies take the same step.
+You will see lesson 01's losses. Each process trains a copy of the model on its shard of the batch.
+During backward, DDP averages the gradients of all processes, so all copies get the same update.
 """
 
 import time
@@ -32,7 +32,7 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
@@ -42,7 +42,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -56,7 +56,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
+        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:

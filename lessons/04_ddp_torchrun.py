@@ -1,10 +1,10 @@
-"""Lesson 04: the same processes, started by torchrun.
+"""Lesson 04: lesson 03's processes, started by torchrun.
 
     torchrun --standalone --nproc-per-node 2 lessons/04_ddp_torchrun.py
 
 You will see lesson 01's losses again. torchrun starts this script once per process. Environment variables
-tell each process its rank (RANK, LOCAL_RANK, WORLD_SIZE) and where the processes meet (MASTER_ADDR,
-MASTER_PORT). The script spawns nothing, so its processes can run on several machines.
+tell each process its rank (RANK, LOCAL_RANK), the number of processes (WORLD_SIZE) and where they meet
+(MASTER_ADDR, MASTER_PORT). Unlike mp.spawn, torchrun can also start the processes on several machines.
 """
 
 import os
@@ -25,7 +25,7 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
@@ -35,7 +35,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -49,7 +49,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
+        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
         dist.all_reduce(correct)
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)

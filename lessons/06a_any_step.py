@@ -1,9 +1,9 @@
-r"""Lesson 06a: a snapshot after any step, and the same bytes.
+r"""Lesson 06a: snapshots after any step, from which a run resumes exactly.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/06a_any_step.py --snapshot-every 30 --crash-at 3
 
-You will see the run resume after step 90 of epoch 3. It ends with the same bytes as an uninterrupted run.
+You will see the run resume after step 90 of epoch 3. It writes the same bytes as an uninterrupted run.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import workload
 
 
-@record  # torchrun's report then has the traceback of the first process that failed
+@record  # otherwise torchrun's report would lack the traceback of the first process that failed
 def train(rank, world_size, device, arguments):
     check_shared(arguments.out, rank, device)
     workload.set_seed(arguments.seed)
@@ -27,7 +27,7 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width).to(device)
@@ -51,10 +51,10 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or ranks draw the same numbers
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained on before; loading it may use up random numbers
+            if step <= done:  # trained before the snapshot, but loading it may draw random numbers
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device), labels.to(device)
@@ -78,7 +78,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, test_loader, device)  # DDP's forward may wait for others
+        correct = count_correct(model.module, test_loader, device)  # DDP may wait for other ranks
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         if rank == 0:
@@ -90,15 +90,15 @@ def train(rank, world_size, device, arguments):
 
 
 def settle(model, images):
-    """DDP adds up in another order after its first backward pass: run that pass now."""
-    model.eval()  # leaves batch norm and the random state as they are
+    """DDP adds gradients in a different order after its first backward pass, so run that pass now."""
+    model.eval()  # otherwise this pass would update batch norm and might draw random numbers
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    """Refuse separate disks: a machine that lacks rank 0's snapshot would start again at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -119,12 +119,12 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
-    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (default: an epoch)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
     dist.init_process_group(backend)
     train(rank, world_size, device, arguments)

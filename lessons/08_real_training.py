@@ -1,11 +1,11 @@
-r"""Lesson 08, grown from lesson 06b: a real pipeline on several processes.
+r"""Lesson 08, grown from lesson 06b: a real training pipeline on several processes.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 lessons/08_real_training.py
 
 You will see a ResNet-18 learn 2,700 digits. The processes share batch norm statistics,
-see the same images and agree on the best epoch. For curves: tensorboard --logdir out.
-On GPUs: --data cifar10 --epochs 30 --batch-size 480 --workers 4.
+augment images alike and agree on the best epoch. To see curves: tensorboard --logdir out.
+On GPUs, use --data cifar10 --epochs 30 --batch-size 480 --workers 4.
 """
 
 import os
@@ -36,7 +36,7 @@ def train(rank, world_size, device, arguments):
     size = arguments.batch_size // world_size
     augmented = loading.Augmented(train_set, arguments.seed, arguments.data)
     train_loader = loading.make_loader(augmented, size, sampler, arguments.workers, device)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
     indices = range(rank, len(validation_set), world_size)
     validation_loader = DataLoader(validation_set, 500, sampler=indices, collate_fn=workload.collate)
@@ -46,11 +46,11 @@ def train(rank, world_size, device, arguments):
     layout = resnet.layout_for(arguments.width)
     model = model.to(device, arguments.dtype, memory_format=layout)
     model = nn.parallel.DistributedDataParallel(model)
-    model.forward_sync_buffers = False  # batch norm keeps them equal on all ranks
+    model.forward_sync_buffers = False  # synchronized batch norm already keeps the buffers equal on all ranks
     settle(model, train_set.images[:1].to(device))
     if arguments.compile:
         resnet.compile_now(model, train_set.images[:size].to(device))
-    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half the steps, each twice as long
+    lr = arguments.lr * arguments.batch_size / 60  # twice the batch: half as many steps, each twice as far
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     share = rate.warm_up_and_cosine(arguments.warm_up, arguments.epochs, len(train_loader))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
@@ -79,12 +79,12 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         if epoch - best.epoch > arguments.patience:
-            break  # all processes break here, or none: one left alone would wait
+            break  # all processes break here or none does: a process left alone would wait forever
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
-        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or ranks draw the same numbers
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
+        torch.manual_seed(arguments.seed * 10**7 + epoch * 10**4 + rank)  # or all ranks draw the same numbers
         for step, (images, labels) in enumerate(workload.progress(train_loader, epoch), 1):
-            if step <= done:  # trained on before; loading it may use up random numbers
+            if step <= done:  # trained before the snapshot, but loading it may draw random numbers
                 workload.set_random_state(processes[rank % len(processes)]["random"], device)
                 continue
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -92,7 +92,7 @@ def train(rank, world_size, device, arguments):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            scheduler.step()  # at each step, since the warm-up is short
+            scheduler.step()  # after each step, because the warm-up may be shorter than an epoch
             board.step()
             loss_sum += loss.detach()
             stop = snapshots.agree_to_stop()
@@ -110,7 +110,7 @@ def train(rank, world_size, device, arguments):
         mean_loss = loss_sum.item() / len(train_loader) / world_size
         seconds = time.perf_counter() - start
 
-        correct = count_correct(model.module, validation_loader, device)  # DDP's forward may wait for others
+        correct = count_correct(model.module, validation_loader, device)  # DDP may wait for other ranks
         dist.all_reduce(correct)
         speed = (len(train_loader) - done) * arguments.batch_size / seconds
         board.show(epoch, mean_loss, correct.item() / len(validation_set), speed)
@@ -118,7 +118,7 @@ def train(rank, world_size, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
 
     model.module.load_state_dict(best.weights)
-    correct = count_correct(model.module, test_loader, device)  # once, at the end
+    correct = count_correct(model.module, test_loader, device)  # only now, after all choices have been made
     dist.all_reduce(correct)
     board.finish(best.epoch, best.correct / len(validation_set), correct.item() / len(test_set))
     if rank == 0:  # all ranks hold the same weights, and would write the same file
@@ -128,15 +128,15 @@ def train(rank, world_size, device, arguments):
 
 
 def settle(model, images):
-    """DDP adds up in another order after its first backward pass: run that pass now."""
-    model.eval()  # leaves batch norm and the random state as they are
+    """DDP adds gradients in a different order after its first backward pass, so run that pass now."""
+    model.eval()  # otherwise this pass would update batch norm and might draw random numbers
     model(images).sum().backward()
     model.train()
     model.zero_grad()
 
 
 def check_shared(folder, rank, device):
-    """A machine that does not see rank 0's snapshot would start anew at epoch 1."""
+    """Refuse separate disks: a machine that lacks rank 0's snapshot would start again at epoch 1."""
     ticket = torch.tensor(time.time_ns(), device=device)
     file = folder / "ticket"
     if rank == 0:
@@ -148,7 +148,7 @@ def check_shared(folder, rank, device):
 
 @torch.no_grad()
 def count_correct(model, test_loader, device):
-    model.eval()  # or an answer would depend on the other images of the batch
+    model.eval()  # otherwise each prediction would depend on the other images of the batch
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in test_loader:
         correct += (model(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
@@ -160,17 +160,17 @@ if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
     parser.add_argument("--crash-at", type=int, help="epoch in which a process is killed")
-    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (an epoch)")
-    parser.add_argument("--own-disks", action="store_true", help="snapshots on each machine")
+    parser.add_argument("--snapshot-every", type=int, help="steps between snapshots (default: an epoch)")
+    parser.add_argument("--own-disks", action="store_true", help="save snapshots on each machine's own disk")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds to wait for a process (60)")
     options.add(parser)
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     options.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    timeout = timedelta(seconds=arguments.time_limit)  # by default 30 minutes (NCCL: 10)
+    timeout = timedelta(seconds=arguments.time_limit)  # PyTorch's default: 30 minutes (NCCL: 10)
     dist.init_process_group(backend, timeout=timeout)
     stopped = train(rank, world_size, device, arguments)
     dist.destroy_process_group()

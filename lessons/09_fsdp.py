@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/09_fsdp.py
 
-You will see lesson 01's losses and how many bytes each process holds. fully_shard (FSDP)
-gives each process a shard of every weight, with its gradient and momentum. It gathers a
-layer just before the layer computes. Each epoch saves a checkpoint: stop the run and start
-it on a different number of processes, and it resumes.
+You will see lesson 01's losses and how many bytes each process holds. fully_shard (FSDP) gives
+each process a shard of every weight, with the shard's gradient and momentum. It gathers a layer
+just before the layer computes. The script saves a checkpoint after each epoch. If you stop the
+run and start it again on a different number of processes, it resumes from the last checkpoint.
 """
 
 import math
@@ -32,15 +32,15 @@ def train(rank, world_size, device, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
-    # The same number of batches on all ranks, full or not: a forward waits for all ranks.
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
+    # All ranks need the same number of batches, full or not, because FSDP's forward waits for all ranks.
     rounds = math.ceil(len(test_set) / world_size / 500)
     batches = [indices[number::rounds] for number in range(rounds)]
     test_loader = DataLoader(test_set, batch_sampler=batches, collate_fn=workload.collate)
 
-    with torch.device("meta"):  # shapes without memory: the model may be too large
+    with torch.device("meta"):  # no memory yet: the whole model may be too large for one process
         model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
-    shard(model, arguments, device)  # before the optimizer, which must get the shards
+    shard(model, arguments, device)  # first, because the optimizer must get the shards
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     checkpoints = Checkpoints(arguments, model, optimizer, scheduler)
@@ -48,7 +48,7 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -67,12 +67,12 @@ def train(rank, world_size, device, arguments):
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
-        checkpoints.save(epoch)  # a thread writes it while training continues
+        checkpoints.save(epoch)  # a thread writes the checkpoint while training continues
 
-    checkpoints.wait()  # otherwise the process group would end before the thread
-    if first <= arguments.epochs:  # a run that has nothing left to do has no gradients
+    checkpoints.wait()  # otherwise the process group would be destroyed while the thread still writes
+    if first <= arguments.epochs:  # a run that resumes after the last epoch has no gradients
         report_memory(rank, world_size, model, optimizer)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=full)
     if rank == 0:
@@ -80,7 +80,7 @@ def train(rank, world_size, device, arguments):
 
 
 def shard(model, arguments, device):
-    if arguments.checkpoint_activations:  # keeps only the input of five layers
+    if arguments.checkpoint_activations:  # keeps only the input of the first five layers
         model.forward = partial(checkpoint_sequential, list(model), 2, use_reentrant=False)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     mesh = workload.make_mesh(device, data=arguments.world_size)
@@ -93,10 +93,10 @@ def shard(model, arguments, device):
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
     for layer in model:
         if list(layer.parameters()):
-            # One layer at a time: initialized in full, as in lesson 01, and then sharded.
+            # Only one layer at a time is whole: it is initialized as in lesson 01, and then sharded.
             layer.to_empty(device="cpu").reset_parameters()
             fully_shard(layer, **options)
-    # The root comes last. Sharding only the root would gather all layers at once.
+    # The root comes last. If only the root were sharded, FSDP would gather all layers at once.
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))
 
 
@@ -127,17 +127,17 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     option = parser.add_argument
-    option("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")
-    option("--checkpoint-activations", action="store_true", help="compute large activations twice")
+    option("--precision", choices=("fp32", "bf16"), default="fp32", help="data type of computation (fp32)")
+    option("--checkpoint-activations", action="store_true", help="recompute large activations in backward")
     option("--offload", action="store_true", help="keep the shards in the CPU's memory")
     option("--no-reshard", action="store_true", help="keep layers gathered until backward")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

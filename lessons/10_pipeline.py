@@ -6,12 +6,12 @@ You will see lesson 01's losses again. A stage is a group of consecutive layers.
 its output to the next process and receives the gradient of this output. Each batch is
 split into micro-batches, so that all stages can work at the same time.
 --schedule chooses the order of the work:
-    naive        the whole batch undivided: at any time, all processes except one wait
+    naive        one whole batch at a time: while one process works, all others wait
     gpipe        all micro-batches forward, then all backward
-    1f1b         each backward as soon as possible: same wait, fewer micro-batches held
-    interleaved  two stages per process: less waiting, more messages
-With --timeline, out/10_pipeline.timeline.json records who worked when, and the last line
-says how long the processes waited.
+    1f1b         each backward as soon as possible: waits as in gpipe, but holds fewer micro-batches
+    interleaved  two stages per process: shorter waits than in 1f1b, but more messages
+With --timeline, out/10_pipeline.timeline.json records when each process worked in the last
+step, and the last line says how long the processes waited.
 """
 
 import os
@@ -39,12 +39,12 @@ from parts.stages import BEGINNINGS, check  # the other half of this lesson
 def train(rank, world_size, device, arguments):
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # One shard for all processes: otherwise the last stage would have the labels of other images.
+    # All processes load the same batch: otherwise the last stage would get the labels of different images.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
-    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # one seed: the same weights
+    model = workload.ConvNet(train_set.images.shape[1:], arguments.width)  # equal seeds give equal weights
     stages = build_stages(model, rank, device, arguments)
     schedule = make_schedule(stages, arguments)
     parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]
@@ -54,11 +54,11 @@ def train(rank, world_size, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
-            losses = []  # of the micro-batches; stays empty before the last stage
+            losses = []  # one per micro-batch; stays empty except in the last stage
             optimizer.zero_grad()
             # Only the first stage uses the images, and only the last stage uses the labels.
             schedule.step(images, target=labels, losses=losses, return_outputs=False)
@@ -97,7 +97,7 @@ def build_stages(model, rank, device, arguments):
     stages = []
     for index in range(rank, arguments.stages, arguments.world_size):
         own = layers[borders[index] : borders[index + 1]]
-        module = nn.Sequential(OrderedDict(own)).to(device)  # keeps the layers' names
+        module = nn.Sequential(OrderedDict(own)).to(device)  # a list would number the layers from 0
         stages.append(PipelineStage(module, index, arguments.stages, device))
     return stages
 
@@ -129,16 +129,16 @@ if __name__ == "__main__":
     option = parser.add_argument
     option("--schedule", choices=kinds, default="1f1b", help="the order of the work (1f1b)")
     option("--microbatches", type=int, default=8, help="parts of a batch (8; naive: always 1)")
-    option("--timeline", action="store_true", help="record who works when in the last step")
+    option("--timeline", action="store_true", help="record when each process works in the last step")
     option("--pretend-milliseconds", type=float, default=0, help=timeline.PRETEND)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__, torch="2.13")  # an older torch allows only one batch size
+    workload.require_torchrun(__file__, torch="2.13")  # in an older torch, a schedule allows one batch size
     workload.check(arguments, replicas=1)  # the batch is not divided among processes
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/11_tensor_parallel.py
 
-You will see which collectives a step needs, and then the same losses on 1, 2 or 4
-processes. The model is a small transformer that reads an image row by row. Each process
+You will see which collectives a step needs, and then losses that are the same on 1, 2 and
+4 processes. The model is a small transformer that reads an image row by row. Each process
 holds some of the heads and neurons of every block, and computes their outputs for all images.
 Twice per block, the processes add up their results. With --sequence-parallel, each
 process also keeps only its shard of the rows outside attention and feed-forward.
@@ -34,10 +34,10 @@ HEADS = 4
 
 
 def train(rank, world_size, device, arguments):
-    # Unsharded layers start identical only because every rank uses the same seed.
+    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
-    # One shard for all processes: otherwise they would add up parts of different images, without an error.
+    # All processes load the same batch: otherwise they would silently add up results for different images.
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
@@ -48,13 +48,13 @@ def train(rank, world_size, device, arguments):
     parallelize_module(model, mesh, make_plan(arguments.sequence_parallel))
     images, labels = train_set[:size]
     count_collectives(rank, model, images.to(device), labels.to(device))
-    # Not foreach, which a GPU would get by default: it cannot mix sharded matrices and ordinary ones.
+    # Not foreach, PyTorch's default on a GPU: it cannot mix sharded matrices and ordinary ones.
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9, foreach=False)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -64,7 +64,7 @@ def train(rank, world_size, device, arguments):
             optimizer.step()
             loss_sum += loss.detach()
         scheduler.step()
-        mean_loss = loss_sum.item() / len(train_loader)  # of all images already
+        mean_loss = loss_sum.item() / len(train_loader)  # every process already has the loss of all images
         seconds = time.perf_counter() - start
 
         correct = count_correct(model, test_loader, device)
@@ -72,19 +72,19 @@ def train(rank, world_size, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
 
 
 def make_plan(sequence_parallel):
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     by_position = Shard(1)  # each process has some of the positions
     between = by_position if sequence_parallel else replicated  # the layout between two blocks
     plan = {
-        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
+        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=between, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -94,7 +94,7 @@ def make_plan(sequence_parallel):
         "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=between),
     }
     if sequence_parallel:
-        # A norm works on one position at a time. optimizer.step() adds up its gradients.
+        # A norm works on one position at a time. optimizer.step() adds up its gradients over all processes.
         plan["blocks.*.*_norm"] = SequenceParallel()
         plan["norm"] = SequenceParallel()
         plan["blocks.0"] = PrepareModuleInput(
@@ -107,7 +107,7 @@ def make_plan(sequence_parallel):
 
 
 def count_collectives(rank, model, images, labels):
-    """Take a step with learning rate 0, and print the collectives of each part of it."""
+    """Run a step with learning rate 0, and print the collectives of forward, backward and optimizer."""
     with torch.no_grad(), CommDebugMode() as forward:
         model(images)
     loss = cross_entropy(model(images), labels)
@@ -145,9 +145,9 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if HEADS % world_size:
         workload.refuse(f"{world_size} processes cannot share {HEADS} heads evenly: take 1, 2 or 4")
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     train(rank, world_size, device, arguments)
     dist.destroy_process_group()

@@ -1,11 +1,11 @@
-"""Lesson 12, grown from lesson 11: a mesh of processes shards the matrices and the batch.
+"""Lesson 12, grown from lesson 11: the processes of a mesh shard the matrices and the batch.
 
     torchrun --standalone --nproc-per-node 4 lessons/12_mesh.py
 
 You will see which collectives a step needs, and then lesson 11's losses. The four processes form a
-2 x 2 mesh. In its "tensor" dimension, two processes share heads and neurons as in lesson 11, and
-read the same images. In its "data" dimension, two processes read different images, and FSDP splits the
-weights of their heads and neurons as in lesson 09. Collectives whose names begin with an underscore
+2 x 2 mesh. Along its "tensor" dimension, two processes split heads and neurons as in lesson 11, and
+read the same images. Along its "data" dimension, two processes read different images, and FSDP shards
+the weights of their heads and neurons as in lesson 09. Collectives whose names begin with an underscore
 are FSDP's and run over "data". The other collectives are lesson 11's and run over "tensor".
 """
 
@@ -34,7 +34,7 @@ HEADS = 4
 
 
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical only because every rank uses the same seed.
+    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     train_set, test_set = workload.load_images(arguments, device)
     # Not rank and world_size: processes that share matrices must read the same images.
@@ -42,7 +42,7 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all images: shards may differ by a batch, and FSDP's forward waits.
+    # All ranks test on all images: if one rank had a batch more than another, FSDP's forward would hang.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = ImageTransformer(train_set.images.shape[1:], arguments.width, HEADS).to(device)
@@ -54,7 +54,7 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -74,9 +74,9 @@ def train(rank, mesh, device, arguments):
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / len(test_set), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
     for part in (*model.blocks, model):
-        part.unshard()  # over "data"; each part is then sharded as in lesson 11
+        part.unshard()  # gathers over "data" only, so the part is still sharded as in lesson 11
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -84,18 +84,18 @@ def train(rank, mesh, device, arguments):
 
 def shard(model, mesh):
     """Shard over "tensor" as in lesson 11, and then shard the result over "data"."""
-    # This comes first: it cannot shard what FSDP has sharded.
+    # Tensor parallelism comes first: it cannot shard what FSDP has already sharded.
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"])
-    fully_shard(model, mesh=mesh["data"])  # all layers that are in no block
+    fully_shard(model, mesh=mesh["data"])  # the layers outside the blocks
 
 
 def make_plan():
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     return {
-        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
+        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -107,7 +107,7 @@ def make_plan():
 
 
 def count_collectives(rank, model, images, labels):
-    """Take a step with learning rate 0, and print the collectives of each part of it."""
+    """Run a step with learning rate 0, and print the collectives of forward, backward and optimizer."""
     with torch.no_grad(), CommDebugMode() as forward:
         model(images)
     loss = cross_entropy(model(images), labels)
@@ -138,7 +138,7 @@ def count_correct(model, test_loader, device):
 if __name__ == "__main__":
     parser = workload.parser(__file__, __doc__)
     parser.set_defaults(epochs=7, lr=0.1, width=32)
-    parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
+    parser.add_argument("--tensor-parallel", type=int, help="processes sharing heads (2; odd world size: 1)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)
@@ -151,9 +151,9 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

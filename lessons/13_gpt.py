@@ -1,8 +1,8 @@
-"""Lesson 13, grown from lesson 12: on the mesh, a small GPT learns to write limericks.
+"""Lesson 13, grown from lesson 12: a small GPT on the mesh learns to write limericks.
 
     torchrun --standalone --nproc-per-node 4 lessons/13_gpt.py
 
-You will see what it writes before training, the falling loss, and what it writes after training.
+You will see what the model writes before training, the falling loss, and what it writes after training.
 The model reads characters and predicts the next one. Each process holds a quarter of every matrix. A
 run that was killed resumes from its last snapshot, on 1, 2 or 4 processes.
 """
@@ -37,7 +37,7 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical only because every rank uses the same seed.
+    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
     # Not rank and world_size: processes that share matrices must read the same texts.
@@ -45,7 +45,7 @@ def train(rank, mesh, device, arguments):
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all texts: shards may differ by a batch, and FSDP's forward waits.
+    # All ranks test on all texts: if one rank had a batch more than another, FSDP's forward would hang.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
@@ -60,9 +60,9 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # skip the steps that the killed run has taken
+        batches = islice(batches, done, None)  # skip the steps that the killed run has already taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
             with loss_parallel():  # each process keeps the scores of its own characters
@@ -89,9 +89,9 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
     for part in (*model.blocks, model):
-        part.unshard()  # over "data"; each part is then sharded as in lesson 11
+        part.unshard()  # gathers over "data" only, so the part is still sharded as in lesson 11
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -106,22 +106,22 @@ def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, lay
     return model
 
 
-def shard(model, mesh, **options):  # fully_shard's: dry_run.py asks for a precision
+def shard(model, mesh, **options):  # options of fully_shard, such as dry_run.py's precision
     """Shard over "tensor" as in lesson 11, and then shard the result over "data"."""
-    # This comes first: it cannot shard what FSDP has sharded.
+    # Tensor parallelism comes first: it cannot shard what FSDP has already sharded.
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"], **options)
-    fully_shard(model, mesh=mesh["data"], **options)  # all layers that are in no block
+    fully_shard(model, mesh=mesh["data"], **options)  # the layers outside the blocks
 
 
 def make_plan():
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     return {
         "embedding.table": ColwiseParallel(output_layouts=replicated),
         "position": ColwiseParallel(output_layouts=replicated),
-        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
+        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -157,7 +157,7 @@ if __name__ == "__main__":
     workload.end_with_parent()
     parser = workload.parser(__file__, __doc__)
     limericks.options(parser)
-    parser.add_argument("--tensor-parallel", type=int, help="processes that share heads (2, or 1 if odd)")
+    parser.add_argument("--tensor-parallel", type=int, help="processes sharing heads (2; odd world size: 1)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
     workload.check(arguments)
@@ -170,9 +170,9 @@ if __name__ == "__main__":
             f"--tensor-parallel {tensor_size} does not divide {HEADS} heads and "
             f"{world_size} processes: take 1"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // tensor_size, tensor=tensor_size)
     train(rank, mesh, device, arguments)

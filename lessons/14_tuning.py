@@ -4,8 +4,8 @@
 
 You will see one line per trial: learning rate, batch size, accuracy. This process is one worker.
 To add a worker to the search, start the same command in a second terminal, with another GPU in
-CUDA_VISIBLE_DEVICES, or on another machine that sees this disk. After a minute, all workers stop
-and one of them tests the best model. A killed worker costs one trial; torchrun would stop all workers.
+CUDA_VISIBLE_DEVICES, or on another machine that shares this disk. After a minute, all workers stop
+and one of them tests the best model. A killed worker loses only its trial; torchrun would stop them all.
 """
 
 import time
@@ -21,7 +21,7 @@ from parts.tuning import optuna
 
 def search(arguments):
     device = workload.pick_device()
-    torch.set_num_threads(1)  # with more, workers would compete for cores
+    torch.set_num_threads(1)  # with more threads, workers would compete for cores
     train_set, test_set = workload.load_images(arguments, device)
     train_set, validation_set = tuning.split(train_set, arguments)
     study = tuning.open_study(arguments)
@@ -35,11 +35,11 @@ def search(arguments):
         except tuning.OutOfBudget:
             study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
         except optuna.exceptions.UpdateFinishedTrialError:
-            pass  # the trial was given up: this worker was silent for too long
+            pass  # another worker marked the trial as lost: this one was silent for too long
         tuning.show_trial(study, trial.number)
 
     best = tuning.find_best(study, arguments)
-    if tuning.is_first_to_test(arguments):  # once; no decision depends on these images
+    if tuning.is_first_to_test(arguments):  # only once: no decision depends on the test images
         model = workload.ConvNet(test_set.images.shape[1:], arguments.width).to(device)
         model.load_state_dict(torch.load(tuning.weights_of(arguments, best.number)))
         correct = count_correct(model, test_set, device)
@@ -60,7 +60,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        order.manual_seed(arguments.seed + epoch)  # without it, --seed would not change the order
+        order.manual_seed(arguments.seed + epoch)  # otherwise --seed would not change the image order
         loss_sum = torch.zeros((), device=device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(device), labels.to(device)
@@ -69,7 +69,7 @@ def train(study, trial, train_set, validation_set, device, arguments):
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
-            tuning.beat(study, trial, arguments)  # a worker that is silent counts as lost
+            tuning.beat(study, trial, arguments)  # the other workers give up a silent worker's trial
         scheduler.step()
         mean_loss = loss_sum.item() / len(train_loader)
         seconds = time.perf_counter() - start
@@ -78,9 +78,9 @@ def train(study, trial, train_set, validation_set, device, arguments):
         speed = len(train_loader) * size / seconds
         tuning.report(trial, epoch, mean_loss, accuracy, speed)
         if epoch < arguments.epochs and trial.should_prune():
-            raise optuna.TrialPruned  # worse than half of the complete trials at this epoch
+            raise optuna.TrialPruned  # worse than half of the completed trials were at this epoch
 
-    # Move to the CPU first: without a GPU, a file of GPU tensors loads only with map_location.
+    # Move the model to the CPU first: a machine without a GPU can load GPU tensors only with map_location.
     torch.save(model.cpu().state_dict(), tuning.weights_of(arguments, trial.number))
     return accuracy
 

@@ -1,8 +1,8 @@
-"""Lesson 15, grown from lesson 13: long texts are sharded, and attention goes around a ring.
+"""Lesson 15, grown from lesson 13: long texts are sharded, and keys and values travel in a ring.
 
     torchrun --standalone --nproc-per-node 2 lessons/15_context_parallel.py
 
-You will see how much attention work each process has, in two orders of the positions, and
+You will see how much attention work each process has for two orders of the positions, and
 then the same losses as on one process. Each process holds some positions of every text. Keys
 and values travel around a ring until every query has attended to all earlier keys.
 """
@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import workload
 from parts import limericks
-from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half
+from parts.ring_attention import ORDERS, positions_of, ring_attention  # the other half of this lesson
 from parts.sharded_snapshot import Snapshots
 from parts.transformer import Transformer
 
@@ -33,21 +33,21 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Each process cuts its shards from its own weights, so all need the same seed.
+    # Each process shards its own copy of the weights, so all processes need the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
-    # Not rank and world_size: processes that share a text must load the same one.
+    # Not rank and world_size: processes that share a text must load the same text.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all texts: shards may differ by a batch, and FSDP's forward waits.
+    # All ranks test on all texts: if one rank had a batch more than another, FSDP's forward would hang.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     context_rank, context_size = mesh["context"].get_local_rank(), mesh["context"].size()
     positions = positions_of(context_rank, context_size, arguments.order, arguments.length).to(device)
     model = build_model(len(characters), arguments.length, arguments.width).to(device)
-    # In one group with the ring, NCCL would run FSDP's messages after the ring's.
+    # The ring needs its own group: in a shared group, NCCL would run FSDP's messages after the ring's.
     ring = workload.make_mesh(device, data=data_size, context=context_size).get_group("context")
     shard(model, mesh, ring, arguments.order)
     compare_orders(rank, mesh, ring, device, arguments)
@@ -59,12 +59,12 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # skip the steps that the killed run has taken
+        batches = islice(batches, done, None)  # skip the steps that the killed run has already taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
-            scores = model(texts[:, positions], positions)  # by default, positions start at 0
+            scores = model(texts[:, positions], positions)  # otherwise the model would count from position 0
             loss = cross_entropy(scores.flatten(0, 1), following[:, positions].flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -87,7 +87,7 @@ def train(rank, mesh, device, arguments):
         done, loss_sum = 0, torch.zeros_like(loss_sum)
         snapshots.save(epoch + 1, done, loss_sum)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -95,11 +95,11 @@ def train(rank, mesh, device, arguments):
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=2):
     """A transformer that predicts the next character at each position of a text."""
-    embedding = nn.Embedding(characters, hidden)  # each character by itself
-    head = nn.Linear(hidden, characters, bias=False)  # with a bias, FSDP warns of a view
+    embedding = nn.Embedding(characters, hidden)  # lesson 13's also mixes in earlier characters
+    head = nn.Linear(hidden, characters, bias=False)  # with a bias, FSDP would warn about a view
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # with larger values, the model would learn more slowly
     return model
 
 
@@ -109,7 +109,7 @@ def shard(model, mesh, ring, order):
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=ring, order=order)
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)  # all layers that are in no block
+    fully_shard(model, mesh=mesh)  # the layers outside the blocks
 
 
 def average(loss_sum, mesh):
@@ -119,7 +119,7 @@ def average(loss_sum, mesh):
 
 
 def compare_orders(rank, mesh, ring, device, arguments):
-    """For both orders: the multiply-adds of each process, and the time of all together."""
+    """For both orders, print each process's multiply-adds and the time until all processes are done."""
     context_size = mesh["context"].size()
     texts = arguments.batch_size // mesh["data"].size()
     shape = (texts, HEADS, arguments.length // context_size, arguments.width // HEADS)
@@ -128,9 +128,9 @@ def compare_orders(rank, mesh, ring, device, arguments):
         with FlopCounterMode(display=False) as counter:
             ring_attention(query, key, value, ring, order).sum().backward()
         work = torch.zeros(mesh.size(), dtype=torch.int64, device=device)
-        work[rank] = counter.get_total_flops() // 2  # a multiplication and an addition
+        work[rank] = counter.get_total_flops() // 2  # a multiply-add is two FLOPs
         dist.all_reduce(work)
-        dist.barrier()  # else a GPU might still run the counted pass
+        dist.barrier()  # otherwise a GPU might still be running the counted pass
         start = time.perf_counter()
         ring_attention(query, key, value, ring, order).sum().backward()
         dist.barrier()  # wait for the process with the most work
@@ -161,7 +161,7 @@ if __name__ == "__main__":
     parser.set_defaults(train_size=96, test_size=12, epochs=6, batch_size=12)
     option = parser.add_argument
     option("--length", type=int, default=576, help="characters of a text (576)")
-    option("--order", choices=ORDERS, default="zigzag", help="of positions (zigzag)")
+    option("--order", choices=ORDERS, default="zigzag", help="order of the positions (zigzag)")
     option("--context-parallel", type=int, help="processes that share a text (all)")
     arguments = parser.parse_args()
     workload.require_torchrun(__file__)
@@ -178,9 +178,9 @@ if __name__ == "__main__":
             f"--length {arguments.length} does not divide into {2 * context_size} chunks, "
             f"two for each process: take {fits}"
         )
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, data=world_size // context_size, context=context_size)
     train(rank, mesh, device, arguments)

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 lessons/16_experts.py
 
-You will see lesson 13's output and, after each epoch, the share of the last step's tokens that
+You will see output as in lesson 13 and, after each epoch, the share of the last step's tokens that
 each expert received. The shares are about equal; with --balance 0, most tokens go to one or two
-experts. Each process reads its own texts and holds some of the experts, for all processes.
+experts. Each process reads its own texts and runs its experts for the tokens of all processes.
 """
 
 import os
@@ -29,21 +29,21 @@ HEADS = 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical only because every rank uses the same seed.
+    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
     world_size = mesh.size()
     sampler = DistributedSampler(train_set, world_size, rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    # All ranks test on all texts: shards may differ by a batch, and experts wait for all ranks.
+    # All ranks test on all texts: if one rank had a batch more than another, its experts would hang.
     test_loader = DataLoader(test_set, 500, collate_fn=workload.collate)
 
     model = build_model(len(characters), hidden=arguments.width).to(device)
     add_experts(model, mesh, arguments)
     if arguments.double:
         model.double()
-    # Not foreach, the default on a GPU: it cannot mix sharded experts and ordinary matrices.
+    # Not foreach, PyTorch's default on a GPU: it cannot mix sharded experts and ordinary matrices.
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
@@ -54,9 +54,9 @@ def train(rank, mesh, device, arguments):
 
     for epoch in range(first, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         batches = workload.progress(train_loader, epoch)
-        batches = islice(batches, done, None)  # skip the steps that the killed run has taken
+        batches = islice(batches, done, None)  # skip the steps that the killed run has already taken
         for step, (texts, following) in enumerate(batches, done + 1):
             texts, following = texts.to(device), following.to(device)
             loss = cross_entropy(model(texts).flatten(0, 1), following.flatten())
@@ -84,7 +84,7 @@ def train(rank, mesh, device, arguments):
         snapshots.save(epoch + 1, done, loss_sum)
 
     limericks.write("after training", arguments.characters, model, characters, device, arguments)
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     if rank == 0:
         torch.save(weights, arguments.out / f"{arguments.lesson}.pt")
@@ -107,7 +107,7 @@ def add_experts(model, mesh, arguments):
 
 
 def add_up_gradients(model):
-    """Over all processes. An expert's gradients include the tokens of all processes already."""
+    """Add up gradients over all processes, except those of experts, which already include all tokens."""
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor):
             dist.all_reduce(parameter.grad)
@@ -151,9 +151,9 @@ if __name__ == "__main__":
     workload.check(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     experts.check(arguments)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, expert=world_size)
     train(rank, mesh, device, arguments)

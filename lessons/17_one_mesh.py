@@ -1,10 +1,10 @@
-"""Lesson 17, grown from lesson 13: data, pipeline, context and tensor, all on one mesh.
+"""Lesson 17, grown from lesson 13: data, pipeline, context and tensor parallelism on one mesh.
 
     torchrun --standalone --nproc-per-node 8 lessons/17_one_mesh.py
 
-You will see the sizes of the mesh, and then the same losses as on one process. Eight
-processes form two stages, each with half of the blocks. Each stage has two pairs, each
-with half of the positions, and each process of a pair has half of every matrix.
+You will see the sizes of the mesh, and then the same losses as on one process. Eight processes
+form two stages, and each stage holds half of the blocks. A stage consists of two pairs of
+processes: each pair has half of the positions, and each process holds half of every matrix.
 """
 
 import os
@@ -36,10 +36,10 @@ HEADS, LAYERS = 4, 4
 
 @workload.let_the_first_speak
 def train(rank, mesh, device, arguments):
-    # Unsharded layers start identical only because every rank uses the same seed.
+    # Unsharded layers start identical on all ranks only because every rank uses the same seed.
     workload.set_seed(arguments.seed)
     characters, train_set, test_set = limericks.load(arguments, device)
-    # Not rank and world_size: processes at the same place in "data" must read the same texts.
+    # Not rank and world_size: processes at the same position in "data" must read the same texts.
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     sampler = DistributedSampler(train_set, data_size, data_rank, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // data_size
@@ -52,20 +52,20 @@ def train(rank, mesh, device, arguments):
     shard(model, mesh)
     schedule = make_schedule(model, mesh, device, arguments)
     one_mesh.show(mesh)
-    # Not foreach, the default on a GPU, and not fused: neither mixes sharded and ordinary parameters.
+    # Neither foreach, PyTorch's default on a GPU, nor fused can mix sharded and ordinary parameters.
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, foreach=False)
     steps = arguments.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, steps, pct_start=0.2)
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=device)
         for texts, following in workload.progress(train_loader, epoch):
             texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
-            losses = []  # of the micro-batches; stays empty before the last stage
+            losses = []  # one per micro-batch; stays empty except in the last stage
             optimizer.zero_grad()
-            # Repeated for each text: a schedule splits all its inputs into micro-batches.
+            # Repeat the positions for each text, because a schedule splits every input into micro-batches.
             repeated = positions.expand_as(texts)
             schedule.step(texts, repeated, target=following, losses=losses, return_outputs=False)
             average_gradients(model, mesh)
@@ -79,13 +79,13 @@ def train(rank, mesh, device, arguments):
         seconds = time.perf_counter() - start
 
         correct = count_correct(schedule, test_loader, positions, device)
-        for name in ("pipeline", "context"):  # not "data": all test on all texts
+        for name in ("pipeline", "context"):  # not "data", because all processes test on all texts
             dist.all_reduce(correct, group=mesh.get_group(name))
         speed = len(train_loader) * arguments.batch_size / seconds
         if rank == 0:
             workload.report(arguments, epoch, mean_loss, correct.item() / test_set.labels.numel(), speed)
 
-    # Gathering is a collective: inside the `if`, rank 0 would wait forever.
+    # Gathering is a collective: inside the `if`, rank 0 would wait forever for the other ranks.
     weights = {name: gather(value) for name, value in model.named_parameters()}
     weights = one_mesh.gather_stages(weights, mesh)
     if rank == 0:
@@ -94,27 +94,27 @@ def train(rank, mesh, device, arguments):
 
 def build_model(characters, length=limericks.LENGTH, hidden=64, heads=HEADS, layers=LAYERS):
     """A transformer that predicts the next character at each position of a text."""
-    embedding = nn.Embedding(characters, hidden)  # each character by itself
+    embedding = nn.Embedding(characters, hidden)  # lesson 13's also mixes in earlier characters
     head = nn.Linear(hidden, characters)
     model = Transformer(embedding, head, length, hidden, heads, layers, causal=True)
     nn.init.normal_(model.position.weight, std=0.02)
-    nn.init.normal_(embedding.weight, std=0.02)  # larger values learn more slowly
+    nn.init.normal_(embedding.weight, std=0.02)  # with larger values, the model would learn more slowly
     return model
 
 
 def shard(model, mesh):
-    """Matrices over "tensor", positions over "context", blocks over "pipeline"."""
+    """Shard matrices over "tensor", positions over "context" and blocks over "pipeline"."""
     parallelize_module(model, mesh["tensor"], make_plan())
     for block in model.blocks:
         block.attention.attend = partial(ring_attention, group=mesh.get_group("context"), order="zigzag")
-    one_mesh.keep_stage(model, mesh)  # last: the plan looks for all blocks
+    one_mesh.keep_stage(model, mesh)  # last, because the plan needs the blocks of all stages
 
 
 def make_plan():
-    """Columns of one matrix, then rows of the next: nothing travels between the two."""
+    """Shard the columns of one matrix and the rows of the next: no message is needed between the two."""
     replicated = Replicate()  # the whole tensor, on every process
     return {
-        # Once for the three layers that use it: otherwise each would all_reduce its gradient.
+        # One input for query, key and value: otherwise each layer would all-reduce the input's gradient.
         "blocks.*.attention": PrepareModuleInput(input_layouts=replicated, desired_input_layouts=replicated),
         "blocks.*.attention.query": ColwiseParallel(),
         "blocks.*.attention.key": ColwiseParallel(),
@@ -136,7 +136,7 @@ def loss_of(scores, following):
 
 
 def average_gradients(model, mesh):
-    """Over the processes that have other texts, and over those that have other positions."""
+    """Average over "data", where texts differ, and over "context", where positions differ."""
     for parameter in model.parameters():
         # The shard itself, not a copy: the optimizer reads what is averaged here.
         gradient = parameter.grad.to_local() if isinstance(parameter, DTensor) else parameter.grad
@@ -156,7 +156,7 @@ def count_correct(schedule, test_loader, positions, device):
     for texts, following in test_loader:
         texts, following = texts.to(device)[:, positions], following.to(device)[:, positions]
         scores = schedule.eval(texts, positions.expand_as(texts), target=following)
-        if scores is not None:  # in the last stage
+        if scores is not None:  # only the last stage has scores
             correct += (scores.argmax(dim=2) == following).sum()
     return correct
 
@@ -168,13 +168,13 @@ if __name__ == "__main__":
     parser.set_defaults(train_size=96, test_size=12, epochs=4, width=32)
     one_mesh.options(parser)
     arguments = parser.parse_args()
-    workload.require_torchrun(__file__, torch="2.13")  # older versions accept one batch size only
+    workload.require_torchrun(__file__, torch="2.13")  # in an older torch, a schedule allows one batch size
     workload.check(arguments, replicas=1)  # one_mesh.check does the rest
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sizes = one_mesh.check(arguments, HEADS, LAYERS)
-    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # RANK is numbered across all machines
+    device = workload.pick_device(int(os.environ["LOCAL_RANK"]))  # not RANK, which counts across all machines
     backend = dist.get_default_backend_for_device(device)  # NCCL for GPUs, gloo for CPUs
-    device_id = None if device.type == "cpu" else device  # with it, NCCL connects immediately
+    device_id = None if device.type == "cpu" else device  # with it, NCCL connects now, not at the first use
     dist.init_process_group(backend, device_id=device_id, timeout=timedelta(minutes=2))
     mesh = workload.make_mesh(device, **sizes)
     train(rank, mesh, device, arguments)

@@ -43,7 +43,7 @@ def train(accelerator, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        train_loader.set_epoch(epoch)  # without it, a resumed run would shuffle differently
+        train_loader.set_epoch(epoch)  # otherwise --seed would not change the image order
         loss_sum = torch.zeros((), device=accelerator.device)
         for images, labels in workload.progress(train_loader, epoch):
             loss = cross_entropy(model(images), labels)

@@ -31,7 +31,7 @@ def train(rank, world_size, arguments):
     sampler = DistributedSampler(train_set, seed=arguments.seed, drop_last=True)
     size = arguments.batch_size // world_size
     train_loader = DataLoader(train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
-    indices = range(rank, len(test_set), world_size)  # a DistributedSampler would count some images twice
+    indices = range(rank, len(test_set), world_size)  # a DistributedSampler may repeat some test images
     test_loader = DataLoader(test_set, 500, sampler=indices, collate_fn=workload.collate)
 
     model = workload.ConvNet(train_set.images.shape[1:], arguments.width)
@@ -43,7 +43,7 @@ def train(rank, world_size, arguments):
 
     for epoch in range(1, arguments.epochs + 1):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        sampler.set_epoch(epoch)  # otherwise the order would be the same in every epoch
         loss_sum = torch.zeros((), device=engine.device)
         for images, labels in workload.progress(train_loader, epoch):
             images, labels = images.to(engine.device), labels.to(engine.device)

@@ -42,7 +42,7 @@ class Classifier(LightningModule):
         return DataLoader(self.train_set, size, sampler=sampler, drop_last=True, collate_fn=workload.collate)
 
     def val_dataloader(self):
-        # A DistributedSampler would count some images twice.
+        # A DistributedSampler may repeat some test images.
         indices = range(self.global_rank, len(self.test_set), self.trainer.world_size)
         return DataLoader(self.test_set, 500, sampler=indices, collate_fn=workload.collate)
 
